@@ -83,8 +83,12 @@ def result_ttls(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     None: it is not stored.
     """
     text = headers.get(RESULT_TTL) if headers is not None else None
-    if text is None:
-        return None
+    return None if text is None or len(text) > MAX_TEXT else _read_result_ttls(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_result_ttls(text: str) -> tuple[int, int] | None:
+    """Cached, because the messages of a task have the same text."""
     done, _, otherwise = text.partition(",")
     after_ack = whole(done)
     after_failure = whole(otherwise) if otherwise else after_ack

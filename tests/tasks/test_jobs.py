@@ -96,6 +96,7 @@ def test_an_error_comes_back_as_itself(make_app: MakeApp, kind: str) -> None:
             job.get(SOON)
         assert "failing" in str(raised.value.__cause__)
         assert "failing" in str(job.traceback)
+        assert str(job.traceback).count("/laneway/") <= 4  # frames of the library
         assert job.status == "failure"
         assert job.state().error == "ValueError: bad value"
         assert isinstance(job.get(propagate=False), ValueError)
@@ -573,9 +574,15 @@ def test_jobs_in_the_tests_of_a_program() -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
+    @app.task
+    def stop() -> None:
+        raise StopIteration("early")
+
     with eager(app):
         assert add.delay(1, 2).get() == 3
         assert add.delay(1, 2).status == "success"
+        with pytest.raises(StopIteration, match="early"):
+            stop.delay()
     with virtual(app) as world:
         job = add.using(delay="1h").enqueue(1, 2)
         assert job.status == "delayed"

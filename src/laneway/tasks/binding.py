@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.errors import BadMessage, Reject
+from laneway.tasks.call_decoder import call_decoder
 from laneway.tasks.converting import convert, is_known
 from laneway.tasks.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from laneway.tasks.call_decoder import CallDecoder
 
 log = logging.getLogger("laneway.task")
 
@@ -51,6 +54,10 @@ class Binding:
             for each in self.signature.parameters.values()
             if (hint := hints.get(each.name, Any)) not in _PLAIN
         }
+
+    def decoder(self) -> CallDecoder | None:
+        """A decoder for the JSON of plain calls; None: there is only `decode`."""
+        return call_decoder(self.signature, {name: hint for name, (_, hint) in self._types.items()})
 
     def annotated(self) -> tuple[set[int], set[str]]:
         """Positions and names of the arguments with a known type."""

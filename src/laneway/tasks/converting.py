@@ -15,10 +15,10 @@ def convert(value: Any, kind: Any) -> Any:
     """
     if not is_known(kind):
         return value
-    return msgspec.convert(value, kind, dec_hook=_convert_own)
+    return msgspec.convert(value, kind, dec_hook=convert_own)
 
 
-def _convert_own(kind: type, value: Any) -> Any:
+def convert_own(kind: type, value: Any) -> Any:
     """
     Convert to types that msgspec does not know, such as pydantic models; a value that already has
     the type is returned.
@@ -40,7 +40,7 @@ def _convert_own(kind: type, value: Any) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _checkable(kind: Any) -> bool:
     try:
-        msgspec.json.Decoder(kind, dec_hook=_convert_own)
+        msgspec.json.Decoder(kind, dec_hook=convert_own)
     except Exception:  # noqa: BLE001  # a ParamSpec, a string, a union of two structs …
         return False
     return True

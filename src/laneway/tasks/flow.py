@@ -290,6 +290,8 @@ class FlowHandler(Handler):
     in the same step.
     """
 
+    adding_headers: frozenset[str] | None = None
+
     what: str
     """What the body is, for the reason of a dead letter whose body cannot be read."""
 
@@ -307,13 +309,18 @@ class FlowHandler(Handler):
         """The signals to publish with the end; a body that cannot be read is a dead letter."""
         del returned, error
         try:
-            return self.signals(lease)
+            decoded = self.decode(lease)
         except (ValueError, RecursionError) as fault:
             settlement.action, settlement.reason = "dead", f"the body is no {self.what}: {fault}"
             return []
+        return self.signals(lease, decoded)
 
-    def signals(self, lease: Lease) -> list[Draft]:
-        """The signals to publish. Raises ValueError or RecursionError for a wrong body."""
+    def decode(self, lease: Lease) -> Any:
+        """What the lease carries. Raises ValueError or RecursionError for a wrong body."""
+        raise NotImplementedError
+
+    def signals(self, lease: Lease, decoded: Any) -> list[Draft]:
+        """The signals to publish. `decoded`: what `decode` answered."""
         raise NotImplementedError
 
 
@@ -328,9 +335,14 @@ class EndedHandler(FlowHandler):
     def __init__(self) -> None:
         super().__init__("laneway.ended", ENDED)
 
-    def signals(self, lease: Lease) -> list[Draft]:
+    def decode(self, lease: Lease) -> _EndNotice:
+        """The notice."""
+        return _end_notice(lease.body)
+
+    def signals(self, lease: Lease, decoded: _EndNotice) -> list[Draft]:
         """Signals for the followers, and for the calls after it in its flow."""
-        notice = _end_notice(lease.body)
+        del lease
+        notice = decoded
         drafts = [signal(target, notice.id, notice.outcome) for target in notice.followers]
         if notice.body is not None and notice.body.flow is not None:
             drafts += following(
@@ -350,9 +362,13 @@ class OpenHandler(FlowHandler):
     def __init__(self) -> None:
         super().__init__(OPEN, OPEN)
 
-    def signals(self, lease: Lease) -> list[Draft]:
+    def decode(self, lease: Lease) -> tuple[Opener, list[Signal]]:
+        """The opener, and the signals that it received."""
+        return _opener(lease.body), signals_of(lease)
+
+    def signals(self, lease: Lease, decoded: tuple[Opener, list[Signal]]) -> list[Draft]:
         """Signals for the calls that begin the flow, or for all calls if it does not open."""
-        opener, received = _opener(lease.body), signals_of(lease)
+        opener, received = decoded
         failed = next((signal for signal in received if signal.status != outcomes.SUCCESS), None)
         if failed is not None:
             ended = outcomes.Outcome(status=failed.status, error=failed.error, reason=failed.reason)

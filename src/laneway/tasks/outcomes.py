@@ -101,9 +101,25 @@ _outcome = msgspec.json.Decoder(Outcome).decode
 _progress = msgspec.json.Decoder(Progress).decode
 
 
-def success(task: str, serializer: Serializer, returned: Any, **origin: Unpack[Origin]) -> bytes:
+def success(
+    task: str,
+    serializer: Serializer,
+    returned: Any,
+    *,
+    topic: str | None = None,
+    published_us: int = 0,
+    own_state: str | None = None,
+    tagged: bool = False,
+) -> bytes:
     """The stored form of a result. Raises Reject if it cannot be stored."""
-    outcome = Outcome(status=SUCCESS, at=time.time(), **origin)
+    outcome = Outcome(
+        status=SUCCESS,
+        at=time.time(),
+        topic=topic,
+        published_us=published_us,
+        own_state=own_state,
+        tagged=tagged,
+    )
     try:
         if serializer == "pickle":
             outcome.pickled = base64.b64encode(pickle.dumps(returned)).decode()

@@ -21,9 +21,9 @@ from laneway.errors import (
     Reject,
     Retry,
 )
-from laneway.tasks import flow, outcomes, serializers, steps, tagged_values
+from laneway.tasks import flow, outcomes, serializers, tagged_values
 from laneway.tasks.binding import Binding
-from laneway.tasks.request import Request, request_of
+from laneway.tasks.request import PLAIN_HEADERS, Request, plain_request_of, request_of
 from laneway.working.error_details import WorkerLost, describe, error_text, text_of
 from laneway.working.handler import CURRENT, Handler
 from laneway.working.outcome import Portable
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.message import Draft, Lease, Settlement
+    from laneway.tasks.call_decoder import CallDecoder
     from laneway.tasks.host import Host
     from laneway.tasks.options import TaskOptions
 
@@ -44,12 +45,15 @@ HOOKS = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
 class TaskHandler(Handler):
     """Calls the task's function with the arguments in the message's body."""
 
+    adding_headers: frozenset[str] | None = frozenset({control.RESULT_TTL, control.FLOW})
+
     own_address: str | None = None
     """The address of a function called by name; None: the task's own."""
 
     def __init__(self, task: RunnableTask, topic: str, options: TaskOptions) -> None:
+        is_async = inspect.iscoroutinefunction(task.function)
         super().__init__(
-            task.aperform if inspect.iscoroutinefunction(task.function) else task.perform,
+            task.aperform if is_async else task.perform,
             topic,
             name=task.name,
             isolation=options.isolation,
@@ -57,6 +61,7 @@ class TaskHandler(Handler):
             soft_time_limit=options.soft_time_limit,
         )
         self.task = task
+        self.function_of_current = task.aperform_current if is_async else task.perform_current
 
     @property
     def address(self) -> str:
@@ -193,9 +198,13 @@ class RunnableTask:
         self.serializer = options.serializer
         self.returns = self.binding.returns
         self._options = options
-        self._has_hooks = any(
-            getattr(type(self), name) is not getattr(RunnableTask, name) for name in HOOKS
+        self._is_direct = not (
+            options.bind
+            or self.binding.injected
+            or any(_replaces(type(self), name) for name in ("_run", "_invoke"))
         )
+        """Whether a run calls the function with the request's arguments, and does nothing else."""
+        self._has_hooks = any(_replaces(type(self), name) for name in HOOKS)
         self.asks_for_limit = self._has_hooks or options.bind
 
     # Hooks of a subclass
@@ -251,7 +260,7 @@ class RunnableTask:
         """
         token = CURRENT.set(request)
         try:
-            return _result_of(steps.run(self._steps(request)))
+            return self.perform_current(request)
         finally:
             CURRENT.reset(token)
 
@@ -259,36 +268,76 @@ class RunnableTask:
         """As `perform`, for a coroutine function."""
         token = CURRENT.set(request)
         try:
-            return _result_of(await steps.arun(self._steps(request)))
+            return await self.aperform_current(request)
         finally:
             CURRENT.reset(token)
 
-    def _steps(self, request: Request) -> steps.Steps:
-        """The steps of a run. Returns the function's result, or `_Failed`."""
+    # The next two are the same steps, in one frame: each run of a task passes through one of them.
+
+    def perform_current(self, request: Request) -> Any:
+        """As `perform`, where `request` is already the current one."""
         try:
-            if signals.task_prerun.receivers:
-                signals.task_prerun.send(
-                    self,
-                    task_id=request.id,
-                    task=self,
-                    args=request.args,
-                    kwargs=request.kwargs,
-                )
-            if self._has_hooks:
-                yield steps.both(
-                    functools.partial(self.before_start, request.id, request.args, request.kwargs)
-                )
-            returned = yield steps.both(functools.partial(self._run, request))
+            if self._has_hooks or signals.task_prerun.receivers:
+                self._send_prerun(request)
+                self.before_start(request.id, request.args, request.kwargs)
+            returned = (
+                self.function(*request.args, **request.kwargs)
+                if self._is_direct and not request.each
+                else self._run(request)
+            )
         except Exception as error:  # noqa: BLE001  # the verdict decides what is raised
             verdict = self._verdict(request, error)
-            for hook in self._hooks_of_failure(request, error, verdict):
-                with _LoggedErrors(self.name):
-                    yield steps.handling(error, hook)
-            return _Failed(verdict, error)
-        for hook in self._hooks_of_success(request, returned):
-            with _LoggedErrors(self.name):
-                yield steps.both(hook)
+            try:
+                if self._has_hooks or signals.of_runs():
+                    self._call_hooks(self._hooks_of_failure(request, error, verdict))
+                if verdict is error:
+                    raise
+                raise verdict from error
+            finally:
+                del verdict  # its traceback refers to this frame
+        if self._has_hooks or signals.of_runs():
+            self._call_hooks(self._hooks_of_success(request, returned))
         return returned
+
+    async def aperform_current(self, request: Request) -> Any:
+        """As `perform_current`, for a coroutine function; hooks may be coroutines, too."""
+        try:
+            if self._has_hooks or signals.task_prerun.receivers:
+                self._send_prerun(request)
+                await _done(self.before_start(request.id, request.args, request.kwargs))
+            returned = await (
+                self.function(*request.args, **request.kwargs)
+                if self._is_direct and not request.each
+                else self._run(request)
+            )
+        except Exception as error:  # noqa: BLE001  # the verdict decides what is raised
+            verdict = self._verdict(request, error)
+            try:
+                if self._has_hooks or signals.of_runs():
+                    await self._acall_hooks(self._hooks_of_failure(request, error, verdict))
+                if verdict is error:
+                    raise
+                raise verdict from error
+            finally:
+                del verdict  # its traceback refers to this frame
+        if self._has_hooks or signals.of_runs():
+            await self._acall_hooks(self._hooks_of_success(request, returned))
+        return returned
+
+    def _call_hooks(self, hooks: Iterator[Callable[[], Any]]) -> None:
+        for hook in hooks:
+            with _LoggedErrors(self.name):
+                hook()
+
+    async def _acall_hooks(self, hooks: Iterator[Callable[[], Any]]) -> None:
+        for hook in hooks:
+            with _LoggedErrors(self.name):
+                await _done(hook())
+
+    def _send_prerun(self, request: Request) -> None:
+        signals.task_prerun.send(
+            self, task_id=request.id, task=self, args=request.args, kwargs=request.kwargs
+        )
 
     def perform_apart(self, request: Request) -> Portable | None:
         """As `perform`, in a child process. Returns the encoded result if it is stored."""
@@ -334,8 +383,19 @@ class RunnableTask:
             )
             yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
 
+    @functools.cached_property
+    def _decode_call(self) -> CallDecoder | None:
+        return self.binding.decoder() if self.serializer == "json" else None
+
     def request_for(self, lease: Lease) -> Request:
         """The run of a lease. Raises Reject if the body is no call of this task."""
+        if (
+            self._decode_call is not None
+            and (lease.headers is None or PLAIN_HEADERS.issuperset(lease.headers))
+            and not (self.tags and tagged_values.MARK in lease.body)
+            and (plain := self._decode_call(lease.body)) is not None
+        ):
+            return plain_request_of(self.name, lease, plain)
         body = serializers.decode(self.name, self.serializer, lease)
         if self.tags and isinstance(body, dict) and self.serializer == "json":
             body |= {
@@ -477,19 +537,9 @@ class RunnableTask:
             )
 
 
-class _Failed(msgspec.Struct):
-    """A run that raised `error`, and the error to raise instead."""
-
-    verdict: Exception
-    error: Exception
-
-
-def _result_of(ended: Any) -> Any:
-    if type(ended) is not _Failed:
-        return ended
-    if ended.verdict is ended.error:
-        raise ended.error
-    raise ended.verdict from ended.error
+async def _done(result: Any) -> Any:
+    """The result of a hook, which may be a coroutine."""
+    return await result if inspect.isawaitable(result) else result
 
 
 class _LoggedErrors:
@@ -510,6 +560,11 @@ class _LoggedErrors:
 
 def _call_fields(request: Request) -> dict[str, Any]:
     return {"task_id": request.id, "args": request.args, "kwargs": request.kwargs}
+
+
+def _replaces(kind: type[RunnableTask], method: str) -> bool:
+    """Whether a class of tasks has this method of its own."""
+    return getattr(kind, method) is not getattr(RunnableTask, method)
 
 
 def final(cause: BaseException) -> Reject:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from laneway import codec, texts
 from laneway import headers as control
 from laneway.errors import Reject
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
     from laneway.message import Lease, Message
     from laneway.working.handler import Handler
+
+
+LIMIT_HEADERS = frozenset({TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER})
 
 
 class Runner(Protocol):
@@ -29,7 +34,7 @@ class Runner(Protocol):
         ...
 
 
-class WorkerDelivery:
+class WorkerDelivery(msgspec.Struct, eq=False):
     """
     A delivery that this worker has leased: buffered, running, or over.
 
@@ -37,6 +42,7 @@ class WorkerDelivery:
     `length_us`: how long a lease of its topic is.
     `began`: when its handler began (`perf_counter` seconds).
     `over`: its outcome is decided; what its handler does from then on changes nothing.
+    `request`: the `laneway.Request` of a task that runs.
     `runner`: what stops its handler; None while that does not run.
     `timers`: its time limits; None: it has none.
 
@@ -44,32 +50,18 @@ class WorkerDelivery:
     gets. Each part has it as its `whole`.
     """
 
-    __slots__ = (
-        "began",
-        "expires",
-        "handler",
-        "lease",
-        "length_us",
-        "messages",
-        "over",
-        "parts",
-        "runner",
-        "timers",
-        "whole",
-    )
-
-    def __init__(self, lease: Lease, handler: Handler, expires: float, length_us: int) -> None:
-        self.lease = lease
-        self.handler = handler
-        self.expires = expires
-        self.length_us = length_us
-        self.began = 0.0
-        self.over = False
-        self.parts: list[WorkerDelivery] | None = None
-        self.messages: list[Any] | None = None
-        self.whole: WorkerDelivery | None = None
-        self.runner: Runner | None = None
-        self.timers: list[asyncio.TimerHandle] | None = None
+    lease: Lease
+    handler: Handler
+    expires: float
+    length_us: int
+    began: float = 0.0
+    over: bool = False
+    parts: list[WorkerDelivery] | None = None
+    messages: list[Any] | None = None
+    whole: WorkerDelivery | None = None
+    request: Any = None
+    runner: Runner | None = None
+    timers: list[asyncio.TimerHandle] | None = None
 
     @staticmethod
     def batch_of(parts: list[WorkerDelivery], messages: list[Any]) -> WorkerDelivery:
@@ -94,6 +86,19 @@ class WorkerDelivery:
             self.lease
             if self.parts is None
             else {"topic": self.lease.topic, "messages": len(self.parts)}
+        )
+
+    @property
+    def current(self) -> Any:
+        """What `handler.current` answers while it runs."""
+        return self.log_subject if self.request is None else self.request
+
+    @property
+    def may_have_limit(self) -> bool:
+        """Whether its call or its handler may have a time limit."""
+        headers = self.lease.headers
+        return self.handler.has_time_limit or (
+            headers is not None and not LIMIT_HEADERS.isdisjoint(headers)
         )
 
     @property

@@ -27,13 +27,18 @@ log = logging.getLogger("laneway.worker")
 TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = headers.TIME_LIMIT, headers.SOFT_TIME_LIMIT
 """Headers with the time limits of one call, in seconds, instead of its handler's."""
 
-CURRENT: ContextVar[Any] = ContextVar("laneway_run")
-"""The `laneway.Request` of the task that runs here."""
+CURRENT: ContextVar[Any] = ContextVar("laneway_current", default=None)
+"""
+What runs here: a `laneway.Request`, a message, the fields of log lines (a dict), or a worker's
+delivery, which has it as `current`. Read it by `current`. None: nothing.
+"""
 
-CURRENT_DELIVERY: ContextVar[Any] = ContextVar("laneway_delivery", default=None)
-"""
-What the handler runs with: a lease, a message, or the fields of a batch's log lines (a dict).
-"""
+
+def current() -> Any:
+    """What runs here: a Request, a lease, a message, or fields of log lines; None: nothing."""
+    holder = CURRENT.get()
+    return getattr(holder, "current", holder)
+
 
 MAX_CACHED_TOPICS = 100_000
 """How many topics' handlers are cached; the cache is emptied when it is full."""
@@ -71,10 +76,13 @@ class Handler:
         soft_time_limit: Duration | None = None,
     ) -> None:
         self.function = function
+        self.function_of_current: Callable[..., Any] | None = None
+        """
+        As `function`, but leaves it to the caller to make its argument current; None: the lease
+        is current while the function runs.
+        """
         self.pattern = pattern
         self.name = name or str(getattr(function, "__qualname__", function))
-        self.adds_nothing = type(self).concluded is Handler.concluded
-        """Whether a call that returned None leads to a plain ack."""
         where = f"handler {self.name}"
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)
@@ -103,6 +111,12 @@ class Handler:
             return (codec.message_of(lease),), {}
         except ValueError as error:
             raise Reject(str(error)) from error
+
+    adding_headers: frozenset[str] | None = frozenset()
+    """
+    The headers with which a call that returned None leads to more than a plain ack; None:
+    `concluded` is asked about each.
+    """
 
     asks_for_losses = False
     """
@@ -207,13 +221,12 @@ def fields() -> dict[str, Any]:
 
     Empty outside of handlers.
     """
-    run = CURRENT.get(None)
-    if run is not None:
-        return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
-    delivery = CURRENT_DELIVERY.get()
-    if delivery is None or isinstance(delivery, dict):
-        return dict(delivery or {})
-    return {"message": delivery.id, "topic": delivery.topic, "attempt": delivery.attempt}
+    run = current()
+    if run is None or isinstance(run, dict):
+        return dict(run or {})
+    fields = {"message": run.id, "topic": run.topic, "attempt": run.attempt}
+    task = getattr(run, "task", None)
+    return fields if task is None else {"task": task, **fields}
 
 
 def kind_of(message: Message | Lease) -> str:

@@ -233,12 +233,13 @@ class Worker:
     def _create_executors(self) -> None:
         concurrency = self._options.concurrency
         self._executors = {
-            "async": AsyncExecutor(self._finished, self._middlewares),
+            "async": AsyncExecutor(self._finished, self.dispatch, self._middlewares),
             "thread": ThreadExecutor(
-                self._finished, self._middlewares, concurrency, self._priority
+                self._finished, self.dispatch, self._middlewares, concurrency, self._priority
             ),
             "process": ProcessExecutor(
                 self._finished,
+                self.dispatch,
                 self._middlewares,
                 concurrency,
                 self._priority,
@@ -538,9 +539,7 @@ class Worker:
         handler = unit.handler
         executor = self._executors[handler.kind]
         self._begun_count += 1
-        if (
-            handler.has_time_limit or unit.lease.headers is not None
-        ) and not executor.reports_begin:
+        if unit.may_have_limit and not executor.reports_begin:
             self._set_timers(unit)
         executor.start(unit)
 
@@ -603,29 +602,31 @@ class Worker:
     # End
 
     def _finished(self, unit: WorkerDelivery, returned: Any, error: BaseException | None) -> None:
-        """The handler of a unit has ended."""
+        """The handler of a unit has ended. Its executor calls `dispatch` later."""
         if unit.over:
             return
         self._end(unit)
         cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
-        if (
-            error is None
-            and returned is None
-            and unit.parts is None
-            and unit.handler.adds_nothing
-            and self._hooks is None
-        ):
-            self._ack(unit, cost_us)  # most messages: the short way
-        elif unit.parts is None:
-            if returned is not None and error is None:
-                error = unawaited_coroutine(unit.handler.name, returned)
-            self._conclude(unit, error, cost_us, returned)
-        else:
+        if unit.parts is not None:
             for part, outcome in unit.outcomes(returned, error):
                 if not part.over:
                     part.over = True
                     self._conclude(part, outcome, cost_us // len(unit.parts))
-        self.dispatch()
+        elif error is None and returned is None and self._is_plain_ack(unit):
+            self._ack(unit, cost_us)  # most messages: the short way
+        else:
+            if returned is not None and error is None:
+                error = unawaited_coroutine(unit.handler.name, returned)
+            self._conclude(unit, error, cost_us, returned)
+
+    def _is_plain_ack(self, unit: WorkerDelivery) -> bool:
+        """Whether nothing but an ack follows from a handler that returned None."""
+        adding, headers = unit.handler.adding_headers, unit.lease.headers
+        return (
+            self._hooks is None
+            and adding is not None
+            and (headers is None or adding.isdisjoint(headers))
+        )
 
     def _end(self, unit: WorkerDelivery) -> None:
         """Mark a unit as over and free its slot."""

@@ -367,12 +367,12 @@ class Task(_Task[..., Any]):
         if request is not None:
             self._stated[request.fence] = outcomes.OwnState(state, meta)
 
-    def perform(self, request: Request) -> Any:
+    def perform_current(self, request: Request) -> Any:
         """Run the function; in a Django project, close stale connections around it."""
         if request.fence == 0:
-            return super().perform(request)
+            return super().perform_current(request)
         with django.around_run():
-            return super().perform(request)
+            return super().perform_current(request)
 
     def _run(self, request: Request) -> Any:
         if self._is_tracked and request.fence:

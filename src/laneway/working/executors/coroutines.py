@@ -17,12 +17,12 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from laneway.working.handler import CURRENT_DELIVERY
+from laneway.working.handler import CURRENT
 from laneway.working.time_limits import Interrupter, interruptible
 
 if TYPE_CHECKING:
     from laneway.working.delivery import WorkerDelivery
-    from laneway.working.executors.executor import Finished
+    from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.middleware import HandlingMiddlewares
 
 SLICE_SECONDS = 0.005
@@ -34,8 +34,11 @@ class AsyncExecutor:
 
     reports_begin = False
 
-    def __init__(self, finished: Finished, middlewares: HandlingMiddlewares) -> None:
+    def __init__(
+        self, finished: Finished, dispatch: Dispatch, middlewares: HandlingMiddlewares
+    ) -> None:
         self._finished = finished
+        self._dispatch = dispatch
         self._middlewares = middlewares if middlewares.has_middlewares else None
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
@@ -61,7 +64,7 @@ class AsyncExecutor:
         runner = _SlotRunner(task)
         slice_began = perf_counter()
         ready = self._ready
-        while ready:
+        while ready or self._has_more():
             unit = ready.popleft()
             if unit.over:
                 continue
@@ -71,16 +74,18 @@ class AsyncExecutor:
             unit.began = began = perf_counter()
             returned: Any = None
             error: BaseException | None = None
-            CURRENT_DELIVERY.set(unit.lease if unit.parts is None else unit.log_subject)
+            CURRENT.set(unit)
             # Taken each time: comparing with the same context costs next to nothing.
             clean = contextvars.copy_context()
             try:
                 args, kwargs = unit.arguments()
-                call = (
-                    unit.handler.function(*args, **kwargs)
-                    if self._middlewares is None
-                    else self._call_inside_middlewares(unit, args, kwargs)
-                )
+                if self._middlewares is not None:
+                    call = self._call_inside_middlewares(unit, args, kwargs)
+                elif (function := unit.handler.function_of_current) is not None:
+                    (unit.request,) = args
+                    call = function(unit.request)
+                else:
+                    call = unit.handler.function(*args, **kwargs)
                 is_limited = unit.timers is not None and unit.limits[1] is not None
                 returned = await (interruptible(call, runner.interrupter) if is_limited else call)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
@@ -97,8 +102,13 @@ class AsyncExecutor:
             if began - slice_began > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 slice_began = perf_counter()
-        if ready and not self._is_slot_opening:
+        if (ready or self._has_more()) and not self._is_slot_opening:
             self._open_slot()
+
+    def _has_more(self) -> bool:
+        """Nothing is ready: whether something is after the next dispatch."""
+        self._dispatch()
+        return bool(self._ready)
 
     async def _call_inside_middlewares(
         self, unit: WorkerDelivery, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     Finished = Callable[[WorkerDelivery, Any, BaseException | None], None]
     """Called on the event loop with a unit and what its handler returned or raised."""
 
+    Dispatch = Callable[[], object]
+    """
+    Called on the event loop when an executor has reported units and has no others to begin: it
+    starts as many as there is room for. Once for many units, because each call costs as much as
+    beginning one.
+    """
+
 
 class Executor(Protocol):
     """
     Runs units: a unit is one delivery, or a batch of deliveries for one call of their handler.
 
-    It reports each unit once, on the event loop, by the `finished` that it was created with.
+    It reports each unit once, on the event loop, by the `finished` that it was created with, and
+    then calls `dispatch`.
     While a unit runs, `unit.runner` stops it.
     """
 

@@ -21,7 +21,7 @@ from laneway.working.error_details import (
     text_attribute,
     text_of,
 )
-from laneway.working.handler import CURRENT_DELIVERY
+from laneway.working.handler import CURRENT
 from laneway.working.outcome import Portable
 from laneway.working.time_limits import SoftTimeLimit
 
@@ -79,7 +79,7 @@ def _leave_signals_to_the_worker() -> None:
 def _answer(function: Callable[..., Any], call: bytes) -> tuple[str, Any]:
     try:
         (args, kwargs), soft_time_limit, is_batch = pickle.loads(call)  # noqa: S301  # of the worker
-        CURRENT_DELIVERY.set(_log_subject(args))
+        CURRENT.set(_log_subject(args))
         with _soft_limit(soft_time_limit):
             returned = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001  # also SystemExit: it is a failure of the message

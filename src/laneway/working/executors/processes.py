@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from laneway.working.child_processes import ForkServer, Process
     from laneway.working.delivery import WorkerDelivery
     from laneway.working.engine_priority import EnginePriority
-    from laneway.working.executors.executor import Finished
+    from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.handler import Handler
     from laneway.working.middleware import HandlingMiddlewares
 
@@ -69,6 +69,7 @@ class ProcessExecutor(ThreadExecutor):
     def __init__(
         self,
         finished: Finished,
+        dispatch: Dispatch,
         middlewares: HandlingMiddlewares,
         max_threads: int,
         priority: EnginePriority,
@@ -77,7 +78,7 @@ class ProcessExecutor(ThreadExecutor):
         cannot_start: Callable[[WorkerDelivery, CannotStart], object],
         fork_server: ForkServer | None = None,
     ) -> None:
-        super().__init__(self._route, middlewares, max_threads, priority)
+        super().__init__(self._route, dispatch, middlewares, max_threads, priority)
         self.runner = self
         self._unit_finished = finished
         self._began = began

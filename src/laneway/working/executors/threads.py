@@ -16,13 +16,13 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from laneway.working.handler import CURRENT_DELIVERY
+from laneway.working.handler import CURRENT
 from laneway.working.time_limits import raise_in_thread
 
 if TYPE_CHECKING:
     from laneway.working.delivery import Runner, WorkerDelivery
     from laneway.working.engine_priority import EnginePriority
-    from laneway.working.executors.executor import Finished
+    from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.middleware import HandlingMiddlewares
 
 
@@ -39,6 +39,7 @@ class ThreadExecutor:
     def __init__(
         self,
         finished: Finished,
+        dispatch: Dispatch,
         middlewares: HandlingMiddlewares,
         max_threads: int,
         priority: EnginePriority,
@@ -48,6 +49,7 @@ class ThreadExecutor:
         self.runner: Runner | None = None
         """Stops units; None: the thread that runs the unit does."""
         self._finished = finished
+        self._dispatch = dispatch
         self._middlewares = middlewares
         self._loop = asyncio.get_running_loop()
         self._results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
@@ -113,7 +115,11 @@ class ThreadExecutor:
 
     def _call_handler(self, unit: WorkerDelivery) -> Any:
         args, kwargs = unit.arguments()
-        return unit.handler.function(*args, **kwargs)
+        function = unit.handler.function_of_current
+        if function is None or self._middlewares.has_middlewares:
+            return unit.handler.function(*args, **kwargs)
+        (unit.request,) = args
+        return function(unit.request)
 
     def report(self, unit: WorkerDelivery, returned: Any, error: BaseException | None) -> None:
         """Report the end of a unit to the event loop."""
@@ -131,6 +137,7 @@ class ThreadExecutor:
         results = self._results
         while results:
             self._finished(*results.popleft())
+        self._dispatch()
 
 
 class _HandlerThread(threading.Thread):
@@ -173,7 +180,7 @@ class _HandlerThread(threading.Thread):
         unit.began = perf_counter()
         returned: Any = None
         error: BaseException | None = None
-        CURRENT_DELIVERY.set(unit.log_subject)
+        CURRENT.set(unit)
         try:
             try:
                 returned = self._executor.call(unit)
