@@ -10,9 +10,9 @@ import pytest
 from laneway.engines.base import FullEngine, Settings
 from laneway.testing import EngineDriver
 from laneway.tiers import Tier
-from tests.conformance.conftest import ENGINES
+from tests.conformance.conftest import ENGINES, SHARDED
 
-PERSISTENT = ("sqlite file", "valkey", "valkey, cluster")
+PERSISTENT = ("sqlite file", "sqlite folder", "sqlite 4 files", "valkey", "valkey, cluster")
 """Add the name of another persistent engine."""
 
 
@@ -26,7 +26,7 @@ class Reopened(EngineDriver):
 @pytest.fixture(params=PERSISTENT)
 def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopened]:
     def make(settings: Settings) -> FullEngine:
-        return ENGINES[request.param](tmp_path, settings)
+        return (ENGINES | SHARDED)[request.param](tmp_path, settings)
 
     driver = Reopened(make)
     yield driver

@@ -43,7 +43,7 @@ HISTORIES = os.environ.get("LANEWAY_HISTORIES")
 SEED = int(os.environ.get("LANEWAY_SEED") or random.SystemRandom().randrange(1 << 32))
 SHRINK = "LANEWAY_SHRINK" in os.environ
 SHORT = 65
-ENTIRE = ("sqlite file", "sqlite memory", "valkey")
+ENTIRE = ("sqlite file", "sqlite folder", "sqlite memory", "valkey")
 STEPS = 50
 
 TOPICS = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]

@@ -76,13 +76,14 @@ def everything(engine: FullEngine) -> list[dict[str, object]]:
     return sorted(caught, key=lambda each: (str(each["topic"]), str(each["id"])))
 
 
-@pytest.mark.parametrize("where", ["server", "cluster"])
+@pytest.mark.parametrize("where", ["server", "cluster", "files"])
 def test_there_and_back(opened: Opened, tmp_path: Path, where: str) -> None:
     first, last = (
         opened(f"sqlite:///{tmp_path}/a.db", namespace="default"),
         opened(f"sqlite:///{tmp_path}/b.db", namespace="default"),
     )
-    between = opened(server().url if where == "server" else cluster())
+    urls: dict[str, Callable[[], str]] = {"server": lambda: server().url, "cluster": cluster}
+    between = opened(f"sqlite:///{tmp_path}/q?shards=4" if where == "files" else urls[where]())
     fill(first)
     before, order = everything(first), [view.id for view in first.topic_peek("a.1", limit=30)]
     for old, new in ((first, between), (between, last)):
@@ -134,8 +135,8 @@ class Dying:
 @pytest.mark.parametrize(
     "arrives", [False, True], ids=["before it arrived", "before the source knew"]
 )
-@pytest.mark.parametrize("target", ["sqlite", "valkey"])
-@pytest.mark.parametrize("source", ["sqlite", "valkey"])
+@pytest.mark.parametrize("target", ["sqlite", "valkey", "files"])
+@pytest.mark.parametrize("source", ["sqlite", "valkey", "files"])
 def test_a_move_that_broke_off_goes_on(
     opened: Opened,
     tmp_path: Path,
@@ -146,7 +147,11 @@ def test_a_move_that_broke_off_goes_on(
     arrives: bool,
 ) -> None:
     monkeypatch.setattr("laneway.cli.migrate.PAGE", 7)
-    urls = {"sqlite": "sqlite:///{folder}/{name}.db", "valkey": server().url}
+    urls = {
+        "sqlite": "sqlite:///{folder}/{name}.db",
+        "valkey": server().url,
+        "files": "sqlite:///{folder}/{name}?shards=4",
+    }
     old = opened(urls[source].format(folder=tmp_path, name="old"))
     new = opened(urls[target].format(folder=tmp_path, name="new"))
     fill(old)

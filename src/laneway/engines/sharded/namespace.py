@@ -106,8 +106,8 @@ class ShardedNamespace(ABC):
         """The topics with an own policy on the shard."""
 
     @abstractmethod
-    def own_page(self, shard: int, cursor: int, limit: int) -> tuple[int, list[tuple[str, Layers]]]:
-        """About `limit` topics with their own policies, and the next cursor (0: none)."""
+    def own_page(self, shard: int, cursor: str, limit: int) -> tuple[str, list[tuple[str, Layers]]]:
+        """About `limit` topics with their own policies, and the next cursor ("" at both ends)."""
 
     @abstractmethod
     def write_own(
@@ -242,7 +242,7 @@ class ShardedNamespace(ABC):
 
     def _example(self, shard: int, tier: str) -> str | None:
         """A topic whose own policy names the tier, among the first ones only."""
-        _, rows = self.own_page(shard, 0, 1000)
+        _, rows = self.own_page(shard, "", 1000)
         for topic, layers in rows:
             if any(fields.get("tier") == tier for fields in layers.values()):
                 return topic

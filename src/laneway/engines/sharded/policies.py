@@ -62,9 +62,10 @@ class Policies:
     def page(self, after: str, limit: int) -> tuple[list[tuple[str, Layers]], str | None]:
         """Topics with their own policies. The shared ones come first."""
         rows: list[tuple[str, Layers]] = []
-        shard, cursor = 0, 0
+        shard, cursor = 0, ""
         if after:
-            shard, cursor = (int(part) for part in after.split(":"))
+            index, _, cursor = after.partition(":")
+            shard = int(index)
         else:
             self._namespace.reload()
             shared = layers_by_name(self._policy_table())
@@ -73,7 +74,7 @@ class Policies:
         rows += own
         if following:
             return rows, f"{shard}:{following}"
-        return rows, f"{shard + 1}:0" if shard + 1 < self._namespace.shards else None
+        return rows, f"{shard + 1}:" if shard + 1 < self._namespace.shards else None
 
     def every(self) -> Iterator[tuple[str, Layers]]:
         """All topics, each once unless another process changes it meanwhile."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from laneway.engines.base import Check
 
+HANDLERS = "handlers"
+"""The check of `unhandled`."""
+
 REPAIR = "run `laneway doctor --repair`"
 
 DISAGREEMENTS = {
@@ -33,7 +36,7 @@ def unhandled(count: int) -> Check:
     detail = f"{how_many} for a handler" + (
         " that no worker had; see `laneway explain ID`" if count else ""
     )
-    return Check("handlers", ok=True, detail=detail)
+    return Check(HANDLERS, ok=True, detail=detail)
 
 
 def finding(name: str, count: int, what: str, *, repair: bool) -> Check:

@@ -23,7 +23,6 @@ from laneway.engines.sqlite import (
     views,
 )
 from laneway.engines.sqlite.engine import Core
-from laneway.engines.sqlite.rows import Row
 from laneway.policy import (
     PROGRAM,
     Gate,
@@ -150,14 +149,7 @@ class SqliteEngine(Core):
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
         with self._transaction(now_us, durable=True) as tx:
-            state = tx.ensure_gate(name)
-            text = msgspec.json.encode(gate).decode()
-            if layer == "operator":
-                state.operator = text
-            else:
-                state.code = text
-            state.limits = msgspec.json.decode(state.operator or state.code or text, type=Gate)
-            state.rebase(tx.now)
+            policies.set_gate(tx, name, gate, layer)
 
     def gate_list(self) -> list[dict[str, Any]]:
         with self._view() as tx:
@@ -204,7 +196,7 @@ class SqliteEngine(Core):
         removed = self.topic_purge(topic, now_us=now_us)
         while True:
             with self._transaction(now_us, durable=True) as tx:
-                got = purging.drop_dead(tx, topic, None, purging.PAGE)
+                got = purging.drop_dead(tx, purging.oldest_dead(tx, topic, purging.PAGE))
                 if got < purging.PAGE:
                     return removed + got + purging.delete(tx, topic)
             removed += got
@@ -258,9 +250,8 @@ class SqliteEngine(Core):
         now_us: int | None = None,
     ) -> int:
         with self._transaction(now_us, durable=True) as tx:
-            return purging.redrive(
-                tx, topic, ids, limit, first=tx.now + first_us, spacing_us=spacing_us
-            )
+            letters = purging.dead_letters(tx, topic, ids, limit)
+            return purging.redrive(tx, letters, first=tx.now + first_us, spacing_us=spacing_us)
 
     def dead_drop(
         self,
@@ -271,7 +262,7 @@ class SqliteEngine(Core):
         now_us: int | None = None,
     ) -> int:
         with self._transaction(now_us, durable=True) as tx:
-            return purging.drop_dead(tx, topic, ids, limit)
+            return purging.drop_dead(tx, purging.dead_letters(tx, topic, ids, limit))
 
     # Export to another store
 
@@ -319,18 +310,8 @@ class SqliteEngine(Core):
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         with self._view(now_us) as tx:
-            tier_queues = [
-                (
-                    each.pool,
-                    each.tier,
-                    each.delivered,
-                    tx.one("tier_queue_runnable", each.number, shared.COUNTED)[0],
-                )
-                for each in tx.tier_queues.values()
-            ]
-            return shared.overview(
-                tx.now, [tx.shard], shared.tier_stats(tier_queues, tx.rules.tiers)
-            )
+            tiers = shared.tier_stats(views.tier_queue_counts(tx), tx.rules.tiers)
+            return shared.overview(tx.now, [tx.shard], tiers)
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         checks = doctor.check_file(self._store)
@@ -341,11 +322,7 @@ class SqliteEngine(Core):
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         with self._view(now_us) as tx:
-            leased = views.Leased(tx)
-            rows = [Row(*row) for row in tx.all("messages_all")]
-            messages_ = [
-                view for row in rows if (view := views.message_view(tx, row, leased)) is not None
-            ]
+            messages_ = views.all_messages(tx)
             names = sorted(
                 {view.topic for view in messages_}
                 | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None}

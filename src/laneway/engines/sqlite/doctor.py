@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from laneway.engines.base import Check
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
-from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.states import DEAD, LEASES_END, READY
 from laneway.engines.sqlite import messages, views
 from laneway.engines.sqlite.rows import Lane
@@ -100,7 +99,7 @@ def _restore(tx: Transaction, mid: int) -> None:
     if known is None:
         topic = row.topic or "laneway.recovered"
         policy = tx.policy(topic)
-        name, rule = lane_name(policy, topic, None, row.seq)
+        name, rule = tx.lane_of(policy, topic, None, row.seq)
         row.lane = tx.ensure_lane(name, rule).lane
     lane = tx.lane(row.lane)
     row.state = READY

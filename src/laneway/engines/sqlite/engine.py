@@ -19,6 +19,7 @@ from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sqlite import housekeeping, purging, putting, results, serving, settling, views
 from laneway.engines.sqlite import leases as leases_
 from laneway.engines.sqlite import tiers as tier_changes
+from laneway.engines.sqlite.address import Place, path_of
 from laneway.engines.sqlite.inbox import Inbox
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.statements import SQL
@@ -44,52 +45,26 @@ log = logging.getLogger("laneway.engine")
 WARN_EVERY = 60.0
 """Seconds between two warnings about the clock."""
 
-NUMBER_UNIT = 16
-"""
-A new sequence number or fence is at least the time in units of this many microseconds.
-
-So a file that was deleted and created again, or that lost its last transactions in a crash, repeats
-no number, unless it assigned more than 62,500 a second as long as it existed. If the caller passes
-the time, numbers count from 1, as in the model.
-"""
-
 SOON_US = round(LOOK_AGAIN * SECOND)
 """Idle workers look by themselves this often; for what is due sooner they are notified."""
 
 DURABILITIES = ("memory", "fsync")
 
-
-def path_of(url: str, namespace: str) -> str | None:
-    """
-    The file of a namespace: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://`
-    in memory (None).
-
-    Each namespace other than "default" has its own file beside it, `name.namespace.db`, so that the
-    load of one does not hold the write lock of another.
-    """
-    rest = url.removeprefix("sqlite://")
-    if rest in ("", "/:memory:"):
-        return None
-    if rest == "/":
-        raise UsageError(
-            f'engine URL {redacted(url)!r}: the path is missing; write "sqlite:///laneway.db" for a'
-            ' file, "sqlite://" for one in memory'
-        )
-    if not rest.startswith("/"):
-        raise UsageError(
-            f"engine URL {redacted(url)!r}: a path begins after three slashes; write"
-            f' "sqlite:///{redacted(rest)}"'
-        )
-    path = Path(rest[1:])
-    if namespace == "default":
-        return str(path)
-    return str(path.with_name(f"{path.stem}.{namespace}{path.suffix}"))
+PLACE = "place"
+"""The setting of a file that is one of several of its namespace."""
 
 
 class Core:
     """The queue on one file: put, lease, settle, results, waiting."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        place: Place | None = None,
+        wakeup: Wakeup | None = None,
+    ) -> None:
+        """`place`, `wakeup`: where the file is one of several of its namespace."""
         durability = settings.durability or "fsync"
         if durability not in DURABILITIES:
             raise UsageError(
@@ -97,7 +72,8 @@ class Core:
                 ' has not; use "fsync" (the default) or "memory"'
             )
         check_namespace(settings.namespace)
-        path = path_of(url, settings.namespace)
+        place = place or Place(path_of(url, settings.namespace))
+        path = place.path
         self.url = url
         self.namespace = settings.namespace
         self.durability: str = durability if path is not None else "memory"
@@ -110,21 +86,40 @@ class Core:
             only=True,
             embedded=True,
         )
-        self._store = Store(path, self.durability, create=settings.create)
+        self._store = Store(
+            path,
+            self.durability,
+            create=settings.create,
+            nonce=place.nonce,
+            first_number=place.first_number,
+        )
         self._lane_cache = LaneCache()
-        self._rules = Rules(self._read_tiers(settings), settings.random or random.random)
-        self._inbox = Inbox(self._store, self._rules)
-        self._settle_limits(settings)
-        self._wakeup = Wakeup(path, self._look)
         self._closed = False
         self._warned = -WARN_EVERY
         try:
+            self.place = place = self._join(place)
+            self._first_number, self._number_unit = place.first_number, place.number_unit
+            self._rules = Rules(self._read_tiers(settings), settings.random or random.random, place)
+            self._inbox = Inbox(self._store, self._rules)
+            self._settle_limits(settings)
+            self._wakeup = wakeup or Wakeup(path, self._look)
             self._declare_tiers(settings)
         except BaseException:
             self._store.close()
             raise
 
     # Opening
+
+    def _join(self, place: Place) -> Place:
+        """Refuse a file that is one of several of its namespace."""
+        with self._store.reading() as connection:
+            stored = connection.execute(SQL["setting_read"], (PLACE,)).fetchone()
+        if stored is not None:
+            raise UsageError(
+                f"{place.path}: this is one of the files of a namespace; name their folder:"
+                f" sqlite:///{Path(place.path or '').parent}"
+            )
+        return place
 
     def _read_tiers(self, settings: Settings) -> TierLayers:
         """The stored tiers; the program's, if it creates the file."""
@@ -182,7 +177,7 @@ class Core:
                         self._inbox.empty(tx)
                         lane_cache.is_inbox_empty = True
                     if now_us is None:
-                        tx.min_number = tx.now // NUMBER_UNIT
+                        tx.min_number = self._first_number + tx.now // self._number_unit
                         self._look_at_clock(tx)
                     yield tx
                     if tx.end_notices:
@@ -206,10 +201,14 @@ class Core:
             if is_empty:
                 yield self._reader(connection, now_us)
                 return
-        with self._transaction(0, durable=False):
-            pass
+        self._empty_inbox()
         with self._store.reading() as connection:
             yield self._reader(connection, now_us)
+
+    def _empty_inbox(self) -> None:
+        """Put its messages into their lanes, as every transaction does."""
+        with self._transaction(0, durable=False):
+            pass
 
     def _reader(self, connection: sqlite3.Connection, now_us: int | None) -> Transaction:
         return Transaction(connection, self._rules, _clock() if now_us is None else now_us)
@@ -251,7 +250,10 @@ class Core:
         lane_cache, inbox = self._lane_cache, self._inbox
         with self._store.lock:
             now = _clock() if now_us is None else now_us
-            message_id = inbox.put(draft, now, now // NUMBER_UNIT if now_us is None else 0)
+            least = self._first_number
+            if now_us is None:
+                least += now // self._number_unit
+            message_id = inbox.put(draft, now, least)
             if message_id is None:
                 return None
             lane_cache.is_inbox_empty = False

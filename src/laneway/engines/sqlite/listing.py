@@ -149,10 +149,12 @@ def topics(
     tx: Transaction, order: str, pattern: str, limit: int, after: str | None
 ) -> list[TopicStats]:
     """Topics of the pattern in the order asked for."""
-    return listing.topics(_Topics(tx), order, pattern, limit, after)
+    return listing.topics(Topics(tx), order, pattern, limit, after)
 
 
-class _Topics:
+class Topics:
+    """What `laneway.engines.shared.listing` reads of one file."""
+
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         self.now_us = tx.now

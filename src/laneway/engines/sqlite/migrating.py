@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base import ExportedMessage, ImportAnswer
-from laneway.engines.shared.naming import lane_name, merge_key
+from laneway.engines.shared.naming import merge_key
 from laneway.engines.shared.states import HOLD, READY, RETENTION_ENDS, YIELD
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Lane, Row, rank_of
@@ -135,7 +135,7 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
         if exported.merges
         else None
     )
-    lane = tx.ensure_lane(*lane_name(policy, exported.topic, spread_by, mid))
+    lane = tx.ensure_lane(*tx.lane_of(policy, exported.topic, spread_by, mid))
     headers = _encode(exported.headers).decode() if exported.headers else None
     row = Row(
         mid,

@@ -26,9 +26,10 @@ from laneway.policy import PolicyTable, change_layers, is_pattern, matches, sour
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from laneway.engines.sharded.namespace import RulesChange
     from laneway.engines.sqlite.rows import Lane
     from laneway.engines.sqlite.transaction import Transaction
-    from laneway.policy import Layers, Resolved
+    from laneway.policy import Gate, Layer, Layers, Resolved
 
 
 def change(
@@ -63,6 +64,18 @@ def page(tx: Transaction, after: str, limit: int) -> list[tuple[str, Layers]]:
     return [(topic, json.loads(layers)) for topic, layers in tx.all("own_page", after, limit)]
 
 
+def set_gate(tx: Transaction, name: str, gate: Gate, layer: Layer) -> None:
+    """Set the limits of a gate in a layer; the operator's precede."""
+    state = tx.ensure_gate(name)
+    text = msgspec.json.encode(gate).decode()
+    if layer == "operator":
+        state.operator = text
+    else:
+        state.code = text
+    state.set_limits()
+    state.rebase(tx.now)
+
+
 # Patterns
 
 
@@ -94,6 +107,41 @@ def _change_patterns(
             tx.run("policy_write", row_layer, pattern, json.dumps(stored))
     tx.shard.policy_version += 1
     rules.version = tx.shard.policy_version
+    housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
+
+
+def write_all(tx: Transaction, change: RulesChange) -> None:
+    """
+    Replace the policies that all files of a namespace have: those of patterns, and shared ones of
+    topics. Raises TopicInUse.
+    """
+    rules = tx.rules
+    before = copy_of(rules.policy_table)
+    rows = differences(before, change.policy_table)
+    changed = list(dict.fromkeys(name for _, name, _ in rows))
+    old = {
+        name: before.resolve_own(name, tx.own_layers(tx.own_of(name)))
+        if tx.own_of(name)
+        else before.resolve(name)
+        for name in changed
+        if not is_pattern(name)
+    }
+    rules.policy_table.load(change.policy_table.stored_rows())
+    rules.changed()
+    own = OwnPolicies(tx)
+    for name in changed:
+        if is_pattern(name):
+            if change.may_change_lanes:
+                _refuse_moves(tx, name, before)
+            tx.run("sweep_begin", name)
+        else:
+            own.share(name, old[name], may_change_lanes=change.may_change_lanes)
+    for layer, name, stored in rows:
+        if stored is None:
+            tx.run("policy_delete", layer, name)
+        else:
+            tx.run("policy_write", layer, name, json.dumps(stored))
+    tx.shard.policy_version = rules.version = change.new_version
     housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
 
 
@@ -156,23 +204,60 @@ class OwnPolicies:
             self._set(topic, before, layers)
         return sources(layers).get(layer, {})
 
+    def replace(self, topic: str, layers: Layers) -> None:
+        """
+        Replace all layers of one topic. Where its policy is shared, they count once it no longer
+        is.
+        """
+        tx = self._tx
+        before = tx.stored_own_of(topic)
+        if not tx.is_shared(topic):
+            self._set(topic, before, layers)
+            return
+        own = self._number(_dumps(layers).decode(), layers) if layers else 0
+        self._write_later(topic, before, own)
+
+    def stored(self, topic: str) -> Layers:
+        """The layers that are stored, whether they count or not."""
+        return self._tx.own_layers(self._tx.stored_own_of(topic))
+
+    def share(self, topic: str, old: Resolved, *, may_change_lanes: bool) -> None:
+        """
+        A topic's shared policy has changed; its policy was `old`. `may_change_lanes`: raise
+        TopicInUse if the topic is not empty and gets other lanes.
+        """
+        tx = self._tx
+        tx.lane_cache.own.pop(topic, None)
+        own = 0 if tx.is_shared(topic) else tx.stored_own_of(topic)
+        if own:
+            new = tx.rules.resolve_own(topic, own, tx.own_layers(own))
+        else:
+            new = tx.rules.of(topic)
+        tx.lane_cache.own[topic] = own
+        self._change_lanes(topic, own, old, new, refuse=may_change_lanes)
+
     def _set(self, topic: str, before: int, layers: Layers) -> None:
         tx = self._tx
         text = _dumps(layers).decode()
         old, new = tx.policy(topic), self._check(topic, layers, text)
         own = self._number(text, layers) if layers else 0
-        tx.shard.own += bool(own) - bool(before)
-        self._rows[topic] = own
-        self._uses[before] -= 1
-        self._uses[own] += 1
+        self._write_later(topic, before, own)
         tx.lane_cache.own[topic] = own
         if tx.find_lane(topic) is not None or not (_has_one_lane(old) and _has_one_lane(new)):
             self._change_lanes(topic, own, old, new)
 
-    def _change_lanes(self, topic: str, own: int, old: Resolved, new: Resolved) -> None:
+    def _write_later(self, topic: str, before: int, own: int) -> None:
+        self._tx.shard.own += bool(own) - bool(before)
+        self._rows[topic] = own
+        self._uses[before] -= 1
+        self._uses[own] += 1
+
+    def _change_lanes(
+        self, topic: str, own: int, old: Resolved, new: Resolved, *, refuse: bool = True
+    ) -> None:
         tx = self._tx
         lanes = self._lanes(topic, old)
-        for lane in lanes:
+        for lane in lanes if refuse else ():
             _refuse_move(tx, topic, topic, lane, old, new)
         for lane in {lane.lane: lane for lane in (*lanes, *self._lanes(topic, new))}.values():
             if lane.topic is not None:

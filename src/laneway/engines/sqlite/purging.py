@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import ABORT, CancelAnswer
-from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sqlite import leases, message_ends, messages, views
 from laneway.engines.sqlite.rows import Held, Lane, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
 
@@ -123,37 +122,39 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
 # Dead letters
 
 
-def _dead(
+Letter = tuple[int, str, int]
+"""A dead letter: message, topic, end of its retention."""
+
+
+def dead_letters(
     tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int
-) -> list[tuple[int, str, int]]:
-    """(message, topic, end of its retention) of these dead letters, the oldest first."""
-    if ids is not None:
-        rows = (messages.find(tx, message_id, topic) for message_id in ids[:limit])
-        letters = [
-            tx.one("dead_read", mid)
-            for mid in dict.fromkeys(row.mid for row in rows if row is not None)
-        ]
-        return [(row[1], row[2], row[4]) for row in letters if row is not None]
+) -> list[Letter]:
+    """The dead letters with these ids; None: the oldest."""
+    if ids is None:
+        return oldest_dead(tx, topic, limit)
+    rows = (messages.find(tx, message_id, topic) for message_id in ids[:limit])
+    return dead_by_number(tx, [row.mid for row in rows if row is not None])
+
+
+def dead_by_number(tx: Transaction, mids: Iterable[int]) -> list[Letter]:
+    """The dead letters among these messages."""
+    letters = (tx.one("dead_read", mid) for mid in dict.fromkeys(mids))
+    return [(row[1], row[2], row[4]) for row in letters if row is not None]
+
+
+def oldest_dead(tx: Transaction, topic: str | None, limit: int) -> list[Letter]:
+    """The oldest dead letters, of one topic or of all."""
     listed = (
         tx.all("dead_list", 0, limit) if topic is None else tx.all("dead_list_of", topic, 0, limit)
     )
     return [(row[1], row[2], row[4]) for row in listed]
 
 
-def redrive(
-    tx: Transaction,
-    topic: str | None,
-    ids: Sequence[str] | None,
-    limit: int,
-    *,
-    first: int,
-    spacing_us: int,
-) -> int:
+def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_us: int) -> int:
     """
     Put dead letters back into their topics, with new sequence numbers and no attempts. The first is
     due at `first`, the others `spacing_us` apart.
     """
-    letters = _dead(tx, topic, ids, limit)
     lanes: dict[int, Lane] = {}
     for n, (mid, its_topic, until) in enumerate(letters):
         row = messages.read(tx, mid)
@@ -180,7 +181,7 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     spread_by = (
         row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
     )
-    lane = tx.ensure_lane(*lane_name(policy, topic, spread_by, row.seq))
+    lane = tx.ensure_lane(*tx.lane_of(policy, topic, spread_by, row.seq))
     row.lane = lane.lane
     # The topic may have been folded into a bucket, or unfolded, since the message died.
     row.topic = topic if lane.topic is None else None
@@ -193,9 +194,8 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     return lane
 
 
-def drop_dead(tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int) -> int:
+def drop_dead(tx: Transaction, letters: Sequence[Letter]) -> int:
     """Delete dead letters; returns how many."""
-    letters = _dead(tx, topic, ids, limit)
     for mid, _, _ in letters:
         messages.delete_dead(tx, mid)
     return len(letters)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.base import SIGNALS_HEADER, UNTIL_SIGNALLED_US
-from laneway.engines.shared.naming import PARTITION, lane_name, merge_key
+from laneway.engines.shared.naming import PARTITION, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
 from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
 from laneway.engines.sqlite import merging, messages, results
@@ -161,7 +161,7 @@ class _Intake:
                 if mkey is not None
                 else None
             )
-            name, rule = lane_name(policy, topic, spread_by, tx.shard.seq + 1)
+            name, rule = tx.lane_of(policy, topic, spread_by, tx.shard.seq + 1)
         if draft.id is not None:
             self.write()
             if messages.is_known(tx, topic, draft.id):

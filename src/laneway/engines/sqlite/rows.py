@@ -208,7 +208,12 @@ class Shard(msgspec.Struct, gc=False):
 
 
 class GateState(msgspec.Struct, gc=False):
-    """A row of `gate`, with the limits in force."""
+    """
+    A row of `gate`, with the limits in force.
+
+    `granted`: this file's part of the gate, where the namespace has several files. `whole`: the
+    limits of the gate, `limits`: those of this file.
+    """
 
     name: str
     code: str | None
@@ -217,12 +222,20 @@ class GateState(msgspec.Struct, gc=False):
     leased: int
     open: int
     wake: int | None
+    granted: str | None = None
+    whole: Gate = Gate()
     limits: Gate = Gate()
 
     def __post_init__(self) -> None:
+        self.set_limits()
+
+    def set_limits(self) -> None:
+        """Read the limits from the layers and the grant."""
         text = self.operator or self.code
         if text:
-            self.limits = msgspec.json.decode(text, type=Gate)
+            self.whole = self.limits = msgspec.json.decode(text, type=Gate)
+        if self.granted is not None:
+            self.limits = msgspec.json.decode(self.granted, type=Gate)
 
     def room(self, now: int) -> int:
         """How many deliveries it admits now."""

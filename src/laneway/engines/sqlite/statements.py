@@ -1,10 +1,10 @@
 """
 The SQL of this engine, read once from `sql/*.sql`, where `-- name: …` begins a statement.
 
-`{lane}`, `{message}` and `{head}` stand for lists of columns. Hot statements are bound to numbers,
-strings and bytearrays only: for any other value, None and bytes included, the sqlite3 module looks
-for an adapter at every row, which costs more than the row. So 0 stands for NULL in columns that are
-never 0.
+`{lane}`, `{message}`, `{head}` and `{gate}` stand for lists of columns. Hot statements are bound to
+numbers, strings and bytearrays only: for any other value, None and bytes included, the sqlite3
+module looks for an adapter at every row, which costs more than the row. So 0 stands for NULL in
+columns that are never 0.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def _load() -> dict[str, str]:
                 text.replace("{lane}", _LANE)
                 .replace("{message}", _MESSAGE)
                 .replace("{head}", _HEAD)
+                .replace("{gate}", _GATE)
                 .strip()
                 .rstrip(";")
             )
@@ -53,6 +54,14 @@ _HEAD = (
     f" {' + '.join(f'm.{name}' for name in _RARELY_SET)}"
 )
 """What lease reads of a message: what most have, and whether it has more."""
+
+GRANT = "grant:"
+"""The name of the setting with a file's part of a gate is this and the gate's name."""
+
+_GATE = (
+    "name, code, operator, tat, leased, open, wake,"
+    f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)"
+)
 
 PLACING = ("tier_queue", "place", "wake", "vt", "gate")
 """Columns of `lane` that indexes have, besides the size classes."""

@@ -48,8 +48,19 @@ class Store:
     is closed.
     """
 
-    def __init__(self, path: str | None, durability: str, *, create: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        durability: str,
+        *,
+        create: bool = True,
+        nonce: str | None = None,
+        first_number: int = 0,
+    ) -> None:
+        """`nonce` (None: a new one) and `first_number`: what a file gets that is created."""
         self.path = path
+        self._nonce = nonce
+        self._first_number = first_number
         self.name = path or "memory"
         self.lock = threading.RLock()
         self.commits = 0
@@ -165,8 +176,12 @@ class Store:
                 for statement in _statements(_migration(number)):
                     connection.execute(statement)
             if version == 0:
-                nonce = f"{random.SystemRandom().randrange(32**4, 32**5):x}"
-                connection.execute("INSERT INTO shard (one, nonce) VALUES (1, ?)", (nonce,))
+                nonce = self._nonce or f"{random.SystemRandom().randrange(32**4, 32**5):x}"
+                first = self._first_number
+                connection.execute(
+                    "INSERT INTO shard (one, nonce, seq, fence) VALUES (1, ?, ?, ?)",
+                    (nonce, first, first),
+                )
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def declare(tx: Transaction, settings: Settings) -> None:
     """Apply the tiers that the program declared when it opened the store."""
-    _write(
+    write(
         tx,
         tx.rules.tier_layers.declare(
             settings.tiers, settings.default_tier, lambda tier: _named_by(tx, tier)
@@ -29,18 +29,18 @@ def declare(tx: Transaction, settings: Settings) -> None:
 
 def change(tx: Transaction, layer: Layer, changes: Mapping[str, Tier | None]) -> None:
     """Add, change and remove tiers of a layer."""
-    _write(tx, tx.rules.tier_layers.change(layer, changes, lambda tier: _named_by(tx, tier)))
+    write(tx, tx.rules.tier_layers.change(layer, changes, lambda tier: _named_by(tx, tier)))
 
 
 def reset(tx: Transaction, name: str | None) -> bool:
     """Remove what the operator set; answers whether there was anything."""
     layers = tx.rules.tier_layers
     after = layers.reset(name, lambda tier: _named_by(tx, tier))
-    _write(tx, after)
+    write(tx, after)
     return after is not layers
 
 
-def _write(tx: Transaction, after: TierLayers) -> None:
+def write(tx: Transaction, after: TierLayers) -> None:
     """Write the tiers; other processes read them at the beginning of their next call."""
     rules = tx.rules
     before = rules.tier_layers
@@ -54,6 +54,12 @@ def _write(tx: Transaction, after: TierLayers) -> None:
     if moves:
         tx.run("sweep_begin", "*")
         housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
+
+
+def own_count(tx: Transaction, tier: str) -> int:
+    """How many topics' own policies name the tier, as far as one set of fields shows it."""
+    sets = (tx.one(f"own_set_with_{layer}_tier", tier) for layer in ("code", "operator"))
+    return max((int(own_set[1]) for own_set in sets if own_set is not None), default=0)
 
 
 def _named_by(tx: Transaction, tier: str) -> str | None:

@@ -8,12 +8,13 @@ holds for tier queues, gates and the shard's counters. `place` is the one rule f
 from __future__ import annotations
 
 import json
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laneway.engines.shared import fairness, gates
-from laneway.engines.shared.naming import BUCKET, generated_id
+from laneway.engines.shared.naming import BUCKET, generated_id, lane_name
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Sequence
 
+    from laneway.engines.sqlite.address import Place
     from laneway.message import Draft
     from laneway.policy import Layers
 
@@ -46,7 +48,13 @@ class Rules:
     limits. `version` is the shard's `policy_version` at which they were read.
     """
 
-    def __init__(self, tier_layers: TierLayers, random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tier_layers: TierLayers,
+        random: Callable[[], float],
+        place: Place | None = None,
+    ) -> None:
+        self.place = place
         self.tier_layers = tier_layers
         self.tiers = tier_layers.in_force()
         self.random = random
@@ -242,9 +250,20 @@ class Transaction(Statements):
             return lane.own
         own = lane_cache.own.get(topic)
         if own is None:
-            row = self.one("own_read", topic)
-            own = lane_cache.own[topic] = row[0] if row is not None else 0
+            own = lane_cache.own[topic] = 0 if self.is_shared(topic) else self.stored_own_of(topic)
         return own
+
+    def stored_own_of(self, topic: str) -> int:
+        """The number of the topic's set that is stored, whether it counts or not."""
+        row = self.one("own_read", topic)
+        return row[0] if row is not None else 0
+
+    def is_shared(self, topic: str) -> bool:
+        """
+        Whether the topic's policy is among those of patterns, because it decides which shards its
+        messages go to. Its own policy, if it still has one, does not count.
+        """
+        return bool(self.rules.policy_table.layers(topic))
 
     def load_own(self, topics: Iterable[str]) -> None:
         """Read the lanes of these topics, and their own policies, all in three statements."""
@@ -258,7 +277,11 @@ class Transaction(Statements):
         ]
         if wanted:
             lane_cache.own.update(dict.fromkeys(wanted, 0))
-            lane_cache.own.update(self.all("own_read_many", _dumps(wanted)))
+            lane_cache.own.update(
+                (topic, own)
+                for topic, own in self.all("own_read_many", _dumps(wanted))
+                if not self.is_shared(topic)
+            )
         numbers = {self.own_of(topic) for topic in topics} - self.rules.sets.keys() - {0}
         if numbers:
             for number, layers in self.all("own_sets_read", _dumps(list(numbers))):
@@ -275,6 +298,20 @@ class Transaction(Statements):
         return layers
 
     # Lanes
+
+    def lane_of(
+        self, policy: Resolved, topic: str, spread_by: bytes | None, number: int
+    ) -> tuple[str, str]:
+        """
+        The lane of a message, see `lane_name`. One that any partition may have gets one of those
+        that are on this shard.
+        """
+        place = self.rules.place
+        if place is not None and place.shards > 1 and policy.partitions > 1 and spread_by is None:
+            first = (place.shard - zlib.crc32(topic.encode())) % place.shards
+            here = max(1, -(-(policy.partitions - first) // place.shards))
+            number = first + number % here * place.shards
+        return lane_name(policy, topic, spread_by, number)
 
     def load_names(self, names: Iterable[str]) -> None:
         """Read lanes by name, all in one statement."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ALL = 1 << 40
 _FIRST_RANK = -(1 << 20)
+_ASIDE = (PARKED, DELAYED)
 
 
 class Leased:
@@ -192,20 +193,27 @@ def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
 def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
     """By priority: the scan and the done cursor."""
     outstanding = shared.Cursors()
+    add_outstanding(tx, topic, outstanding)
+    return outstanding.below(tx.shard.seq)
+
+
+def add_outstanding(
+    tx: Transaction, topic: str, outstanding: shared.Cursors, first: int = 0
+) -> None:
+    """Add the topic's messages that are not finished; their numbers count from `first`."""
     for lane in lanes_of(tx, topic):
         for rank in _ranks(tx, "ready_next_rank", lane.lane):
             plain = tx.one("plain_first", lane.lane, rank)
             if plain is not None:
-                outstanding.add(-(rank >> 1), plain[0], was_delivered=False)
+                outstanding.add(-(rank >> 1), plain[0] - first, was_delivered=False)
         for rank in _ranks(tx, "odd_next_rank", lane.lane):
-            (first,) = tx.one("odd_first", lane.lane, rank)
-            outstanding.add(-(rank >> 1), first, was_delivered=True)
+            (lowest,) = tx.one("odd_first", lane.lane, rank)
+            outstanding.add(-(rank >> 1), lowest - first, was_delivered=True)
             undelivered = tx.one("odd_first_unseen", lane.lane, rank)
             if undelivered is not None:
-                outstanding.add(-(rank >> 1), undelivered[0], was_delivered=False)
+                outstanding.add(-(rank >> 1), undelivered[0] - first, was_delivered=False)
         for rank, seq in tx.all("leased_places", lane.lane):
-            outstanding.add(-(rank >> 1), seq, was_delivered=True)
-    return outstanding.below(tx.shard.seq)
+            outstanding.add(-(rank >> 1), seq - first, was_delivered=True)
 
 
 # Messages
@@ -221,6 +229,13 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
     if held is not None:
         shared.set_lease(view, fence=held.fence, deadline_us=held.deadline)
     return view
+
+
+def all_messages(tx: Transaction) -> list[MessageView]:
+    """All messages, by their numbers."""
+    leased = Leased(tx)
+    rows = [Row(*row) for row in tx.all("messages_all")]
+    return [view for row in rows if (view := message_view(tx, row, leased)) is not None]
 
 
 def dead_view(tx: Transaction, dead: tuple[Any, ...]) -> MessageView | None:
@@ -251,6 +266,20 @@ def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
 
 def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
     """The first messages: ready in their order, then parked, then delayed by due time."""
+    leased = Leased(tx)
+    rows = peek_rows(tx, topic, limit)
+    return [view for row in rows if (view := message_view(tx, row, leased)) is not None]
+
+
+def peek_order(row: Row) -> tuple[int, ...]:
+    """The key by which `peek_rows` sorts."""
+    if row.state in _ASIDE:
+        return (1 + _ASIDE.index(row.state), row.since, row.seq)
+    return (0, row.rank, row.pos, row.seq)
+
+
+def peek_rows(tx: Transaction, topic: str, limit: int) -> list[Row]:
+    """The first messages of a topic."""
     policy = tx.policy(topic)
     rows: list[Row] = []
     if policy.buckets is not None:
@@ -258,24 +287,36 @@ def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
     else:
         lanes = lanes_of(tx, topic)
         ready = [Row(*row) for lane in lanes for row in tx.all("ready_list", lane.lane, limit)]
-        rows = sorted(ready, key=lambda row: (row.rank, row.pos, row.seq))
-        for state in (PARKED, DELAYED):
+        rows = sorted(ready, key=peek_order)
+        for state in _ASIDE:
             if len(rows) < limit:
                 aside = [
                     Row(*row)
                     for lane in lanes
                     for row in tx.all("aside_list", lane.lane, state, limit)
                 ]
-                rows += sorted(aside, key=lambda row: (row.since, row.seq))
-    leased = Leased(tx)
-    return [view for row in rows[:limit] if (view := message_view(tx, row, leased)) is not None]
+                rows += sorted(aside, key=peek_order)
+    return rows[:limit]
+
+
+def tier_queue_counts(tx: Transaction) -> list[tuple[str, str, int, int]]:
+    """(pool, tier, delivered, runnable lanes) of each tier queue."""
+    return [
+        (
+            each.pool,
+            each.tier,
+            each.delivered,
+            tx.one("tier_queue_runnable", each.number, shared.COUNTED)[0],
+        )
+        for each in tx.tier_queues.values()
+    ]
 
 
 def gate_view(tx: Transaction, gate: GateState) -> dict[str, Any]:
     """A gate's limits and what they hold back."""
     return gates.view(
         gate.name,
-        gate.limits,
+        gate.whole,
         tat=gate.tat,
         leased=gate.leased,
         waiting=tx.one("gate_lanes", gate.name, shared.COUNTED)[0],

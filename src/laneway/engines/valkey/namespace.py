@@ -328,8 +328,8 @@ class Namespace(ShardedNamespace):
         for name, _ in self.scan(shard, "HSCAN", "own"):
             yield name.decode()
 
-    def own_page(self, shard: int, cursor: int, limit: int) -> tuple[int, list[tuple[str, Layers]]]:
-        following, entries = self.read(shard, "HSCAN", "own", cursor, "COUNT", limit)
+    def own_page(self, shard: int, cursor: str, limit: int) -> tuple[str, list[tuple[str, Layers]]]:
+        following, entries = self.read(shard, "HSCAN", "own", cursor or 0, "COUNT", limit)
         ids = dict(zip(entries[::2], entries[1::2], strict=True))
         wanted = list(dict.fromkeys(ids.values()))
         stored = self.read(shard, "HMGET", "own_sets", *wanted) if wanted else ()
@@ -339,7 +339,7 @@ class Namespace(ShardedNamespace):
             if record is not None
         }
         rows = [(topic.decode(), layers[own]) for topic, own in ids.items() if own in layers]
-        return int(following), rows
+        return following.decode() if int(following) else "", rows
 
     def write_own(
         self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None

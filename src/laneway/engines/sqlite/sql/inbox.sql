@@ -18,5 +18,8 @@ DELETE FROM inbox;
 -- name: inbox_has_any
 SELECT 1 FROM inbox LIMIT 1;
 
+-- name: shard_changed
+SELECT now, EXISTS (SELECT 1 FROM inbox) FROM shard;
+
 -- name: nonce_read
 SELECT nonce FROM shard;

@@ -86,10 +86,10 @@ SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1) OR EXISTS 
     FROM gate_entry WHERE tier_queue = ? AND open = 1);
 
 -- name: gate_read
-SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE name = ?;
+SELECT {gate} FROM gate WHERE name = ?;
 
 -- name: gates
-SELECT name, code, operator, tat, leased, open, wake FROM gate ORDER BY name;
+SELECT {gate} FROM gate ORDER BY name;
 
 -- name: gate_write
 INSERT INTO gate (name, code, operator, tat, leased, open, wake) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -98,7 +98,7 @@ INSERT INTO gate (name, code, operator, tat, leased, open, wake) VALUES (?, ?, ?
        leased = excluded.leased, open = excluded.open, wake = excluded.wake;
 
 -- name: gates_to_wake
-SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE wake <= ? ORDER BY wake
+SELECT {gate} FROM gate WHERE wake <= ? ORDER BY wake
     LIMIT ?;
 
 -- name: gate_head

@@ -1,0 +1,142 @@
+"""Where a namespace is: one file, or the files of a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from laneway.errors import UsageError
+from laneway.safetext import redacted
+
+MOST_FILES = 1024
+"""Files of a namespace, its shards."""
+
+NUMBER_BITS = 53
+"""Bits of a number that JSON and Lua hold exactly."""
+
+NUMBER_UNIT = 16
+"""
+A new sequence number or fence is at least the time in units of this many microseconds.
+
+So a file that was deleted and created again, or that lost its last transactions in a crash, repeats
+no number, unless it assigned more than 62,500 a second as long as it existed. If the caller passes
+the time, numbers count from 1, as in the model. With more than 32 files the unit is longer, because
+numbers contain the file's index.
+"""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """
+    A file among those of its namespace; its index is that of its shard.
+
+    `nonce`: the first part of generated ids, which the files have in common; None: a new file
+    chooses one. `tiers`: the tiers (JSON) that a new file gets; None: those of the settings.
+    """
+
+    path: str | None
+    shard: int = 0
+    shards: int = 1
+    nonce: str | None = None
+    tiers: str | None = None
+
+    @property
+    def first_number(self) -> int:
+        """The number before the file's first one."""
+        return self.shard << own_bits(self.shards)
+
+    @property
+    def number_unit(self) -> int:
+        """See `NUMBER_UNIT`."""
+        return max(NUMBER_UNIT, self.shards // 2)
+
+
+def own_bits(shards: int) -> int:
+    """
+    The bits in which a file counts its messages and fences; those above contain its index. So
+    numbers are unique in the namespace, and each file still counts by one.
+    """
+    return NUMBER_BITS - (shards - 1).bit_length()
+
+
+class Address(msgspec.Struct, frozen=True):
+    """
+    A URL of this engine. `path`: a file or a folder; None: a store in memory. `shards`: the number
+    of files in the folder; None: the URL does not say it.
+    """
+
+    path: Path | None
+    shards: int | None = None
+
+    def is_folder(self, namespace: str) -> bool:
+        """Whether the namespace has files in a folder."""
+        if self.path is None:
+            return False
+        # `os.path.exists` is False also for a folder that may not be entered: opening explains it.
+        first = file_in(self.path, namespace, 0)
+        return self.shards is not None or os.path.exists(first)
+
+
+def file_in(folder: Path, namespace: str, shard: int) -> Path:
+    """The file of a shard."""
+    return folder / f"{namespace}.{shard}.db"
+
+
+def parse(url: str) -> Address:
+    """
+    Take a URL apart: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://` in
+    memory; `sqlite:///folder?shards=4` has several files. Raises UsageError.
+    """
+    rest, question, query = url.removeprefix("sqlite://").partition("?")
+    shards = _shards(url, query) if question else None
+    if rest in ("", "/:memory:"):
+        if question:
+            raise UsageError(
+                f"engine URL {redacted(url)!r}: a store in memory has no files; write"
+                f' "sqlite:///folder?{query}", or "sqlite://"'
+            )
+        return Address(None)
+    if rest == "/":
+        raise UsageError(
+            f'engine URL {redacted(url)!r}: the path is missing; write "sqlite:///laneway.db" for a'
+            ' file, "sqlite://" for one in memory'
+        )
+    if not rest.startswith("/"):
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: a path begins after three slashes; write"
+            f' "sqlite:///{redacted(rest)}"'
+        )
+    return Address(Path(rest[1:]), shards)
+
+
+def _shards(url: str, query: str) -> int:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = [name for name in options if name != "shards"]
+    if unknown or not options:
+        raise UsageError(
+            f'engine URL {redacted(url)!r}: unknown option "{unknown[0] if unknown else query}";'
+            ' there is only "shards", the number of files, as in sqlite:///folder?shards=4'
+        )
+    text = options["shards"]
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= number <= MOST_FILES or number & (number - 1):
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: shards: expected a power of two up to {MOST_FILES},"
+            f" got {text!r}"
+        )
+    return number
+
+
+def path_of(url: str, namespace: str) -> str | None:
+    """
+    The file of a namespace that has one; None: it is in memory.
+
+    Each namespace other than "default" has its own file beside it, `name.namespace.db`, so that the
+    load of one does not hold the write lock of another.
+    """
+    path = parse(url).path
+    if path is None or namespace == "default":
+        return str(path) if path is not None else None
+    return str(path.with_name(f"{path.stem}.{namespace}{path.suffix}"))

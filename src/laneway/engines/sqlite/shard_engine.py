@@ -1,0 +1,562 @@
+"""
+The engine on a namespace of several files: `sqlite:///folder?shards=4`.
+
+Each file is a shard with a write lock of its own, so processes that are on different files do not
+wait for each other. `laneway.engines.sharded` splits the calls.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.base import Capabilities, Check
+from laneway.engines.sharded import migrating
+from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
+from laneway.engines.sharded.grants import Grants
+from laneway.engines.sharded.queue import LeaseRequest, ShardedQueue
+from laneway.engines.sharded.splitting import Numbers, by_shard, group
+from laneway.engines.shared import views as shared
+from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
+from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.shared.naming import generated_id
+from laneway.engines.shared.refusals import nobody_follows
+from laneway.engines.sqlite import messages, purging, results, views
+from laneway.engines.sqlite.engine import DURABILITIES
+from laneway.engines.sqlite.rows import Held
+from laneway.engines.sqlite.shard_namespace import FileNamespace, FileNumbers
+from laneway.engines.sqlite.shard_views import FilesView
+from laneway.engines.sqlite.wakeup import Wakeup
+from laneway.errors import BadMessage, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from laneway.engines.base import (
+        ArrivalListener,
+        CancelAnswer,
+        Explanation,
+        ExportedMessage,
+        IdState,
+        ImportAnswer,
+        MessageView,
+        Overview,
+        ResultListener,
+        Settings,
+        TopicOrder,
+        TopicStats,
+    )
+    from laneway.engines.sqlite.shard_file import ShardFile
+    from laneway.message import (
+        Batch,
+        Draft,
+        ProgressReport,
+        Receipt,
+        Settlement,
+        SettlementAnswer,
+        StoredResult,
+    )
+    from laneway.policy import Gate, Layer
+
+_STATES: tuple[IdState, ...] = ("leased", "waiting", "dead", "finished", "unknown")
+"""Of a topic in several files, the first one of these that a file answers is the id's state."""
+
+
+class FilesQueue(ShardedQueue):
+    """The hot path: what each file gets and answers."""
+
+    most_at_once = 1 << 30
+    _space: FileNamespace
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._notified: set[int] = set()
+        self._space = FileNamespace(url, settings, lambda folder: Wakeup(str(folder), self._look))
+        super().__init__(self._space, Grants(self._space))
+        self._numbers = FileNumbers(self._space.shards)
+        self._wakeup = self._space.wakeup
+        self.url = url
+        self.namespace = settings.namespace
+        self.durability: str = self._space.files[0].durability
+        self.capabilities = Capabilities(
+            name="sqlite",
+            durability=frozenset(DURABILITIES),
+            persistent=True,
+            processes=True,
+            transactions=self._space.shards == 1,
+            shards=self._space.shards,
+            only=True,
+            embedded=True,
+        )
+
+    # Put
+
+    def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+        version = self._space.routes.version
+
+        def put(file: ShardFile) -> list[Receipt]:
+            if self._space.routes.version != version and len(self._split(drafts)) != 1:
+                return self.put(drafts, now_us=now_us)  # other policies route them to other files
+            return file.put(drafts, now_us=now_us)
+
+        return self._space.on(shard, put)
+
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
+        shards = self._split(drafts)
+        return len(shards) <= 1 and all(
+            self._space.files[shard].is_put_atomic(drafts) for shard in shards
+        )
+
+    def _check(self, drafts: Sequence[Draft], *, is_current: bool = False) -> None:
+        """
+        Check what goes to several files before the first one gets its part. Each file checks its
+        own part; it knows the topics' own policies.
+        """
+        if self._space.shards == 1 or len(drafts) == 1 or is_current:
+            return
+        try:
+            super()._check(drafts, is_current=True)
+        except BadMessage:
+            for topic in {draft.topic for draft in drafts}:
+                self._space.refresh_own(topic)  # it may allow what the patterns refuse
+            super()._check(drafts, is_current=True)
+
+    # Lease and settle
+
+    def _lease_on(
+        self, shard: int, request: LeaseRequest, n: int, startable: int, now_us: int | None
+    ) -> Batch:
+        return self._space.on(
+            shard,
+            lambda file: file.lease(
+                n,
+                pool=request.pool,
+                topics=request.topics,
+                startable=startable,
+                record_start=request.record_start,
+                only=request.only,
+                now_us=now_us,
+            ),
+        )
+
+    def _settle_on(
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        published: Sequence[tuple[int, Draft]],
+        now_us: int | None,
+    ) -> list[SettlementAnswer]:
+        publish = group(published)
+        return self._space.on(
+            shard, lambda file: file.settle(settlements, publish=publish, now_us=now_us)
+        )
+
+    def _extend_on(
+        self,
+        shard: int,
+        leases: Sequence[tuple[int, int]],
+        by_us: int | None,
+        now_us: int | None,
+    ) -> list[bool]:
+        return self._space.on(
+            shard,
+            lambda file: (
+                file.start(leases, now_us=now_us)
+                if by_us is None
+                else file.extend(leases, by_us, now_us=now_us)
+            ),
+        )
+
+    def _leased_id_on(self, shard: int, settlement: Settlement) -> str | None:
+        if settlement.action not in ("ack", "dead"):
+            return None
+        with self._space.files[shard].view() as tx:
+            row = tx.one("leases_read", f"[{settlement.fence}]")
+            held = Held(*row) if row is not None else None
+            if held is None or held.gone or held.mid != settlement.handle:
+                return None
+            message = messages.read(tx, held.mid)
+            own = message.id if message is not None and held.empty is None else None
+            return own or generated_id(self._space.nonce, held.mid)
+
+    def _tick_on(self, shard: int, budget: int, now_us: int | None) -> int | None:
+        return self._space.on(shard, lambda file: file.tick(budget=budget, now_us=now_us))
+
+    # Results and progress
+
+    def _report_progress_on(
+        self, shard: int, reports: Sequence[ProgressReport], now_us: int | None
+    ) -> list[bool]:
+        return self._space.on(shard, lambda file: file.report_progress(reports, now_us=now_us))
+
+    def _results_on(self, shard: int, ids: Sequence[str]) -> list[StoredResult]:
+        with self._space.files[shard].view() as tx:
+            return results.read(tx, ids)
+
+    def _delete_result_on(self, shard: int, message_id: str) -> None:
+        self._space.on(shard, lambda file: file.delete_result(message_id))
+
+    def result_listener(self) -> ResultListener:
+        return self._wakeup.result_listener()
+
+    # Waiting
+
+    def _look(self, pool: str, topics: Sequence[str] | None) -> float:
+        """In how many seconds a pool may have something to lease in a file; 0: it has now."""
+        self._grants.renew()
+        soonest = float("inf")
+        for shard, file in enumerate(self._space.files):
+            soon = file.has_work(pool, topics)
+            if soon <= 0:
+                self._notified.add(shard)
+                return 0.0
+            soonest = min(soonest, soon)
+        return soonest
+
+    def _take_notified(self) -> set[int]:
+        notified, self._notified = self._notified, set()
+        return notified
+
+    def _changed_us(self) -> list[int]:
+        return [file.changed_us() for file in self._space.files]
+
+    def wait(
+        self,
+        timeout: float,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> bool:
+        return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
+
+    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
+        return self._wakeup.arrival_listener(pool)
+
+    def interrupt(self) -> None:
+        self._wakeup.interrupt()
+
+    def close(self) -> None:
+        self._space.close()
+        self._wakeup.interrupt()  # last: a wait that begins after it finds the files closed
+
+
+class FilesEngine(FilesQueue, ShardedAdmin):
+    """The queue and the administration in one object."""
+
+    def _view(self, now_us: int | None = None) -> FilesView:
+        return FilesView(self._space, now_us)
+
+    def _shard_of(self, message_id: str, topic: str | None) -> int | None:
+        """The shard that has the message, or had it last; None: no shard knows it."""
+        self._space.refresh()
+        generated = self._space.generated(message_id)
+        shards = self._space.routes.shards_of(topic) if topic is not None else []
+        first = [generated[0]] if generated is not None else []
+        every: list[int] = [*first, *shards, *range(self._space.shards)]
+        for shard in dict.fromkeys(every):
+            with self._space.files[shard].view() as tx:
+                if messages.find(tx, message_id, topic) is not None:
+                    return shard
+        return None
+
+    # Programs
+
+    def programs(self) -> dict[str, bytes]:
+        return self._space.files[0].programs()
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        return self._space.on(0, lambda file: file.program_swap(name, before, after))
+
+    # One shard
+
+    def _advance_clock_on(self, shard: int, now_us: int | None) -> None:
+        with self._space.files[shard].transaction_at_any_version(now_us, durable=False):
+            pass
+
+    def _gate_limits(self, gate: str) -> Gate | None:
+        with self._space.files[0].view() as tx:
+            state = tx.gate(gate)
+            return state.whole if state is not None else None
+
+    def _set_gate_on(
+        self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
+    ) -> None:
+        self._space.set_gate(shard, name, gate, layer, now_us)
+
+    def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
+        return self._space.on(shard, lambda file: file.topic_purge(topic, now_us=now_us))
+
+    def _dead_on(
+        self,
+        shard: int,
+        action: DeadAction,
+        topic: str | None,
+        numbers: Sequence[int] | None,
+        most: int,
+        first_us: int,
+        spacing_us: int,
+        now_us: int | None,
+    ) -> int:
+        def process(file: ShardFile) -> int:
+            with file.transaction(now_us) as tx:
+                letters = (
+                    purging.oldest_dead(tx, topic, most)
+                    if numbers is None
+                    else purging.dead_by_number(tx, numbers)
+                )
+                if action == "drop":
+                    return purging.drop_dead(tx, letters)
+                return purging.redrive(tx, letters, first=tx.now + first_us, spacing_us=spacing_us)
+
+        return self._space.on(shard, process)
+
+    def _locate(self, ids: Iterable[str], topic: str | None) -> list[tuple[int, int]]:
+        located: list[tuple[int, int]] = []
+        for message_id in ids:
+            shard = self._shard_of(message_id, topic)
+            if shard is not None:
+                with self._space.files[shard].view() as tx:
+                    row = messages.find(tx, message_id, topic)
+                    located += [(shard, row.mid)] if row is not None else []
+        return located
+
+    # Gates
+
+    def gate_list(self) -> list[dict[str, Any]]:
+        with self._view() as view:
+            return view.gates()
+
+    # Topics
+
+    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
+        with self._view(now_us) as view:
+            stats = view.topic_stats(topic)
+            stats.cursors = view.cursors(topic)
+            return stats
+
+    def topic_list(
+        self,
+        *,
+        order: TopicOrder = "name",
+        pattern: str = "*",
+        limit: int = 20,
+        after: str | None = None,
+        now_us: int | None = None,
+    ) -> list[TopicStats]:
+        with self._view(now_us) as view:
+            return view.topics(order, pattern, limit, after)
+
+    def topic_peek(
+        self, topic: str, *, limit: int = 10, now_us: int | None = None
+    ) -> list[MessageView]:
+        with self._view(now_us) as view:
+            return view.peek(topic, limit)
+
+    def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
+        self._space.refresh()
+        return sum(
+            self._space.on(shard, lambda file: file.topic_delete(topic, now_us=now_us))
+            for shard in self._space.routes.shards_of(topic)
+        )
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        with self._view() as view:
+            return view.cursors(topic)
+
+    # Messages
+
+    def lookup(
+        self, topic: str, ids: Sequence[str], *, now_us: int | None = None
+    ) -> dict[str, IdState]:
+        self._space.refresh()
+        found: dict[str, IdState] = dict.fromkeys(ids, "unknown")
+        for shard in self._space.routes.shards_of(topic):
+            states = self._space.files[shard].lookup(topic, ids, now_us=now_us)
+            for message_id, state in states.items():
+                found[message_id] = min(found[message_id], state, key=_STATES.index)
+        return found
+
+    def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
+        shard = self._shard_of(message_id, topic)
+        return self._space.files[shard].find(message_id, topic) if shard is not None else None
+
+    def explain(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> Explanation:
+        shard = self._shard_of(message_id, topic)
+        shards = range(self._space.shards) if shard is None else [shard]
+        answers = (
+            self._space.files[each].explain(message_id, topic, now_us=now_us) for each in shards
+        )
+        return min(answers, key=lambda answer: answer.state == "unknown")
+
+    def cancel(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> CancelAnswer:
+        shard = self._shard_of(message_id, topic)
+        if shard is None:
+            return "unknown"
+        return self._space.on(shard, lambda file: file.cancel(message_id, topic, now_us=now_us))
+
+    def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+        shard = self._shard_of(message_id, topic)
+        shards = self._shards_of_result(message_id, topic) if shard is None else [shard]
+        for each in shards:
+            try:
+                return self._space.on(each, lambda file: file.on_end(message_id, topic, follower))
+            except UsageError:
+                continue
+        raise nobody_follows(message_id)
+
+    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        self._space.refresh()
+        return [
+            name
+            for shard in self._space.routes.shards_of(topic)
+            for name in self._space.on(
+                shard, lambda file: file.watch_topic(topic, seconds, now_us=now_us)
+            )
+        ]
+
+    # Dead letters
+
+    def dead_list(
+        self, topic: str | None = None, *, limit: int = 50, after: int = 0
+    ) -> list[tuple[int, MessageView]]:
+        self._space.refresh()
+        numbers = Numbers(self._space.shards)
+        routes = self._space.routes
+        found: list[tuple[int, MessageView]] = []
+        for shard in range(self._space.shards) if topic is None else routes.shards_of(topic):
+            last = numbers.first_beyond(shard, after) - 1
+            letters = self._space.files[shard].dead_list(topic, limit=limit, after=last)
+            found += [(numbers.join(shard, number), view) for number, view in letters]
+        return sorted(found, key=lambda each: each[0])[:limit]
+
+    # Moving to another store
+
+    def export(self, limit: int) -> list[ExportedMessage]:
+        exported: list[ExportedMessage] = []
+        for shard in range(self._space.shards):
+            if len(exported) < limit:
+                left = limit - len(exported)
+                exported += self._space.on(shard, lambda file, left=left: file.export(left))  # type: ignore[misc]  # bound now
+        return exported
+
+    def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
+        positions = self._numbers.by_shard([each.number for each in exported_messages])
+        for shard, those in positions.items():
+            part = [exported_messages[n] for n in those]
+            self._space.on(shard, lambda file, part=part: file.confirm_export(part))  # type: ignore[misc]
+
+    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
+        self._space.refresh()
+        answers: list[ImportAnswer] = ["accepted"] * len(exported_messages)
+        arrivals = (migrating.Arrival(self._space, each) for each in exported_messages)
+        shards = by_shard(arrival.shard(self._space) for arrival in arrivals)
+        for shard, positions in shards.items():
+            part = [exported_messages[n] for n in positions]
+            outcomes = self._space.on(shard, lambda file, part=part: file.import_(part))  # type: ignore[misc]
+            for position, outcome in zip(positions, outcomes, strict=True):
+                answers[position] = outcome
+        return answers
+
+    def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
+        return iter(
+            dict.fromkeys(each for file in self._space.files for each in file.finished_ids())
+        )
+
+    def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        self._space.refresh()
+        parts = group(
+            (shard, each) for each in ids for shard in self._space.routes.shards_of(each[0])
+        )
+        for shard, part in parts.items():
+            self._space.on(shard, lambda file, part=part: file.import_finished(part))  # type: ignore[misc]
+
+    def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
+        return self._space.files[0].gate_layers()
+
+    # The namespace
+
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        shards = range(self._space.shards)
+        if topic is not None:
+            shards = self._space.routes.shards_of(topic)[:1]  # type: ignore[assignment]
+        return max(self._space.files[shard].time_us(now_us=now_us) for shard in shards)
+
+    def overview(self, *, now_us: int | None = None) -> Overview:
+        with self._view(now_us) as view:
+            return view.overview()
+
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        policies_agree = self._policies_agree(repair=repair)  # first: other calls repair them
+        by_name: dict[str, list[tuple[int, Check]]] = {}
+        for shard in range(self._space.shards):
+            for check in self._space.on(shard, lambda file: file.doctor(repair=repair)):
+                by_name.setdefault(check.name, []).append((shard, check))
+        handlers = by_name.pop(HANDLERS, [])
+        checks = [_together(those) for those in by_name.values()]
+        checks.insert(1, policies_agree)
+        return [*checks, unhandled(self._unhandled())] if handlers else checks
+
+    def _unhandled(self) -> int:
+        with self._view() as view:
+            return sum(tx.one("check_unhandled")[0] for tx in view.transactions)
+
+    def _policies_agree(self, *, repair: bool) -> Check:
+        """Whether all files have the policies of the first."""
+        space = self._space
+        space.reload()
+        right = space.routes.policies.stored_rows()
+        wrong = 0
+        for shard in range(1, space.shards):
+            with space.files[shard].view() as tx:
+                version = tx.shard.policy_version
+                if (
+                    version == space.routes.version
+                    and tx.rules.policy_table.stored_rows() == right
+                    and tx.rules.tier_layers.json() == space.tier_layers.json()
+                ):
+                    continue
+            wrong += 1
+            if repair:
+                space.write_all_rules(shard, version)
+        return finding(
+            "policies", wrong, "files that do not have the current policies", repair=repair
+        )
+
+    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        with self._view(now_us) as view:
+            parts = [views.all_messages(tx) for tx in view.transactions]
+            found = sorted((each for part in parts for each in part), key=lambda each: each.seq)
+            names = sorted(
+                {each.topic for each in found}
+                | {
+                    lane.topic
+                    for tx in view.transactions
+                    for lane in views.all_lanes(tx)
+                    if lane.topic is not None
+                }
+            )
+            return shared.snapshot(
+                view.now,
+                totals=view.overview(),
+                topics={name: view.topic_stats(name) for name in names},
+                messages=found,
+                gates=view.gates(),
+                policies=self._policy_rows(),
+            )
+
+
+def _together(checks: list[tuple[int, Check]]) -> Check:
+    """One check of all files: those that found something are named."""
+    found = [(shard, check) for shard, check in checks if check.detail != checks[0][1].detail]
+    if not found:
+        return checks[0][1]
+    wrong = [(shard, check) for shard, check in checks if check.detail not in ("fine", "intact")]
+    return Check(
+        checks[0][1].name,
+        all(check.ok for _, check in checks),
+        "; ".join(f"file {shard}: {check.detail}" for shard, check in wrong),
+        next((check.advice for _, check in wrong if check.advice), ""),
+    )

@@ -1,0 +1,385 @@
+"""
+A namespace of several files, its shards: opening it, its policies, its tiers and its gates.
+
+All files have the policies of patterns, the tiers and the gates; a topic's own policy is in the
+file where its messages are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from laneway.engines.sharded.grants import Grant, Usage
+from laneway.engines.sharded.namespace import (
+    Behind,
+    InUse,
+    OwnChange,
+    OwnPolicy,
+    RulesChange,
+    ShardedNamespace,
+)
+from laneway.engines.sharded.routes import Routes
+from laneway.engines.sharded.splitting import Numbers, part_of
+from laneway.engines.shared import views as shared
+from laneway.engines.shared.naming import parse_generated_id
+from laneway.engines.sqlite import policies
+from laneway.engines.sqlite import tiers as tier_changes
+from laneway.engines.sqlite.address import Place, file_in, own_bits, parse
+from laneway.engines.sqlite.shard_file import OtherVersion, ShardFile
+from laneway.engines.sqlite.statements import GRANT
+from laneway.errors import EngineCorrupt, EngineUnavailable, UsageError
+from laneway.policy import Gate
+from laneway.safetext import redacted
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from laneway.engines.base import Settings
+    from laneway.engines.sqlite.wakeup import Wakeup
+    from laneway.policy import Layer, Layers
+    from laneway.tiers import TierLayers
+
+T = TypeVar("T")
+
+COMPLETE = "complete"
+"""The setting of the first file that says that all files were created."""
+
+CLAIM = "granting"
+"""The setting of the first file that says until when a process moves the grants."""
+
+_dumps = msgspec.json.Encoder(order="sorted").encode
+
+
+class FileNumbers(Numbers, frozen=True):
+    """Numbers that contain their shard in the high bits, see `address.own_bits`."""
+
+    def join(self, shard: int, number: int) -> int:
+        return (shard << own_bits(self.shards)) + number
+
+    def shard(self, joined: int) -> int:
+        return (joined >> own_bits(self.shards)) % self.shards
+
+    def number(self, joined: int) -> int:
+        return joined & ((1 << own_bits(self.shards)) - 1)
+
+    def number_on(self, shard: int, joined: int) -> int:
+        return self.number(joined) if self.shard(joined) == shard else -1
+
+    def first_beyond(self, shard: int, joined: int) -> int:
+        return max(joined + 1 - self.join(shard, 0), 0)
+
+    def by_shard(self, joined: Sequence[int]) -> dict[int, Sequence[int]]:
+        bits = own_bits(self.shards)
+        positions: dict[int, list[int]] = {}
+        for position, number in enumerate(joined):
+            positions.setdefault((number >> bits) % self.shards, []).append(position)
+        return dict(positions)
+
+
+class _Undone(Exception):  # it only ends a transaction
+    """The transaction was a trial."""
+
+
+class FileNamespace(ShardedNamespace):
+    """The namespace's files as this process has opened them."""
+
+    def __init__(self, url: str, settings: Settings, wakeup: Callable[[Path], Wakeup]) -> None:
+        address = parse(url)
+        self.name = settings.namespace
+        self.folder = address.path or Path()
+        self.files: list[ShardFile] = []
+        self.routes = None  # type: ignore[assignment]  # the first file tells how many there are
+        try:
+            self._open(url, settings, address.shards, wakeup)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.close()
+
+    # Opening
+
+    def _open(
+        self, url: str, settings: Settings, shards: int | None, wakeup: Callable[[Path], Wakeup]
+    ) -> None:
+        self._make_folder(settings)
+        self.wakeup = wakeup(self.folder)
+        own = msgspec.structs.replace(
+            settings,
+            max_backlog=part_of(settings.max_backlog, shards or 1),
+            max_backlog_bytes=part_of(settings.max_backlog_bytes, shards or 1),
+        )
+        first = self._open_file(url, own, Place(self._path(0), 0, shards or 0))
+        self.shards = first.place.shards
+        if shards not in (None, self.shards):
+            raise UsageError(
+                f"engine URL {redacted(url)!r}: namespace {self.name} was made with"
+                f" {self.shards} files, the URL says {shards}; the number is fixed when a namespace"
+                " is made: leave ?shards= out, or move to a new namespace with `laneway migrate`"
+            )
+        self.nonce = first.nonce
+        is_complete = first.setting(COMPLETE) is not None
+        others = msgspec.structs.replace(
+            own,
+            tiers=None,
+            default_tier=None,
+            create=settings.create and not is_complete,
+            max_backlog=part_of(settings.max_backlog, self.shards),
+            max_backlog_bytes=part_of(settings.max_backlog_bytes, self.shards),
+        )
+        if shards is None and (others.max_backlog or others.max_backlog_bytes):
+            first.limit_backlog(others)
+        for shard in range(1, self.shards):
+            place = Place(self._path(shard), shard, self.shards, self.nonce, first.setting("tiers"))
+            self._open_file(url, others, place)
+        if not is_complete:
+            with first.transaction_at_any_version(None) as tx:
+                tx.run("setting_write", COMPLETE, "1")
+        self.tier_layers = first.tier_layers()
+        self.tiers = self.tier_layers.in_force()
+        self.routes = Routes(self.tiers, self.shards, lambda _: b"")
+        self.reload()
+        self.change_tiers(
+            lambda layers: layers.declare(
+                settings.tiers, settings.default_tier, self.tier_named_by
+            ),
+            None,
+        )
+
+    def _make_folder(self, settings: Settings) -> None:
+        folder = self.folder
+        if folder.is_dir():
+            return
+        if folder.exists():
+            raise UsageError(
+                f"{folder}: this is a file, and ?shards= asks for a folder of several; leave"
+                " ?shards= out, or move to a new folder with `laneway migrate`"
+            )
+        if not settings.create:
+            raise EngineUnavailable(
+                f"{folder}: there is no such folder; check the path, or start a program that"
+                " publishes to it"
+            )
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"{folder}: the folder cannot be created ({error.strerror}); check its parent"
+            ) from error
+
+    def _path(self, shard: int) -> str:
+        return str(file_in(self.folder, self.name, shard))
+
+    def _open_file(self, url: str, settings: Settings, place: Place) -> ShardFile:
+        file = ShardFile(url, settings, place, self.wakeup, self._known_version)
+        self.files.append(file)
+        return file
+
+    def _known_version(self) -> int:
+        return self.routes.version
+
+    # Calls
+
+    def on(self, shard: int, call: Callable[[ShardFile], T]) -> T:
+        """Call a file; again once it and this process know the same policies."""
+        while True:
+            try:
+                return call(self.files[shard])
+            except OtherVersion as other:
+                self.agree(shard, other.version)
+
+    def agree(self, shard: int, version: int) -> None:
+        super().agree(shard, version)
+        if version > self.routes.version:
+            raise EngineCorrupt(
+                f"{self._path(shard)}: this file has newer policies than {self._path(0)}; was one"
+                " of them restored by itself? Put all files of one copy back"
+            )
+
+    def refresh(self) -> None:
+        """Read the policies again if another process has changed them."""
+        if self.version_on(0) != self.routes.version:
+            self.reload()
+
+    def generated(self, message_id: str) -> tuple[int, int] | None:
+        number = parse_generated_id(self.nonce, message_id)
+        shard = number >> own_bits(self.shards) if number is not None else self.shards
+        return (shard, number) if number is not None and shard < self.shards else None
+
+    # Policies
+
+    def reload(self) -> None:
+        with self.files[0].view() as tx:
+            self._use_tiers(tx.rules.tier_layers)
+            self.routes.load(tx.shard.policy_version, tx.rules.policy_table.stored_rows())
+
+    def reload_tiers(self) -> None:
+        with self.files[0].view() as tx:
+            self._use_tiers(tx.rules.tier_layers)
+
+    def read_own(self, shard: int, topics: Sequence[str]) -> list[OwnPolicy]:
+        with self.files[shard].view() as tx:
+            own = policies.OwnPolicies(tx)
+            return [_own_policy(own.stored(topic)) for topic in topics]
+
+    def own_topics(self, shard: int) -> Iterator[str]:
+        after = ""
+        while True:
+            with self.files[shard].view() as tx:
+                page = policies.page(tx, after, 1000)
+            yield from (topic for topic, _ in page)
+            if not page:
+                return
+            after = page[-1][0]
+
+    def own_page(self, shard: int, cursor: str, limit: int) -> tuple[str, list[tuple[str, Layers]]]:
+        with self.files[shard].view() as tx:
+            rows = policies.page(tx, cursor, limit)
+        return rows[-1][0] if len(rows) == limit else "", rows
+
+    def write_own(
+        self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None
+    ) -> list[OwnPolicy | None] | Behind:
+        with self.files[shard].transaction_at_any_version(now_us) as tx:
+            if tx.shard.policy_version != version:
+                return Behind(tx.shard.policy_version)
+            own = policies.OwnPolicies(tx)
+            answers: list[OwnPolicy | None] = []
+            for change in changes:
+                if _own_policy(own.stored(change.topic)).id != change.before:
+                    answers.append(None)
+                    continue
+                if change.layers != own.stored(change.topic):
+                    own.replace(change.topic, change.layers)
+                answers.append(_own_policy(change.layers))
+            own.write()
+            return answers
+
+    def write_rules(
+        self, shard: int, change: RulesChange, now_us: int | None
+    ) -> Behind | InUse | None:
+        if shard == 0 and change.may_change_lanes:
+            for other in range(1, self.shards):
+                self._try_rules(other, change, now_us)
+        with self.files[shard].transaction_at_any_version(now_us) as tx:
+            if tx.shard.policy_version != change.version:
+                return Behind(tx.shard.policy_version)
+            policies.write_all(tx, change)
+        return None
+
+    def _try_rules(self, shard: int, change: RulesChange, now_us: int | None) -> None:
+        """Raise TopicInUse if the file would refuse the change, before any file has it."""
+        try:
+            with self.files[shard].transaction_at_any_version(now_us, durable=False) as tx:
+                policies.write_all(tx, change)
+                raise _Undone
+        except _Undone:
+            pass
+
+    def rule_names(self, shard: int) -> set[str]:
+        del shard
+        return set()  # `write_rules` compares all policies of the file
+
+    def version_on(self, shard: int) -> int:
+        with self.files[shard].view() as tx:
+            return tx.shard.policy_version
+
+    # Tiers
+
+    def write_tiers(
+        self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
+    ) -> bool:
+        with self.files[shard].transaction_at_any_version(now_us) as tx:
+            if tx.shard.policy_version != version or (
+                shard == 0 and tx.rules.tier_layers.json() != self.tier_layers.json()
+            ):
+                return False
+            tier_changes.write(tx, layers)
+            tx.shard.policy_version = tx.rules.version = new_version
+        return True
+
+    def write_all_rules(self, shard: int, version: int) -> None:
+        """Also the tiers: a version counts both."""
+        with self.files[shard].transaction_at_any_version(None) as tx:
+            if tx.shard.policy_version == version:
+                tier_changes.write(tx, self.tier_layers)
+                tx.shard.policy_version = tx.rules.version = version
+        super().write_all_rules(shard, version)
+
+    def own_tier_count(self, shard: int, tier: str) -> int:
+        with self.files[shard].view() as tx:
+            return tier_changes.own_count(tx, tier)
+
+    def use_tiers(self, layers: TierLayers) -> None:
+        self._use_tiers(layers)
+
+    def _use_tiers(self, layers: TierLayers) -> None:
+        if layers.json() != self.tier_layers.json():
+            self.tier_layers = layers
+            self.tiers = layers.in_force()
+            self.routes.set_tiers(self.tiers)
+
+    # Gates
+
+    def gate_names(self) -> list[str]:
+        with self.files[0].view() as tx:
+            return [str(row[0]) for row in tx.all("gates")]
+
+    def claim_grants(self, seconds: float) -> bool:
+        with self.files[0].transaction_at_any_version(None, durable=False) as tx:
+            claimed = tx.one("setting_read", CLAIM)
+            if claimed is not None and int(claimed[0]) > tx.now:
+                return False
+            tx.run("setting_write", CLAIM, str(tx.now + round(seconds * SECOND)))
+            return True
+
+    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        usage: list[Usage] = []
+        limits = None
+        for file in self.files:
+            with file.view() as tx:
+                state = tx.gate(gate)
+                if state is None:
+                    return None
+                limits = state.whole
+                waiting = tx.one("gate_lanes", gate, shared.COUNTED)[0]
+                granted = state.limits.concurrency if state.granted is not None else None
+                usage.append(Usage(state.leased, waiting, granted))
+        return (limits, usage) if limits is not None else None
+
+    def grant(self, gate: str, shard: int, grant: Grant) -> int:
+        with self.files[shard].transaction_at_any_version(None) as tx:
+            state = tx.gate(gate)
+            if state is None:
+                return -1
+            concurrency = grant.concurrency
+            if concurrency is not None:
+                concurrency = max(concurrency, state.leased)
+            granted = _dumps(Gate(grant.rate, grant.burst, concurrency)).decode()
+            if granted != state.granted:
+                tx.run("setting_write", GRANT + gate, granted)
+                state.granted = granted
+                state.set_limits()
+                state.rebase(tx.now)
+                tx.touch_gate(state)
+            return concurrency if concurrency is not None else -1
+
+    def set_gate(self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
+        """Set a gate's limits in a file. With several files it is shut until it has a grant."""
+        with self.files[shard].transaction_at_any_version(now_us) as tx:
+            if self.shards > 1 and tx.gate(name) is None:
+                shut = _dumps(Gate(concurrency=0)).decode()
+                tx.run("setting_write", GRANT + name, shut)
+                tx.ensure_gate(name).granted = shut
+            policies.set_gate(tx, name, gate, layer)
+
+
+def _own_policy(layers: Layers) -> OwnPolicy:
+    return OwnPolicy(_dumps(layers) if layers else b"", layers)

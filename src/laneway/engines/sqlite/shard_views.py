@@ -1,0 +1,147 @@
+"""Reads for people over the files of a namespace: what each file has, put together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.sharded import shard_views
+from laneway.engines.sharded.splitting import group
+from laneway.engines.shared import listing as shared_listing
+from laneway.engines.shared import views as shared
+from laneway.engines.sqlite import listing, views
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from laneway.engines.base import MessageView, Overview, TopicStats
+    from laneway.engines.shared.listing import Candidate
+    from laneway.engines.sqlite.shard_namespace import FileNamespace
+    from laneway.engines.sqlite.transaction import Transaction
+
+_COUNTS = (
+    *("waiting", "ready", "delayed", "parked", "leased", "dead", "bytes"),
+    *("published", "delivered", "done", "retried", "died", "merged", "expired", "removed"),
+    *("throttled_us", "rate_now"),
+)
+"""What the parts of a topic add up to."""
+
+
+class FilesView(ExitStack):
+    """One read transaction on each file."""
+
+    def __init__(self, namespace: FileNamespace, now_us: int | None = None) -> None:
+        super().__init__()
+        namespace.refresh()
+        self.namespace = namespace
+        self.transactions = [self.enter_context(file.view(now_us)) for file in namespace.files]
+        self.now = max(tx.now for tx in self.transactions)
+
+    def of_topic(self, topic: str) -> list[Transaction]:
+        """The files that the topic's messages are in."""
+        return [self.transactions[n] for n in self.namespace.routes.shards_of(topic)]
+
+    # Topics
+
+    def topic_stats(self, topic: str) -> TopicStats:
+        """A topic's counts and state, without its cursors."""
+        return self.many_stats([topic])[0]
+
+    def many_stats(self, topics: Sequence[str]) -> list[TopicStats]:
+        """The same of several topics; those of one file are read together."""
+        shards_of = self.namespace.routes.shards_of
+        found: dict[str, TopicStats] = {}
+        by_shard = group((shard, topic) for topic in topics for shard in shards_of(topic))
+        for shard, those in sorted(by_shard.items()):
+            for stats in views.many_stats(self.transactions[shard], those):
+                known = found.setdefault(stats.topic, stats)
+                if known is not stats:
+                    _add(known, stats)
+        return [found[topic] for topic in topics]
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        """By priority: the scan and the done cursor; each file counts its messages by itself."""
+        outstanding = shared.Cursors()
+        last = 0
+        for tx in self.of_topic(topic):
+            first = _first_number(tx)
+            views.add_outstanding(tx, topic, outstanding, first)
+            last = max(last, tx.shard.seq - first)
+        return outstanding.below(last)
+
+    def peek(self, topic: str, limit: int) -> list[MessageView]:
+        """The first messages: ready in their order, then parked, then delayed by due time."""
+        rows = [
+            (tx, row) for tx in self.of_topic(topic) for row in views.peek_rows(tx, topic, limit)
+        ]
+        rows.sort(key=lambda each: views.peek_order(each[1]))
+        leased = {id(tx): views.Leased(tx) for tx in self.of_topic(topic)}
+        found = (views.message_view(tx, row, leased[id(tx)]) for tx, row in rows[:limit])
+        return [view for view in found if view is not None]
+
+    def topics(self, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
+        """Topics of the pattern in the order asked for."""
+        return shared_listing.topics(_Topics(self), order, pattern, limit, after)
+
+    # The namespace
+
+    def gates(self) -> list[dict[str, Any]]:
+        """Each gate's limits, and what they hold back in all files."""
+        return shard_views.gates(
+            views.gate_view(tx, tx.cached_gate(row))
+            for tx in self.transactions
+            for row in tx.all("gates")
+        )
+
+    def overview(self) -> Overview:
+        """The namespace's totals."""
+        tier_queues = [each for tx in self.transactions for each in views.tier_queue_counts(tx)]
+        whole = shared.overview(
+            self.now,
+            [tx.shard for tx in self.transactions],
+            shared.tier_stats(tier_queues, self.namespace.tiers),
+        )
+        whole.last_number = max(tx.shard.seq - _first_number(tx) for tx in self.transactions)
+        return whole
+
+
+def _first_number(tx: Transaction) -> int:
+    return tx.rules.place.first_number if tx.rules.place is not None else 0
+
+
+def _add(stats: TopicStats, part: TopicStats) -> None:
+    """Add what another file has of the topic."""
+    for name in _COUNTS:
+        setattr(stats, name, getattr(stats, name) + getattr(part, name))
+    if stats.state == "idle":
+        stats.state, stats.wake_us = part.state, part.wake_us
+    shared.add_oldest(stats, part.oldest_us)
+    if part.backs_off_until_us is not None:
+        stats.backs_off_until_us = max(stats.backs_off_until_us or 0, part.backs_off_until_us)
+
+
+class _Topics:
+    """What `laneway.engines.shared.listing` reads, from all files."""
+
+    def __init__(self, view: FilesView) -> None:
+        self._view = view
+        self._sources = [listing.Topics(tx) for tx in view.transactions]
+        self.now_us = view.now
+
+    def stats(self, topics: Sequence[str]) -> list[TopicStats]:
+        return self._view.many_stats(topics)
+
+    def has_something(self, topic: str) -> bool:
+        shards = self._view.namespace.routes.shards_of(topic)
+        return any(self._sources[shard].has_something(topic) for shard in shards)
+
+    def next_name(self, after: str) -> str | None:
+        names = (source.next_name(after) for source in self._sources)
+        return min((name for name in names if name is not None), default=None)
+
+    def candidates(self, order: str, pattern: str, most: int) -> Iterable[Candidate]:
+        candidates: Iterator[Iterable[Candidate]] = (
+            source.candidates(order, pattern, most) for source in self._sources
+        )
+        return chain.from_iterable(candidates)
