@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -30,6 +31,9 @@ class Shards:
 
     def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
         return self.limits, [Usage(each.leased, each.waiting, each.granted) for each in self.usage]
+
+    def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
+        return [self.grant(gate, shard, grant) for shard, grant in enumerate(grants)]
 
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
         self.written.append((shard, grant))

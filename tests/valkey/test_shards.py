@@ -6,15 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from laneway.engines.base import FullEngine
 from laneway.engines.sharded.queue import SHARDS_AT_ONCE
-from laneway.engines.valkey import records
+from laneway.engines.valkey import namespace, records
+from laneway.engines.valkey.connection import Connections
 from laneway.errors import BadMessage
 from laneway.message import Action, Draft, Lease, Settlement, SettlementAnswer
 from laneway.policy import Gate
+from laneway.tiers import Tier
 from tests.conformance.valkey_setups import cluster, server
 from tests.valkey.conftest import drain, some
 
@@ -102,11 +105,33 @@ def test_a_gate_is_never_passed_by_more_than_it_admits(opened: Opened) -> None:
 
 
 def test_policies_reach_all_shards_also_where_their_writer_died(opened: Opened) -> None:
+    """By the next process that opens the namespace."""
+    engine = paused_on_all_shards_but_the_first(opened)
+    assert [check.name for check in engine.doctor() if not check.ok] == ["policies"]
+    other = sharded(opened, namespace=engine.namespace)  # type: ignore[attr-defined]
+    assert [check for check in other.doctor() if not check.ok] == []
+    assert len(drain(other)) == 40
+
+
+def test_a_worker_finishes_a_change_whose_writer_died(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace, "FINISH_AFTER", 0.0)
+    engine = paused_on_all_shards_but_the_first(opened)
+    deadline = time.monotonic() + 30
+    found = 0
+    while found < 40:
+        assert time.monotonic() < deadline
+        found += len(engine.lease(100).leases)
+    assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def paused_on_all_shards_but_the_first(opened: Opened) -> FullEngine:
+    """A writer wanted topics to go on, and died after the first shard."""
     engine = sharded(opened)
     engine.put([Draft(f"t.{n}", b"x") for n in range(40)])
     engine.policy_set("code", "t.*", {"paused": True})
     assert engine.lease(100).leases == []
-    # Its writer died after the first shard: what the others know is behind.
     space = engine._space  # type: ignore[attr-defined]
     version, fields, names = (
         space.routes.version,
@@ -114,11 +139,36 @@ def test_policies_reach_all_shards_also_where_their_writer_died(opened: Opened) 
         records.pack(["t.*"]),
     )
     space.run("policy", 0, None, version, version + 1, "t.*", fields, names, 0, 0, b"")
-    assert [check.name for check in engine.doctor() if not check.ok] == ["policies"]
-    other = sharded(opened, namespace=engine.namespace)  # type: ignore[attr-defined]
-    other.put([Draft(f"t.{n}", b"y") for n in range(40)])
-    assert [check for check in other.doctor() if not check.ok] == []
-    assert len(drain(other)) == 80
+    return engine
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda engine: engine.policy_set("code", "a.*", {"retries": 3}),
+        lambda engine: engine.policy_set_many(
+            "code", [(f"t.{n}", {"retries": 3}) for n in range(200)]
+        ),
+        lambda engine: engine.tier_set("code", {"mid": Tier(7)}),
+        lambda engine: engine.gate_set("g", Gate(concurrency=70)),
+    ],
+)
+def test_a_change_of_all_shards_takes_few_round_trips(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, change: Callable[[FullEngine], object]
+) -> None:
+    engine = sharded(opened, 64)
+    rounds = []
+    exchange = Connections._with_retries
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        rounds.append(arguments[1])
+        return exchange(*arguments, **named)
+
+    monkeypatch.setattr(Connections, "_with_retries", counting)
+    change(engine)
+    assert len(rounds) <= 6
+    monkeypatch.undo()
+    assert [check for check in engine.doctor() if not check.ok] == []
 
 
 def test_acks_publish_across_shards(opened: Opened) -> None:

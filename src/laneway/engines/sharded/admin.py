@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from laneway.engines.sharded.policies import Policies
 from laneway.engines.sharded.splitting import group, pages
-from laneway.engines.shared.policy_changes import refuse_undefined_gates
-from laneway.policy import PolicyTable, check_changes, check_pattern, is_pattern, own_rows, sources
+from laneway.engines.shared.policy_changes import PolicyChanges, refuse_undefined_gates
+from laneway.policy import PolicyTable, check_pattern, is_pattern, own_rows, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ PAGE = 250
 """Messages that one function call removes or puts back."""
 
 
-class ShardedAdmin(ABC):
+class ShardedAdmin(PolicyChanges, ABC):
     """The part of `laneway.engines.base.Admin` that splits calls over shards."""
 
     _namespace: ShardedNamespace
@@ -48,6 +48,11 @@ class ShardedAdmin(ABC):
     def _set_gate_on(
         self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
     ) -> None: ...
+
+    def _set_gate(self, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
+        """`_set_gate_on` on all shards; an engine on servers: in one round trip to a server."""
+        for shard in range(self._namespace.shards):
+            self._set_gate_on(shard, name, gate, layer, now_us)
 
     @abstractmethod
     def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
@@ -124,24 +129,14 @@ class ShardedAdmin(ABC):
         self._namespace.reload()
         return self._namespace.policy(topic)
 
-    def policy_set(
-        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
-    ) -> dict[str, Any]:
-        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
-
-    def policy_set_many(
-        self,
-        layer: str,
-        changes: Sequence[tuple[str, Mapping[str, Any]]],
-        *,
-        now_us: int | None = None,
+    def _change_policies(
+        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], now_us: int | None
     ) -> list[dict[str, Any]]:
-        checked = check_changes(changes)
-        named = {fields["tier"] for _, fields in checked if fields.get("tier") is not None}
+        named = {fields["tier"] for _, fields in changes if fields.get("tier") is not None}
         if any(tier not in self.tiers for tier in named):
             self._namespace.reload()  # another process may have added it
-        refuse_undefined_gates(checked, lambda gate: self._gate_limits(gate) is not None)
-        return Policies(self._namespace, now_us).change(layer, checked)
+        refuse_undefined_gates(changes, lambda gate: self._gate_limits(gate) is not None)
+        return Policies(self._namespace, now_us).change(layer, changes)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_pattern(pattern)
@@ -165,8 +160,7 @@ class ShardedAdmin(ABC):
     def gate_set(
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
-        for shard in range(self._namespace.shards):
-            self._set_gate_on(shard, name, gate, layer, now_us)
+        self._set_gate(name, gate, layer, now_us)
         if self._namespace.shards > 1:
             limits = self._gate_limits(name)
             if limits is not None:

@@ -72,6 +72,10 @@ class Gates(Protocol):
         """
         ...
 
+    def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
+        """Set the grants of all shards. Returns what `grant` returns for each."""
+        ...
+
 
 class Grants:
     """Keeps the grants of one namespace where they are needed."""
@@ -83,7 +87,13 @@ class Grants:
     def begin(self, gate: str, limits: Gate) -> None:
         """Divide a new or changed gate into equal parts."""
         usage = [Usage(0, 1, None) for _ in range(self._gates.shards)]
-        divide(limits, usage, lambda shard, grant: self._gates.grant(gate, shard, grant))
+        most = slots(limits.concurrency, usage)
+        grants = [grant_of(limits, 1 / len(usage), each) for each in most]
+        for each, granted in zip(usage, self._gates.grant_each(gate, grants), strict=True):
+            each.granted = granted
+        if sum(each.granted or 0 for each in usage) > (limits.concurrency or 0):
+            # Some have more leased than their part.
+            divide(limits, usage, lambda shard, grant: self._gates.grant(gate, shard, grant))
 
     def renew(self) -> bool:
         """

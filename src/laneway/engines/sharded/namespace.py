@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.sharded.routes import generated_number
-from laneway.engines.sharded.splitting import group, pages
+from laneway.engines.sharded.splitting import group, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from laneway.engines.sharded.grants import Grant
     from laneway.engines.sharded.routes import Routes
     from laneway.policy import Layers, PolicyTable, Resolved
     from laneway.tiers import TierLayers, Tiers
@@ -146,14 +147,57 @@ class ShardedNamespace(ABC):
     def use_tiers(self, layers: TierLayers) -> None:
         """Every call from now on brings these tiers to its shard."""
 
+    # Gates, see `laneway.engines.sharded.grants.Gates`
+
+    @abstractmethod
+    def grant(self, gate: str, shard: int, grant: Grant) -> int:
+        """Set a shard's grant of a gate."""
+
+    def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
+        """Set the grants of all shards."""
+        return [self.grant(gate, shard, each) for shard, each in enumerate(grants)]
+
+    # Several shards: an engine on servers does each of these in one round trip to a server
+
+    def read_own_of(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
+        """`read_own` of several (shard, topics)."""
+        return [self.read_own(shard, topics) for shard, topics in pages_]
+
+    def write_own_on(
+        self,
+        pages_: Sequence[tuple[int, Sequence[OwnChange]]],
+        version: int,
+        now_us: int | None,
+    ) -> list[list[OwnPolicy | None] | Behind]:
+        """`write_own` of several (shard, changes)."""
+        return [self.write_own(shard, version, changes, now_us) for shard, changes in pages_]
+
+    def write_rules_on(
+        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
+        """`write_rules` on several shards."""
+        return [self.write_rules(shard, change, now_us) for shard in shards]
+
+    def write_tiers_on(
+        self,
+        shards: Sequence[int],
+        layers: TierLayers,
+        version: int,
+        new_version: int,
+        now_us: int | None,
+    ) -> list[bool]:
+        """`write_tiers` on several shards."""
+        return [self.write_tiers(shard, layers, version, new_version, now_us) for shard in shards]
+
     # Own policies
 
     def own_policies(self, topics: Iterable[str]) -> dict[str, OwnPolicy]:
         """The own policies of topics, from their home shards."""
         found: dict[str, OwnPolicy] = {}
-        for shard, those in group((self.routes.home(topic), topic) for topic in topics).items():
-            for page in pages(those, OWN_AT_ONCE):
-                found |= zip(page, self.read_own(shard, page), strict=True)
+        homes = group((self.routes.home(topic), topic) for topic in topics)
+        for round_ in rounds(homes, OWN_AT_ONCE):
+            for (_, page), own in zip(round_, self.read_own_of(round_), strict=True):
+                found |= zip(page, own, strict=True)
         return found
 
     def own_layers(self, topics: Iterable[str]) -> dict[str, Layers]:
@@ -220,11 +264,14 @@ class ShardedNamespace(ABC):
                 continue
             self.use_tiers(after)
             self.routes.version = version + 1
-            for shard in range(1, self.shards):
-                known = version
-                while not self.write_tiers(shard, after, known, version + 1, now_us):
+            others = range(1, self.shards)
+            written = self.write_tiers_on(others, after, version, version + 1, now_us)
+            for shard in (shard for shard, done in zip(others, written, strict=True) if not done):
+                known, done = version, False
+                while not done:
                     self.agree(shard, self.version_on(shard))
                     known = self.routes.version
+                    done = self.write_tiers(shard, after, known, version + 1, now_us)
             return True
 
     def tier_named_by(self, tier: str) -> str | None:

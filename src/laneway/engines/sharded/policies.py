@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.sharded.namespace import Behind, InUse, OwnChange, OwnPolicy, RulesChange
-from laneway.engines.sharded.splitting import group, pages
+from laneway.engines.sharded.splitting import group, pages, rounds
 from laneway.engines.shared.policy_changes import (
     copy_of,
     differences,
@@ -195,16 +195,24 @@ class Policies:
         namespace = self._namespace
         written: list[str] = []
         homes = group((namespace.routes.home(change.topic), change) for change in changes)
-        for shard, on_shard in homes.items():
-            for page in pages(on_shard, AT_ONCE):
-                answer = namespace.write_own(shard, version, page, self._now_us)
+        for round_ in rounds(homes, AT_ONCE):
+            answers = namespace.write_own_on(round_, version, self._now_us)
+            behind = {
+                shard: answer.version
+                for (shard, _), answer in zip(round_, answers, strict=True)
+                if isinstance(answer, Behind)
+            }
+            for (_, page), answer in zip(round_, answers, strict=True):
                 if isinstance(answer, Behind):
-                    namespace.agree(shard, answer.version)
-                    return written
+                    continue
                 for change, own in zip(page, answer, strict=True):
                     if own is not None:
                         namespace.routes.learn(change.topic, *own)
                         written.append(change.topic)
+            for shard, its_version in behind.items():
+                namespace.agree(shard, its_version)
+            if behind:
+                break
         return written
 
     # Shared policies
@@ -309,21 +317,21 @@ class Policies:
 
     def _write_shared(self, change: RulesChange, names: Sequence[str]) -> bool:
         """Write to the first shard, then to the others; False: another process was faster."""
-        namespace = self._namespace
-        for shard in range(namespace.shards):
-            answer = namespace.write_rules(
-                shard, change if shard == 0 else change._replace(rows=()), self._now_us
-            )
-            if isinstance(answer, InUse):
-                pattern = next(
-                    (name for name in names if matches(name, answer.topic)), change.pattern
-                )
-                raise topic_in_use(pattern, *answer)
-            if isinstance(answer, Behind):
-                if shard == 0:
-                    return False
-                namespace.routes.load(change.new_version, change.policy_table.stored_rows())
-                namespace.write_all_rules(shard, answer.version)
+        namespace, others = self._namespace, range(1, self._namespace.shards)
+        first = namespace.write_rules(0, change, self._now_us)
+        if isinstance(first, Behind):
+            return False
+        if not isinstance(first, InUse):
+            change = change._replace(rows=())
+            answers = namespace.write_rules_on(others, change, self._now_us)
+            for shard, answer in zip(others, answers, strict=True):
+                if isinstance(answer, Behind):
+                    namespace.routes.load(change.new_version, change.policy_table.stored_rows())
+                    namespace.write_all_rules(shard, answer.version)
+            first = next((answer for answer in answers if isinstance(answer, InUse)), None)
+        if first is not None:
+            pattern = next((name for name in names if matches(name, first.topic)), change.pattern)
+            raise topic_in_use(pattern, *first)
         return True
 
     def spread(self) -> None:

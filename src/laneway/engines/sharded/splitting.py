@@ -13,7 +13,7 @@ import msgspec
 from laneway.errors import BadMessage, EngineUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -41,6 +41,26 @@ def pages(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """The items in slices of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def rounds(
+    by_shard_: Mapping[int, Sequence[T]], size: int
+) -> Iterator[list[tuple[int, Sequence[T]]]]:
+    """
+    Pages of (shard, items), as many together as have at most `size` items: these can go to the
+    shards in one round trip without keeping a server from others for long.
+    """
+    together: list[tuple[int, Sequence[T]]] = []
+    left = size
+    for shard, items in by_shard_.items():
+        for page in pages(items, size):
+            if len(page) > left:
+                yield together
+                together, left = [], size
+            together.append((shard, page))
+            left -= len(page)
+    if together:
+        yield together
 
 
 def part_of(limit: int | None, parts: int) -> int | None:

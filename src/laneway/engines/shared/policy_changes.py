@@ -6,15 +6,16 @@ An engine reads and writes the policies in its own way, and asks here what a cha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import BadPolicy, TopicInUse
-from laneway.policy import PolicyTable
+from laneway.policy import PolicyTable, check_changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from laneway.policy import Layers, Resolved
+    from laneway.policy import Layer, Layers, Resolved
 
     Changes = Sequence[tuple[str, Mapping[str, Any]]]
     """(pattern or topic, its fields; None removes a field)"""
@@ -56,6 +57,33 @@ def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> TopicIn
         f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic}"
         f" holds {waiting} waiting and {leased} leased; drain or purge it first"
     )
+
+
+class PolicyChanges(ABC):
+    """The part of `laneway.engines.base.Admin` that checks changes of policies."""
+
+    @abstractmethod
+    def _change_policies(
+        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], now_us: int | None
+    ) -> list[dict[str, Any]]:
+        """Set checked fields, None removes one; what each sets in the layer then."""
+
+    def policy_set(
+        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
+    ) -> dict[str, Any]:
+        """Set fields of a pattern or topic. Returns what it sets in the layer then."""
+        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+
+    def policy_set_many(
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        now_us: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Set fields of several patterns and topics: all, or none if one is refused."""
+        checked = check_changes(changes)
+        return self._change_policies(layer, checked, now_us) if checked else []
 
 
 def copy_of(policy_table: PolicyTable) -> PolicyTable:

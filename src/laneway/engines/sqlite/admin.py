@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.shared import views as shared
+from laneway.engines.shared.policy_changes import PolicyChanges
 from laneway.engines.sqlite import (
     doctor,
     explaining,
@@ -27,7 +28,6 @@ from laneway.policy import (
     PROGRAM,
     Gate,
     PolicyTable,
-    check_changes,
     check_pattern,
     own_rows,
     sources,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from laneway.tiers import Tier, TierLayers
 
 
-class SqliteEngine(Core):
+class SqliteEngine(Core, PolicyChanges):
     """The whole engine: the hot path of `Core`, and administration."""
 
     # Tiers
@@ -80,23 +80,11 @@ class SqliteEngine(Core):
             policy_table.load(tx.rules.policy_table.stored_rows())
             return policy_table
 
-    def policy_set(
-        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
-    ) -> dict[str, Any]:
-        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
-
-    def policy_set_many(
-        self,
-        layer: str,
-        changes: Sequence[tuple[str, Mapping[str, Any]]],
-        *,
-        now_us: int | None = None,
+    def _change_policies(
+        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], now_us: int | None
     ) -> list[dict[str, Any]]:
-        checked = check_changes(changes)
-        if not checked:
-            return []
         with self._transaction(now_us, durable=True) as tx:
-            return policies.change(tx, layer, checked)
+            return policies.change(tx, layer, changes)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_pattern(pattern)

@@ -62,8 +62,17 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def _set_gate_on(
         self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
     ) -> None:
-        limits = records.gate_record(gate)
-        self._space.run("gate", shard, now_us, name, layer, limits, durable=True)
+        self._write_gate([shard], name, gate, layer, now_us)
+
+    def _set_gate(self, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
+        self._write_gate(range(self._space.shards), name, gate, layer, now_us)
+
+    def _write_gate(
+        self, shards: Sequence[int], name: str, gate: Gate, layer: Layer, now_us: int | None
+    ) -> None:
+        arguments = (name, layer, records.gate_record(gate))
+        calls = [(shard, "gate", arguments) for shard in shards]
+        self._space.write_many(calls, now_us)
 
     def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
         removed = 0
@@ -226,12 +235,12 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         for part in range(policy.partitions):
             name = lane_name(policy, topic, None, part)[0]
             names_by_shard.setdefault(view.space.routes.shard_of(topic, part), []).append(name)
-        busy: list[bytes] = []
-        for shard, names in names_by_shard.items():
-            busy += self._space.run(
-                "watch", shard, now_us, round(seconds * SECOND), records.pack(names)
-            )
-        return [CHANGED + name.decode() for name in busy]
+        calls = [
+            (shard, "watch", (round(seconds * SECOND), records.pack(names)))
+            for shard, names in names_by_shard.items()
+        ]
+        busy = self._space.run_many(calls, now_us)
+        return [CHANGED + name.decode() for names in busy for name in names]
 
     # Dead letters
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import time
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import Settings
@@ -39,8 +40,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.engine")
 
 
+FINISH_AFTER = 1.0
+"""Seconds after which a process that has not changed all shards counts as ended."""
+
+
 class Namespace(ShardedNamespace):
     """The state of one namespace, and the calls of its functions."""
+
+    _behind_since: float | None = None
+    """Since when shards have different versions of the policies (monotonic seconds)."""
 
     def __init__(self, url: str, settings: Settings, bring_up: Callable[[Namespace], None]) -> None:
         """`bring_up`: brings an older layout to the one of this version."""
@@ -94,6 +102,8 @@ class Namespace(ShardedNamespace):
         if b"tier_layers" not in stored:
             self._begin_layers()
         self.reload()
+        if self.shards > 1:
+            self.finish_changes()
         self.change_tiers(
             lambda layers: layers.declare(
                 settings.tiers, settings.default_tier, self.tier_named_by
@@ -205,14 +215,36 @@ class Namespace(ShardedNamespace):
             self._create_again(error)
             return self.server.call(*call, durable=durable, repeatable=repeatable)
 
-    def run_many(self, calls: list[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
-        """Call functions on several shards, at the same time where these live on several nodes."""
-        return self.server.call_many(
-            [
-                (shard, function, (b"", self._tiers, *arguments))
-                for shard, function, arguments in calls
-            ]
-        )
+    def run_many(
+        self,
+        calls: Sequence[Call],
+        now_us: int | None = None,
+        *,
+        durable: bool = False,
+        repeatable: bool = True,
+    ) -> list[Any]:
+        """Call functions on several shards, in one round trip to each server."""
+        now = b"" if now_us is None else now_us
+
+        def call() -> list[Any]:
+            return self.server.call_many(
+                [
+                    (shard, function, (now, self._tiers, *arguments))
+                    for shard, function, arguments in calls
+                ],
+                durable=durable,
+                repeatable=repeatable,
+            )
+
+        try:
+            return call()
+        except NamespaceGone as error:
+            self._create_again(error)
+            return call()
+
+    def write_many(self, calls: Sequence[Call], now_us: int | None) -> list[Any]:
+        """The same for functions that write, and must not be called twice."""
+        return self.run_many(calls, now_us, durable=True, repeatable=False)
 
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
         """Send a command on a key of a shard. The key is named without its prefix."""
@@ -254,11 +286,36 @@ class Namespace(ShardedNamespace):
         ]
 
     def changed_us(self) -> list[int]:
-        """When each shard was changed last, by its own clock; 0: it does not exist."""
+        """
+        When each shard was changed last, by its own clock; -1: it does not exist. Every worker
+        reads this often, so one of them finishes what a process left that ended while it changed
+        policies.
+        """
         stored = self.server.read_each(
             [(shard, ("GET", self.key(shard, "shard"))) for shard in range(self.shards)]
         )
-        return [records.read_counters(each).now if each is not None else 0 for each in stored]
+        counters = [records.read_counters(each) if each is not None else None for each in stored]
+        now = time.monotonic()
+        if len({each.version for each in counters if each is not None}) < 2:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since >= FINISH_AFTER:
+            self._behind_since = None
+            self.finish_changes()
+        return [each.now if each is not None else -1 for each in counters]
+
+    def finish_changes(self) -> None:
+        """
+        Write the policies to the shards that have older ones, because the process that changed them
+        ended before all shards had them.
+        """
+        versions = [counters.version for counters, _ in self.all_counters()]
+        if min(versions) < versions[0]:
+            self.reload()
+            for shard, version in enumerate(versions):
+                if version < self.routes.version:
+                    self.write_all_rules(shard, version)
 
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Send several commands on keys of a shard, in one round trip."""
@@ -320,9 +377,19 @@ class Namespace(ShardedNamespace):
         self.routes.load(version, found)
 
     def read_own(self, shard: int, topics: Sequence[str]) -> list[OwnPolicy]:
-        answer = self.run("own_read", shard, None, records.pack(list(topics)), repeatable=True)
-        layers = {each[0]: records.own_layers(each[1]) for each in answer if each}
-        return [OwnPolicy(each[0], layers[each[0]]) if each else NO_POLICY for each in answer]
+        return self.read_own_of([(shard, topics)])[0]
+
+    def read_own_of(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
+        answers = self.run_many(
+            [(shard, "own_read", (records.pack(list(topics)),)) for shard, topics in pages_]
+        )
+        found = []
+        for answer in answers:
+            layers = {each[0]: records.own_layers(each[1]) for each in answer if each}
+            found.append(
+                [OwnPolicy(each[0], layers[each[0]]) if each else NO_POLICY for each in answer]
+            )
+        return found
 
     def own_topics(self, shard: int) -> Iterator[str]:
         for name, _ in self.scan(shard, "HSCAN", "own"):
@@ -344,34 +411,42 @@ class Namespace(ShardedNamespace):
     def write_own(
         self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None
     ) -> list[OwnPolicy | None] | Behind:
-        stored = records.OwnRecords()
-        ids = [stored.add(change.layers) for change in changes]
-        answer = self.run(
-            "own",
-            shard,
-            now_us,
-            version,
-            records.pack(
-                [
-                    (change.topic, change.before.decode(), own.decode())
-                    for change, own in zip(changes, ids, strict=True)
-                ]
-            ),
-            records.pack([own.decode() for own in stored.by_id]),
-            *stored.by_id.values(),
-            durable=True,
-        )
-        if answer and answer[0] == b"stale":
-            return Behind(answer[1])
-        changed_by_others = {position - 1 for position in answer}
+        return self.write_own_on([(shard, changes)], version, now_us)[0]
+
+    def write_own_on(
+        self,
+        pages_: Sequence[tuple[int, Sequence[OwnChange]]],
+        version: int,
+        now_us: int | None,
+    ) -> list[list[OwnPolicy | None] | Behind]:
+        calls: list[Call] = []
+        ids_of_pages: list[list[bytes]] = []
+        for shard, changes in pages_:
+            stored = records.OwnRecords()
+            ids = [stored.add(change.layers) for change in changes]
+            rows = [
+                (change.topic, change.before.decode(), own.decode())
+                for change, own in zip(changes, ids, strict=True)
+            ]
+            names = [own.decode() for own in stored.by_id]
+            arguments = (records.pack(rows), records.pack(names), *stored.by_id.values())
+            calls.append((shard, "own", (version, *arguments)))
+            ids_of_pages.append(ids)
         return [
-            None if n in changed_by_others else OwnPolicy(own, change.layers)
-            for n, (change, own) in enumerate(zip(changes, ids, strict=True))
+            _own_answer(changes, ids, answer)
+            for (_, changes), ids, answer in zip(
+                pages_, ids_of_pages, self.write_many(calls, now_us), strict=True
+            )
         ]
 
     def write_rules(
         self, shard: int, change: RulesChange, now_us: int | None
     ) -> Behind | InUse | None:
+        return self.write_rules_on([shard], change, now_us)[0]
+
+    def write_rules_on(
+        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
         policy_table = change.policy_table
         names = {name for _, name, _ in policy_table.stored_rows()}
         rules = [
@@ -381,10 +456,7 @@ class Namespace(ShardedNamespace):
         fields: list[str] = []
         for layer, name, values in change.rows:
             fields += (f"{layer}:{name}", json.dumps(values) if values is not None else "")
-        answer = self.run(
-            "policy",
-            shard,
-            now_us,
+        arguments = (
             change.version,
             change.new_version,
             change.pattern,
@@ -393,11 +465,9 @@ class Namespace(ShardedNamespace):
             records.exact_names(names),
             int(change.may_change_lanes),
             *rules,
-            durable=True,
         )
-        if answer[0] == b"in use":
-            return InUse(answer[1].decode(), answer[2], answer[3])
-        return Behind(answer[1]) if answer[0] == b"stale" else None
+        answers = self.write_many([(shard, "policy", arguments) for shard in shards], now_us)
+        return [_rules_answer(answer) for answer in answers]
 
     def rule_names(self, shard: int) -> set[str]:
         return {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name}
@@ -408,12 +478,22 @@ class Namespace(ShardedNamespace):
     def write_tiers(
         self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
     ) -> bool:
-        stored = (self._tiers_stored, layers.json()) if shard == 0 else (b"", b"")
+        return self.write_tiers_on([shard], layers, version, new_version, now_us)[0]
+
+    def write_tiers_on(
+        self,
+        shards: Sequence[int],
+        layers: TierLayers,
+        version: int,
+        new_version: int,
+        now_us: int | None,
+    ) -> list[bool]:
         record = records.tiers_record(layers)
-        answer = self.run(
-            "tiers", shard, now_us, *stored, record, version, new_version, durable=True
-        )
-        return bool(answer == b"changed")
+        calls = []
+        for shard in shards:
+            stored = (self._tiers_stored, layers.json()) if shard == 0 else (b"", b"")
+            calls.append((shard, "tiers", (*stored, record, version, new_version)))
+        return [answer == b"changed" for answer in self.write_many(calls, now_us)]
 
     def own_tier_count(self, shard: int, tier: str) -> int:
         return int(self.read(shard, "HGET", "own_tiers", tier) or 0)
@@ -449,17 +529,42 @@ class Namespace(ShardedNamespace):
         return (limits, usage) if limits is not None else None
 
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
-        packed = records.pack(
-            [
-                False if limit is None else limit
-                for limit in (grant.rate or None, grant.burst, grant.concurrency)
-            ]
-        )
-        concurrency: int = self.run("gate", shard, None, gate, "grant", packed, durable=True)
-        return concurrency
+        return self._write_grants(gate, [(shard, grant)])[0]
 
+    def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
+        return self._write_grants(gate, list(enumerate(grants)))
+
+    def _write_grants(self, gate: str, grants: Sequence[tuple[int, Grant]]) -> list[int]:
+        calls: list[Call] = []
+        for shard, grant in grants:
+            limits = (grant.rate or None, grant.burst, grant.concurrency)
+            packed = records.pack([False if limit is None else limit for limit in limits])
+            calls.append((shard, "gate", (gate, "grant", packed)))
+        return self.write_many(calls, None)
+
+
+Call = tuple[int, str, tuple[Any, ...]]
+"""A function call: shard, function, arguments."""
 
 NO_POLICY = OwnPolicy(b"", {})
+
+
+def _own_answer(
+    changes: Sequence[OwnChange], ids: Sequence[bytes], answer: list[Any]
+) -> list[OwnPolicy | None] | Behind:
+    if answer and answer[0] == b"stale":
+        return Behind(answer[1])
+    changed_by_others = {position - 1 for position in answer}
+    return [
+        None if n in changed_by_others else OwnPolicy(own, change.layers)
+        for n, (change, own) in enumerate(zip(changes, ids, strict=True))
+    ]
+
+
+def _rules_answer(answer: list[Any]) -> Behind | InUse | None:
+    if answer[0] == b"in use":
+        return InUse(answer[1].decode(), answer[2], answer[3])
+    return Behind(answer[1]) if answer[0] == b"stale" else None
 
 
 def _layer_and_pattern(field: str) -> tuple[str, str]:

@@ -108,7 +108,7 @@ else
     if call('HSET', keys.sweeps, pattern, '') == 1 then
         shard.sweeping = shard.sweeping + 1
     end
-    housekeeping.sweep(POLICY_PAGE)
+    housekeeping.sweep(math.ceil(POLICY_PAGE / shard.shards))
 end
 save(true)
 return { 'changed' }

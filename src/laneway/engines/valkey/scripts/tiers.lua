@@ -19,7 +19,7 @@ end
 shard.version = tonumber(ARGV[7])
 adopt_tiers(ARGV[5])
 if shard.sweeping > 0 then
-    housekeeping.sweep(POLICY_PAGE)
+    housekeeping.sweep(math.ceil(POLICY_PAGE / shard.shards))
 end
 save(true)
 return 'changed'

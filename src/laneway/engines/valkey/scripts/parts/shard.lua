@@ -50,7 +50,7 @@ local KEYS, ARGV
 local PREFIX -- of all keys of the shard
 local LAYOUT = 4
 
-local POLICY_PAGE = 1000 -- lanes that a change of policy places again in one call
+local POLICY_PAGE = 1000 -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
