@@ -29,7 +29,7 @@ from laneway.engines.valkey.wire import packed, read_answer, read_info, read_or_
 from laneway.errors import EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from redis.connection import AbstractConnection, ConnectionPool
 
@@ -157,16 +157,16 @@ class Connections:
             repeatable=repeatable,
         )
 
-    def read_each(self, reads: Sequence[tuple[int, Sequence[Any]]]) -> list[Any]:
+    def read_each(self, reads: ShardReads) -> list[Any]:
         """
         Send repeatable plain commands on keys of several shards: those for one node in one round
         trip.
         """
-        return self._pipelined(
-            [shard for shard, _ in reads],
-            [packed(*command) for _, command in reads],
-            lambda n: self.read(reads[n][0], [reads[n][1]])[0],
-        )
+
+        def alone(n: int) -> Any:
+            return self.read(reads.shards[n], [reads.commands[n]])[0]
+
+        return self._pipelined(reads.shards, reads.packed, alone)
 
     def _pipelined(
         self,
@@ -179,8 +179,11 @@ class Connections:
     ) -> list[Any]:
         """Send one command to each shard. A refused one is repeated by `alone(position)`."""
         by_pool: dict[Any, list[int]] = {}
-        for position, shard in enumerate(shards):
-            by_pool.setdefault(self._nodes.pool(self.keys_of(shard)[0]), []).append(position)
+        if self.address.kind == "cluster":
+            for position, shard in enumerate(shards):
+                by_pool.setdefault(self._nodes.pool(self.keys_of(shard)[0]), []).append(position)
+        elif shards:
+            by_pool[None] = list(range(len(shards)))
         answers: list[Any] = [None] * len(shards)
         for number, positions in enumerate(by_pool.values()):
             sent = b"".join([commands[position] for position in positions])
@@ -350,6 +353,14 @@ class Connections:
         self._closed = True
         self._idle.drop()
         self._nodes.close()
+
+
+class ShardReads:
+    """Plain commands, (shard, command), packed once for any number of calls of `read_each`."""
+
+    def __init__(self, reads: Iterable[tuple[int, Sequence[Any]]]) -> None:
+        self.shards, self.commands = zip(*reads, strict=True)
+        self.packed = [packed(*command) for command in self.commands]
 
 
 class _Idle:

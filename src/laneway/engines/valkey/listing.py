@@ -9,6 +9,7 @@ from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.valkey import records, views
+from laneway.engines.valkey.connection import ShardReads
 from laneway.engines.valkey.views import LAST_NAME, together
 
 if TYPE_CHECKING:
@@ -156,9 +157,8 @@ class _Topics:
             if (behind := names.missing_behind(after)) is not None
         ]:
             space = self._view.space
-            pages = space.server.read_each(
-                [(names.shard, names.page_behind(space, behind)) for names, behind in missing]
-            )
+            reads = ((names.shard, names.page_behind(space, behind)) for names, behind in missing)
+            pages = space.server.read_each(ShardReads(reads))
             for (names, _), page in zip(missing, pages, strict=True):
                 names.add(page)
         steps = [name for names in self._names if (name := names.next(after)) is not None]

@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.base import Settings
 from laneway.engines.sharded.grants import Grant, Usage
@@ -24,7 +24,7 @@ from laneway.engines.sharded.routes import Routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.valkey import records
-from laneway.engines.valkey.connection import Connections
+from laneway.engines.valkey.connection import Connections, ShardReads
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.records import Counters
 from laneway.errors import NoNamespace, UsageError
@@ -44,11 +44,21 @@ FINISH_AFTER = 1.0
 """Seconds after which a process that has not changed all shards counts as ended."""
 
 
+class _Seen(NamedTuple):
+    """The record of a shard's counters as it was read last, and what was decoded of it."""
+
+    record: bytes | None
+    changed_us: int
+    version: int
+
+
 class Namespace(ShardedNamespace):
     """The state of one namespace, and the calls of its functions."""
 
     _behind_since: float | None = None
     """Since when shards have different versions of the policies (monotonic seconds)."""
+
+    _counters_reads: ShardReads | None = None
 
     def __init__(self, url: str, settings: Settings, bring_up: Callable[[Namespace], None]) -> None:
         """`bring_up`: brings an older layout to the one of this version."""
@@ -275,7 +285,7 @@ class Namespace(ShardedNamespace):
         reads: list[tuple[int, tuple[str, ...]]] = []
         for shard in range(self.shards):
             reads += ((shard, ("GET", self.key(shard, "shard"))), (shard, ("TIME",)))
-        answers = self.server.read_each(reads)
+        answers = self.server.read_each(ShardReads(reads))
         return [
             (records.read_counters(stored), int(seconds) * SECOND + int(micros))
             if stored is not None
@@ -291,19 +301,28 @@ class Namespace(ShardedNamespace):
         reads this often, so one of them finishes what a process left that ended while it changed
         policies.
         """
-        stored = self.server.read_each(
-            [(shard, ("GET", self.key(shard, "shard"))) for shard in range(self.shards)]
-        )
-        counters = [records.read_counters(each) if each is not None else None for each in stored]
+        if self._counters_reads is None:
+            self._counters_reads = ShardReads(
+                (shard, ("GET", self.key(shard, "shard"))) for shard in range(self.shards)
+            )
+            self._seen = [_Seen(None, -1, -1)] * self.shards
+        for shard, record in enumerate(self.server.read_each(self._counters_reads)):
+            if record != self._seen[shard].record:
+                counters = records.read_counters(record) if record is not None else None
+                self._seen[shard] = (
+                    _Seen(record, counters.now, counters.version)
+                    if counters is not None
+                    else _Seen(None, -1, -1)
+                )
         now = time.monotonic()
-        if len({each.version for each in counters if each is not None}) < 2:
+        if len({each.version for each in self._seen}) == 1:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
         elif now - self._behind_since >= FINISH_AFTER:
             self._behind_since = None
             self.finish_changes()
-        return [each.now if each is not None else -1 for each in counters]
+        return [each.changed_us for each in self._seen]
 
     def finish_changes(self) -> None:
         """
