@@ -155,7 +155,7 @@ class Laneway:
         self._holder = EngineHolder(url, settings, self.program, self.version)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
         self.progress_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-progress")
-        self._producer = Producer(self._holder, self.threads)
+        self.producer = Producer(self._holder, self.threads)
         self.result_waiter = ResultWaiter(lambda: self.engine)
         """Notifies of changes of jobs."""
         self._workers = WorkerRegistry()
@@ -178,7 +178,7 @@ class Laneway:
         Begin again in a forked child: the parent's threads do not exist here, and its engine stays
         open for the parent.
         """
-        forks.keep(self._holder.opened, self._producer.publisher, self.result_waiter)
+        forks.keep(self._holder.opened, self.producer.publisher, self.result_waiter)
         for threads, most, name in (
             (self.threads, THREADS, "laneway"),
             (self.progress_thread, 1, "laneway-progress"),
@@ -186,7 +186,7 @@ class Laneway:
             # in place, since deliveries hold a reference to it
             ThreadPoolExecutor.__init__(threads, most, thread_name_prefix=name)
         self._holder.begin()
-        self._producer.begin()
+        self.producer.begin()
         self.result_waiter = ResultWaiter(lambda: self.engine)
         self._workers = WorkerRegistry()
 
@@ -362,7 +362,7 @@ class Laneway:
         waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises BadMessage,
         BacklogFull, EngineUnavailable.
         """
-        return self._producer.publish(message_from("publish", topic, body, options), timeout)
+        return self.producer.publish(message_from("publish", topic, body, options), timeout)
 
     async def apublish(
         self,
@@ -377,7 +377,7 @@ class Laneway:
         transaction.
         """
         message = message_from("apublish", topic, body, options)
-        return await self._producer.apublish(message, timeout)
+        return await self.producer.apublish(message, timeout)
 
     def publish_many(
         self,
@@ -395,7 +395,7 @@ class Laneway:
         messages were accepted before it. `progress`: show progress on standard error; default: if
         that is a terminal. Raises BadMessage, EngineUnavailable.
         """
-        return self._producer.publish_many(messages, progress=progress, timeout=timeout)
+        return self.producer.publish_many(messages, progress=progress, timeout=timeout)
 
     async def apublish_many(
         self,
@@ -408,14 +408,14 @@ class Laneway:
         As `publish_many`, awaited. An async iterable is accepted, too (without progress); a plain
         one is read in a thread.
         """
-        return await self._producer.apublish_many(messages, progress=progress, timeout=timeout)
+        return await self.producer.apublish_many(messages, progress=progress, timeout=timeout)
 
     def publish_flow(self, messages: Sequence[Message], *, sticky: bool = False) -> list[Receipt]:
         """
         Publish a flow's messages apart from other calls; up to 1,000 in one call of the engine.
         `sticky`: their ids stay known for 24 hours.
         """
-        return self._producer.publish_flow(messages, sticky=sticky)
+        return self.producer.publish_flow(messages, sticky=sticky)
 
     @property
     def limits_backlog(self) -> bool:
@@ -839,7 +839,7 @@ class Laneway:
         yield refuses the message; an error of publishing is raised at the yield. Raises UsageError
         for another function.
         """
-        self._producer.middlewares.add(middleware)
+        self.producer.middlewares.add(middleware)
         return middleware
 
     def around_handling(self, middleware: H) -> H:

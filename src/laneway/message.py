@@ -104,7 +104,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     published_at: float = 0.0
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """
     The answer to a publish.
 

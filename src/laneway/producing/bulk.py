@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from laneway import codec
 from laneway.errors import BadMessage
-from laneway.message import Message
+from laneway.message import Draft, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from laneway.message import Draft, Receipt
+    from laneway.message import Receipt
 
 BATCH = 1_000
 """
@@ -36,7 +36,7 @@ SHOW_AFTER, SHOW_EVERY = 0.5, 0.1
 
 
 def put_all(
-    messages: Iterable[Message],
+    messages: Iterable[Message] | Iterable[Draft],
     put: Callable[[list[Draft]], list[Receipt]],
     has_to_wait: Callable[[str], bool],
     *,
@@ -45,7 +45,7 @@ def put_all(
     is_one: bool = False,
 ) -> list[Receipt]:
     """
-    Publish all messages in batches; returns their receipts in order.
+    Publish all messages, encoded or not, in batches; returns their receipts in order.
 
     `put`: calls the engine. `has_to_wait`: whether producers of a topic wait for room in a full
     backlog. `timeout`: how long to wait for room, in seconds; None: forever.
@@ -75,20 +75,26 @@ def put_all(
     return receipts
 
 
-def _batches(messages: Iterable[Message], *, max_bytes: int) -> Iterator[list[Draft]]:
+def _batches(
+    messages: Iterable[Message] | Iterable[Draft], *, max_bytes: int
+) -> Iterator[list[Draft]]:
     stream = iter(messages)
     position = 0
     while True:
         drafts: list[Draft] = []
         size = 0
         for message in islice(stream, BATCH):
-            if not isinstance(message, Message):
+            if isinstance(message, Message):
+                draft = codec.draft(message)
+            elif isinstance(message, Draft):
+                draft = message
+            else:
                 raise BadMessage(
                     f"publish_many: expected item {position} to be a Message, got {message!r:.80}"
                 )
-            drafts.append(codec.draft(message))
+            drafts.append(draft)
             position += 1
-            size += len(drafts[-1].body)
+            size += len(draft.body)
             if size > max_bytes:
                 break
         if not drafts:

@@ -52,17 +52,17 @@ class Producer:
     def publish(self, message: Message, timeout: Duration | None) -> Receipt:
         """Publish one message. Raises BadMessage, BacklogFull, EngineUnavailable."""
         if not self.middlewares:
-            return self._publish(message, timeout)
+            return self.publish_draft(codec.draft(message), timeout)
         with self.middlewares.around(message) as passage:
-            passage.receipt = self._publish(passage.message, timeout)
+            passage.receipt = self.publish_draft(codec.draft(passage.message), timeout)
         return passage.receipt
 
     async def apublish(self, message: Message, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109  # how long a full backlog may block it
         """As `publish`, awaited."""
         if not self.middlewares:
-            return await self._apublish(message, timeout)
+            return await self.apublish_draft(codec.draft(message), timeout)
         with self.middlewares.around(message) as passage:
-            passage.receipt = await self._apublish(passage.message, timeout)
+            passage.receipt = await self.apublish_draft(codec.draft(passage.message), timeout)
         return passage.receipt
 
     def publish_many(
@@ -85,6 +85,10 @@ class Producer:
             return put_all(messages, put, has_to_wait, timeout=seconds, progress=shown)
         with self.middlewares.around_many(messages, put) as stream:
             return put_all(stream, stream.put, has_to_wait, timeout=seconds, progress=shown)
+
+    def publish_drafts(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        """Publish encoded messages in batches, past the middlewares."""
+        return put_all(drafts, self.publisher.put, self._has_to_wait, timeout=None, progress=False)
 
     _publish_many_in_thread = async_variant(publish_many)
 
@@ -140,15 +144,15 @@ class Producer:
         with self.middlewares.around_many(messages, put) as stream:
             return put_flow(stream, stream.put)
 
-    def _publish(self, message: Message, timeout: Duration | None) -> Receipt:
-        draft = codec.draft(message)
+    def publish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:
+        """Publish an encoded message, past the middlewares. Raises BacklogFull and the others."""
         receipt = self.publisher.put([draft])[0]
         if receipt.outcome != "refused":
             return receipt
         return self._wait_for_room(draft, receipt, timeout)
 
-    async def _apublish(self, message: Message, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109
-        draft = codec.draft(message)
+    async def apublish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:  # noqa: ASYNC109
+        """As `publish_draft`, awaited."""
         receipt = (await self.publisher.aput([draft]))[0]
         if receipt.outcome != "refused":
             return receipt

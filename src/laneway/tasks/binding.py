@@ -49,6 +49,13 @@ class Binding:
         self.signature = inspect.Signature(
             [each for each in parameters[int(skips) :] if each.name not in given]
         )
+        parameters = list(self.signature.parameters.values())
+        self._names = (
+            tuple(each.name for each in parameters)
+            if all(each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
+            else ()
+        )
+        """The parameters, if each may be given by position; empty otherwise."""
         self._types = {
             each.name: (each.kind, hint)
             for each in self.signature.parameters.values()
@@ -70,6 +77,8 @@ class Binding:
         """
         All arguments of a call by name, defaults included. Raises BadMessage if they do not fit.
         """
+        if self._names and not kwargs and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))  # as `bind`, at a tenth of its cost
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
+    from laneway.producing.producer import Producer
     from laneway.producing.publish_options import PublishOptions
     from laneway.tasks.waiter import ResultWaiter
     from laneway.units import Duration
@@ -79,6 +80,11 @@ class Host(Protocol):
     @property
     def limits_backlog(self) -> bool:
         """Whether the namespace as a whole has a backlog limit."""
+        ...
+
+    @property
+    def producer(self) -> Producer:
+        """Publishes the program's messages."""
         ...
 
     def known_topics(self) -> list[str]:
