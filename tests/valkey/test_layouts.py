@@ -16,7 +16,7 @@ from laneway.engines.base import FullEngine, Settings
 from laneway.engines.valkey import layouts
 from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import SchemaMismatch
-from laneway.message import Settlement
+from laneway.message import Lease, Settlement
 from laneway.testing.servers import Server
 
 Opened = Callable[..., FullEngine]
@@ -74,6 +74,47 @@ def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Op
         assert set(waited) <= set(got)
         again = opened(server.url, namespace="before")
         assert again.policy_of("a.1").rate == 1_000_000
+
+
+LAYOUT_4 = {
+    "plain": ["returned 0", "plain 0", "plain 1", "plain 2"],
+    "first": ["front", "prio 2", "prio 1", "prio 0"],
+    "serial": ["serial 0", "serial 1", "serial 2"],
+    "merging": ["part 0"],
+    "b.1": ["bucket 0"],
+    "b.2": ["bucket 1"],
+    "split": ["split"],
+    "ttl": ["ttl"],
+}
+"""What waits in the namespace of layout 4; a second time where it comes back first."""
+
+
+def test_a_namespace_of_layout_4_is_brought_up_with_all_that_it_holds(opened: Opened) -> None:
+    with Server() as server:
+        load_layout(server, 4)
+        engine = opened(server.url, namespace="before")
+        assert [check for check in engine.doctor() if not check.ok] == []
+        assert [letter.reason for _, letter in engine.dead_list()] == ["refused"]
+        got: dict[str, list[Lease]] = {}
+        while leases := engine.lease(100).leases:
+            for lease in leases:
+                got.setdefault(lease.topic, []).append(lease)
+            assert set(
+                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+            ) == {"acked"}
+        assert {
+            topic: sorted(lease.body.decode() for lease in of) for topic, of in got.items()
+        } == {topic: sorted(bodies) for topic, bodies in LAYOUT_4.items()}
+        assert [lease.body for lease in got["serial"]] == [b"serial 0", b"serial 1", b"serial 2"]
+        assert got["merging"][0].bodies == [b"part 0", b"part 1", b"part 2"]
+        assert {lease.body: (lease.attempt, lease.deliveries) for lease in got["plain"]} == {
+            b"plain 0": (1, 2),
+            b"plain 1": (1, 2),
+            b"plain 2": (1, 2),
+            b"returned 0": (2, 2),
+        }
+        assert {lease.body: lease.headers for lease in got["first"]}[b"prio 1"] == {"trace": "1"}
+        assert engine.lease(100, now_us=10**17).leases[0].body == b"later"
 
 
 @pytest.mark.parametrize("steps", range(1, 12))

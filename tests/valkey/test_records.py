@@ -15,7 +15,7 @@ from laneway.policy import Resolved
 
 PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
 
-LUA_FORMATS = {"I2c0": "s", "I2": "H", "I4": "I", "B": "B", "i8": "q", "i4": "i"}
+LUA_FORMATS = {"I2c0": "s", "I2": "H", "I4": "I", "I8": "Q", "B": "B", "i8": "q", "i4": "i"}
 """What `struct.pack` of Lua calls the formats of Python; `s` stands for counted bytes."""
 
 
@@ -51,10 +51,15 @@ def test_fields_of_a_policy() -> None:
 
 
 def test_fields_of_a_message() -> None:
-    """What stands behind the fields in Python is not stored with them."""
-    not_stored = ["body", "mid"]
-    fields = list(records.Record.__struct_fields__)
-    assert fields == [*listed("messages", "FIELDS"), *not_stored]
+    assert list(records.Rare.__struct_fields__) == listed("messages", "RARE")
+    for part, name, known in (
+        ("messages", "HEAD", records._HEAD),
+        ("putting", "DRAFT", records._DRAFT),
+    ):
+        found = re.search(rf"local {name} = '>(.*)'\n *local {name}_BYTES = (\d+)", text(part))
+        assert found is not None
+        assert ">" + python_format(found[1]) == known.format.replace("6q", "qqqqqq")
+        assert int(found[2]) == known.size
 
 
 def test_fields_of_a_lease() -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import ArrivalListener, ResultListener, Settings
     from laneway.engines.sharded.routes import Route
 
-HOUSE = 60
+HOUSE = 120
 """
 Events, wakes and sweeps that one function call processes at most, because the server answers no
 other client meanwhile.
@@ -124,13 +124,17 @@ class ValkeyQueue(ShardedQueue):
         space = self._space
         while True:
             version = space.routes.version
-            lanes, order, messages = self._encoded(drafts)
+            lanes, order, own_ids, messages = self._encoded(drafts)
             if len(drafts) > AT_ONCE and NOT_PLAIN in order:
                 first = self._put_page(shard, drafts[:AT_ONCE], now_us)
                 with partial_call(is_first=False):
                     return first + self._put_page(shard, drafts[AT_ONCE:], now_us)
             known = space.routes.known_own(drafts)
-            head = (version, records.pack(lanes), records.pack(order), records.pack(known))
+            head = (
+                version,
+                *map(records.pack, (lanes, order, known)),
+                records.pack(own_ids) if any(own_ids) else b"",
+            )
             answers = space.run("put", shard, now_us, *head, *messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
@@ -167,20 +171,23 @@ class ValkeyQueue(ShardedQueue):
             self._space.agree(shard, answer[1])
         return True
 
-    def _encoded(self, drafts: Sequence[Draft]) -> tuple[list[str], list[int], list[bytes]]:
+    def _encoded(
+        self, drafts: Sequence[Draft]
+    ) -> tuple[list[str], list[int], list[str | bool], list[bytes]]:
         """
-        The lanes of plain messages, the lane's number for each message (`NOT_PLAIN`: none), and the
-        encoded messages.
+        The lanes of plain messages, for each message the lane's number (`NOT_PLAIN`: none) and the
+        id of a plain one, and the encoded messages.
         """
         route_of = self._space.routes.route
         lanes: dict[str, int] = {}
         order: list[int] = []
+        own_ids: list[str | bool] = []
         messages: list[bytes] = []
         for draft in drafts:
             route = route_of(draft.topic)
             if (
                 route.is_plain
-                and draft.id is None
+                and (draft.id is None or self._is_plain_id(draft))
                 and not waits_for_signals(draft)
                 and draft.ttl_us is None
                 and not (
@@ -192,14 +199,26 @@ class ValkeyQueue(ShardedQueue):
                 )
             ):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
-                is_plainest = draft.key is None and not draft.headers and not draft.sticky
+                own_ids.append(draft.id or False)
+                is_plainest = (
+                    draft.id is None
+                    and draft.key is None
+                    and not draft.headers
+                    and not draft.sticky
+                )
                 messages.append(
                     route.head + draft.body if is_plainest else records.plain_record(draft)
                 )
             else:
                 order.append(NOT_PLAIN)
+                own_ids.append(False)
                 messages.append(self._rich(draft, route))
-        return list(lanes), order, messages
+        return list(lanes), order, own_ids, messages
+
+    def _is_plain_id(self, draft: Draft) -> bool:
+        """Whether the id needs nothing but to be looked up and stored."""
+        assert draft.id is not None
+        return draft.signal is None and not draft.own and self._space.generated(draft.id) is None
 
     def _rich(self, draft: Draft, route: Route) -> bytes:
         policy = route.policy

@@ -15,6 +15,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from laneway.engines.sharded.policies import Policies
 from laneway.engines.valkey import records
 from laneway.errors import SchemaMismatch
@@ -104,6 +106,71 @@ def _own_policies(space: Namespace) -> None:
     Policies(space).spread()
 
 
+PAGE = 1000
+"""Records that are read at once."""
+
+
+class _Record4(msgspec.Struct, array_like=True):
+    """A message as layout 4 stored it, behind "R" and its size; the body follows."""
+
+    topic: str
+    lane: str | bool
+    state: int
+    rank: int
+    seq: int
+    since: int
+    published: int
+    expires: int | bool
+    serial: int
+    key: str | bool | None
+    id: str | bool | None
+    mkey: str | bool | None
+    headers: dict[str, str] | bool | None
+    attempts: int
+    deliveries: int
+    suspect: bool
+    joined: int
+    parts: int
+    parts_bytes: int
+    sticky: bool
+    unhandled_from: int
+    unhandled_times: int
+    mirrored: msgspec.Raw
+    death: Any
+    history: Any
+
+
+_RECORD_4 = msgspec.msgpack.Decoder(_Record4)
+
+
+def _record_4(mid: int, stored: bytes) -> bytes:
+    """The record of today for one of layout 4 that is not plain."""
+    end = 5 + int.from_bytes(stored[1:5])
+    old = _RECORD_4.decode(stored[5:end])
+    fields = {name: getattr(old, name) for name in old.__struct_fields__ if name != "mirrored"}
+    for name in ("key", "id", "mkey", "headers"):
+        fields[name] = fields[name] or None
+    new = records.Record(mid=mid, body=stored[end:], **fields)
+    return records.record_of(new, bytes(old.mirrored))
+
+
+def _records(space: Namespace) -> None:
+    """4 to 5: records of messages that are not plain have a head of fixed width."""
+    for shard in range(space.shards):
+        for name in ("m", "moving"):
+            cursor = b"0"
+            while True:
+                cursor, found = space.read(shard, "HSCAN", name, cursor, "COUNT", PAGE)
+                written: list[Any] = []
+                for mid, stored in zip(found[::2], found[1::2], strict=True):
+                    if stored[:1] == b"R":
+                        written += (mid, _record_4(int(mid), stored))
+                if written:
+                    space.read(shard, "HSET", name, *written)
+                if cursor == b"0":
+                    break
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -113,4 +180,7 @@ class Step(NamedTuple):
     """The rest of the step, with today's functions."""
 
 
-STEPS = {3: Step([(30, 0), (31, 0)], _own_policies)}  # own, marked
+STEPS = {
+    3: Step([(30, 0), (31, 0)], _own_policies),  # own, marked
+    4: Step([], _records),
+}

@@ -64,10 +64,10 @@ class MigratingShards:
             id=message_id,
             topic=record.topic,
             bodies=[record.body, *more],
-            key=record.key or None,  # type: ignore[arg-type]
+            key=record.key,
             priority=record.priority,
             at_front=not record.rank & 1,
-            headers=record.headers or None,  # type: ignore[arg-type]
+            headers=record.headers,
             published_us=record.published,
             since_us=record.since,
             expires_us=record.expires or None,

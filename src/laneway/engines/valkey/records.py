@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laneway.policy import Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 4
+LAYOUT = 5
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -235,13 +235,33 @@ def plain_head(topic: str) -> bytes:
     return plain_record(Draft(topic, b""))
 
 
+def content(
+    topic: str,
+    key: str | None,
+    own_id: str | None,
+    headers: dict[str, str] | None,
+    mkey: str | None,
+    body: bytes,
+    *,
+    sticky: bool,
+) -> bytes:
+    """The content of a message, as it is published and stored; see `content_of` in `shard.lua`."""
+    meta = _pack([topic, key, own_id, headers or None, sticky, mkey])
+    return len(meta).to_bytes(2) + meta + body
+
+
 def plain_record(draft: Draft) -> bytes:
     """
     The record of a message with nothing but a body, key, id and headers, without the time, which
     the function appends.
     """
-    meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
-    return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
+    return (b"p" if draft.sticky or draft.id is not None else b"P") + content(
+        draft.topic, draft.key, draft.id, draft.headers, None, draft.body, sticky=draft.sticky
+    )
+
+
+_DRAFT = struct.Struct(">BH6q")
+_NONE = -1
 
 
 def draft_record(
@@ -253,34 +273,51 @@ def draft_record(
     spread: int | None,
 ) -> bytes:
     """Any other message, as `putting.lua` decodes it."""
-    key = mkey.hex() if mkey is not None else None
-    meta = _pack(
-        [
-            draft.topic,
-            draft.key,
-            draft.id,
-            draft.headers or None,
-            draft.sticky,
-            rank,
-            max(draft.delay_us, 0),
-            draft.at_us,
-            ttl,
-            key,
-            generated_mid,
-            spread,
-            draft.signal,
-            draft.own,
-        ]
+    return _DRAFT.pack(
+        draft.own,
+        rank + RANK_0,
+        max(draft.delay_us, 0),
+        _NONE if draft.at_us is None else max(draft.at_us, 0),
+        _NONE if ttl is None else ttl,
+        _NONE if generated_mid is None else generated_mid,
+        _NONE if spread is None else spread,
+        _NONE if draft.signal is None else draft.signal,
+    ) + content(
+        draft.topic,
+        draft.key,
+        draft.id,
+        draft.headers,
+        mkey.hex() if mkey is not None else None,
+        draft.body,
+        sticky=draft.sticky,
     )
-    return struct.pack(">H", len(meta)) + meta + draft.body
 
 
 # Messages as they are stored
 
 
-class Record(msgspec.Struct, array_like=True, kw_only=True):
-    """A message. False stands for none. The fields are in the order of `messages.lua`."""
+class Rare(msgspec.Struct, array_like=True, kw_only=True):
+    """Fields that few messages have, in the order of `RARE` in `messages.lua`."""
 
+    other_lane: str | bool = False
+    """The name of the lane, if it is not the topic's."""
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    joined: int = 0
+    parts: int = 0
+    parts_bytes: int = 0
+    unhandled_from: int = 0
+    unhandled_times: int = 0
+    mirrored: msgspec.Raw = msgspec.Raw(b"")
+    death: Any = False  # [number, at, until, reason, error]
+    history: Any = ()
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A message. False stands for none."""
+
+    mid: int
     topic: str
     lane: str | bool = False
     state: int = 0
@@ -290,24 +327,22 @@ class Record(msgspec.Struct, array_like=True, kw_only=True):
     published: int
     expires: int | bool = False
     serial: int = 0
-    key: str | bool | None = None
-    id: str | bool | None = None
-    mkey: str | bool | None = None
-    headers: dict[str, str] | bool | None = None
+    key: str | None = None
+    id: str | None = None
+    mkey: str | None = None
+    headers: dict[str, str] | None = None
+    sticky: bool = False
+    body: bytes = b""
     attempts: int = 0
     deliveries: int = 0
     suspect: bool = False
     joined: int = 0
     parts: int = 0
     parts_bytes: int = 0
-    sticky: bool = False
     unhandled_from: int = 0
     unhandled_times: int = 0
-    mirrored: msgspec.Raw = msgspec.Raw(b"")
-    death: Any = False  # [number, at, until, reason, error]
+    death: Any = False
     history: Any = ()
-    body: bytes = b""
-    mid: int = 0
 
     @property
     def priority(self) -> int:
@@ -324,32 +359,109 @@ class Record(msgspec.Struct, array_like=True, kw_only=True):
 
 
 FRONT = 1 << 53
-_RICH = ord("R")
-_RECORD = msgspec.msgpack.Decoder(Record)
-_PLAIN = msgspec.msgpack.Decoder(tuple[str, str | None, str | None, dict[str, str] | None, bool])
+RANK_0 = 512
+"""Added to ranks where they are stored, so that none is negative."""
+_RICH = ord("M")
+_HEAD = struct.Struct(">BBHQQQQI")
+_DEAD = 3
+_RARE = msgspec.msgpack.Decoder(Rare)
+_USUAL = Rare()
 
 
 def read_record(mid: int, stored: bytes) -> Record:
     """Decode the record of a message."""
-    if stored[:1] == b"R":
-        end = 5 + int.from_bytes(stored[1:5])
-        record = _RECORD.decode(stored[5:end])
-        record.body, record.mid = stored[end:], mid
-        return record
-    published, end = int.from_bytes(stored[-7:]), 3 + int.from_bytes(stored[1:3])
-    topic, key, own_id, headers, sticky = _PLAIN.decode(stored[3:end])
+    if stored[0] != _RICH:
+        published, end = int.from_bytes(stored[-7:]), 3 + int.from_bytes(stored[1:3])
+        topic, key, own_id, headers, sticky, _ = _meta(stored[3:end])
+        return Record(
+            mid=mid,
+            topic=topic,
+            lane=topic,
+            seq=mid,
+            since=published,
+            published=published,
+            key=key,
+            id=own_id,
+            headers=headers,
+            sticky=sticky,
+            body=stored[end:-7],
+        )
+    _, flags, rank, seq, since, published, expires, rare_bytes = _HEAD.unpack_from(stored)
+    serial, state = divmod(flags, 4)
+    at = _HEAD.size + rare_bytes
+    end = at + 2 + int.from_bytes(stored[at : at + 2])
+    topic, key, own_id, headers, sticky, mkey = _meta(stored[at + 2 : end])
+    rare = _RARE.decode(stored[_HEAD.size : at]) if rare_bytes else _USUAL
     return Record(
+        mid=mid,
         topic=topic,
-        lane=topic,
-        seq=mid,
-        since=published,
+        lane=rare.other_lane or (state != _DEAD and topic),
+        state=state,
+        rank=rank - RANK_0,
+        seq=seq,
+        since=since,
         published=published,
+        expires=expires or False,
+        serial=serial,
         key=key,
         id=own_id,
+        mkey=mkey,
         headers=headers,
         sticky=sticky,
-        body=stored[end:-7],
-        mid=mid,
+        body=stored[end:],
+        attempts=rare.attempts,
+        deliveries=rare.deliveries,
+        suspect=rare.suspect,
+        joined=rare.joined,
+        parts=rare.parts,
+        parts_bytes=rare.parts_bytes,
+        unhandled_from=rare.unhandled_from,
+        unhandled_times=rare.unhandled_times,
+        death=rare.death,
+        history=rare.history or (),
+    )
+
+
+def record_of(record: Record, mirrored: bytes) -> bytes:
+    """
+    The record as it is stored; for `layouts.py`, because only functions write records otherwise.
+    """
+    rare = [
+        record.lane if record.lane != record.topic else False,
+        record.attempts,
+        record.deliveries,
+        record.suspect,
+        record.joined,
+        record.parts,
+        record.parts_bytes,
+        record.unhandled_from,
+        record.unhandled_times,
+        msgspec.Raw(mirrored),
+        record.death,
+        record.history or False,
+    ]
+    stored_rare = _pack(rare)
+    return (
+        _HEAD.pack(
+            _RICH,
+            record.state + 4 * record.serial,
+            record.rank + RANK_0,
+            record.seq,
+            record.since,
+            record.published,
+            record.expires or 0,
+            len(stored_rare),
+        )
+        + stored_rare
+        + content(
+            record.topic,
+            record.key,
+            record.id,
+            record.headers,
+            record.mkey,
+            record.body,
+            sticky=record.sticky,
+        )
     )
 
 
@@ -377,21 +489,14 @@ def leases_of(
         for mid, stored in itertools.islice(pairs, count):
             handle = mid * shards + shard
             if stored[0] == _RICH:
-                leases.append(
-                    _lease_of(
-                        handle,
-                        number,
-                        nonce,
-                        deadline,
-                        stored,
-                        more.get(len(leases)),
-                        limited=limited,
-                    )
-                )
+                lease = _lease_of(handle, number, nonce, deadline, stored, limited=limited)
+                if more:
+                    lease.bodies = _all_bodies(lease.body, more.get(len(leases)))
+                leases.append(lease)
             else:
                 end = 3 + (stored[1] << 8 | stored[2])
                 meta = stored[3:end]
-                topic, key, own_id, headers = _recent_meta.get(meta) or _plain_meta(meta)
+                topic, key, own_id, headers, _, _ = _recent_meta.get(meta) or _meta(meta)
                 leases.append(
                     Lease(
                         handle,
@@ -418,17 +523,19 @@ def leases_of(
 REMEMBERED = 10_000
 """Topics whose decoded records are cached; few workers have more at a time."""
 
-_PlainMeta = tuple[str, str | None, str | None, dict[str, str] | None]
+_Meta = tuple[str, str | None, str | None, dict[str, str] | None, bool, str | None]
+"""Topic, key, id, headers, whether the id is sticky, merge key."""
 
-_recent_meta: dict[bytes, _PlainMeta] = {}
-"""The decoded beginnings of plain records that have nothing but a topic."""
+_recent_meta: dict[bytes, _Meta] = {}
+"""Those of messages that have nothing but a topic."""
 
 
-def _plain_meta(meta: bytes) -> _PlainMeta:
-    """Topic, key, id, headers."""
-    topic, key, own_id, headers, _ = _PLAIN.decode(meta)
-    found = topic, key, own_id, headers
-    if key is None and own_id is None and headers is None:
+def _meta(meta: bytes) -> _Meta:
+    """What precedes the body in a message's content. Functions write false where it has none."""
+    topic, key, own_id, headers, sticky, *others = _unpack(meta)
+    mkey = others[0] if others else None  # not in plain records of layout 4
+    found = topic, key or None, own_id or None, headers or None, sticky, mkey or None
+    if not (key or own_id or headers or sticky or mkey):
         if len(_recent_meta) >= REMEMBERED:
             _recent_meta.clear()
         _recent_meta[meta] = found
@@ -436,30 +543,37 @@ def _plain_meta(meta: bytes) -> _PlainMeta:
 
 
 def _lease_of(
-    handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool
+    handle: int, fence: int, nonce: str, deadline: int, stored: bytes, *, limited: bool
 ) -> Lease:
-    """
-    The lease of a message that is not plain. `bodies`: those behind the first; None: it does not
-    collect.
-    """
-    record = read_record(0, stored)
+    """The lease of a message that is not plain, without further bodies."""
+    _, _, rank, _, _, published, _, rare_bytes = _HEAD.unpack_from(stored)
+    at = _HEAD.size + rare_bytes
+    end = at + 2 + (stored[at] << 8 | stored[at + 1])
+    meta = stored[at + 2 : end]
+    topic, key, own_id, headers, _, _ = _recent_meta.get(meta) or _meta(meta)
+    rare = _RARE.decode(stored[_HEAD.size : at]) if rare_bytes else _USUAL
     return Lease(
         handle,
         fence,
-        record.id or f"{nonce}-{handle:x}",  # type: ignore[arg-type]
-        record.topic,
-        record.body,
+        own_id or f"{nonce}-{handle:x}",
+        topic,
+        stored[end:],
         deadline,
-        record.attempts + 1,
-        record.deliveries + 1,
-        record.key or None,  # type: ignore[arg-type]
-        record.priority,
-        record.headers or None,  # type: ignore[arg-type]
-        record.published,
-        record.suspect,
-        [record.body, *bodies] if bodies is not None else None,
+        rare.attempts + 1,
+        rare.deliveries + 1,
+        key,
+        -(rank - RANK_0 >> 1),
+        headers,
+        published,
+        rare.suspect,
+        None,
         limited,
     )
+
+
+def _all_bodies(first: bytes, others: Sequence[bytes] | None) -> list[bytes] | None:
+    """All bodies of a message; None: it does not collect."""
+    return [first, *others] if others is not None else None
 
 
 # Leases, lanes, gates

@@ -21,7 +21,7 @@ PARTS = (
     "undo",
     "fairness",
     "rules",
-    "index_entries",
+    "writes",
     "gates",
     "crc",
     "lanes",

@@ -542,10 +542,10 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
     held = lease_on(view, shard, record.mid) if record.state != DEAD else None
     message = shared.message(
         record,
-        id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}",  # type: ignore[arg-type]
+        id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}",
         topic=record.topic,
-        key=record.key or None,  # type: ignore[arg-type]
-        headers=record.headers or None,  # type: ignore[arg-type]
+        key=record.key,
+        headers=record.headers,
         expires_us=record.expires or None,
         suspect=record.suspect,
         parts=space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1) if record.parts else None,

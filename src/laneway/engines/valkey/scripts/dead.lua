@@ -41,7 +41,7 @@ local function put_back(record, since)
     record.attempts, record.suspect, record.unhandled_from, record.unhandled_times = 0, false, 0, 0
     record.expires = policy.ttl and since + policy.ttl
     local spread = policy.partitions > 1 and (record.key and crc32(record.key) or record.mkey
-        and crc32(record.body))
+        and crc32(body_of(record)))
     local lane = lanes.make(lanes.name_for(policy, record.topic, spread, record.seq))
     -- Where another one of its key waits already, newcomers go on joining that one.
     messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic,

@@ -17,12 +17,14 @@ local answers, at, changed = {}, 4, {}
 local function import_one(message, bodies)
     local policy, mid = rules.of(message.topic), next_number()
     local record = messages.new({
-        mid = mid, seq = mid, topic = message.topic, rank = message.rank, since = message.since,
-            published = message.published, expires = message.expires,
-        serial = message.serial, key = message.key, id = message.id, mkey = message.mkey, headers =
-            message.headers, sticky = message.sticky,
-        body = bodies[1], lane = false,
-    })
+        mid = mid, state = READY, rank = message.rank, seq = mid, since = message.since, published =
+            message.published, expires = message.expires,
+        serial = message.serial, topic = message.topic, lane = false, key = message.key, id =
+            message.id, mkey = message.mkey, headers = message.headers,
+        content = content_of(message.topic, message.key, message.id, message.headers,
+            message.sticky, message.mkey, bodies[1]),
+        size = #bodies[1],
+    }, message.sticky)
     record.attempts, record.deliveries, record.suspect = message.attempts, message.deliveries,
         message.suspect
     record.unhandled_from, record.unhandled_times, record.history = message.unhandled_from,
@@ -39,7 +41,7 @@ local function import_one(message, bodies)
     if message.death then
         messages.bury({}, record, message.death[3], message.death[4])
         record.death[2], record.death[3] = message.death[1], message.death[2]
-        call('ZADD', keys.due, message.death[2], RETENTION_ENDS .. sortable(mid))
+        writes.set_member(keys.due, RETENTION_ENDS .. sortable(mid), message.death[2])
         return
     end
     local lane = lanes.make(lanes.name_for(policy, message.topic, message.spread, mid))

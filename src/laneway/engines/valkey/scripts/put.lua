@@ -4,7 +4,8 @@
 -- ARGV[4]: the lanes of the plain messages (packed)
 -- ARGV[5]: for each message the position of its lane in ARGV[4]; -1: it is not plain (packed)
 -- ARGV[6]: the ids of the own policies that the client knows, by topic (packed)
--- ARGV[7…]: the messages, as records.py encodes them
+-- ARGV[7]: for each message its id if it is plain and has one, else false (packed); "": none has
+-- ARGV[8…]: the messages, as records.py encodes them
 --
 -- Answers for each message its number, or {outcome, details}. {"stale", version}: the shard has
 -- another version of the policies. {"own", …}: the client has to know other own policies, see
@@ -15,7 +16,7 @@ if tonumber(ARGV[3]) ~= shard.version then
 end
 local order, stored, drafts = values_of(ARGV[5]), {}, {}
 for n = 1, #order do
-    stored[n] = ARGV[6 + n]
+    stored[n] = ARGV[7 + n]
     if order[n] < 0 then
         drafts[n] = putting.decode(stored[n])
     end
@@ -29,6 +30,7 @@ local impossible, by = putting.impossible(drafts)
 if impossible then
     return { 'impossible', impossible - 1, by }
 end
-local answers = intake.accept_batch(plain_topics, order, stored, drafts)
+local own_ids = ARGV[7] ~= '' and values_of(ARGV[7]) or {}
+local answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids)
 save(next(drafts) ~= nil)
 return answers

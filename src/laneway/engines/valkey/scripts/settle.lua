@@ -51,6 +51,8 @@ if ARGV[6] ~= '' then
                 or ids.of(messages.read(settlement[1]))
             draft.id, draft.sticky, draft.position = draft.id or parent .. ':'
                 .. text(counted[position] - 1), true, position
+            draft.content = content_of(draft.topic, draft.key, draft.id, draft.headers, true,
+                draft.mkey, body_of(draft))
             local impossible, by = putting.impossible({ draft })
             if impossible then
                 return { 'impossible', n - 1, by }
@@ -78,34 +80,37 @@ local left, ended = acks.settle(simple)
 if #left > 0 or #settlements > 0 then
     -- Plain acks that need more are settled between the other settlements, in the order of the
     -- call; the tenth value of a row is its position there.
-    local is_other, positions, entries, merged = {}, {}, {}, {}
-    for n, each in ipairs(settlements) do
+    local is_other, positions, merged, numbers, row = {}, {}, {}, {}, 1
+    for _, each in ipairs(settlements) do
         is_other[each[10]] = true
-        entries[n] = { each[10], each, n, false }
     end
     for place = 1, #simple / 3 + #settlements do
         if not is_other[place] then
             positions[#positions + 1] = place
         end
     end
+    local function add_rows(before)
+        while settlements[row] and settlements[row][10] < before do
+            merged[#merged + 1], row = settlements[row], row + 1
+        end
+    end
     for _, n in ipairs(left) do
-        local at = 3 * n - 2
-        entries[#entries + 1] = { positions[n], { simple[at], simple[at + 1], 'ack', false, false,
-            false, simple[at + 2] }, n, true }
+        local at, position = 3 * n - 2, positions[n]
+        add_rows(position)
+        local ack = { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2], true,
+            1, position }
+        merged[#merged + 1], numbers[ack] = ack, n
     end
-    table.sort(entries, function(one, other)
-        return one[1] < other[1]
-    end)
-    for n, entry in ipairs(entries) do
-        merged[n] = entry[2]
-    end
+    add_rows(math.huge)
+    row = 0
     for n, answer in ipairs(settling.settle_all(merged, ended)) do
-        words[entries[n][1]] = answer
-        if not entries[n][4] then
-            answers[entries[n][3]] = answer
+        local number = numbers[merged[n]]
+        words[merged[n][10]] = answer
+        if not number then
+            row = row + 1
+            answers[row] = answer
         elseif answer ~= 'acked' then
-            unlike[#unlike + 1] = entries[n][3]
-            unlike[#unlike + 1] = answer
+            unlike[#unlike + 1], unlike[#unlike + 2] = number, answer
         end
     end
 end

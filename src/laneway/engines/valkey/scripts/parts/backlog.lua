@@ -3,6 +3,8 @@
 -- uses: lanes, plain, messages
 
 local backlog = part(function(backlog)
+    local MOST_OF_RANK = 1000 -- messages `at_front` of one rank
+
     local function waiting_of(topic, policy)
         if policy.buckets then
             local own, count = key('t:' .. topic), 0
@@ -68,7 +70,7 @@ local backlog = part(function(backlog)
                 return best
             end
             for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
-                .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, POLICY_PAGE)) do
+                .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, MOST_OF_RANK)) do
                 local record = messages.read(unpack_from('>I7', member, at))
                 if may_go(record) and (not best or is_worse(record, best)) then
                     best = record

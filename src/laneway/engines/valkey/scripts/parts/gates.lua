@@ -5,7 +5,7 @@
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
 --
--- uses: fairness, index_entries
+-- uses: fairness
 
 local gates = part(function(gates)
     local known, changed, moved
@@ -158,7 +158,6 @@ local gates = part(function(gates)
         if next(changed) == nil and next(moved) == nil then
             return
         end
-        index_entries.write()
         for gate in pairs(changed) do
             look(gate)
         end

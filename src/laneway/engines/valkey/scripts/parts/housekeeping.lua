@@ -1,7 +1,7 @@
 -- What the clock causes: due messages, leases that run out, ttl, retention, sweeps of changed
 -- patterns, lanes that wake.
 --
--- uses: gates, lanes, messages, ids, merging, settling
+-- uses: writes, gates, lanes, messages, ids, merging, settling
 
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name
@@ -24,29 +24,66 @@ local housekeeping = part(function(housekeeping)
         lanes.place(lane)
     end
 
-    -- Process events one by one, because each may cause others. Returns whether there are more.
+    -- Read at once the messages of events, and their lanes.
+    local function load_messages(page)
+        local mids, names, lines = {}, {}, {}
+        for n, event in ipairs(page) do
+            mids[n] = unpack_from('>I7', event, 2)
+        end
+        messages.load(mids)
+        for _, mid in ipairs(mids) do
+            local record = messages.read(mid)
+            if record then
+                names[#names + 1] = record.lane or nil
+                lines[#lines + 1] = messages.line(record) or nil
+            end
+        end
+        lanes.load(names)
+        messages.load_holders(lines)
+    end
+
+    local function happen(event)
+        local record = messages.read(unpack_from('>I7', event, 2))
+        local kind = string.sub(event, 1, 1)
+        writes.set_member(keys.due, event, false)
+        if not record then -- the store lost it; the doctor reports it
+            return
+        elseif kind == DUE then
+            come_due(record)
+        elseif kind == EXPIRES then
+            expires(record)
+        elseif kind == RETENTION_ENDS then
+            messages.forget_dead(record)
+        end
+    end
+
+    -- Process events in the order of time. An event may remove later ones, and may cause ones that
+    -- are not due before all of its page; ends of leases cause earlier ones, and are processed one
+    -- by one. Returns whether there are more.
     local function events(budget)
         local left = budget
         while true do
-            local first = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1]
-            if not first or left <= 0 then
-                return first ~= nil
+            local due = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
+                math.max(left, 1))
+            if not due[1] or left <= 0 then
+                return due[1] ~= nil
             end
-            local kind = string.sub(first, 1, 1)
-            if kind == LEASES_END then
-                left = left - settling.run_out_at(tonumber(call('ZSCORE', keys.due, first)), left)
-            else
-                call('ZREM', keys.due, first)
-                local record = messages.read(unpack_from('>I7', first, 2))
-                left = left - 1
-                if not record then -- the store lost it; the doctor reports it
-                    left = left + 1
-                elseif kind == DUE then
-                    come_due(record)
-                elseif kind == EXPIRES then
-                    expires(record)
-                elseif kind == RETENTION_ENDS then
-                    messages.forget_dead(record)
+            local page = {}
+            for n, event in ipairs(due) do
+                if string.sub(event, 1, 1) == LEASES_END then
+                    break
+                end
+                page[n] = event
+            end
+            if not page[1] then
+                local at = tonumber(call('ZSCORE', keys.due, due[1]))
+                left = left - settling.run_out_at(at, left)
+            end
+            load_messages(page)
+            for _, event in ipairs(page) do
+                if not writes.is_removed(keys.due, event) then
+                    happen(event)
+                    left = left - 1
                 end
             end
         end

@@ -3,7 +3,7 @@
 -- forever). `ids_until` has the times at which these are forgotten. `aliases` has the topics of
 -- generated ids that name another message now, because they joined it or were used again.
 --
--- uses: rules, messages
+-- uses: rules, writes, messages
 
 ids = part(function(ids)
     local GENERATED -- the prefix of generated ids
@@ -20,23 +20,39 @@ ids = part(function(ids)
         return key('i:' .. topic)
     end
 
+    -- Until when the id of a finished message is known; nil: it names a message.
+    local function finished_until(stored)
+        if type(stored) == 'string' and string.byte(stored) == 102 then -- "f"
+            return tonumber(string.sub(stored, 2))
+        end
+    end
+
     function ids.is_known(topic, id, generated_mid)
-        local stored = call('HGET', of(topic), id)
+        local stored = writes.field(of(topic), id)
         if stored then
-            local ends = tonumber(string.match(stored, '^f(%d+)'))
+            local ends = finished_until(stored)
             if not ends or ends == 0 or ends > shard.now then
                 return true
             end
-            call('HDEL', of(topic), id)
+            writes.set_field(of(topic), id, false)
             return false
         end
         local record = generated_mid and messages.read(generated_mid)
         return record and record.topic == topic or false
     end
 
+    -- Read several at once: the ids of each topic.
+    function ids.load(by_topic)
+        for topic, wanted in pairs(by_topic) do
+            if #wanted > 1 then -- a single one is read when it is needed
+                writes.load_fields(of(topic), wanted)
+            end
+        end
+    end
+
     -- The number of the message with an id, if it has not ended.
     function ids.number(topic, id, generated_mid)
-        local stored = call('HGET', of(topic), id)
+        local stored = writes.field(of(topic), id)
         if stored then
             return tonumber(stored)
         end
@@ -44,9 +60,9 @@ ids = part(function(ids)
     end
 
     function ids.set(topic, id, mid)
-        call('HSET', of(topic), id, mid)
+        writes.set_field(of(topic), id, mid)
         if is_generated(id) then
-            call('HSET', keys.aliases, id, topic)
+            writes.set_field(keys.aliases, id, topic)
         end
     end
 
@@ -72,15 +88,15 @@ ids = part(function(ids)
 
     local function finish_one(topic, id, window)
         if is_generated(id) then
-            call('HDEL', keys.aliases, id)
+            writes.set_field(keys.aliases, id, false)
         end
         if window == 0 then
-            call('HDEL', of(topic), id)
+            writes.set_field(of(topic), id, false)
         elseif window == FOREVER then
-            call('HSET', of(topic), id, 'f0')
+            writes.set_field(of(topic), id, 'f0')
         else
-            call('HSET', of(topic), id, 'f' .. text(shard.now + window))
-            call('ZADD', keys.ids_until, shard.now + window, topic .. '\0' .. id)
+            writes.set_field(of(topic), id, 'f' .. text(shard.now + window))
+            writes.set_member(keys.ids_until, topic .. '\0' .. id, shard.now + window)
         end
     end
 
@@ -109,12 +125,12 @@ ids = part(function(ids)
             'LIMIT', 0, most)) do
             local cut = string.find(member, '\0', 1, true)
             local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
-            local ends = tonumber(string.match(call('HGET', of(topic), id) or '', '^f(%d+)'))
+            local ends = finished_until(writes.field(of(topic), id))
             -- else the id was published again meanwhile
             if ends and ends ~= 0 and ends <= shard.now then
-                call('HDEL', of(topic), id)
+                writes.set_field(of(topic), id, false)
             end
-            call('ZREM', keys.ids_until, member)
+            writes.set_member(keys.ids_until, member, false)
         end
     end
 end)

@@ -1,6 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, lane_heads, plain, backlog, putting
+-- uses: rules, lanes, lane_heads, plain, ids, backlog, putting
 
 local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
@@ -16,6 +16,7 @@ local intake = part(function(intake)
 
     function intake.accept_all(drafts)
         local arrivals, answers = {}, {}
+        putting.load(drafts)
         for n, draft in ipairs(drafts) do
             answers[n] = putting.accept(draft, arrivals)
         end
@@ -40,24 +41,49 @@ local intake = part(function(intake)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) }
     end
 
+    local function load_ids(topics, order, own_ids)
+        local by_topic = {}
+        for n = 1, #own_ids do
+            if own_ids[n] then
+                local topic = topics[order[n]]
+                local of_topic = by_topic[topic]
+                if not of_topic then
+                    of_topic = {}
+                    by_topic[topic] = of_topic
+                end
+                of_topic[#of_topic + 1] = own_ids[n]
+            end
+        end
+        ids.load(by_topic)
+    end
+
     -- `topics`: the topics of plain messages; `order`: for each message the position of its topic,
-    -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain.
-    function intake.accept_batch(topics, order, stored, drafts)
+    -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain;
+    -- `own_ids`: the ids of plain ones.
+    function intake.accept_batch(topics, order, stored, drafts, own_ids)
         local arrivals, answers = {}, {}
         local at = {} -- the lanes, or their beginnings, by the topic's position
+        local is_plain = true -- the message before
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp = {}, sortable(shard.now)
+        putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
         lane_heads.load(topics)
+        load_ids(topics, order, own_ids)
         for n = 1, #order do
             local position, message = order[n], stored[n]
             if position < 0 then
-                write()
-                at = {}
+                if is_plain then
+                    write()
+                    at, is_plain = {}, false
+                end
                 answers[n] = putting.accept(drafts[n], arrivals)
             else
+                is_plain = true
                 local size = #message - 3 - unpack_from('>I2', message, 2)
-                local answer = false
-                if is_limited then
+                local id, answer = own_ids[n], false
+                if id and ids.is_known(topics[position], id) then
+                    answer = { 'duplicate' }
+                elseif is_limited then
                     answer, at = refused(topics[position], size), {}
                 end
                 if not answer then
@@ -72,6 +98,9 @@ local intake = part(function(intake)
                         at[position] = lane
                     end
                     answer = next_number()
+                    if id then
+                        ids.set(topics[position], id, answer)
+                    end
                     written[place + 1], written[place + 2] = answer, message .. stamp
                     plain.append(lane, answer)
                     lane.published, lane.bytes = lane.published + 1, lane.bytes + size

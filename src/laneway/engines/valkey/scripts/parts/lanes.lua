@@ -18,7 +18,7 @@
 -- list `q:N`; `sorted`: how many of its ready messages are in the sorted set `z:N`, see
 -- messages.lua.
 --
--- uses: fairness, rules, index_entries, gates, crc
+-- uses: fairness, rules, writes, gates, crc
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -116,7 +116,9 @@ local lanes = part(function(lanes)
         begin_call(lane, name)
         if rest <= #stored then
             for n, value in ipairs(values_of(string.sub(stored, rest))) do
-                lane[RARE[n]] = value
+                if value ~= 0 then
+                    lane[RARE[n]] = value
+                end
             end
         end
         return lane
@@ -216,7 +218,7 @@ local lanes = part(function(lanes)
             local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
             lane.tier_queue, lane.vt = tier_queue.number, tier_queue.vt
             known[name] = lane
-            index_entries.set(keys.names, name, 0)
+            writes.set_member(keys.names, name, 0)
             lanes.touch(lane)
         end
         return lane
@@ -295,10 +297,10 @@ local lanes = part(function(lanes)
         if before ~= index or (index and score ~= lane.score) then
             local member = sortable(lane.number) .. lane.name
             if before and before ~= index then
-                index_entries.set(before, member, false)
+                writes.set_member(before, member, false)
             end
             if index then
-                index_entries.set(index, member, score)
+                writes.set_member(index, member, score)
             end
         end
         if left[lane] then
@@ -420,7 +422,6 @@ local lanes = part(function(lanes)
     end
 
     local function remove_all(names)
-        index_entries.write()
         call_many('HDEL', keys.lanes, names, 1)
         call_many('ZREM', keys.names, names, 1)
         shard.lanes = shard.lanes - #names
@@ -463,7 +464,6 @@ local lanes = part(function(lanes)
 
     -- Lanes in no top list, which most are, are deleted without being decoded.
     function lanes.forget_idle(most)
-        index_entries.write()
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         if #members == 0 then
             return
@@ -486,7 +486,6 @@ local lanes = part(function(lanes)
     end
 
     function lanes.wake(most)
-        index_entries.write()
         local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT',
             0, most))
         for _, lane in ipairs(due) do
@@ -496,7 +495,6 @@ local lanes = part(function(lanes)
     end
 
     function lanes.next_wake()
-        index_entries.write()
         local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE',
             keys.idle, 0, 0, 'WITHSCORES')[2]
         return tonumber(asleep), tonumber(idle)
@@ -504,7 +502,6 @@ local lanes = part(function(lanes)
 
     -- The lanes' names between two names, in order.
     function lanes.names_between(after, before, most)
-        index_entries.write()
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
@@ -514,7 +511,7 @@ local lanes = part(function(lanes)
     local function set_class(lane, name, class)
         if lane[name] ~= class then
             lane[name] = class
-            index_entries.set(keys['top:' .. name], lane.name, class > 0 and class)
+            writes.set_member(keys['top:' .. name], lane.name, class > 0 and class)
         end
     end
 
@@ -556,7 +553,8 @@ local lanes = part(function(lanes)
                     watch(lane)
                 end
                 if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0
-                    or lane.lately >= 32 or lane.delayed >= 32 or lane.is_rare then
+                    or lane.lately >= 32 or lane.delayed >= 32 or lane.slow > 0
+                    or (lane.is_rare and lane.throttled > 0) then
                     lanes.classify(lane)
                 end
                 local n = #written
@@ -565,6 +563,5 @@ local lanes = part(function(lanes)
         end
         call_many('HSET', keys.lanes, written, 2)
         changed = {}
-        index_entries.write()
     end
 end)

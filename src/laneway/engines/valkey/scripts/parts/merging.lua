@@ -1,14 +1,24 @@
 -- Merging messages with the same merge key: on publish, and when a leased message comes back while
 -- another one waits. See "Merging on publish" and "Arriving" in docs/specification.md.
 --
--- uses: rules, lanes, messages, ids
+-- uses: rules, writes, lanes, messages, ids
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
 
     function merging.waiting_one(topic, mkey)
-        local mid = call('HGET', keys.merge, topic .. '\0' .. mkey)
+        local mid = writes.field(keys.merge, topic .. '\0' .. mkey)
         return mid and messages.read(tonumber(mid))
+    end
+
+    -- Read the waiting messages of several merge keys at once: topic and key, joined by \0.
+    function merging.load(wanted)
+        local mids = {}
+        writes.load_fields(keys.merge, wanted)
+        for n = 1, #wanted do
+            mids[#mids + 1] = tonumber(writes.field(keys.merge, wanted[n]))
+        end
+        messages.load(mids)
     end
 
     -- The due time that the publisher set; false: none.
@@ -47,8 +57,8 @@ local merging = part(function(merging)
         return due or record.since
     end
 
-    local function set_content(record, body, headers)
-        record.body, record.headers = body, headers
+    local function set_content(record, from)
+        messages.set_content(record, body_of(from), from.headers, record.sticky)
         if record.parts > 0 then -- collected under the policy `all`
             call('DEL', key('b:' .. text(record.mid)))
             record.parts, record.parts_bytes = 0, 0
@@ -86,7 +96,7 @@ local merging = part(function(merging)
         end
         record.since = due
         if policy.merge == 'last' then
-            set_content(record, draft.body, draft.headers)
+            set_content(record, draft)
             record.expires = draft.ttl and shard.now + draft.ttl
             record.attempts = 0
             set_rank(record, draft.rank)
@@ -101,11 +111,13 @@ local merging = part(function(merging)
             if record.parts + 1 >= policy.merge_limit then
                 return false
             end
-            add_part(record, draft.body)
-            messages.resize(lane, record, #draft.body)
+            add_part(record, body_of(draft))
+            messages.resize(lane, record, draft.size)
         end
         change_waiting(lane, record, draft, policy)
-        record.sticky = record.sticky or draft.sticky
+        if draft.sticky then
+            messages.make_sticky(record)
+        end
         if draft.id then
             ids.join(record, draft.id)
         end
@@ -130,9 +142,9 @@ local merging = part(function(merging)
         messages.end_waiting(lane, other)
         local more = parts_of(other)
         if policy.merge == 'all' then
-            add_part(record, other.body)
+            add_part(record, body_of(other))
         elseif policy.merge == 'last' then
-            set_content(record, other.body, other.headers)
+            set_content(record, other)
             record.expires = other.expires
             set_rank(record, other.rank)
         end
@@ -142,7 +154,9 @@ local merging = part(function(merging)
             end
         end
         ids.absorb(record, other)
-        record.sticky = record.sticky or other.sticky
+        if other.sticky then
+            messages.make_sticky(record)
+        end
         messages.free_key(lane, messages.line(other), other.mid)
         messages.remove(lane, other)
         lane.merged, shard.merged = lane.merged + 1, shard.merged + 1

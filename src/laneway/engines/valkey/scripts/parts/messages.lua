@@ -9,17 +9,19 @@
 --   DEAD     dead, dead:TOPIC, dead_topics, and an event in `due`   → READY, DELAYED, gone
 --
 -- A record begins with "P" for plain messages, which are most of a backlog (priority 0, due at
--- once, nothing but a body, key and headers), with "p" for plain ones whose id is sticky, and with
--- "R" for all others. A plain record ends with the time at which it was published.
+-- once, nothing but a body, key and headers), with "p" for plain ones with an id of the user's own,
+-- and with "M" for all others. A plain record has the message's content and ends with the time at
+-- which it was published.
 --
 -- `o:N` has the messages of a lane whose sequence numbers may be out of the lane's order, for the
 -- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
 -- ("l"), and `folded` the topics.
 --
--- uses: fairness, rules, lanes, plain, results, ids
+-- uses: fairness, rules, writes, lanes, plain, results, ids
 
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
+local RICH, PLAIN = 77, 80      -- the bytes with which records begin: "M", "P"
 local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
 local HISTORY = 20              -- troubles that a message's history has at most
 local FOREVER = -1              -- dedupe
@@ -45,19 +47,33 @@ local messages = part(function(messages)
         known, changed = {}, {}
     end)
 
-    local FIELDS = {
-        'topic', 'lane', 'state', 'rank', 'seq', 'since', 'published', 'expires', 'serial', 'key',
-            'id', 'mkey', 'headers', 'attempts',
-        'deliveries', 'suspect', 'joined', 'parts', 'parts_bytes', 'sticky', 'unhandled_from',
-            'unhandled_times', 'mirrored', 'death', 'history',
+    -- A record is a head of fixed width, the fields that few messages have, and the content. Each
+    -- of the latter fields has a usual value; a record has none of them if all are usual.
+    local HEAD = '>BBI2I8I8I8I8I4'
+    local HEAD_BYTES = 40
+    local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
+        'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
+    local USUAL = {
+        other_lane = false, attempts = 0, deliveries = 0, suspect = false, joined = 0, parts = 0,
+            parts_bytes = 0, unhandled_from = 0, unhandled_times = 0,
+        mirrored = false, death = false, history = false, sticky = false, plain = false, is_rare =
+            false,
     }
-    local PLAIN_TOPIC, PLAIN_KEY, PLAIN_ID, PLAIN_HEADERS, PLAIN_STICKY = 1, 2, 3, 4, 5
+    local RECORD = {
+        __index = USUAL,
+        __newindex = function(record, field, value)
+            rawset(record, field, value)
+            rawset(record, 'is_rare', true)
+        end,
+    }
+    local TOPIC, KEY, ID, HEADERS, IS_STICKY, MKEY = 1, 2, 3, 4, 5, 6 -- of the content
 
-    function messages.new(fields)
-        fields.state, fields.attempts, fields.deliveries, fields.suspect = READY, 0, 0, false
-        fields.joined, fields.parts, fields.parts_bytes = 0, 0, 0
-        fields.unhandled_from, fields.unhandled_times, fields.mirrored, fields.death,
-            fields.history = 0, 0, false, false, {}
+    -- `fields`: those of the head and the content. `sticky`: true for few.
+    function messages.new(fields, sticky)
+        if sticky then
+            fields.sticky = true
+        end
+        setmetatable(fields, RECORD)
         known[fields.mid] = fields
         return fields
     end
@@ -66,47 +82,87 @@ local messages = part(function(messages)
         local size, published = unpack_from('>I2', stored, 2), unpack_from('>I7', stored,
             #stored - 6)
         local meta = values_of(string.sub(stored, 4, 3 + size))
-        return messages.new({
-            mid = mid, plain = true, topic = meta[PLAIN_TOPIC], lane = meta[PLAIN_TOPIC], rank = 1,
-                seq = mid, since = published,
-            published = published, expires = false, serial = NO, key = meta[PLAIN_KEY] or false,
-                id = meta[PLAIN_ID] or false, mkey = false,
-            headers = meta[PLAIN_HEADERS] or false, sticky = meta[PLAIN_STICKY] or false, body =
-                string.sub(stored, 4 + size, -8),
-        })
-    end
-
-    function messages.decode(mid, stored)
-        if string.byte(stored) ~= 82 then -- "R"
-            return decode_plain(mid, stored)
-        end
-        local size = unpack_from('>I4', stored, 2)
-        local values = values_of(string.sub(stored, 6, 5 + size))
-        local record = { mid = mid, body = string.sub(stored, 6 + size) }
-        for n = 1, #FIELDS do
-            record[FIELDS[n]] = values[n]
-        end
-        known[mid] = record
+        local record = messages.new({
+            mid = mid, state = READY, rank = 1, seq = mid, since = published, published = published,
+                expires = false, serial = NO, topic = meta[TOPIC],
+            lane = meta[TOPIC], key = meta[KEY] or false, id = meta[ID] or false, mkey = false,
+                headers = meta[HEADERS] or false, content = string.sub(stored, 2, -8),
+            size = #stored - 10 - size,
+        }, meta[IS_STICKY])
+        rawset(record, 'plain', true)
         return record
     end
 
     -- The topic of a stored record, which costs less than all of it.
     function messages.topic_of(stored)
-        if string.byte(stored) ~= 82 then -- "R"
-            local size = unpack_from('>I2', stored, 2)
-            return values_of(string.sub(stored, 4, 3 + size))[PLAIN_TOPIC]
+        local at = 2
+        if string.byte(stored) == RICH then
+            at = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
         end
-        local size = unpack_from('>I4', stored, 2)
-        return values_of(string.sub(stored, 6, 5 + size))[1]
+        return values_of(string.sub(stored, at + 2, at + 1 + unpack_from('>I2', stored, at)))[TOPIC]
+    end
+
+    function messages.decode(mid, stored)
+        if string.byte(stored) ~= RICH then
+            return decode_plain(mid, stored)
+        end
+        local _, state, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
+        local at = 1 + HEAD_BYTES + rare
+        local size = unpack_from('>I2', stored, at)
+        local meta = values_of(string.sub(stored, at + 2, at + 1 + size))
+        local topic = meta[TOPIC]
+        local record = messages.new({
+            mid = mid, state = state % 4, rank = rank - 512, seq = seq, since = since, published =
+                published, expires = expires > 0 and expires,
+            serial = math.floor(state / 4), topic = topic, lane = state % 4 ~= DEAD and topic, key =
+                meta[KEY] or false, id = meta[ID] or false,
+            mkey = meta[MKEY] or false, headers = meta[HEADERS] or false, content =
+                string.sub(stored, at), size = #stored - at - 1 - size,
+        }, meta[IS_STICKY])
+        if rare > 0 then
+            local values = values_of(string.sub(stored, 1 + HEAD_BYTES, at - 1))
+            for n = 1, #RARE do
+                if values[n] ~= USUAL[RARE[n]] then
+                    record[RARE[n]] = values[n]
+                end
+            end
+            record.lane = record.other_lane or record.lane
+        end
+        return record
+    end
+
+    local function rare_of(record)
+        local lane, values = record.lane, {}
+        if lane ~= record.topic or record.other_lane then
+            record.other_lane = lane ~= record.topic and lane
+        end
+        if not record.is_rare then
+            return ''
+        end
+        for n = 1, #RARE do
+            values[n] = record[RARE[n]]
+        end
+        return packed(values)
     end
 
     function messages.encode(record)
-        local values = {}
-        for n = 1, #FIELDS do
-            values[n] = record[FIELDS[n]]
+        local rare = rare_of(record)
+        return pack(HEAD, RICH, record.state + 4 * record.serial, record.rank + 512, record.seq,
+            record.since, record.published, record.expires or 0, #rare) .. rare .. record.content
+    end
+
+    -- Change the body and headers of a message, or make its id sticky.
+    function messages.set_content(record, body, headers, sticky)
+        record.headers, record.size = headers, #body
+        rawset(record, 'sticky', sticky)
+        record.content = content_of(record.topic, record.key, record.id, headers, sticky,
+            record.mkey, body)
+    end
+
+    function messages.make_sticky(record)
+        if not record.sticky then
+            messages.set_content(record, body_of(record), record.headers, true)
         end
-        local meta = packed(values)
-        return 'R' .. pack('>I4', #meta) .. meta .. record.body
     end
 
     function messages.read(mid)
@@ -117,6 +173,22 @@ local messages = part(function(messages)
             known[mid] = record
         end
         return record
+    end
+
+    -- Read several at once.
+    function messages.load(mids)
+        local wanted = {}
+        for n = 1, #mids do
+            local mid = mids[n]
+            if known[mid] == nil then
+                wanted[#wanted + 1], known[mid] = mid, false
+            end
+        end
+        for n, stored in ipairs(read_many(keys.m, wanted)) do
+            if stored then
+                messages.decode(wanted[n], stored)
+            end
+        end
     end
 
     -- The message of a record that was read already.
@@ -142,7 +214,7 @@ local messages = part(function(messages)
     end
 
     function messages.size(record)
-        return #record.body + record.parts_bytes
+        return record.size + record.parts_bytes
     end
 
     function messages.line(record)
@@ -185,15 +257,15 @@ local messages = part(function(messages)
         end
         local topics_own = key('t:' .. record.topic)
         if record.mirrored then
-            call('ZREM', topics_own, record.mirrored)
+            writes.set_member(topics_own, record.mirrored, false)
         end
         record.mirrored = state and (state == 'r' and 'r' .. place_of(record) or place_aside(record,
             state))
         if record.mirrored then
-            call('ZADD', topics_own, 0, record.mirrored)
-            call('ZADD', keys.folded, 0, record.topic)
+            writes.set_member(topics_own, record.mirrored, 0)
+            writes.set_member(keys.folded, record.topic, 0)
         elseif call('EXISTS', topics_own) == 0 then
-            call('ZREM', keys.folded, record.topic)
+            writes.set_member(keys.folded, record.topic, false)
             call('HDEL', keys.folded_bytes, record.topic)
         end
         changed[record] = true
@@ -208,23 +280,19 @@ local messages = part(function(messages)
     messages.resize = resize
 
     -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
-    local function index_out_of_sequence(command, lane, record)
+    local function index_out_of_sequence(lane, record, score)
         if record.rank % 2 == 0 or record.seq ~= record.mid or record.since ~= record.published
             or record.deliveries > 0 then
             local member = pack('>I2', record.rank + 512) .. (record.deliveries == 0 and 'u' or 's')
                 .. pack('>I7I7', record.seq, record.mid)
-            if command == 'ZADD' then
-                call('ZADD', of_lane('o', lane), 0, member)
-            else
-                call('ZREM', of_lane('o', lane), member)
-            end
+            writes.set_member(of_lane('o', lane), member, score)
         end
     end
 
     local function into_order(lane, record)
         record.state = READY
         lane.ready, lane.sorted = lane.ready + 1, lane.sorted + 1
-        call('ZADD', of_lane('z', lane), 0, place_of(record))
+        writes.set_member(of_lane('z', lane), place_of(record), 0)
         messages.mirror(lane, record, 'r')
         changed[record] = true
     end
@@ -235,46 +303,52 @@ local messages = part(function(messages)
             plain.unlist(lane, record.mid)
         else
             lane.sorted = lane.sorted - 1
-            call('ZREM', of_lane('z', lane), place_of(record))
+            writes.set_member(of_lane('z', lane), place_of(record), false)
         end
     end
 
     local function park(lane, record)
         record.state = PARKED
         lane.parked = lane.parked + 1
-        call('ZADD', key('k:' .. messages.line(record)), 0, place_of(record))
-        call('ZADD', of_lane('a', lane), 0, place_aside(record, 'p'))
+        writes.set_member(key('k:' .. messages.line(record)), place_of(record), 0)
+        writes.set_member(of_lane('a', lane), place_aside(record, 'p'), 0)
         messages.mirror(lane, record, 'p')
         changed[record] = true
     end
 
     local function unpark(lane, record)
         lane.parked = lane.parked - 1
-        call('ZREM', key('k:' .. messages.line(record)), place_of(record))
-        call('ZREM', of_lane('a', lane), place_aside(record, 'p'))
+        writes.set_member(key('k:' .. messages.line(record)), place_of(record), false)
+        writes.set_member(of_lane('a', lane), place_aside(record, 'p'), false)
     end
 
     -- Waiting
 
+    local function leave_plain(record)
+        if record.plain then
+            rawset(record, 'plain', false)
+        end
+    end
+
     -- Let the message wait: delayed, if its `since` is in the future, else it arrives. New messages
     -- of its merge key join it, unless `collects` is false.
     function messages.begin_waiting(lane, record, collects)
-        record.plain = nil
+        leave_plain(record)
         record.lane = lane.name
         resize(lane, record, messages.size(record))
         shard.waiting = shard.waiting + 1
         if record.expires then
-            call('ZADD', keys.due, record.expires, EXPIRES .. sortable(record.mid))
+            writes.set_member(keys.due, EXPIRES .. sortable(record.mid), record.expires)
         end
         if record.mkey and collects ~= false then
-            call('HSET', keys.merge, record.topic .. '\0' .. record.mkey, record.mid)
+            writes.set_field(keys.merge, record.topic .. '\0' .. record.mkey, record.mid)
         end
-        index_out_of_sequence('ZADD', lane, record)
+        index_out_of_sequence(lane, record, 0)
         if record.since > shard.now then
             record.state = DELAYED
             lane.delayed = lane.delayed + 1
-            call('ZADD', keys.due, record.since, DUE .. sortable(record.mid))
-            call('ZADD', of_lane('a', lane), 0, place_aside(record, 'd'))
+            writes.set_member(keys.due, DUE .. sortable(record.mid), record.since)
+            writes.set_member(of_lane('a', lane), place_aside(record, 'd'), 0)
             messages.mirror(lane, record, 'd')
         else
             messages.arrive(lane, record)
@@ -288,16 +362,16 @@ local messages = part(function(messages)
         resize(lane, record, -messages.size(record))
         shard.waiting = shard.waiting - 1
         if record.expires then
-            call('ZREM', keys.due, EXPIRES .. sortable(record.mid))
+            writes.set_member(keys.due, EXPIRES .. sortable(record.mid), false)
         end
         if record.mkey then
             local where = record.topic .. '\0' .. record.mkey
-            if tonumber(call('HGET', keys.merge, where)) == record.mid then
-                call('HDEL', keys.merge, where)
+            if tonumber(writes.field(keys.merge, where)) == record.mid then
+                writes.set_field(keys.merge, where, false)
             end
         end
         if not record.plain then
-            index_out_of_sequence('ZREM', lane, record)
+            index_out_of_sequence(lane, record, false)
         end
         lanes.touch(lane)
     end
@@ -316,8 +390,8 @@ local messages = part(function(messages)
 
     function messages.end_delay(lane, record)
         lane.delayed = lane.delayed - 1
-        call('ZREM', keys.due, DUE .. sortable(record.mid))
-        call('ZREM', of_lane('a', lane), place_aside(record, 'd'))
+        writes.set_member(keys.due, DUE .. sortable(record.mid), false)
+        writes.set_member(of_lane('a', lane), place_aside(record, 'd'), false)
     end
 
     -- Whether the message is in the index of its state.
@@ -330,10 +404,24 @@ local messages = part(function(messages)
     end
 
     local function holder(line)
-        local stored = call('HGET', keys.keys, line)
+        local stored = writes.field(keys.keys, line)
         if stored then
             return values_of(stored)
         end
+    end
+
+    -- Read what `messages.arrive` looks at: the holders of these keys, and the messages that have a
+    -- free one.
+    function messages.load_holders(lines)
+        local heads = {}
+        writes.load_fields(keys.keys, lines)
+        for n = 1, #lines do
+            local head, is_held = holder(lines[n])
+            if head and not is_held then
+                heads[#heads + 1] = head
+            end
+        end
+        messages.load(heads)
     end
 
     function messages.holds_key(record)
@@ -342,7 +430,7 @@ local messages = part(function(messages)
     end
 
     function messages.set_holder(line, mid, is_held)
-        call('HSET', keys.keys, line, packed(mid, is_held))
+        writes.set_field(keys.keys, line, packed(mid, is_held))
     end
 
     -- The message becomes ready, or is parked behind the message that has its serial key.
@@ -374,10 +462,10 @@ local messages = part(function(messages)
         if not line or holder(line) ~= mid then
             return
         end
-        local first = call('ZRANGE', key('k:' .. line), 0, 0)[1]
+        local first = lane.parked > 0 and call('ZRANGE', key('k:' .. line), 0, 0)[1]
         local record = first and messages.read(unpack_from('>I7', first, 17))
         if not record then
-            call('HDEL', keys.keys, line)
+            writes.set_field(keys.keys, line, false)
             return
         end
         unpark(lane, record)
@@ -400,7 +488,7 @@ local messages = part(function(messages)
 
     -- Delete the record, but not the lists that belong to it.
     function messages.take_out(lane, record)
-        call('HDEL', keys.m, record.mid)
+        writes.set_field(keys.m, record.mid, false)
         if record.mirrored then
             messages.mirror(lane, record, false)
         end
@@ -411,15 +499,15 @@ local messages = part(function(messages)
     function messages.bury(lane, record, reason, failure)
         shard.deaths, shard.dead = shard.deaths + 1, shard.dead + 1
         local ends = shard.now + rules.of(record.topic).dead_ttl
-        record.plain = nil
+        leave_plain(record)
         -- a dead letter belongs to its topic, because lanes are deleted
         record.state, record.lane = DEAD, false
         record.death = { shard.deaths, shard.now, ends, reason, failure or false }
         messages.mirror(lane, record, false)
-        call('ZADD', keys.dead, shard.deaths, record.mid)
-        call('ZADD', key('dead:' .. record.topic), shard.deaths, record.mid)
-        call('ZADD', keys.dead_topics, 0, record.topic)
-        call('ZADD', keys.due, ends, RETENTION_ENDS .. sortable(record.mid))
+        writes.set_member(keys.dead, record.mid, shard.deaths)
+        writes.set_member(key('dead:' .. record.topic), record.mid, shard.deaths)
+        writes.set_member(keys.dead_topics, record.topic, 0)
+        writes.set_member(keys.due, RETENTION_ENDS .. sortable(record.mid), ends)
         changed[record] = true
         results.write_end(record, reason == REASONS.expired and 'expired' or 'dead', reason)
     end
@@ -427,11 +515,11 @@ local messages = part(function(messages)
     -- The message is no longer a dead letter.
     function messages.end_death(record)
         local of_topic = key('dead:' .. record.topic)
-        call('ZREM', keys.due, RETENTION_ENDS .. sortable(record.mid))
-        call('ZREM', keys.dead, record.mid)
-        call('ZREM', of_topic, record.mid)
+        writes.set_member(keys.due, RETENTION_ENDS .. sortable(record.mid), false)
+        writes.set_member(keys.dead, record.mid, false)
+        writes.set_member(of_topic, record.mid, false)
         if call('EXISTS', of_topic) == 0 then
-            call('ZREM', keys.dead_topics, record.topic)
+            writes.set_member(keys.dead_topics, record.topic, false)
         end
         record.death = false
         shard.dead = shard.dead - 1
@@ -457,6 +545,7 @@ local messages = part(function(messages)
     end
 
     function messages.add_history(record, what, failure)
+        record.history = record.history or {}
         record.history[#record.history + 1] = { shard.now, what, failure or false }
         if #record.history > HISTORY then
             table.remove(record.history, 1)

@@ -24,12 +24,13 @@ local results = part(function(results)
         -- One of the topic's partitions that is on this shard.
         local spread = rules.of(topic).partitions > 1
             and (shard.index - crc32(topic)) % shard.shards
+        local headers = { ['laneway-task'] = 'laneway.ended' }
+        local body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}'
         end_notices[#end_notices + 1] = {
-            topic = topic, key = false, id = false, headers = { ['laneway-task'] =
-                'laneway.ended' }, sticky = false, rank = 0, delay = 0, at = false,
-            ttl = false, mkey = false, generated_mid = false, spread = spread, signal = false, own =
-                true,
-            body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}',
+            topic = topic, key = false, id = false, headers = headers, sticky = false, mkey = false,
+                rank = 0, delay = 0, at = false, ttl = false,
+            generated_mid = false, spread = spread, signal = false, own = true,
+            content = content_of(topic, false, false, headers, false, false, body), size = #body,
         }
     end
 
@@ -103,7 +104,7 @@ local results = part(function(results)
             .. ',"topic":' .. cjson.encode(record.topic) .. string.format(',"published_us":%.0f}',
                 record.published)
         if not is_reported and record.headers and record.headers['laneway-flow'] then
-            add_end_notice(record.topic, id_of(record), outcome, '"body":' .. record.body)
+            add_end_notice(record.topic, id_of(record), outcome, '"body":' .. body_of(record))
         end
         if milliseconds then
             results.write('o', id_of(record), outcome, milliseconds)

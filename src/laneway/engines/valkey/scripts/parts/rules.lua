@@ -273,12 +273,9 @@ local rules = part(function(rules)
 
     -- What holds for a topic, or for the pattern of a bucket.
     function rules.of(name)
-        local ends_in_star = string.byte(name, -1) == 42
-        if shard.exact == 0 and shard.own == 0 and not ends_in_star then
-            return of_stem(string.match(name, '^(.*%.)') or '')
-        end
         local found = by_name[name]
         if not found then
+            local ends_in_star = string.byte(name, -1) == 42
             found = (shard.exact > 0 or ends_in_star) and read(name)
             if not found then
                 found = of_stem(string.match(name, '^(.*%.)') or '')

@@ -2,7 +2,7 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, rules, index_entries, gates, lanes, plain, messages, ids, settling
+-- uses: fairness, rules, gates, lanes, plain, messages, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
@@ -459,7 +459,7 @@ local serving = part(function(serving)
         end
         plain.drop(lane, p - 1)
         if #gone > 0 then
-            call_many('ZREM', order, gone, 1)
+            run_many('ZREM', order, gone, 1)
             lane.sorted = lane.sorted - #gone
         end
         return found
@@ -522,6 +522,18 @@ local serving = part(function(serving)
         gates.free(policy.gate or '')
     end
 
+    -- Most leases of a lane without the fence, which they share. `quick`: see settling.lua.
+    local function tail_of(given, policy, quick)
+        local charge = given.charge
+        local rest = charge == 0 and out.tails[quick][policy]
+        if not rest then
+            rest = settling.tail(shard.now + policy.lease, shard.now, charge, false, policy.gate
+                or '', false, false, false, quick)
+            out.tails[quick][policy] = charge == 0 and rest
+        end
+        return packed(given.lane.name) .. rest
+    end
+
     local function deliver(given, policy, mid, stored)
         local lane = given.lane
         local record = messages.take(mid, stored)
@@ -541,11 +553,16 @@ local serving = part(function(serving)
             bodies = {}
         end
         local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
-        local rest = settling.tail(deadline, shard.now, given.charge, record.suspect
-            and calls.record_start, policy.gate or '', is_empty, line, false,
-            false)
-        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline),
-            packed(lane.name) .. rest)
+        local tail
+        if is_empty or (record.suspect and calls.record_start) then
+            tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
+                record.suspect and calls.record_start, policy.gate or '', is_empty, is_empty
+                and line, false, false)
+        else
+            tail = tail_of(given, policy, not (line or record.id or record.sticky
+                or record.parts > 0 or record.joined > 0 or record.mirrored))
+        end
+        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
         if line then
             messages.set_holder(line, mid, true)
         end
@@ -562,19 +579,6 @@ local serving = part(function(serving)
         end
     end
 
-    -- The leases of a lane's plain messages without the fence, which they share. `quick`: see
-    -- settling.lua.
-    local function tail_of(given, policy, quick)
-        local charge = given.charge
-        local rest = charge == 0 and out.tails[quick][policy]
-        if not rest then
-            rest = settling.tail(shard.now + policy.lease, shard.now, charge, false, policy.gate
-                or '', false, false, false, quick)
-            out.tails[quick][policy] = charge == 0 and rest
-        end
-        return packed(given.lane.name) .. rest
-    end
-
     -- Deliver the messages of one visit. Most are plain: this is the innermost loop of all.
     local function deliver_visit(given, policy, mids, records, first, last)
         local leases, found, deadline, size = out.leases, out.messages, shard.now + policy.lease, 0
@@ -585,10 +589,10 @@ local serving = part(function(serving)
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
-            elseif kind == 82 or policy.at_most_once then -- "R"
+            elseif kind == RICH or policy.at_most_once then
                 deliver(given, policy, mid, stored)
             else
-                local is_quick = kind == 80 -- "P"
+                local is_quick = kind == PLAIN
                 if not tail or is_quick ~= tail_is_quick then
                     tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
                 end
@@ -613,7 +617,7 @@ local serving = part(function(serving)
             given.charge = tier_queue.by_time and expected_cost(lane, tier_queue) or 0
             if given.wanted > 0 then
                 local last = given.count > 0 and records[given.first + given.count]
-                lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last,
+                lane.head_since = last and string.byte(last) ~= RICH and unpack_from('>I7', last,
                     #last - 6) or shard.now
             end
         end
@@ -660,7 +664,6 @@ local serving = part(function(serving)
             end
         end
         messages.save() -- housekeeping's changes are read from the store
-        index_entries.write()
         local first = last_fence() + 1
         if topics then
             serve_topics(topics, pool, room)
@@ -681,7 +684,6 @@ local serving = part(function(serving)
 
     -- Whether something could be leased in the pool now.
     function serving.has_work(pool, topics)
-        index_entries.write()
         if not topics then
             for _, tier_queue in ipairs(tier_queues) do
                 if tier_queue.pool == pool and has_work(tier_queue) then

@@ -3,7 +3,7 @@
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
 --
--- uses: fairness, rules, gates, lanes, results, messages, ids, merging
+-- uses: fairness, rules, writes, gates, lanes, results, messages, ids, merging
 
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
@@ -11,6 +11,8 @@ local settling = part(function(settling)
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
     -- list, which is slow to search.
     local REST_LEAST = 54
+    -- of a settlement: {number, fence, action, delay, reason, error, cost, begun, random}
+    local ACTION, DELAY, REASON, FAILURE, COST, BEGUN, RANDOM = 3, 4, 5, 6, 7, 8, 9
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
@@ -114,20 +116,21 @@ local settling = part(function(settling)
     end
 
     local function used_up(attempts, settlement)
-        local what = settlement.reason or settlement.failure and brief(settlement.failure) or ''
+        local what = settlement[REASON] or settlement[FAILURE] and brief(settlement[FAILURE]) or ''
         local counted = string.format('%d attempt%s', attempts, attempts == 1 and '' or 's')
         return REASONS.retries .. ' (' .. counted .. '): ' .. (what ~= '' and what or 'failed')
     end
 
     local function retry(lane, record, settlement)
         local policy = rules.of(record.topic)
-        local what = settlement.reason or 'failed'
+        local what = settlement[REASON] or 'failed'
         record.attempts = record.attempts + 1
-        messages.add_history(record, what, settlement.failure)
+        messages.add_history(record, what, settlement[FAILURE])
         if record.attempts > policy.retries then
-            return die(lane, record, used_up(record.attempts, settlement), settlement.failure)
+            return die(lane, record, used_up(record.attempts, settlement), settlement[FAILURE])
         end
-        local delay = settlement.delay or rules.backoff(policy, record.attempts, settlement.random)
+        local delay = settlement[DELAY] or rules.backoff(policy, record.attempts,
+            settlement[RANDOM])
         lane.retried, shard.retried = lane.retried + 1, shard.retried + 1
         if record.serial == YIELD then
             messages.free_key(lane, messages.line(record), record.mid)
@@ -181,17 +184,17 @@ local settling = part(function(settling)
 
     local function come_back(lane, lease, record, settlement, ended)
         record.deliveries = record.deliveries + 1
-        if settlement.action == 'retry' then
+        if settlement[ACTION] == 'retry' then
             return retry(lane, record, settlement)
-        elseif settlement.action == 'dead' then
-            local reason = settlement.reason or REASONS.refused
-            messages.add_history(record, reason, settlement.failure)
-            return die(lane, record, reason, settlement.failure)
-        elseif settlement.action == 'unhandled' then
+        elseif settlement[ACTION] == 'dead' then
+            local reason = settlement[REASON] or REASONS.refused
+            messages.add_history(record, reason, settlement[FAILURE])
+            return die(lane, record, reason, settlement[FAILURE])
+        elseif settlement[ACTION] == 'unhandled' then
             return unhandled(lane, record)
         end
-        local delay = settlement.action == 'release' and settlement.delay or 0
-        if settlement.action == 'release' and not settlement.begun then
+        local delay = settlement[ACTION] == 'release' and settlement[DELAY] or 0
+        if settlement[ACTION] == 'release' and not settlement[BEGUN] then
             give_back_permit(lane, lease)
         end
         return_to_lane(lane, record, delay > 0 and shard.now + delay)
@@ -216,21 +219,21 @@ local settling = part(function(settling)
         end
         local lane = lanes.find(lease.lane)
         ended[#ended + 1] = lane
-        end_of_lease(lane, lease, settlement.cost)
+        end_of_lease(lane, lease, settlement[COST])
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
         end
-        if settlement.action == 'ack' and lane.back_off_step > 0
+        if settlement[ACTION] == 'ack' and lane.back_off_step > 0
             and lease.fence > lane.back_off_fence then
             lane.back_off_step, lane.back_off_until = 0, 0
         end
-        if settlement.action == 'back_off' then
-            back_off(lane, lease, settlement.delay, ended)
+        if settlement[ACTION] == 'back_off' then
+            back_off(lane, lease, settlement[DELAY], ended)
         end
         if lease.empty then -- whatever the action is, the message is done
-            return settlement.action == 'ack' and 'acked' or settlement.action == 'dead' and 'died'
-                or 'released'
-        elseif settlement.action ~= 'ack' then
+            return settlement[ACTION] == 'ack' and 'acked' or settlement[ACTION] == 'dead'
+                and 'died' or 'released'
+        elseif settlement[ACTION] ~= 'ack' then
             local record = messages.read(mid)
             return record and come_back(lane, lease, record, settlement, ended) or 'gone'
         elseif lease.quick and not lanes.rule(lane).dedupe then
@@ -242,7 +245,26 @@ local settling = part(function(settling)
         return 'acked'
     end
 
-    -- `settlements`: {number, fence, action, delay, reason, error, cost, begun, random} each.
+    -- Read at once what the settlements need: messages, ids, holders of keys.
+    local function load_messages(mids, leases, settlements)
+        local wanted, known, lines = {}, {}, {}
+        for n, lease in ipairs(leases) do
+            if lease and not lease.gone and not lease.empty and (settlements[n][ACTION] ~= 'ack'
+                or not lease.quick or lanes.rule(lanes.find(lease.lane)).dedupe) then
+                wanted[#wanted + 1] = mids[n]
+            end
+        end
+        messages.load(wanted)
+        for _, mid in ipairs(wanted) do
+            local record = messages.read(mid)
+            local line = record and messages.line(record)
+            if line then
+                lines[#lines + 1] = line
+            end
+        end
+        writes.load_fields(keys.keys, lines)
+    end
+
     -- Lanes that have to be placed are added to `ended`.
     function settling.settle_all(settlements, ended)
         local mids, answers, gone_leases, gone_messages = {}, {}, {}, {}
@@ -254,17 +276,15 @@ local settling = part(function(settling)
             names[#names + 1] = leases[n] and leases[n].lane or nil
         end
         lanes.load(names)
+        load_messages(mids, leases, settlements)
         for n, each in ipairs(settlements) do
             local lease = leases[n]
             if not lease or lease.fence ~= each[2] or seen[each[1]] then
                 answers[n] = 'lost'
             else
                 seen[each[1]] = true -- the second settlement of one lease is lost
-                local settlement = { action = each[3], delay = each[4], reason = each[5], failure =
-                    each[6], cost = each[7], begun = each[8],
-                    random = each[9] }
                 results.set_handled(each.reports_end and each[1] or nil, each.has_outcome)
-                answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
+                answers[n] = settle(each[1], lease, each, ended, gone_leases, gone_messages)
             end
         end
         results.set_handled(nil)

@@ -48,14 +48,25 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 4
+local LAYOUT = 5
 
-local POLICY_PAGE = 1000 -- lanes that a change of policy places again at once, in all shards
+local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
 -- the server's functions, which do not exist while the library is loaded
-local call, pack, unpack_from, values_of, packed
+local run, pack, unpack_from, values_of, packed
+
+-- Keys of which something is held back, and the function that writes it; see writes.lua.
+local held_keys, write_held = {}, nil
+
+-- Run a command of the server. What it reads includes what this call has changed.
+local function call(command, name, ...)
+    if held_keys[name] then
+        write_held(name)
+    end
+    return run(command, name, ...)
+end
 
 local function key(name)
     return PREFIX .. name
@@ -103,27 +114,48 @@ local function round(number) -- to even, as Python does
     return whole
 end
 
--- Call a command with many arguments, in slices. `step`: arguments that belong together.
-local function call_many(command, name, arguments, step)
+-- Run a command with many arguments, in slices. `step`: arguments that belong together.
+local function run_many(command, name, arguments, step)
     local size = SLICE - SLICE % step
     for first = 1, #arguments, size do
-        call(command, name, unpack(arguments, first, math.min(first + size - 1, #arguments)))
+        run(command, name, unpack(arguments, first, math.min(first + size - 1, #arguments)))
     end
 end
 
-local function read_many(name, fields)
+local function call_many(command, name, arguments, step)
+    if held_keys[name] then
+        write_held(name)
+    end
+    run_many(command, name, arguments, step)
+end
+
+-- Read many fields of a hash by `command_of`, which is `call` or `run`.
+local function read_many(name, fields, command_of)
+    command_of = command_of or call
     if #fields <= SLICE then
-        return #fields > 0 and call('HMGET', name, unpack(fields)) or {}
+        return #fields > 0 and command_of('HMGET', name, unpack(fields)) or {}
     end
     local found = {}
     for first = 1, #fields, SLICE do
-        local page = call('HMGET', name, unpack(fields, first, math.min(first + SLICE - 1,
+        local page = command_of('HMGET', name, unpack(fields, first, math.min(first + SLICE - 1,
             #fields)))
         for n = 1, #page do
             found[first + n - 1] = page[n]
         end
     end
     return found
+end
+
+-- The content of a message, as it is published and stored: 2 bytes with the size of
+-- {topic, key, id, headers, sticky, merge key} as MessagePack, then these, then the body. Few
+-- changes of a message change its content, so that most copy it.
+local function content_of(topic, key_of, id, headers, sticky, mkey, body)
+    local meta = packed({ topic, key_of, id, headers, sticky, mkey })
+    return pack('>I2', #meta) .. meta .. body
+end
+
+local function body_of(message)
+    return string.sub(message.content, 3 + unpack_from('>I2', message.content))
 end
 
 -- The counters
@@ -162,7 +194,7 @@ local function open_shard()
     end
     local now = tonumber(ARGV[1])
     if not now then
-        local time = call('TIME')
+        local time = run('TIME')
         now = time[1] * 1000000 + time[2]
     end
     shard.now = math.max(shard.now, now) -- the clock never goes back
@@ -296,7 +328,7 @@ local has_arrivals
 
 -- Derive the keys of the shard.
 local function begin_keys(call_keys, arguments)
-    KEYS, ARGV, call = call_keys, arguments, redis.call
+    KEYS, ARGV, run = call_keys, arguments, redis.call
     pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
         cmsgpack.pack
     local prefix = string.sub(KEYS[1], 1, -6) -- less "shard"

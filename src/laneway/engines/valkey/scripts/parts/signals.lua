@@ -25,8 +25,8 @@ local signals = part(function(signals)
             return { 'duplicate' }
         end
         local lane = lanes.find(record.lane)
-        merging.add_part(record, draft.body)
-        messages.resize(lane, record, #draft.body)
+        merging.add_part(record, body_of(draft))
+        messages.resize(lane, record, draft.size)
         messages.touch(record)
         lanes.touch(lane)
         if draft.signal == 0 or record.parts >= (tonumber(record.headers

@@ -1,6 +1,6 @@
 -- Undoing the writes of a call: a function has no transaction to roll back. From `undo.begin` on,
 -- each write first saves a command that restores what it changes; `undo.run` runs these commands,
--- the last one first.
+-- the last one first. Changes that are not written yet are forgotten with the call.
 
 local undo = part(function(undo)
     local steps
@@ -64,7 +64,7 @@ local undo = part(function(undo)
 
     function undo.begin()
         steps = {}
-        call = function(command, ...)
+        run = function(command, ...)
             local saver = SAVERS[command]
             if saver then
                 local name = ...

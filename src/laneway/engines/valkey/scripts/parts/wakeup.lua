@@ -4,13 +4,13 @@
 -- waits, one of `arrivals:POOL` is notified of an arrival: these are busy, and would see it only at
 -- their next lease.
 --
--- uses: fairness, gates, lanes, results, messages, intake, wakes
+-- uses: fairness, writes, gates, lanes, results, messages, intake, wakes
 
 local wakeup = part(function(wakeup)
     local TRIES = 8
 
     local function real_now()
-        local time = call('TIME')
+        local time = run('TIME')
         return time[1] * 1000000 + time[2]
     end
 
@@ -78,6 +78,7 @@ local function save(is_timed)
     messages.save()
     gates.save()
     lanes.save()
+    writes.save()
     for _, name in ipairs(lanes.take_watched()) do
         results.notify('=' .. name)
     end

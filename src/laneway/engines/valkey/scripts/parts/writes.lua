@@ -1,0 +1,152 @@
+-- Hashes and sorted sets as this call sees them: fields that were read once, and changes that are
+-- written together. A command for each of them would cost more than all else that is done with
+-- most messages and lanes.
+--
+-- Changes of a key are written when the call ends, or before a command of `call` names the key.
+
+local writes = part(function(writes)
+    local members -- by key: the score of each changed member; false: removed
+    local fields  -- by key: the value of each field that was read or changed; false: none
+    local changed -- by key: the fields that were changed
+
+    at_begin(function()
+        members, fields, changed = {}, {}, {}
+        for name in pairs(held_keys) do
+            held_keys[name] = nil
+        end
+    end)
+
+    function writes.set_member(name, member, score)
+        local scores = members[name]
+        if not scores then
+            scores = {}
+            members[name], held_keys[name] = scores, true
+        end
+        scores[member] = score
+    end
+
+    -- Whether a member was removed and this is not written yet.
+    function writes.is_removed(name, member)
+        return members[name] ~= nil and members[name][member] == false
+    end
+
+    local function write_members(name, scores)
+        local one, score_of_one = next(scores)
+        if next(scores, one) == nil then -- faster
+            if score_of_one then
+                run('ZADD', name, score_of_one, one)
+            else
+                run('ZREM', name, one)
+            end
+            return
+        end
+        local added, gone = {}, {}
+        for member, score in pairs(scores) do
+            if score then
+                local n = #added
+                added[n + 1], added[n + 2] = score, member
+            else
+                gone[#gone + 1] = member
+            end
+        end
+        run_many('ZADD', name, added, 2)
+        run_many('ZREM', name, gone, 1)
+    end
+
+    local function fields_of(name)
+        local values = fields[name]
+        if not values then
+            values = {}
+            fields[name], held_keys[name] = values, true
+        end
+        return values
+    end
+
+    -- The value of a field; false: none.
+    function writes.field(name, field)
+        local values = fields_of(name)
+        local value = values[field]
+        if value == nil then
+            value = run('HGET', name, field)
+            values[field] = value
+        end
+        return value
+    end
+
+    -- Read several fields of one hash at once.
+    function writes.load_fields(name, wanted)
+        local values, missing = fields_of(name), {}
+        for n = 1, #wanted do
+            local field = wanted[n]
+            if values[field] == nil then
+                missing[#missing + 1], values[field] = field, false
+            end
+        end
+        for n, value in ipairs(read_many(name, missing, run)) do
+            values[missing[n]] = value
+        end
+    end
+
+    -- Change a field; false: delete it.
+    function writes.set_field(name, field, value)
+        fields_of(name)[field] = value
+        local names = changed[name]
+        if not names then
+            names = {}
+            changed[name] = names
+        end
+        names[field] = true
+    end
+
+    local function write_fields(name, names)
+        local values, one = fields[name], next(names)
+        if next(names, one) == nil then
+            if values[one] then
+                run('HSET', name, one, values[one])
+            else
+                run('HDEL', name, one)
+            end
+            return
+        end
+        local set, gone = {}, {}
+        for field in pairs(names) do
+            local value = values[field]
+            if value then
+                local n = #set
+                set[n + 1], set[n + 2] = field, value
+            else
+                gone[#gone + 1] = field
+            end
+        end
+        run_many('HSET', name, set, 2)
+        run_many('HDEL', name, gone, 1)
+    end
+
+    -- Write the changes of one key, and forget what was read of it.
+    function write_held(name)
+        held_keys[name] = nil
+        if members[name] then
+            write_members(name, members[name])
+            members[name] = nil
+        elseif fields[name] then
+            if changed[name] then
+                write_fields(name, changed[name])
+            end
+            fields[name], changed[name] = nil, nil
+        end
+    end
+
+    -- Write everything: the end of a call.
+    function writes.save()
+        for name, scores in pairs(members) do
+            write_members(name, scores)
+        end
+        for name, names in pairs(changed) do
+            write_fields(name, names)
+        end
+        members, fields, changed = {}, {}, {}
+        for name in pairs(held_keys) do
+            held_keys[name] = nil
+        end
+    end
+end)
