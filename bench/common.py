@@ -130,6 +130,34 @@ COMES_AND_GOES = (
 )
 
 
+SLOWLOG: dict[str, object] = {"slowlog_log_slower_than": 2000, "slowlog_max_len": 1000}
+"""Servers note each call over 2 ms: every benchmark prints the longest one."""
+
+_longest_calls: list[float] = []
+"""Of servers that the benchmark has stopped, in milliseconds."""
+
+_running: list[ServerStore] = []
+
+
+def note_longest(servers: Sequence[Server]) -> None:
+    """Remember the longest call of servers that the benchmark stops now."""
+    _longest_calls.append(longest_call(servers))
+
+
+def longest_so_far() -> float | None:
+    """The longest call of all servers of this benchmark, in milliseconds; None: no server."""
+    noted = [*_longest_calls, *(place.longest() for place in _running)]
+    return max(noted) if noted else None
+
+
+def longest_call(servers: Sequence[Server]) -> float:
+    """The longest call in the servers' slow logs, in milliseconds; 0: none over 2 ms."""
+    return max(
+        (int(entry[2]) / 1e3 for server in servers for entry in server.run("SLOWLOG", "GET", 1000)),
+        default=0.0,
+    )
+
+
 class ServerStore(Store):
     """One or more empty servers, started for the benchmark; the URL is that of the first."""
 
@@ -163,12 +191,7 @@ class ServerStore(Store):
 
     def longest(self) -> float:
         """The duration of the longest call so far, in milliseconds."""
-        noted = (
-            int(entry[2]) / 1e3
-            for server in self.servers
-            for entry in server.run("SLOWLOG", "GET", 1000)
-        )
-        return max(self._longest, *noted, 0.0)
+        return max(self._longest, longest_call(self.servers))
 
     def cpu(self) -> float:
         """The processor time of the servers, in seconds."""
@@ -193,17 +216,26 @@ def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[St
     if "://" in chosen.engine:
         yield Store(chosen.engine)
         return
-    config: dict[str, object] = {"slowlog_log_slower_than": 2000, "slowlog_max_len": 1000}
+    config = dict(SLOWLOG)
     if durability == "fsync":
         config |= {"appendonly": "yes", "appendfsync": "always"}
     if chosen.engine == "cluster":
         with Cluster(3, 0, **config) as cluster:
-            yield ServerStore(cluster.url, cluster.servers)
+            yield from _noted(ServerStore(cluster.url, cluster.servers))
         return
     if chosen.engine == "redis":
         os.environ["LANEWAY_SERVER_BINARY"] = "redis-server"
     with Server(**config) as server:
-        yield ServerStore(server.url, [server])
+        yield from _noted(ServerStore(server.url, [server]))
+
+
+def _noted(place: ServerStore) -> Iterator[ServerStore]:
+    _running.append(place)
+    try:
+        yield place
+        _longest_calls.append(place.longest())
+    finally:
+        _running.remove(place)
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -276,6 +308,9 @@ def publish_table(
                 for n, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
         )
+    longest = longest_so_far()
+    if longest is not None:
+        print(f"  the longest call held a server up for {longest:.1f} ms (0: none over 2 ms)")
     write_figures(name, chosen, columns, rows, notes, repeats=repeats)
 
 
@@ -307,6 +342,9 @@ def write_figures(
         "notes": notes,
         "figures": [dict(zip(columns, row, strict=True)) for row in rows],
     }
+    longest = longest_so_far()
+    if longest is not None:
+        result["longest_call_ms"] = longest
     if repeats is not None:
         result["repeats"] = repeats
     path.write_text(json.dumps(result, indent=1))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from bench.common import BODY, ServerStore, Store, options, pick, publish_table, spread, store
+from bench.common import BODY, Store, options, pick, publish_table, spread, store
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.message import Draft, Settlement
@@ -33,14 +33,11 @@ def main() -> None:
     for topics in (few, many):
         with store(chosen) as place:
             found.append(measure(place, topics, leases))
-            longest = place.longest() if isinstance(place, ServerStore) else 0.0
     figures = [(lease["median"], settle["median"], size) for lease, settle, size in found]
     rows: list[tuple[object, ...]] = [
         (topics, *row) for topics, row in zip((few, many), figures, strict=True)
     ]
     rows.append(("ratio", *(b / a for a, b in zip(*figures, strict=True))))
-    if isinstance(place, ServerStore):
-        print(f"the longest call held the server up for {longest:.1f} ms")
     publish_table(
         "limited",
         chosen,

@@ -11,7 +11,16 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from bench.common import BATCH, BODY, options, pick, publish_table, spread
+from bench.common import (
+    BATCH,
+    BODY,
+    SLOWLOG,
+    note_longest,
+    options,
+    pick,
+    publish_table,
+    spread,
+)
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.message import Draft, Settlement
@@ -54,11 +63,12 @@ def measure(nodes: int, messages: int) -> tuple[float, float]:
     """(messages per second, messages per second of processor time of the busiest node)."""
     with ExitStack() as stack:
         if nodes == 1:
-            server = stack.enter_context(Server())
+            server = stack.enter_context(Server(**SLOWLOG))
             servers, url = [server], server.url
         else:
-            cluster = stack.enter_context(Cluster(nodes, 0))
+            cluster = stack.enter_context(Cluster(nodes, 0, **SLOWLOG))
             servers, url = cluster.servers, cluster.url
+        stack.callback(note_longest, servers)
         engine = open_engine(url, Settings(durability="memory"))
         before = [cpu(server) for server in servers]
         began = time.perf_counter()

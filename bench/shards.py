@@ -21,7 +21,18 @@ from typing import Any
 
 import redis
 
-from bench.common import BODY, ServerStore, options, pick, publish_table, seconds, spread, store
+from bench.common import (
+    BODY,
+    SLOWLOG,
+    ServerStore,
+    note_longest,
+    options,
+    pick,
+    publish_table,
+    seconds,
+    spread,
+    store,
+)
 from laneway import Laneway, Message
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
@@ -174,7 +185,7 @@ def counted(engine: FullEngine) -> Iterator[list[int]]:
 def confirmed(chosen: argparse.Namespace) -> None:
     calls = pick(chosen, 1_000, 300, 10)
     rows = []
-    config = {"appendonly": "yes", "appendfsync": "always"}
+    config = {**SLOWLOG, "appendonly": "yes", "appendfsync": "always"}
     with Replicated(1, **config) as group, Server(**config) as single:
         for durability, server, confirming in (
             ("fsync", single, (("WAITAOF", 1, 0, 4_000),)),
@@ -191,6 +202,7 @@ def confirmed(chosen: argparse.Namespace) -> None:
                     took[name].append(seconds(work) * 1e3)
             engine.close()
             client.close()
+            note_longest([server])
             ours, raw = (sorted(took[name]) for name in ("put", "SET"))
             rows.append(
                 (
