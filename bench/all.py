@@ -28,6 +28,7 @@ BENCHES = (
     "lookup",
     "peers",
     "tasks",
+    "typed",
     "features",
 )
 ON_SERVERS = ("waiting", "scale", "shards")
@@ -73,6 +74,8 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("rates", {}, "most beyond the limit in any window", 1.0, False),
     ("latency", {"after a pause of": "3 ms"}, "p50 ms", 5.0, False),
     ("top", {"topics": "many"}, "median ms", 2.0, False),
+    ("typed", {"kind": "tasks"}, "CPU : messages", 2.0, False),
+    ("typed", {"kind": "tasks"}, "rate : bee-queue", 2.0, True),
     ("top", {"topics": "many, one size class"}, "median ms", 2.0, False),
     ("lookup", {"ids": "all"}, "seconds", 1.0, False),
     ("reads", {}, "median ms", 5.0, False),

@@ -83,6 +83,12 @@ SECTIONS = (
         "Task throughput and latency, end to end, beside other task libraries.",
     ),
     Section(
+        "typed",
+        "Typed tasks beside messages",
+        "What a typed task costs one worker process beside a plain message, and what bee-queue"
+        " drains in the same run.",
+    ),
+    Section(
         "policies",
         "Policies",
         "The cost of one exact policy when other topics have policies of their own.",
