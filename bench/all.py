@@ -178,7 +178,9 @@ def summary(results: Path, engine: str) -> None:
         path = results / f"{bench}.json"
         rows = json.loads(path.read_text())["figures"] if path.exists() else []
         values = [
-            row[column] for row in rows if all(row[name] == value for name, value in where.items())
+            row[column]
+            for row in rows
+            if all(row[name] == value for name, value in where.items()) and row[column] != "-"
         ]
         name = f"{bench}: {column}" + "".join(
             f", {value}" for value in where.values() if value != "ratio"

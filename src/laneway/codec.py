@@ -116,7 +116,7 @@ def message_of(lease: Lease) -> Message:
     """Return the message that a handler receives for a lease. Raises BadMessage."""
     return Message(
         lease.topic,
-        decode_lease(lease),
+        decode(lease.body, lease.headers) if lease.bodies is None else decode_lease(lease),
         lease.key,
         lease.priority,
         id=lease.id,

@@ -105,6 +105,16 @@ class TaskHandler(Handler):
             self._check_retries(lease, settlement, is_in_flow=around is not None)
         if times is None and around is None:
             return super().concluded(lease, returned, error, settlement)
+        if error is None and around is None and times is not None and self._is_plain(returned):
+            settlement.id, settlement.outcome_ttl_us = lease.id, times[0]
+            settlement.outcome = outcomes.success(
+                self.task.name,
+                self.task.serializer,
+                returned,
+                topic=lease.topic,
+                published_us=lease.published_us,
+            )
+            return ()
         origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
         if isinstance(returned, outcomes.OwnState):
             origin["own_state"], returned = returned.state, returned.about
@@ -139,6 +149,12 @@ class TaskHandler(Handler):
             return ()
         return flow.following(
             lease.id, around, outcomes.read(stored), is_own_failure=not never_began
+        )
+
+    def _is_plain(self, returned: Any) -> bool:
+        """Whether a result is stored as it is: most results of tasks that are in no flow."""
+        return self.task.tags is None and not issubclass(
+            type(returned), (outcomes.OwnState, Portable)
         )
 
     def _check_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:

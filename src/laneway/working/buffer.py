@@ -156,7 +156,8 @@ class Buffer:
     def __init__(self, concurrency: int, *, accepts_all: bool) -> None:
         self._concurrency = concurrency
         self._accepts_all = accepts_all
-        self._queues: dict[Handler, HandlerQueue] = {}
+        self.queues: dict[Handler, HandlerQueue] = {}
+        """The queues of the handlers that had messages so far; `queue` adds one."""
         self._filled: dict[Handler, HandlerQueue] = {}
         self._round = 0
         self.reserved = 0
@@ -168,14 +169,14 @@ class Buffer:
 
     def queue(self, handler: Handler) -> HandlerQueue:
         """The queue of a handler."""
-        queue = self._queues.get(handler)
+        queue = self.queues.get(handler)
         if queue is None:
-            queue = self._queues[handler] = HandlerQueue(handler, self._concurrency)
+            queue = self.queues[handler] = HandlerQueue(handler, self._concurrency)
         return queue
 
     def add(self, delivery: WorkerDelivery) -> bool:
         """Add a message; False: its handler is too far behind, release it."""
-        queue = self._queues.get(delivery.handler) or self.queue(delivery.handler)
+        queue = self.queues.get(delivery.handler) or self.queue(delivery.handler)
         if queue.is_over_full and not self._accepts_all:
             return False
         if queue.count == 0:

@@ -460,6 +460,7 @@ class Worker:
             slots = min(slots, len(running) + self._messages_left())
         if self._hooks is not None and self._hooks.is_behind():
             return  # it calls _hooks_caught_up
+        now = time.monotonic()  # once: all of these begin within a millisecond
         while True:
             if (
                 len(running) < slots - buffer.reserved
@@ -474,7 +475,7 @@ class Worker:
                 delivery = queue.pop_newcomer()
             else:
                 break
-            if delivery.is_gone():
+            if delivery.over or (delivery.expires <= now and delivery.is_gone()):
                 continue
             if queue.handler.batch is not None:
                 self._begin_batch(queue, delivery)
@@ -631,21 +632,22 @@ class Worker:
     def _end(self, unit: WorkerDelivery) -> None:
         """Mark a unit as over and free its slot."""
         unit.over = True
-        self._running.discard(unit)
+        running = self._running
+        running.discard(unit)
         if self._trials.on_trial is unit:
             self._trials.end(unit)
-        self._buffer.queue(unit.handler).running -= 1
+        self._buffer.queues[unit.handler].running -= 1
         if unit.timers is not None:
             for timer in unit.timers:
                 timer.cancel()
         if (
             self._has_max_messages
             and not self._messages_left()
-            and not self._running
+            and not running
             and not self._stop_count
         ):
             self._stop()
-        if self._stop_count and not self._running:
+        if self._stop_count and not running:
             self._change.set()
 
     # Stop handlers
