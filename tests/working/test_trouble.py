@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway, Message
-from laneway.engines.sqlite import admin, engine
+from laneway.engines.sqlite import engine
 
 HOUR = 3600
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Set the machine's clock off by `seconds` from now on."""
-    for module in (engine, admin):
-        monkeypatch.setattr(
-            module, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000)
-        )
+    monkeypatch.setattr(
+        engine, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000)
+    )
 
 
 def test_a_clock_that_is_set_back_delays_no_ready_message(
