@@ -14,6 +14,7 @@ from bench.features import ALL, FEATURES
 BENCHES = (
     "engine",
     "endtoend",
+    "processes",
     "publish",
     "single",
     "topics",
@@ -43,7 +44,8 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("engine", {"operation": "lease + settle"}, "ratio", 0.5, True),
     ("endtoend", {}, "async/s", 30_000, True),
     ("endtoend", {}, "threads/s", 20_000, True),
-    ("endtoend", {}, "2 : 1", 1.6, True),
+    ("processes", {"store": "1 file", "handler, us of CPU": 0}, "2 : 1", 1.0, True),
+    ("processes", {"store": "4 files", "handler, us of CPU": 0}, "2 : 1", 1.6, True),
     ("processes", {"handler, us of CPU": 500}, "2 : 1", 1.6, True),
     (
         "publish",

@@ -75,6 +75,11 @@ SECTIONS = (
         "The ratio is that to plain messages in the same run, over all three steps.",
     ),
     Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
+    Section(
+        "processes",
+        "Two processes",
+        "Two worker processes beside one, on one SQLite file and on four.",
+    ),
     Section("publish", "Publishing", "Messages per second by the way they are published."),
     Section("latency", "Latency", "The time until an idle worker starts a message."),
     Section(

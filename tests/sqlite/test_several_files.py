@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -385,6 +386,24 @@ def test_dead_letters_are_listed_page_by_page(opened: Opened) -> None:
     assert engine.overview().dead == 5
     assert engine.dead_redrive() == 5
     assert len(drain(engine)) == 10
+
+
+def test_a_lease_passes_over_files_that_others_write_to(opened: Opened, tmp_path: Path) -> None:
+    """It waits for none of them as long as it finds something elsewhere."""
+    engine = opened()
+    engine.put(some(40))
+    busy = [sqlite3.connect(tmp_path / "q" / f"default.{n}.db") for n in range(3)]
+    for connection in busy:
+        connection.execute("BEGIN IMMEDIATE")
+    try:
+        began = time.monotonic()
+        leases = engine.lease(5).leases
+        assert time.monotonic() - began < 5, "the lock is waited for 30 s"
+        assert len(leases) == 5
+        assert {engine._numbers.shard(lease.handle) for lease in leases} == {3}
+    finally:
+        for connection in busy:
+            connection.close()
 
 
 def test_one_folder_of_sockets_wakes_for_all_files(opened: Opened) -> None:

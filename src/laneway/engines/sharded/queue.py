@@ -51,7 +51,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     record_start: bool
 
 
-class _WholeBatch:
+class WholeBatch:
     """What the shards deliver to one lease, and what is still missing."""
 
     def __init__(self, room: int, startable: int) -> None:
@@ -242,7 +242,7 @@ class ShardedQueue(ABC):
             return self._lease_on(0, request, n, startable, now_us)
         self._grants.renew()
         self._namespace.refresh_tiers()
-        whole = _WholeBatch(n, startable)
+        whole = WholeBatch(n, startable)
         if topics is None and only is None and now_us is None:
             self._lease_where_likely(request, whole)
         elif topics is None:  # a caller with a clock of its own (a test) leases from every shard
@@ -251,7 +251,7 @@ class ShardedQueue(ABC):
             self._lease_from(self._shards_of_topics(topics), request, whole, now_us)
         return whole.batch()
 
-    def _lease_where_likely(self, request: LeaseRequest, whole: _WholeBatch) -> None:
+    def _lease_where_likely(self, request: LeaseRequest, whole: WholeBatch) -> None:
         """Visit the shards that may have something; all of these before the answer is empty."""
         visits, pool = self._visits, request.pool
         likely = visits.likely(pool, whole.startable, self._take_notified())
@@ -265,7 +265,7 @@ class ShardedQueue(ABC):
         self,
         shards: Iterable[int],
         request: LeaseRequest,
-        whole: _WholeBatch,
+        whole: WholeBatch,
         now_us: int | None,
     ) -> None:
         """Lease what is missing from one shard after the other."""

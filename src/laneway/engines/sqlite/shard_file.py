@@ -94,6 +94,11 @@ class ShardFile(SqliteEngine):
             return None  # the transaction says so
         return super()._put_in_inbox(draft, now_us)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process, or another thread of this one, is writing into the file now."""
+        return self._store.is_busy()
+
     def changed_us(self) -> int:
         """When the file was changed last, by its own time; -1: its inbox has messages."""
         with self._store.reading() as connection:

@@ -233,6 +233,19 @@ class Store:
         with self.lock, contextlib.suppress(sqlite3.Error):
             self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
+    def is_busy(self) -> bool:
+        """Whether another process, or another thread of this one, is writing now."""
+        if not self.lock.acquire(blocking=False):
+            return True
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            return _is_busy(error)
+        finally:
+            self.lock.release()
+        return False
+
     def _prepared(self, *, durable: bool) -> sqlite3.Connection:
         """The connection, about to begin a transaction."""
         self._check_files(durable=False)
