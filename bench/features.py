@@ -38,8 +38,8 @@ LATER_US = 30 * SECOND
 MANY = 1_000_000
 """A limit that is looked at and holds nothing back."""
 
-KEYS = 10
-"""Serial keys of each topic."""
+KEYS = 10_000
+"""Serial keys of all topics together."""
 
 MERGING = 0.5
 """The share of messages that join a waiting one."""
@@ -162,7 +162,10 @@ class Contender:
                 else:
                     places.append(place)
             else:
-                place = f"t.{draw.randrange(self._topics)}", f"k{draw.randrange(KEYS)}"
+                place = (
+                    f"t.{draw.randrange(self._topics)}",
+                    f"k{draw.randrange(KEYS // self._topics)}",
+                )
             topic, key = place
             drafts.append(Draft(topic, BODY, **feature.draft(self._count, key)))
         return drafts

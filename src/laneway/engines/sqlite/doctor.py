@@ -104,7 +104,7 @@ def _restore(tx: Transaction, mid: int) -> None:
     lane = tx.lane(row.lane)
     row.state = READY
     messages.arrive(tx, lane, row)
-    messages.save(tx, row)
+    tx.messages.save(row)
 
 
 def _leases_without_end(tx: Transaction, *, repair: bool) -> Check:

@@ -74,7 +74,7 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
 
 def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
     """The id of the message that its serial key is busy with."""
-    key = tx.one("serial_key_read", lane.lane, row.line)
+    key = tx.serial_keys.get(lane.lane, row.line)
     head = messages.read(tx, key[0]) if key is not None else None
     return tx.id_of(head) if head is not None else None
 

@@ -16,6 +16,8 @@ from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Lane, Row, rank_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
     from laneway.policy import Resolved
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 def waiting_message(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:
     """The message with that merge key that waits in the lane, if there is one."""
-    key = tx.one("merge_key_read", lane.lane, mkey)
-    return messages.read(tx, key[0]) if key else None
+    key = tx.merge_keys.get(lane.lane, mkey)
+    return messages.read(tx, key[0]) if key is not None else None
 
 
 def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bool:
@@ -33,16 +35,16 @@ def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) 
         if row.parts + 1 >= policy.merge_limit:
             return False
         row.parts += 1
-        tx.run("part_insert", row.mid, row.parts, draft.body)
+        tx.parts.add(row.mid, row.parts, draft.body)
         _resize(tx, lane, len(draft.body))
-        messages.save(tx, row)
+        tx.messages.save(row)
     _change_waiting(tx, lane, row, draft, policy)
     if draft.sticky and not row.sticky:
-        _make_sticky(tx, row)
+        tx.messages.make_sticky(row)
     if draft.id is not None:
         row.joined = 1
-        messages.save(tx, row)
-        tx.run("ident_write", draft.id, messages.topic_of(row, lane), row.mid, 1, None)
+        tx.messages.save(row)
+        tx.idents.put((draft.id, messages.topic_of(row, lane)), row.mid, 1, None)
     lane.merged += 1
     tx.shard.merged += 1
     tx.touch(lane)
@@ -71,7 +73,7 @@ def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy:
         row.attempts = 0
         _change_rank(tx, row, rank_of(draft.priority, at_front=draft.at_front))
     messages.begin_waiting(tx, lane, row)
-    messages.save(tx, row)
+    tx.messages.save(row)
 
 
 def _new_due(tx: Transaction, row: Row, draft: Draft, policy: Resolved) -> int:
@@ -83,28 +85,23 @@ def _new_due(tx: Transaction, row: Row, draft: Draft, policy: Resolved) -> int:
 
 
 def _holds_key(tx: Transaction, lane: Lane, row: Row) -> bool:
-    key = tx.one("serial_key_read", lane.lane, row.line)
+    key = tx.serial_keys.get(lane.lane, row.line)
     return key is not None and key[0] == row.mid and bool(key[1])
 
 
 def _change_content(tx: Transaction, row: Row, bodies: list[bytes], headers: str | None) -> None:
     row.body, row.headers = bodies[0], headers
-    tx.run("message_content", headers, row.body, row.mid)
+    tx.messages.save_content(row)
     if row.parts:  # from a time when the policy said "all"
-        tx.run("parts_delete", row.mid)
+        tx.parts.delete(row.mid)
     row.parts = 0
     _add_parts(tx, row, bodies[1:])
 
 
 def _add_parts(tx: Transaction, row: Row, bodies: list[bytes]) -> None:
-    tx.run_many("part_insert", [(row.mid, row.parts + n, body) for n, body in enumerate(bodies, 1)])
-    row.parts += len(bodies)
-
-
-def _make_sticky(tx: Transaction, row: Row) -> None:
-    """Its ids stay known for a day after it is finished, because a sticky message joined it."""
-    row.sticky = 1
-    tx.run("message_sticky", row.mid)
+    for body in bodies:
+        row.parts += 1
+        tx.parts.add(row.mid, row.parts, body)
 
 
 def _change_rank(tx: Transaction, row: Row, rank: int) -> None:
@@ -120,31 +117,46 @@ def window_due(tx: Transaction, topic: str, mkey: bytes, policy: Resolved) -> in
         return None
     if policy.edge == "trailing":
         return tx.now + policy.window
-    edge = tx.one("edge_read", topic, mkey)
+    edge = tx.edges.get(topic, mkey)
     if edge is not None and edge[0] > tx.now:
         # The next window begins when this message is due, at the end of the present one.
-        tx.run("edge_write", topic, mkey, edge[0] + policy.window)
+        tx.edges.put((topic, mkey), edge[0] + policy.window)
         return int(edge[0])
-    tx.run("edge_write", topic, mkey, tx.now + policy.window)
+    tx.edges.put((topic, mkey), tx.now + policy.window)
     return None
 
 
-def rejoin(tx: Transaction, lane: Lane, row: Row) -> None:
+def load_returning(tx: Transaction, returned: Sequence[tuple[int, int]]) -> None:
+    """Read what the return of these (lane, message) from their leases needs."""
+    if not returned:
+        return
+    tx.messages.load(mid for _, mid in returned)
+    rows = [(lane, row) for lane, mid in returned if (row := tx.messages.get(mid)) is not None]
+    mkeys = [(lane, row.mkey) for lane, row in rows if row.mkey is not None]
+    tx.merge_keys.load(mkeys)
+    waiting = [key[0] for mkey in mkeys if (key := tx.merge_keys.get(*mkey)) is not None]
+    tx.messages.load(waiting)
+    others = [row for mid in waiting if (row := tx.messages.get(mid)) is not None]
+    tx.parts.load(row.mid for row in [*others, *(row for _, row in rows)] if row.parts)
+    tx.idents.load_joined(row.mid for row in others if row.joined)
+
+
+def rejoin(tx: Transaction, lane: Lane, row: Row) -> bool:
     """
     `row` comes back from a lease: merge the message with its merge key that arrived meanwhile into
-    it, as if `row` had been published first. If both together exceed `merge_limit`, both stay.
+    it, as if `row` had been published first. If both together exceed `merge_limit`, both stay, and
+    only the later one collects from now on: False.
     """
     if row.mkey is None:
-        return
+        return True
     other = waiting_message(tx, lane, row.mkey)
     if other is None or other.mid == row.mid:
-        return
+        return True
     policy = tx.policy(messages.topic_of(row, lane))
     if policy.merge == "all" and row.parts + other.parts + 2 > policy.merge_limit:
-        row.mkey = None  # only the later one collects from now on
-        return
+        return False
     messages.end_waiting(tx, lane, other)
-    bodies = [other.body, *(body for _, body in tx.all("parts_read", other.mid))]
+    bodies = [other.body, *(tx.parts.bodies(other.mid) if other.parts else ())]
     if policy.merge == "all":
         _add_parts(tx, row, bodies)
     elif policy.merge == "last":
@@ -153,18 +165,19 @@ def rejoin(tx: Transaction, lane: Lane, row: Row) -> None:
         _change_rank(tx, row, other.rank)
     _absorb_ids(tx, lane, row, other)
     if other.sticky and not row.sticky:
-        _make_sticky(tx, row)
+        tx.messages.make_sticky(row)
     if other.serial:
         messages.free_key(tx, lane, other.line, other.mid)
     messages.delete(tx, other)
     lane.merged += 1
     tx.shard.merged += 1
+    return True
 
 
 def _absorb_ids(tx: Transaction, lane: Lane, row: Row, other: Row) -> None:
     topic = messages.topic_of(row, lane)
     if other.joined:
-        tx.run("idents_rejoin", row.mid, other.mid)
-        row.joined = 1
-    tx.run("ident_write", tx.id_of(other), topic, row.mid, 1, None)
+        for known in tx.idents.joined(other.mid):
+            tx.idents.put(known, row.mid, 1, None)
+    tx.idents.put((tx.id_of(other), topic), row.mid, 1, None)
     row.joined = 1

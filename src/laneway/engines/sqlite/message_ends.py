@@ -70,7 +70,7 @@ def message_ended(
             )
         )
     if ttls is not None:
-        tx.run("kept_write", message_id, OUTCOME, tx.now + ttls[1], outcome)
+        tx.kept.put((message_id, OUTCOME), tx.now + ttls[1], outcome)
         tx.changed_ids.append(message_id)
         _notify_followers(tx, message_id, outcome)
 

@@ -15,8 +15,9 @@ The states of one message, and the rows that each state has.
     the ids that joined it, `part` for bodies beyond the first, `note` for its history, `came` for
     the signals that it received. At most once: `lease` has `empty` set, and no message is left.
 
-These functions are the general path, row by row. `putting`, `serving` and `settling` have fast
-paths for plain messages, which have no key, no ttl, no id of the user's own and do not merge.
+These functions decide message by message; a transaction's `tables` read and write the rows of all
+of them together. `putting`, `serving` and `settling` have fast paths for plain messages, which have
+no key, no ttl, no id of the user's own and do not merge.
 """
 
 from __future__ import annotations
@@ -39,64 +40,52 @@ from laneway.engines.shared.states import (
     YIELD,
 )
 from laneway.engines.sqlite import message_ends
-from laneway.engines.sqlite.rows import Lane, Row
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.sqlite.rows import Ended, Lane, Row
     from laneway.engines.sqlite.transaction import Transaction
 
 
-def topic_of(row: Row, lane: Lane) -> str:
+_dumps = msgspec.json.Encoder().encode
+_history = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def topic_of(row: Row | Ended, lane: Lane) -> str:
     return row.topic if row.topic is not None else lane.topic or ""
 
 
 def read(tx: Transaction, mid: int) -> Row | None:
-    row = tx.one("message_read", mid)
-    return Row(*row) if row else None
+    return tx.messages.get(mid)
 
 
 def size_of(tx: Transaction, row: Row) -> int:
     size = len(row.body)
-    return size + int(tx.one("parts_size", row.mid)[0]) if row.parts else size
-
-
-def save(tx: Transaction, row: Row) -> None:
-    """Write the columns that change while a message is stored; its content is written apart."""
-    tx.run(
-        "message_move",
-        row.lane,
-        row.state,
-        row.rank,
-        row.seq,
-        row.since,
-        row.expires,
-        row.serial,
-        row.attempts,
-        row.deliveries,
-        row.suspect,
-        row.joined,
-        row.parts,
-        row.mid,
-    )
+    return size + sum(map(len, tx.parts.bodies(row.mid))) if row.parts else size
 
 
 # Waiting
 
 
-def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
-    """The message begins to wait: delayed if its `since` is in the future, else it arrives."""
+def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = True) -> None:
+    """
+    The message begins to wait: delayed if its `since` is in the future, else it arrives.
+    `collects`: messages with its merge key join it.
+    """
     size = size_of(tx, row)
     lane.bytes += size
     tx.shard.bytes += size
     tx.shard.waiting += 1
     if row.expires is not None:
-        tx.run("event_insert", row.expires, EXPIRES, row.mid, 0)
-    if row.mkey is not None:
-        tx.run("merge_key_write", lane.lane, row.mkey, row.mid)
+        tx.events.put((row.expires, EXPIRES, row.mid), 0)
+    if row.mkey is not None and collects:
+        tx.merge_keys.put((lane.lane, row.mkey), row.mid)
     if row.since > tx.now:
         row.state = DELAYED
         lane.delayed += 1
-        tx.run("event_insert", row.since, DUE, row.mid, 0)
+        tx.events.put((row.since, DUE, row.mid), 0)
     else:
         arrive(tx, lane, row)
     tx.touch(lane)
@@ -112,37 +101,42 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     tx.shard.bytes -= size
     tx.shard.waiting -= 1
     if row.expires is not None:
-        tx.run("event_delete", row.expires, EXPIRES, row.mid)
-    if row.mkey is not None:
-        tx.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+        tx.events.delete(row.expires, EXPIRES, row.mid)
+    free_merge_key(tx, lane, row)
     if row.state == DELAYED:
         lane.delayed -= 1
-        tx.run("event_delete", row.since, DUE, row.mid)
+        tx.events.delete(row.since, DUE, row.mid)
     elif row.state == PARKED:
         lane.parked -= 1
-        tx.run("parked_delete", lane.lane, row.line, row.rank, row.pos, row.seq)
+        tx.parked.delete(lane.lane, row.line, row.rank, row.pos, row.seq)
     else:
         lane.ready -= 1
-        tx.run("ready_delete", lane.lane, row.rank, row.pos, row.seq)
+        tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
     tx.touch(lane)
+
+
+def free_merge_key(tx: Transaction, lane: Lane, row: Row) -> None:
+    """The message no longer waits: no other one joins it."""
+    if row.mkey is not None and tx.merge_keys.get(lane.lane, row.mkey) == (row.mid,):
+        tx.merge_keys.delete(lane.lane, row.mkey)
 
 
 def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     """The message becomes ready, or is parked behind the head of its serial key."""
     if row.serial and row.line is not None:
-        key = tx.one("serial_key_read", lane.lane, row.line)
+        key = tx.serial_keys.get(lane.lane, row.line)
         if key is None:
-            tx.run("serial_key_write", lane.lane, row.line, row.mid, 0)
+            tx.serial_keys.put((lane.lane, row.line), row.mid, 0)
         elif key[0] != row.mid:
             head, is_held = key
             if is_held or not _precedes(tx, row, head):
                 _park(tx, lane, row)
                 return
             _park_overtaken(tx, lane, head)
-            tx.run("serial_key_write", lane.lane, row.line, row.mid, 0)
+            tx.serial_keys.put((lane.lane, row.line), row.mid, 0)
     row.state = READY
     lane.ready += 1
-    tx.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
+    tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
 
 
 def _precedes(tx: Transaction, row: Row, head: int) -> bool:
@@ -154,7 +148,7 @@ def _precedes(tx: Transaction, row: Row, head: int) -> bool:
 def _park(tx: Transaction, lane: Lane, row: Row) -> None:
     row.state = PARKED
     lane.parked += 1
-    tx.run("parked_insert", lane.lane, row.line, row.rank, row.pos, row.seq, row.mid)
+    tx.parked.put((lane.lane, row.line, row.rank, row.pos, row.seq), row.mid)
 
 
 def _park_overtaken(tx: Transaction, lane: Lane, head: int) -> None:
@@ -163,33 +157,39 @@ def _park_overtaken(tx: Transaction, lane: Lane, head: int) -> None:
     if other is None:
         return
     lane.ready -= 1
-    tx.run("ready_delete", lane.lane, other.rank, other.pos, other.seq)
+    tx.ready.delete(lane.lane, other.rank, other.pos, other.seq)
     _park(tx, lane, other)
-    save(tx, other)
+    tx.messages.save(other)
+
+
+def load_parked(tx: Transaction, serial_keys: Sequence[tuple[int, str]]) -> None:
+    """Read what `arrive` and `free_key` need for these (lane, serial key)."""
+    if serial_keys:
+        tx.serial_keys.load(serial_keys)
+        tx.parked.load_firsts(serial_keys)
+        firsts = (tx.parked.first(*key) for key in serial_keys)
+        tx.messages.load(mid for mid in firsts if mid is not None)
 
 
 def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
     """The message leaves its serial key: the first parked message of the key becomes ready."""
     if key is None:
         return
-    head = tx.one("serial_key_read", lane.lane, key)
+    head = tx.serial_keys.get(lane.lane, key)
     if head is None or head[0] != mid:
         return
-    first = tx.one("parked_first", lane.lane, key)
-    if first is None:
-        tx.run("serial_key_delete", lane.lane, key)
+    first = tx.parked.first(lane.lane, key)
+    row = read(tx, first) if first is not None else None
+    if row is None:
+        tx.serial_keys.delete(lane.lane, key)
         return
-    row = read(tx, first[0])
-    if row is None:  # pragma: no cover - a row is missing; the doctor repairs that
-        tx.run("serial_key_delete", lane.lane, key)
-        return
-    tx.run("parked_delete", lane.lane, key, row.rank, row.pos, row.seq)
+    tx.parked.delete(lane.lane, key, row.rank, row.pos, row.seq)
     lane.parked -= 1
     lane.ready += 1
     row.state = READY
-    tx.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
-    tx.run("serial_key_write", lane.lane, key, row.mid, 0)
-    save(tx, row)
+    tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
+    tx.serial_keys.put((lane.lane, key), row.mid, 0)
+    tx.messages.save(row)
     tx.touch(lane)
 
 
@@ -205,12 +205,12 @@ def is_known(tx: Transaction, topic: str, message_id: str) -> bool:
     """
     Whether a message of that id is waiting, leased or dead, or was finished within its window.
     """
-    ident = tx.one("ident_read", message_id, topic)
+    ident = tx.idents.get(message_id, topic)
     if ident is not None:
-        mid, until = ident
+        mid, _, until = ident
         if mid is not None or until is None or until > tx.now:
             return True
-        tx.run("ident_delete", message_id, topic)
+        tx.idents.delete(message_id, topic)
         return False
     mid = parse_generated_id(tx.shard.nonce, message_id)
     return mid is not None and topic_of_generated(tx, mid) == topic
@@ -225,7 +225,8 @@ def topic_of_generated(tx: Transaction, mid: int) -> str | None:
     if topic is not None:
         return str(topic)
     if state == DEAD:
-        return str(tx.one("dead_read", mid)[2])
+        letter = tx.dead_letters.get(mid)
+        return str(letter[0]) if letter is not None else None
     return tx.lane(lane).topic
 
 
@@ -235,7 +236,7 @@ def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
         ident = tx.one("ident_anywhere", message_id)
         mid = ident[1] if ident is not None else None
     else:
-        ident = tx.one("ident_read", message_id, topic)
+        ident = tx.idents.get(message_id, topic)
         mid = ident[0] if ident is not None else None
     if mid is None:
         mid = parse_generated_id(tx.shard.nonce, message_id)
@@ -247,7 +248,7 @@ def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
     return read(tx, mid)
 
 
-def finish_ids(tx: Transaction, row: Row, topic: str, *, remember: bool) -> None:
+def finish_ids(tx: Transaction, row: Row | Ended, topic: str, *, remember: bool) -> None:
     """
     The message is removed: forget its ids. With `remember` (it was acked) they stay known for the
     window of `dedupe`, and sticky ones for a day.
@@ -259,19 +260,13 @@ def finish_ids(tx: Transaction, row: Row, topic: str, *, remember: bool) -> None
         else []
     )
     if row.joined:
-        ids += tx.all("idents_joined", row.mid)
-    for message_id, its_topic in ids:
+        ids += tx.idents.joined(row.mid)
+    until = None if window == FOREVER else tx.now + window
+    for known in ids:
         if window:
-            tx.run(
-                "ident_write",
-                message_id,
-                its_topic,
-                None,
-                0,
-                None if window == FOREVER else tx.now + window,
-            )
+            tx.idents.put(known, None, 0, until)
         else:
-            tx.run("ident_delete", message_id, its_topic)
+            tx.idents.delete(*known)
 
 
 def _window(dedupe: int | None, *, sticky: bool) -> int:
@@ -283,15 +278,15 @@ def _window(dedupe: int | None, *, sticky: bool) -> int:
 # The end
 
 
-def delete(tx: Transaction, row: Row) -> None:
+def delete(tx: Transaction, row: Row | Ended) -> None:
     """Delete the message's own rows; counts, ids and keys are the callers'."""
-    tx.run("message_delete", row.mid)
+    tx.messages.delete(row.mid)
     if row.parts:
-        tx.run("parts_delete", row.mid)
+        tx.parts.delete(row.mid)
         if row.since == base.UNTIL_SIGNALLED_US:
             tx.run("came_delete", row.mid)
-    if row.attempts or row.suspect or row.deliveries or row.odd:
-        tx.run("note_delete", row.mid)
+    if row.has_note:
+        tx.notes.delete(row.mid)
 
 
 def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) -> None:
@@ -300,9 +295,9 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
     until = tx.now + tx.policy(topic).dead_ttl
     row.state = DEAD
     row.lane = 0  # its lane may be forgotten; a dead letter belongs to its topic
-    save(tx, row)
-    tx.run("dead_insert", row.mid, topic, tx.now, until, reason, error)
-    tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
+    tx.messages.save(row)
+    tx.dead_letters.put((row.mid,), topic, tx.now, until, reason, error)
+    tx.events.put((until, RETENTION_ENDS, row.mid), 0)
     tx.shard.dead += 1
     message_ends.message_ended(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
@@ -322,26 +317,25 @@ def expire(tx: Transaction, lane: Lane, row: Row) -> None:
 
 def delete_dead(tx: Transaction, mid: int) -> None:
     """Delete a dead letter: it was dropped, or its retention is over."""
-    dead = tx.one("dead_read", mid)
+    letter = tx.dead_letters.get(mid)
     row = read(tx, mid)
-    if dead is None or row is None:
+    if letter is None or row is None:
         return
-    tx.run("event_delete", dead[4], RETENTION_ENDS, mid)
-    tx.run("dead_delete", mid)
-    finish_ids(tx, row, dead[2], remember=False)
+    topic, _, until, _, _ = letter
+    tx.events.delete(until, RETENTION_ENDS, mid)
+    tx.dead_letters.delete(mid)
+    finish_ids(tx, row, topic, remember=False)
     delete(tx, row)
-    tx.run("note_delete", mid)
+    tx.notes.delete(mid)
     tx.shard.dead -= 1
 
 
 def add_history(tx: Transaction, row: Row, what: str, error: str | None) -> None:
     """Add an entry to the history that `MessageView` shows."""
-    unhandled, tries, encoded = tx.one("note_read", row.mid) or (None, 0, "[]")
-    history: list[dict[str, Any]] = msgspec.json.decode(encoded)
+    unhandled, tries, encoded = tx.notes.get(row.mid) or (None, 0, "[]")
+    history = _history(encoded)
     history.append({"at_us": tx.now, "what": what, "error": error})
-    tx.run(
-        "note_write", row.mid, unhandled, tries, msgspec.json.encode(history[-HISTORY:]).decode()
-    )
+    tx.notes.put((row.mid,), unhandled, tries, _dumps(history[-HISTORY:]).decode())
 
 
 def remove_waiting(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:

@@ -199,11 +199,10 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
     if exported.death is not None:
         _bury(tx, lane, row, exported.death)
     else:
-        collects = mkey is None or tx.one("merge_key_read", lane.lane, mkey) is None
+        collects = mkey is None or tx.merge_keys.get(lane.lane, mkey) is None
         # If another message with its merge key waits, this one stays separate.
-        row.mkey = mkey if collects else None
-        messages.begin_waiting(tx, lane, row)
-        messages.save(tx, row)
+        messages.begin_waiting(tx, lane, row, collects=collects)
+        tx.messages.save(row)
     tx.touch(lane)
     return lane
 
@@ -211,13 +210,9 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
 def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str | None]) -> None:
     died, until, reason, error = death
     messages.bury(tx, lane, row, reason, error)
-    tx.run(
-        "event_delete",
-        tx.now + tx.policy(messages.topic_of(row, lane)).dead_ttl,
-        RETENTION_ENDS,
-        row.mid,
-    )
-    tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
+    usual = tx.now + tx.policy(messages.topic_of(row, lane)).dead_ttl
+    tx.events.delete(usual, RETENTION_ENDS, row.mid)
+    tx.events.put((until, RETENTION_ENDS, row.mid), 0)
     tx.run("dead_set", died, until, row.mid)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway.engines.base import ABORT, CancelAnswer
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sqlite import leases, message_ends, messages, views
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
+
+_dumps = msgspec.json.Encoder().encode
 
 PAGE = 5000
 """Most messages that one transaction removes."""
@@ -110,7 +114,7 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
         tx.place(lane)
         return "cancelled"
     held = Held(*lease)
-    tx.run("lease_delete", held.fence)
+    tx.run("leases_delete", _dumps([held.fence]))
     tx.lane_cache.plain_leases.pop(held.fence, None)
     leases.release_slots(tx, lane, held, tx.now - held.granted)
     messages.remove_ended(tx, lane, row, its_topic)
@@ -138,8 +142,8 @@ def dead_letters(
 
 def dead_by_number(tx: Transaction, mids: Iterable[int]) -> list[Letter]:
     """The dead letters among these messages."""
-    letters = (tx.one("dead_read", mid) for mid in dict.fromkeys(mids))
-    return [(row[1], row[2], row[4]) for row in letters if row is not None]
+    letters = ((mid, tx.dead_letters.get(mid)) for mid in dict.fromkeys(mids))
+    return [(mid, letter[0], letter[2]) for mid, letter in letters if letter is not None]
 
 
 def oldest_dead(tx: Transaction, topic: str | None, limit: int) -> list[Letter]:
@@ -160,8 +164,8 @@ def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_u
         row = messages.read(tx, mid)
         if row is None:
             continue
-        tx.run("event_delete", until, RETENTION_ENDS, mid)
-        tx.run("dead_delete", mid)
+        tx.events.delete(until, RETENTION_ENDS, mid)
+        tx.dead_letters.delete(mid)
         tx.shard.dead -= 1
         message_ends.message_revived(tx, row)
         lane = _put_back(tx, row, its_topic, first + n * spacing_us)
@@ -187,10 +191,10 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     row.topic = topic if lane.topic is None else None
     tx.run("message_topic", row.topic, row.mid)
     tx.run("note_reset", row.mid)
-    if row.mkey is not None and tx.one("merge_key_read", lane.lane, row.mkey) is not None:
-        row.mkey = None  # another message with its merge key waits: this one stays separate
-    messages.begin_waiting(tx, lane, row)
-    messages.save(tx, row)
+    # If another message with its merge key waits, this one stays separate.
+    collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
+    messages.begin_waiting(tx, lane, row, collects=collects)
+    tx.messages.save(row)
     return lane
 
 

@@ -1,12 +1,13 @@
 """
 `Queue.put`: accept, merge or refuse messages.
 
-Plain messages are collected and appended together; all others are decided one by one.
+First everything that the messages need is read, then each of them is decided in memory; the rows
+are written together (see `tables`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from laneway.engines.shared.naming import PARTITION, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
 from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
 from laneway.engines.sqlite import merging, messages, results
-from laneway.engines.sqlite.rows import Lane, Row, rank_of
+from laneway.engines.sqlite.rows import Lane, Row, line_of, rank_of
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
@@ -37,17 +38,30 @@ def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     for draft, policy, plain in zip(drafts, policies, plains, strict=True):
         if not plain or len(draft.body) > policy.max_body:
             check_draft(draft, policy, tx.now)
-        if plain or (policy.partitions == 1 and policy.buckets is None):
+        if plain:
             names.add(draft.topic)
     tx.load_names(names)
-    intake = _Intake(tx)
-    append, accept = (intake.accept if tx.rules.has_backlog_limit else intake.append), intake.accept
-    receipts = [
-        append(draft, policy) if plain else accept(draft, policy)
-        for draft, policy, plain in zip(drafts, policies, plains, strict=True)
-    ]
+    if all(plains) and not tx.rules.has_backlog_limit:
+        intake = _Intake(tx, only_plain=True)
+        receipts = list(map(intake.append, drafts))
+    else:
+        intake = _Intake(tx, only_plain=False)
+        receipts = _put_special(intake, drafts, policies, plains)
     intake.end()
     return receipts
+
+
+def _put_special(
+    intake: _Intake, drafts: Sequence[Draft], policies: Sequence[Resolved], plains: list[bool]
+) -> list[Receipt]:
+    """Put messages of which some are not plain."""
+    specials = list(map(intake.special, drafts, policies))
+    intake.load(drafts, policies, specials)
+    may_append = not intake.tx.rules.has_backlog_limit
+    return [
+        intake.append(draft) if plain and may_append else intake.accept(draft, policy, special)
+        for draft, policy, special, plain in zip(drafts, policies, specials, plains, strict=True)
+    ]
 
 
 def put_from_inbox(tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes]]) -> None:
@@ -55,7 +69,7 @@ def put_from_inbox(tx: Transaction, rows: Sequence[tuple[int, int, str, int, str
     Put messages of the inbox into their lanes: number, time, topic, rank, headers and body of each.
     """
     tx.load_names({topic for _, _, topic, _, _, _ in rows})
-    intake = _Intake(tx)
+    intake = _Intake(tx, only_plain=True)
     now, tx.now = tx.now, tx.shard.now
     for mid, published, topic, rank, headers, body in rows:
         tx.now = max(tx.now, published)
@@ -80,32 +94,96 @@ def is_plain(draft: Draft, policy: Resolved) -> bool:
     )
 
 
-class _Intake:
-    """One call of put: decides each message, collects its rows, and writes them together."""
+class _Special(NamedTuple):
+    """What is known of a message before it is decided, for all of the call's messages together."""
 
-    def __init__(self, tx: Transaction) -> None:
+    name: str
+    """Its lane; "": the next of its topic's partitions in turn."""
+    rule: str
+    mkey: bytes | None
+    is_blocked: bool
+
+
+class _Intake:
+    """One call of put: reads what its messages need, then decides each of them."""
+
+    def __init__(self, tx: Transaction, *, only_plain: bool) -> None:
         self.tx = tx
+        self._only_plain = only_plain  # then nothing reads their rows before the end
+        self.messages: list[tuple[int, int, int, int, str, bytearray]] = (
+            [] if only_plain else tx.messages.plain
+        )
+        self.ready: list[tuple[int, int, int, int, int]] = [] if only_plain else tx.ready.appended
         self.arrivals: dict[int, Lane] = {}
         self._lanes: dict[str, Lane] = {}  # by topic, where plain messages were appended
         self._headers: tuple[object, str] = (None, "")
-        self._plain: list[tuple[int, int, int, int, str, bytearray]] = []
-        self._messages: list[tuple[Any, ...]] = []
-        self._ready: list[tuple[int, int, int, int, int]] = []
-        self._events: list[tuple[int, int, int, int]] = []
 
-    def write(self) -> None:
-        """Write the collected rows; necessary before anything reads these tables."""
-        if self._plain or self._messages:
-            self.tx.insert("message_insert_plain", self._plain)
-            self.tx.insert("message_insert", self._messages)
-            self.tx.insert("ready_insert", self._ready)
-            self.tx.insert("event_insert", self._events)
-            self._plain, self._messages, self._ready, self._events = [], [], [], []
+    def special(self, draft: Draft, policy: Resolved) -> _Special:
+        """Determine the lane and the merge key of a message that is not plain."""
+        is_blocked = draft.headers is not None and SIGNALS_HEADER in draft.headers
+        mkey = (
+            merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
+        )
+        if policy.partitions == 1 and policy.buckets is None:
+            return _Special(draft.topic, draft.topic, mkey, is_blocked)
+        spread_by = (
+            draft.key.encode()
+            if draft.key is not None
+            else draft.body
+            if mkey is not None
+            else None
+        )
+        if spread_by is None and (policy.buckets is None or policy.buckets_pattern is None):
+            return _Special("", "", mkey, is_blocked)
+        name, rule = self.tx.lane_of(policy, draft.topic, spread_by, 0)
+        return _Special(name, rule, mkey, is_blocked)
+
+    def load(
+        self, drafts: Sequence[Draft], policies: Sequence[Resolved], specials: Sequence[_Special]
+    ) -> None:
+        """Read the rows that decide these messages, all of one table in one statement."""
+        tx = self.tx
+        tx.load_names({special.name for special in specials if special.name})
+        ids: list[tuple[str, str]] = []
+        merge_keys: list[tuple[int, bytes]] = []
+        serial_keys: list[tuple[int, str]] = []
+        edges: list[tuple[str, bytes]] = []
+        for draft, policy, special in zip(drafts, policies, specials, strict=True):
+            if draft.id is not None:
+                ids.append((draft.id, draft.topic))
+            lane = tx.find_lane(special.name) if special.name else None
+            if special.mkey is not None:
+                if lane is not None:
+                    merge_keys.append((lane.lane, special.mkey))
+                if policy.window is not None and policy.edge == "leading":
+                    edges.append((draft.topic, special.mkey))
+            if draft.key is not None and policy.serial is not None and lane is not None:
+                line = line_of(draft.topic if lane.topic is None else None, draft.key)
+                serial_keys.append((lane.lane, line or ""))
+        mids: list[int] = []
+        if ids:
+            tx.idents.load(ids)
+            if any(draft.signal is not None for draft in drafts):
+                known = (tx.idents.get(*key) for key in ids)
+                mids += [ident[0] for ident in known if ident is not None and ident[0]]
+        if edges:
+            tx.edges.load(edges)
+        if merge_keys:
+            tx.merge_keys.load(merge_keys)
+            mids += [row[0] for key in merge_keys if (row := tx.merge_keys.get(*key)) is not None]
+        if serial_keys:
+            tx.serial_keys.load(serial_keys)
+            heads = (tx.serial_keys.get(*key) for key in serial_keys)
+            mids += [head[0] for head in heads if head is not None and not head[1]]
+        if mids:
+            tx.messages.load(mids)
 
     def end(self) -> None:
-        """Write what is left, and place the lanes that messages came to."""
-        self.write()
+        """Write plain messages, and place the lanes that messages came to."""
         tx = self.tx
+        if self._only_plain:
+            tx.insert("message_insert_plain", self.messages)
+            tx.insert("ready_insert", self.ready)
         for lane in self.arrivals.values():
             # More ready messages do not change the place of a lane that had some. (A merge may have
             # taken its last one.)
@@ -113,9 +191,8 @@ class _Intake:
                 tx.place(lane)
                 tx.has_arrivals = True
 
-    def append(self, draft: Draft, policy: Resolved) -> Receipt:
+    def append(self, draft: Draft) -> Receipt:
         """Accept a plain message, see `is_plain`: like `accept`, in a third of the time."""
-        del policy
         headers = self._headers_of(draft) if draft.headers else ""
         rank = rank_of(draft.priority, at_front=False)
         mid = self.append_row(draft.topic, rank, headers, draft.body)
@@ -144,37 +221,22 @@ class _Intake:
         shard.published += 1
         shard.bytes += size
         shard.waiting += 1
-        self._ready.append((lane.lane, rank, now, mid, mid))
-        self._plain.append((mid, lane.lane, rank, now, headers, bytearray(body)))
+        self.ready.append((lane.lane, rank, now, mid, mid))
+        self.messages.append((mid, lane.lane, rank, now, headers, bytearray(body)))
         return mid
 
-    def accept(self, draft: Draft, policy: Resolved) -> Receipt:
+    def accept(self, draft: Draft, policy: Resolved, special: _Special) -> Receipt:
         """Decide one message: duplicate, merged, refused or accepted, checked in this order."""
         tx = self.tx
         topic = draft.topic
         if draft.signal is not None:
             return self._signal(draft)
-        is_blocked = draft.headers is not None and SIGNALS_HEADER in draft.headers
-        mkey = (
-            merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
-        )
-        if policy.partitions == 1 and policy.buckets is None:
-            name, rule = topic, topic
-        else:
-            spread_by = (
-                draft.key.encode()
-                if draft.key is not None
-                else draft.body
-                if mkey is not None
-                else None
-            )
-            name, rule = tx.lane_of(policy, topic, spread_by, tx.shard.seq + 1)
-        if draft.id is not None:
-            self.write()
-            if messages.is_known(tx, topic, draft.id):
-                return Receipt(draft.id, topic, "duplicate")
+        name, rule, mkey, is_blocked = special
+        if not name:
+            name, rule = tx.lane_of(policy, topic, None, tx.shard.seq + 1)
+        if draft.id is not None and messages.is_known(tx, topic, draft.id):
+            return Receipt(draft.id, topic, "duplicate")
         if mkey is not None:
-            self.write()
             joined = self._join(draft, policy, name, mkey)
             if joined is not None:
                 return joined
@@ -184,7 +246,6 @@ class _Intake:
             or tx.rules.has_backlog_limit
         )
         if is_limited and not draft.own:
-            self.write()
             reason = make_room(tx, draft, policy, name)
             if reason is not None:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
@@ -194,7 +255,6 @@ class _Intake:
         return Receipt(draft.id or f"{tx.shard.nonce}-{mid:x}", topic)
 
     def _signal(self, draft: Draft) -> Receipt:
-        self.write()
         receipt, lane = results.signal(self.tx, draft)
         if lane is not None:
             self.arrivals[lane.lane] = lane
@@ -237,7 +297,7 @@ class _Intake:
         tx.shard.published += 1
         lane.published += 1
         if draft.id is not None:
-            tx.run("ident_write", draft.id, draft.topic, mid, 0, None)
+            tx.idents.put((draft.id, draft.topic), mid, 0, None)
         if serial or mkey is not None:
             row = Row(
                 mid,
@@ -264,8 +324,7 @@ class _Intake:
                 draft.body,
             )
             messages.begin_waiting(tx, lane, row)
-            self._messages.append(_inserted(row))
-            self.write()
+            tx.messages.add(row)
             return mid
         size = len(draft.body)
         lane.bytes += size
@@ -276,13 +335,13 @@ class _Intake:
             state = DELAYED
             lane.delayed += 1
             tx.touch(lane)
-            self._events.append((since, DUE, mid, 0))
+            tx.events.put((since, DUE, mid), 0)
         else:
             lane.ready += 1
             tx.touch_grown(lane)
-            self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
+            self.ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
-            self._events.append((expires, EXPIRES, mid, 0))
+            tx.events.put((expires, EXPIRES, mid), 0)
         if (
             not (odd or draft.sticky)
             and expires is None
@@ -290,9 +349,9 @@ class _Intake:
             and draft.id is None
             and row_topic is None
         ):
-            self._plain.append((mid, lane.lane, rank, now, headers or "", bytearray(draft.body)))
+            self.messages.append((mid, lane.lane, rank, now, headers or "", bytearray(draft.body)))
         else:
-            self._messages.append(
+            tx.messages.appended.append(
                 (
                     mid,
                     lane.lane,
@@ -301,41 +360,19 @@ class _Intake:
                     mid,
                     since,
                     now,
-                    expires,
+                    expires or 0,
                     0,
                     odd,
-                    draft.key,
-                    draft.id,
-                    row_topic,
-                    None,
-                    headers,
+                    0 if draft.key is None else draft.key,
+                    0 if draft.id is None else draft.id,
+                    0 if row_topic is None else row_topic,
+                    0,
+                    0 if headers is None else headers,
                     int(draft.sticky),
-                    draft.body,
+                    bytearray(draft.body),
                 )
             )
         return mid
-
-
-def _inserted(row: Row) -> tuple[Any, ...]:
-    return (
-        row.mid,
-        row.lane,
-        row.state,
-        row.rank,
-        row.seq,
-        row.since,
-        row.published,
-        row.expires,
-        row.serial,
-        row.odd,
-        row.key,
-        row.id,
-        row.topic,
-        row.mkey,
-        row.headers,
-        row.sticky,
-        row.body,
-    )
 
 
 # Backlog limits

@@ -51,7 +51,7 @@ def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[
     for report in reports:
         is_held = not report.fence or leases.is_held(held.get(report.fence), report.handle)
         if is_held:
-            tx.run("kept_write", report.id, PROGRESS, tx.now + report.ttl_us, report.body)
+            tx.kept.put((report.id, PROGRESS), tx.now + report.ttl_us, report.body)
             tx.changed_ids.append(report.id)
         answers.append(is_held)
     return answers
@@ -100,16 +100,16 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
     if row is None:
         return duplicate, None
     lane = tx.lane(row.lane)
-    if messages.topic_of(row, lane) != draft.topic or not tx.run(
-        "came_once", row.mid, draft.signal
-    ):
+    came = (row.mid, draft.signal)
+    if messages.topic_of(row, lane) != draft.topic or tx.signals.get(*came) is not None:
         return duplicate, None
-    tx.run("part_insert", row.mid, row.parts + 1, draft.body)
+    tx.signals.put(came)
     row.parts += 1
+    tx.parts.add(row.mid, row.parts, draft.body)
     lane.bytes += len(draft.body)
     tx.shard.bytes += len(draft.body)
     if draft.signal and row.parts < control.signals_needed(_headers(row.headers or "{}")):
-        tx.run("message_signalled", row.parts, row.mid)
+        tx.messages.save(row)
         tx.touch(lane)
         return Receipt(message_id, draft.topic), None
     _unblock(tx, lane, row, draft)
@@ -117,7 +117,7 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
 
 
 def _blocked_message(tx: Transaction, message_id: str, topic: str) -> Row | None:
-    known = tx.one("ident_read", message_id, topic)
+    known = tx.idents.get(message_id, topic)
     mid = known[0] if known is not None else parse_generated_id(tx.shard.nonce, message_id)
     row = messages.read(tx, mid) if mid is not None else None
     if row is None or row.state != DELAYED or row.since != UNTIL_SIGNALLED_US:
@@ -136,4 +136,4 @@ def _unblock(tx: Transaction, lane: Lane, row: Row, draft: Draft) -> None:
     else:
         row.expires = tx.now + ttl if ttl is not None else None
     messages.begin_waiting(tx, lane, row)
-    messages.save(tx, row)
+    tx.messages.save(row)

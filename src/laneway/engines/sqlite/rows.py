@@ -176,11 +176,37 @@ class Row(msgspec.Struct, gc=False):
     @property
     def line(self) -> str | None:
         """Its serial key: in a bucket, which has several topics, with its topic."""
-        return (
-            self.key
-            if self.topic is None or self.key is None
-            else f"{self.topic}{PARTITION}{self.key}"
-        )
+        return line_of(self.topic, self.key)
+
+    @property
+    def has_note(self) -> int:
+        """Whether `note` may have a row of it."""
+        return self.attempts or self.suspect or self.deliveries or self.odd
+
+
+def line_of(topic: str | None, key: str | None) -> str | None:
+    """The serial key of a message with this key; `topic`: set in a bucket."""
+    return key if topic is None or key is None else f"{topic}{PARTITION}{key}"
+
+
+class Ended(msgspec.Struct, gc=False):
+    """What the end of an acked message needs to know of it, see `leases_and_messages`."""
+
+    mid: int
+    id: str | None
+    topic: str | None
+    key: str | None
+    serial: int
+    joined: int
+    parts: int
+    sticky: int
+    since: int
+    has_note: int
+
+    @property
+    def line(self) -> str | None:
+        """As `Row.line`."""
+        return line_of(self.topic, self.key)
 
 
 class Shard(msgspec.Struct, gc=False):

@@ -535,17 +535,20 @@ class _Deliveries:
                 heads[number] = tx.all("head_of", number, take)
         rare = [head[0] for several in heads.values() for head in several if head[_RARE]]
         if rare:
-            self._rare = {row[0]: Row(*row) for row in tx.all("messages_by_number", _dumps(rare))}
+            tx.messages.load(rare)
+            rows = [row for mid in rare if (row := tx.messages.get(mid)) is not None]
+            self._rare = {row.mid: row for row in rows}
+            tx.merge_keys.load((row.lane, row.mkey) for row in rows if row.mkey is not None)
+            tx.parts.load(row.mid for row in rows if row.parts)
         last = [
             several[-1]
             for number, several in heads.items()
             if several and number not in self._picked
         ]
         tx.run_many("ready_delete_head", [self._ready_key(head) for head in last])
-        tx.run_many(
-            "ready_delete",
-            [self._ready_key(head) for number in self._picked for head in heads.get(number, ())],
-        )
+        for number in self._picked:
+            for head in heads.get(number, ()):
+                tx.ready.delete(*self._ready_key(head))
         return heads
 
     def _read_picked(self, mids: list[int]) -> list[Any]:
@@ -649,9 +652,8 @@ class _Deliveries:
         tx.shard.bytes -= size
         tx.shard.waiting -= 1
         if row.expires is not None:
-            tx.run("event_delete", row.expires, EXPIRES, row.mid)
-        if row.mkey is not None:
-            tx.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+            tx.events.delete(row.expires, EXPIRES, row.mid)
+        messages.free_merge_key(tx, lane, row)
 
     def _lease(self, lane: Lane, row: Row, policy: Resolved) -> Lease:
         tx = self.tx
@@ -662,7 +664,7 @@ class _Deliveries:
         deadline = tx.now + policy.lease
         self._add_deadline(deadline, fence, fence)
         if row.serial:
-            tx.run("serial_keys_held", lane.lane, row.line, row.mid)
+            tx.serial_keys.put((lane.lane, row.line), row.mid, 1)
         tier_queue = tx.tier_queues[lane.tier_queue]
         charge = (
             (lane.mean or tier_queue.mean or DEFAULT_MEAN_US) if tx.fair_by_time(tier_queue) else 0
@@ -670,7 +672,7 @@ class _Deliveries:
         started = int(bool(row.suspect) and self.record_start)
         empty = None
         bodies = (
-            [row.body, *(body for _, body in tx.all("parts_read", row.mid))]
+            [row.body, *(tx.parts.bodies(row.mid) if row.parts else ())]
             if row.parts or (row.mkey and policy.merge == "all")
             else None
         )
@@ -694,9 +696,11 @@ class _Deliveries:
         if policy.delivery == "at_most_once":
             empty = (row.line or "") if row.serial else ""
             self._finish(lane, row)
-        self._leases.append(
-            (fence, row.mid, lane.lane, deadline, tx.now, charge, started, policy.gate, empty)
-        )
+        gate = policy.gate or 0
+        self._leases.append((
+            fence, row.mid, lane.lane, deadline, tx.now, charge, started, gate,
+            0 if empty is None else empty,
+        ))  # fmt: skip
         if lane.ready:
             lane.old = row.since >> 23
         return lease
@@ -712,8 +716,8 @@ class _Deliveries:
     def _write(self) -> None:
         tx = self.tx
         tx.insert("lease_insert_plain", self._plain_leases)
-        tx.run_many("lease_insert", self._leases)
-        tx.run_many(
+        tx.insert("lease_insert", self._leases)
+        tx.insert(
             "event_insert",
             [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],
         )

@@ -21,7 +21,7 @@ from laneway.engines.shared.refusals import (
 )
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END
 from laneway.engines.sqlite import leases, merging, message_ends, messages, putting
-from laneway.engines.sqlite.rows import Held, Lane, Row
+from laneway.engines.sqlite.rows import Ended, Held, Lane, Row
 from laneway.errors import BacklogFull
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ _dumps = msgspec.json.Encoder().encode
 
 _LEASE_COLUMNS = 10
 """Columns of `leases_and_messages` that belong to the lease; those of the message follow."""
+
+
+MOST_RANGES = 8
+"""Above this number of ranges, deleting rows by their numbers is faster."""
 
 
 class Outdated(Exception):  # never leaves the engine
@@ -57,21 +61,21 @@ def settle(
     answers: list[SettlementAnswer] = ["acked"] * len(settlements)
     parents = {n: generated_id(tx.shard.nonce, settlements[n].handle) for n in publish}
     if left:
-        rows = {
-            row[0]: row
-            for row in tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))
-        }
-        tx.load_numbers({row[2] for row in rows.values()})
+        rows = tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))
+        tx.load_numbers({row[2] for row in rows})
         settling = _Settling(tx)
-        for n in left:
-            row = rows.get(settlements[n].fence)
-            if row is not None and row[1] == settlements[n].handle:
-                del rows[row[0]]  # the second settlement of one lease is lost
+        held = {(row[0], row[1]): _held(row) for row in rows}
+        pairs = [(n, held.pop((settlements[n].fence, settlements[n].handle), None)) for n in left]
+        settling.load((*pair, settlements[n]) for n, pair in pairs if pair is not None)
+        for n, pair in pairs:
+            if pair is None:  # also the second settlement of one lease
+                answers[n], parents[n] = "lost", ""
+                continue
             has_outcome = settlements[n].outcome is not None
             tx.reported_by_handler = (
                 (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
             )
-            answers[n], parents[n] = settling.settle(row, settlements[n])
+            answers[n], parents[n] = settling.settle(*pair, settlements[n])
         tx.reported_by_handler = None
         lanes |= settling.write()
     _place(tx, lanes.values())
@@ -87,6 +91,12 @@ def settle(
             if receipt.outcome == "refused":
                 raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
     return answers
+
+
+def _held(row: Any) -> tuple[Held, Ended | None]:
+    """A row of `leases_and_messages`: the lease, and its message if there is one."""
+    message = row[_LEASE_COLUMNS:]
+    return Held(*row[:_LEASE_COLUMNS]), Ended(*message) if message[0] is not None else None
 
 
 def _quick_acks(
@@ -125,10 +135,19 @@ def _quick_acks(
     if fences:
         if tx.run_many("leases_end", _ranges(fences)) != len(fences):
             raise Outdated
-        tx.run_many("messages_end", _ranges(mids))
+        _delete_messages(tx, mids)
         tx.shard.leased -= len(fences)
         tx.shard.done += len(fences)
     return left, touched
+
+
+def _delete_messages(tx: Transaction, mids: list[int]) -> None:
+    """Delete their rows: one range after the other, or one by one where they are scattered."""
+    ranges = _ranges(mids)
+    if len(ranges) <= MOST_RANGES:
+        tx.run_many("messages_end", ranges)
+    else:
+        tx.run("messages_delete", _dumps(mids))
 
 
 def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
@@ -169,28 +188,51 @@ def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
 
 
 class _Settling:
-    """One call's settlements, one by one; the rows to delete are collected."""
+    """One call's settlements: reads what they need, then decides each of them."""
 
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
-        self._leases: list[tuple[int]] = []
-        self._messages: list[tuple[int]] = []
+        self._leases: list[int] = []
         self._lanes: dict[int, Lane] = {}
 
-    def write(self) -> dict[int, Lane]:
-        """Delete the collected rows; returns the lanes, which have still to be placed."""
+    def load(self, pairs: Iterable[tuple[Held, Ended | None, Settlement]]) -> None:
+        """Read the rows that decide these settlements, all of one table in one statement."""
         tx = self.tx
-        tx.run_many("lease_delete", self._leases)
-        tx.run_many("message_delete", self._messages)
+        returned: list[tuple[int, int]] = []
+        joined: list[int] = []
+        serial_keys: list[tuple[int, str]] = []
+        for held, ended, settlement in pairs:
+            if held.empty:
+                serial_keys.append((held.lane, held.empty))
+            if ended is None:
+                continue
+            if ended.serial:
+                serial_keys.append((held.lane, ended.line or ""))
+            if settlement.action == "ack":
+                if ended.joined:
+                    joined.append(ended.mid)
+            else:
+                returned.append((held.lane, ended.mid))
+        if joined:
+            tx.idents.load_joined(joined)
+        if serial_keys:
+            messages.load_parked(tx, serial_keys)
+        if returned:
+            tx.notes.load((mid,) for _, mid in returned)
+            merging.load_returning(tx, returned)
+
+    def write(self) -> dict[int, Lane]:
+        """Delete the leases; returns the lanes, which have still to be placed."""
+        if self._leases:
+            self.tx.run("leases_delete", _dumps(self._leases))
         return self._lanes
 
-    def settle(self, row: Any, settlement: Settlement) -> tuple[SettlementAnswer, str]:
+    def settle(
+        self, held: Held, ended: Ended | None, settlement: Settlement
+    ) -> tuple[SettlementAnswer, str]:
         """End one lease; returns the answer and the message's id."""
-        if row is None or row[1] != settlement.handle:
-            return "lost", ""
         tx = self.tx
-        held = Held(*row[:_LEASE_COLUMNS])
-        self._leases.append((held.fence,))
+        self._leases.append(held.fence)
         if held.gone:
             return "gone", ""
         lane = tx.lane(held.lane)
@@ -201,7 +243,7 @@ class _Settling:
                 tx.shard.nonce, held.mid
             )
         if settlement.action == "ack":
-            return "acked", self._ack(lane, held, row)
+            return "acked", self._ack(lane, held, ended)
         tx.touch(lane)
         message = messages.read(tx, held.mid)
         if message is None:
@@ -209,30 +251,19 @@ class _Settling:
         message_id = tx.id_of(message)
         return _end_unacked(tx, lane, held, message, settlement), message_id
 
-    def _ack(self, lane: Lane, held: Held, row: Any) -> str:
+    def _ack(self, lane: Lane, held: Held, ended: Ended | None) -> str:
         tx = self.tx
-        message_id, serial, joined, parts, sticky, has_history, key = row[_LEASE_COLUMNS:]
         lane.done += 1
         tx.shard.done += 1
         self._end_back_off(lane, held)
-        if (
-            message_id is not None
-            or joined
-            or parts
-            or sticky
-            or has_history
-            or tx.policy_of(lane).dedupe is not None
-            or lane.topic is None
-        ):
-            message = messages.read(tx, held.mid)
-            if message is not None:
-                messages.finish_ids(tx, message, messages.topic_of(message, lane), remember=True)
-                messages.delete(tx, message)
-        else:
-            self._messages.append((held.mid,))
-        if serial:
-            messages.free_key(tx, lane, key, held.mid)
-        return message_id if message_id is not None else generated_id(tx.shard.nonce, held.mid)
+        message_id = generated_id(tx.shard.nonce, held.mid)
+        if ended is None:
+            return message_id
+        messages.finish_ids(tx, ended, messages.topic_of(ended, lane), remember=True)
+        messages.delete(tx, ended)
+        if ended.serial:
+            messages.free_key(tx, lane, ended.line, ended.mid)
+        return ended.id if ended.id is not None else message_id
 
     def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> SettlementAnswer:
         """
@@ -329,14 +360,14 @@ def _die(
 
 def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> SettlementAnswer:
     """No handler: the message waits, longer each time, and dies after `on_unhandled`."""
-    first, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
+    first, tries, history = tx.notes.get(row.mid) or (None, 0, "[]")
     first = first if first is not None else tx.now
     longest = tx.policy(topic).on_unhandled
     if longest is not None and tx.now - first >= longest:
         _die(tx, lane, row, NO_HANDLER, None)
         return "died"
     delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MAX_US)
-    tx.run("note_write", row.mid, first, tries + 1, history)
+    tx.notes.put((row.mid,), first, tries + 1, history)
     _wait_again(tx, lane, row, tx.now + delay)
     return "released"
 
@@ -375,16 +406,16 @@ def _wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
     since. It expires if its ttl is over.
     """
     if row.expires is not None and row.expires <= tx.now:
-        messages.save(tx, row)
+        tx.messages.save(row)
         messages.expire(tx, lane, row)
         if row.serial:
             messages.free_key(tx, lane, row.line, row.mid)
         return
     if due is not None:
         row.since = due
-    merging.rejoin(tx, lane, row)
-    messages.begin_waiting(tx, lane, row)
-    messages.save(tx, row)
+    collects = merging.rejoin(tx, lane, row)
+    messages.begin_waiting(tx, lane, row, collects=collects)
+    tx.messages.save(row)
 
 
 # Leases that run out
@@ -392,7 +423,6 @@ def _wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
 
 def _expire_lease(tx: Transaction, held: Held) -> None:
     """Nobody settled the lease before its deadline: its message is a suspect."""
-    tx.run("lease_delete", held.fence)
     if held.gone:
         return
     lane = tx.lane(held.lane)
@@ -404,6 +434,17 @@ def _expire_lease(tx: Transaction, held: Held) -> None:
         if row is not None:
             _suspect(tx, lane, held, row)
     tx.place(lane)
+
+
+def _load_expired(tx: Transaction, over: Sequence[Held]) -> None:
+    """Read the rows that decide what these leases' messages become."""
+    returned = [(held.lane, held.mid) for held in over if held.empty is None]
+    tx.notes.load((held.mid,) for held in over if held.started)
+    merging.load_returning(tx, returned)
+    lines = [(held.lane, held.empty) for held in over if held.empty]
+    rows = ((lane, messages.read(tx, mid)) for lane, mid in returned)
+    lines += [(lane, row.line or "") for lane, row in rows if row is not None and row.serial]
+    messages.load_parked(tx, lines)
 
 
 def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
@@ -428,9 +469,12 @@ def expire_leases(
     """
     over = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
     tx.load_numbers({held.lane for held in over if not held.gone})
+    if over:
+        tx.run("leases_delete", _dumps([held.fence for held in over]))
+        _load_expired(tx, [held for held in over if not held.gone])
     for held in over:
         _expire_lease(tx, held)
     (deadline,) = tx.one("leases_next_deadline", first, last)
     if deadline is not None:
-        tx.run("event_insert", deadline, LEASES_END, first, last)
+        tx.events.put((deadline, LEASES_END, first), last)
     return len(over), deadline

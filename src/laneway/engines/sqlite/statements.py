@@ -13,13 +13,13 @@ import re
 from functools import cache, partial
 from importlib import resources
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.engines.sqlite.rows import LANE_COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 def _load() -> dict[str, str]:
@@ -124,63 +124,144 @@ _INSERTED = (
     "sticky",
     "body",
 )
-SQL["message_insert"] = (
-    f"INSERT INTO message ({', '.join(_INSERTED)}) VALUES ({', '.join('?' * len(_INSERTED))})"
-)
-SQL["message_update"] = (
-    f"UPDATE message SET {', '.join(f'{name} = ?' for name in ROW_COLUMNS[1:])} WHERE mid = ?"
-)
+_NULLABLE_OF_MESSAGES = {"expires", "key", "id", "topic", "mkey", "headers"}
+
+
+def _insert_messages(columns: Sequence[str]) -> str:
+    bound = ("nullif(?, 0)" if name in _NULLABLE_OF_MESSAGES else "?" for name in columns)
+    return f"INSERT INTO message ({', '.join(columns)}) VALUES ({', '.join(bound)})"
+
+
+SQL["message_insert"] = _insert_messages(_INSERTED)
+SQL["message_insert_whole"] = _insert_messages(ROW_COLUMNS)
 
 
 @cache
-def insert_many(name: str, count: int) -> str:
-    """An INSERT statement for `count` rows."""
-    head, values, row = SQL[name].partition(" VALUES ")
-    numbers = [int(number) for number in re.findall(r"\?(\d+)", row)]
-    if not numbers:
-        return head + values + ", ".join([row] * count)
-    width = max(numbers)
+def repeated(name: str, count: int) -> str:
+    """A statement with the row behind VALUES so many times."""
+    head, _, rest = SQL[name].partition("VALUES ")
+    depth = end = 0
+    while not end or depth:
+        depth += (rest[end] == "(") - (rest[end] == ")")
+        end += 1
+    row, tail = rest[:end], rest[end:]
+    width = max(map(int, re.findall(r"\?(\d+)", row)), default=0)
     rows = (re.sub(r"\?(\d+)", partial(_shifted, by=n * width), row) for n in range(count))
-    return head + values + ", ".join(rows)
+    return f"{head}VALUES {', '.join(rows)}{tail}"
 
 
 def _shifted(parameter: re.Match[str], by: int) -> str:
     return f"?{int(parameter[1]) + by}"
 
 
-INSERTED_AT_ONCE = (64, 8)
-"""Rows in one INSERT, the larger first."""
+ROWS_AT_ONCE = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""Rows in one statement: few sizes, so that all of them stay prepared."""
+
+
+@cache
+def touched(name: str) -> tuple[tuple[str, bool], ...]:
+    """The tables that a statement names, and whether it changes them."""
+    text = re.sub(r"--.*", "", SQL[name])
+    changed = re.match(r"\s*(?:INSERT.*?INTO|UPDATE|DELETE FROM)\s+(\w+)", text)
+    named = re.findall(r"\b(?:FROM|JOIN|INTO|UPDATE)\s+([a-z_]+)", text)
+    return tuple(
+        (table, changed is not None and table == changed[1]) for table in dict.fromkeys(named)
+    )
+
+
+class UnwrittenRows(Protocol):
+    """The rows of a table that a transaction has read or changed, see `tables`."""
+
+    def write(self) -> None:
+        """Write what was changed."""
+
+    def forget(self) -> None:
+        """Forget what was read."""
 
 
 class Statements:
-    """Runs statements by their names on one connection."""
+    """
+    Runs statements by their names on one connection.
+
+    A statement sees the unwritten rows of `tables`: those of the tables that it names are written
+    first.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.tables: dict[str, UnwrittenRows] = {}
+        """By name: the tables that this transaction has used."""
 
     def one(self, name: str, *values: Any) -> Any:
         """The first row of a statement, or None."""
+        if self.tables:
+            self._write_for(name)
         return self.connection.execute(SQL[name], values).fetchone()
 
     def all(self, name: str, *values: Any) -> list[Any]:
         """All rows of a statement."""
+        if self.tables:
+            self._write_for(name)
         return self.connection.execute(SQL[name], values).fetchall()
 
     def run(self, name: str, *values: Any) -> int:
         """Run a statement; returns how many rows changed."""
+        if self.tables:
+            self._write_for(name)
         return self.connection.execute(SQL[name], values).rowcount
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement for each of these rows; returns how many rows changed."""
-        return self.connection.executemany(SQL[name], rows).rowcount if rows else 0
+        if not rows:
+            return 0
+        if self.tables:
+            self._write_for(name)
+        return self.connection.executemany(SQL[name], rows).rowcount
 
     def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Like `run_many` for an INSERT, at half the cost: several rows in one statement."""
-        done = 0
-        for size in INSERTED_AT_ONCE:
-            while len(rows) - done >= size:
-                self.connection.execute(
-                    insert_many(name, size), list(chain.from_iterable(rows[done : done + size]))
-                )
-                done += size
-        self.run_many(name, rows[done:])
+        """Like `run_many`, at half the cost, for a statement with VALUES."""
+        if not rows:
+            return
+        if self.tables:
+            self._write_for(name)
+        self.run_rows(name, rows)
+
+    def _write_for(self, name: str) -> None:
+        """Write the rows that this statement may name; if it changes some, forget what was read."""
+        for table_name, is_changed in touched(name):
+            table = self.tables.get(table_name)
+            if table is not None:
+                table.write()
+                if is_changed:
+                    table.forget()
+
+    # For `tables` only: other rows of these tables may be unwritten.
+
+    def execute(self, name: str, *values: Any) -> sqlite3.Cursor:
+        """Run a statement."""
+        return self.connection.execute(SQL[name], values)
+
+    def run_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement with VALUES for many rows at once."""
+        if len(rows) == 1:
+            self.connection.execute(SQL[name], rows[0])
+            return
+        for text, values in _batches(name, rows):
+            self.connection.execute(text, values)
+
+    def all_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> list[Any]:
+        """All rows of a query with VALUES for many rows at once."""
+        return [
+            found
+            for text, values in _batches(name, rows)
+            for found in self.connection.execute(text, values)
+        ]
+
+
+def _batches(name: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """The statements for these rows, each with its values."""
+    done, left = 0, len(rows)
+    for size in ROWS_AT_ONCE:
+        while left >= size:
+            yield repeated(name, size), list(chain.from_iterable(rows[done : done + size]))
+            done, left = done + size, left - size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,14 @@ from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.rows import GateState, Lane, Row, Shard, TierQueue
 from laneway.engines.sqlite.statements import SQL, Statements
+from laneway.engines.sqlite.tables import (
+    IdentTable,
+    MessageTable,
+    ParkedTable,
+    PartTable,
+    ReadyTable,
+    Table,
+)
 from laneway.policy import PolicyTable, Resolved
 from laneway.tiers import TierLayers
 
@@ -150,9 +159,9 @@ class Transaction(Statements):
     """
     A unit of work on one file, within one SQLite transaction.
 
-    All changes of lanes, tier queues, gates and counters go through it; `flush` writes them. Rows
-    of messages, leases and events are written at once, by name of a statement. Without a
-    `lane_cache` it is a view: it reads for itself and is never flushed.
+    All changes of lanes, tier queues, gates, counters and messages' rows go through it; `flush`
+    writes them. Leases are written at once, by name of a statement. Without a `lane_cache` it is a
+    view: it reads for itself and is never flushed.
 
     What its caller does after the commit: notify `pools_to_notify` (with `has_arrivals`) and the
     listeners of `changed_ids`. What it does before: publish `end_notices`.
@@ -189,6 +198,7 @@ class Transaction(Statements):
         self.came_up: list[Lane] = []
         self._has_departures = False  # indexes list a lane that is no longer there
         self._absent: set[str] = set()  # names without a lane
+        self._new_lanes: set[int] = set()  # created in this transaction
         self._changes = LaneChanges()
         self._gates: dict[str, GateState | None] = {}
         self._dirty_gates: dict[str, GateState] = {}
@@ -199,6 +209,103 @@ class Transaction(Statements):
             for tier_queue in self.tier_queues.values()
         }
         self._stored_tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
+
+    # The rows of messages, by table
+
+    @cached_property
+    def messages(self) -> MessageTable:
+        return MessageTable(self)
+
+    @cached_property
+    def ready(self) -> ReadyTable:
+        return ReadyTable(self)
+
+    @cached_property
+    def parked(self) -> ParkedTable:
+        return ParkedTable(self)
+
+    @cached_property
+    def parts(self) -> PartTable:
+        return PartTable(self)
+
+    @cached_property
+    def idents(self) -> IdentTable:
+        return IdentTable(self)
+
+    @cached_property
+    def events(self) -> Table:
+        """(time, kind, message or first fence) → (last fence or 0,)."""
+        return Table(self, "event", 3, write="event_insert", delete="event_delete")
+
+    @cached_property
+    def serial_keys(self) -> Table:
+        """(lane, key) → (head, whether it is held)."""
+        return Table(
+            self,
+            "serial_key",
+            2,
+            read="serial_keys_read",
+            write="serial_key_write",
+            delete="serial_key_delete",
+            absent=self._new_lanes,
+        )
+
+    @cached_property
+    def merge_keys(self) -> Table:
+        """(lane, merge key) → (message,)."""
+        return Table(
+            self,
+            "merge_key",
+            2,
+            read="merge_keys_read",
+            write="merge_key_write",
+            delete="merge_key_delete",
+            converts=True,
+            absent=self._new_lanes,
+        )
+
+    @cached_property
+    def edges(self) -> Table:
+        """(topic, merge key) → (until,)."""
+        return Table(
+            self, "edge", 2, read="edges_read", write="edge_write", delete="", converts=True
+        )
+
+    @cached_property
+    def notes(self) -> Table:
+        """(message,) → (unhandled since or None, how often, history)."""
+        return Table(
+            self,
+            "note",
+            1,
+            read="notes_read",
+            write="note_write",
+            delete="note_delete",
+            converts=True,
+        )
+
+    @cached_property
+    def dead_letters(self) -> Table:
+        """(message,) → (topic, died, until, reason, error)."""
+        return Table(
+            self,
+            "dead",
+            1,
+            read="dead_letters_read",
+            write="dead_insert",
+            delete="dead_delete",
+            converts=True,
+        )
+
+    @cached_property
+    def kept(self) -> Table:
+        """(id, slot) → (until, body)."""
+        return Table(self, "kept", 2, write="kept_write", delete="", converts=True)
+
+    @cached_property
+    def signals(self) -> Table:
+        """(message, number of a signal that came) → ()."""
+        return Table(self, "came", 2, read="came_read", write="came_insert", delete="")
 
     def next_seq(self) -> int:
         """Assign the next sequence number."""
@@ -396,6 +503,7 @@ class Transaction(Statements):
             is_new=True,
         )
         self.lane_cache.add(lane)
+        self._new_lanes.add(lane.lane)
         self._changes.dirty[lane.lane] = lane
         self.shard.lanes += 1
         return lane
@@ -606,6 +714,8 @@ class Transaction(Statements):
 
     def flush(self) -> None:
         """Write everything that changed; the transaction may then be committed."""
+        for table in self.tables.values():
+            table.write()
         self._write_lanes()
         self._flush_gates()
         tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))

@@ -22,26 +22,23 @@ SELECT m.mid FROM message m
 -- name: heads_picked
 SELECT {head} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
--- name: serial_keys_held
-UPDATE serial_key SET held = 1 WHERE lane = ? AND key = ? AND head = ?;
-
 -- name: lease_insert_plain
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
     VALUES (?, ?, ?, ?, ?, 0, 0);
 
 -- name: lease_insert
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+    VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0));
 
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM json_each(?) j
     CROSS JOIN lease l ON l.fence = j.value;
 
 -- name: leases_and_messages
--- Leases, and what settle needs to know of their messages, without the bodies.
+-- Leases, and what settle needs to know of their messages, see `rows.Ended`.
 SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
-       m.id, m.serial, m.joined, m.parts, m.sticky, m.attempts + m.suspect + m.deliveries + m.odd,
-       CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+       m.mid, m.id, m.topic, m.key, m.serial, m.joined, m.parts, m.sticky, m.since,
+       m.attempts + m.suspect + m.deliveries + m.odd
   FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
 
 -- name: leases_ended
@@ -59,8 +56,8 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone F
 -- The leases of a range of fences that are held.
 DELETE FROM lease WHERE fence BETWEEN ? AND ? AND NOT gone;
 
--- name: lease_delete
-DELETE FROM lease WHERE fence = ?;
+-- name: leases_delete
+DELETE FROM lease WHERE fence IN (SELECT value FROM json_each(?));
 
 -- name: lease_started
 UPDATE lease SET started = 1 WHERE fence = ?;

@@ -12,35 +12,43 @@ INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd,
     VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, nullif(?5, ''), ?6);
 
 -- name: message_move
-UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = ?, serial = ?,
-    odd = 1, attempts = ?, deliveries = ?,
-       suspect = ?, joined = ?, parts = ?
- WHERE mid = ?;
+-- The columns that change while a message is stored. It exists; the last two columns are only named
+-- because they must not be NULL.
+INSERT INTO message (mid, lane, state, rank, seq, since, expires, serial, attempts, deliveries,
+        suspect, joined, parts, odd, published, body)
+    VALUES (?, ?, ?, ?, ?, ?, nullif(?, 0), ?, ?, ?, ?, ?, ?, 1, 0, x'')
+    ON CONFLICT (mid) DO UPDATE SET lane = excluded.lane, state = excluded.state,
+        rank = excluded.rank, seq = excluded.seq, since = excluded.since,
+        expires = excluded.expires, serial = excluded.serial, odd = 1,
+        attempts = excluded.attempts, deliveries = excluded.deliveries,
+        suspect = excluded.suspect, joined = excluded.joined, parts = excluded.parts;
 
 -- name: message_content
-UPDATE message SET headers = ?, body = ? WHERE mid = ?;
+INSERT INTO message (mid, headers, body, lane, state, rank, seq, since, published, serial, odd)
+    VALUES (?, nullif(?, 0), ?, 0, 0, 0, 0, 0, 0, 0, 0)
+    ON CONFLICT (mid) DO UPDATE SET headers = excluded.headers, body = excluded.body;
 
 -- name: messages_end
 DELETE FROM message WHERE mid BETWEEN ? AND ?;
 
--- name: message_sticky
-UPDATE message SET sticky = 1 WHERE mid = ?;
+-- name: messages_sticky
+UPDATE message SET sticky = 1 WHERE mid IN (SELECT value FROM json_each(?));
 
 -- name: message_topic
 UPDATE message SET topic = ? WHERE mid = ?;
 
--- name: message_delete
-DELETE FROM message WHERE mid = ?;
+-- name: messages_delete
+DELETE FROM message WHERE mid IN (SELECT value FROM json_each(?));
 
 -- name: message_at
 -- A message with a generated id: where its topic can be found.
 SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
 
 -- name: ready_insert
-INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
+INSERT OR REPLACE INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
 
 -- name: ready_delete
-DELETE FROM ready WHERE lane = ? AND rank = ? AND pos = ? AND seq = ?;
+DELETE FROM ready WHERE (lane, rank, pos, seq) IN (VALUES (?, ?, ?, ?));
 
 -- name: ready_delete_head
 -- The messages of a lane up to one: those that were just delivered.
@@ -50,42 +58,48 @@ DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
 INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0));
 
 -- name: event_delete
-DELETE FROM event WHERE at = ? AND kind = ? AND a = ?;
+DELETE FROM event WHERE (at, kind, a) IN (VALUES (?, ?, ?));
 
 -- name: events_due
 SELECT at, kind, a, b FROM event WHERE at <= ? ORDER BY at, kind, a LIMIT ?;
 
--- name: serial_key_read
-SELECT head, held FROM serial_key WHERE lane = ? AND key = ?;
+-- name: serial_keys_read
+SELECT k.lane, k.key, k.head, k.held FROM (VALUES (?, ?)) v
+  CROSS JOIN serial_key k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: serial_key_write
 INSERT INTO serial_key (lane, key, head, held) VALUES (?, ?, ?, ?)
     ON CONFLICT (lane, key) DO UPDATE SET head = excluded.head, held = excluded.held;
 
 -- name: serial_key_delete
-DELETE FROM serial_key WHERE lane = ? AND key = ?;
+DELETE FROM serial_key WHERE (lane, key) IN (VALUES (?, ?));
 
 -- name: parked_insert
-INSERT INTO parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
+INSERT OR REPLACE INTO parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: parked_delete
-DELETE FROM parked WHERE lane = ? AND key = ? AND rank = ? AND pos = ? AND seq = ?;
+DELETE FROM parked WHERE (lane, key, rank, pos, seq) IN (VALUES (?, ?, ?, ?, ?));
 
--- name: parked_first
-SELECT mid FROM parked WHERE lane = ? AND key = ? ORDER BY rank, pos, seq LIMIT 1;
+-- name: parked_firsts
+-- The first parked message of each of these serial keys.
+SELECT v.column1, v.column2, (SELECT p.mid FROM parked p
+        WHERE p.lane = v.column1 AND p.key = v.column2 ORDER BY p.rank, p.pos, p.seq LIMIT 1)
+  FROM (VALUES (?, ?)) v;
 
--- name: merge_key_read
-SELECT mid FROM merge_key WHERE lane = ? AND mkey = ?;
+-- name: merge_keys_read
+SELECT k.lane, k.mkey, k.mid FROM (VALUES (?, ?)) v
+  CROSS JOIN merge_key k ON k.lane = v.column1 AND k.mkey = v.column2;
 
 -- name: merge_key_write
 INSERT INTO merge_key (lane, mkey, mid) VALUES (?, ?, ?) ON CONFLICT (lane, mkey)
     DO UPDATE SET mid = excluded.mid;
 
 -- name: merge_key_delete
-DELETE FROM merge_key WHERE lane = ? AND mkey = ? AND mid = ?;
+DELETE FROM merge_key WHERE (lane, mkey) IN (VALUES (?, ?));
 
--- name: edge_read
-SELECT until FROM edge WHERE topic = ? AND mkey = ?;
+-- name: edges_read
+SELECT e.topic, e.mkey, e.until FROM (VALUES (?, ?)) v
+  CROSS JOIN edge e ON e.topic = v.column1 AND e.mkey = v.column2;
 
 -- name: edge_write
 INSERT INTO edge (topic, mkey, until) VALUES (?, ?, ?) ON CONFLICT (topic, mkey)
@@ -97,28 +111,36 @@ DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge WHERE unti
 -- name: parts_read
 SELECT n, body FROM part WHERE mid = ? ORDER BY n;
 
--- name: parts_size
-SELECT coalesce(sum(length(body)), 0) FROM part WHERE mid = ?;
+-- name: parts_of
+SELECT p.mid, p.body FROM json_each(?) j CROSS JOIN part p ON p.mid = j.value ORDER BY p.mid, p.n;
 
 -- name: part_insert
 INSERT INTO part (mid, n, body) VALUES (?, ?, ?);
 
 -- name: parts_delete
-DELETE FROM part WHERE mid = ?;
+DELETE FROM part WHERE mid IN (SELECT value FROM json_each(?));
 
 -- name: ident_read
 SELECT mid, until FROM ident WHERE id = ? AND topic = ?;
 
+-- name: idents_read
+SELECT i.id, i.topic, i.mid, i.alias, i.until FROM (VALUES (?, ?)) v
+  CROSS JOIN ident i ON i.id = v.column1 AND i.topic = v.column2;
+
 -- name: ident_write
-INSERT INTO ident (id, topic, mid, alias, until) VALUES (?, ?, ?, ?, ?)
+INSERT INTO ident (id, topic, mid, alias, until)
+    VALUES (?, ?, nullif(?, 0), ?, nullif(?, 0))
     ON CONFLICT (id, topic)
         DO UPDATE SET mid = excluded.mid, alias = excluded.alias, until = excluded.until;
 
 -- name: ident_delete
-DELETE FROM ident WHERE id = ? AND topic = ?;
+DELETE FROM ident WHERE (id, topic) IN (VALUES (?, ?));
 
 -- name: idents_joined
 SELECT id, topic FROM ident WHERE mid = ? AND alias = 1;
+
+-- name: idents_joined_to
+SELECT i.mid, i.id, i.topic FROM json_each(?) j CROSS JOIN ident i ON i.mid = j.value AND i.alias = 1;
 
 -- name: idents_rejoin
 UPDATE ident SET mid = ? WHERE mid = ? AND alias = 1;
@@ -129,8 +151,12 @@ DELETE FROM ident WHERE (id, topic) IN (SELECT id, topic FROM ident WHERE until 
 -- name: note_read
 SELECT unhandled, tries, history FROM note WHERE mid = ?;
 
+-- name: notes_read
+SELECT n.mid, n.unhandled, n.tries, n.history FROM (VALUES (?)) v
+  CROSS JOIN note n ON n.mid = v.column1;
+
 -- name: note_write
-INSERT INTO note (mid, unhandled, tries, history) VALUES (?, ?, ?, ?)
+INSERT INTO note (mid, unhandled, tries, history) VALUES (?, nullif(?, 0), ?, ?)
     ON CONFLICT (mid) DO UPDATE SET unhandled = excluded.unhandled, tries = excluded.tries,
         history = excluded.history;
 
@@ -139,16 +165,21 @@ INSERT INTO note (mid, unhandled, tries, history) VALUES (?, ?, ?, ?)
 UPDATE note SET unhandled = NULL, tries = 0 WHERE mid = ?;
 
 -- name: note_delete
-DELETE FROM note WHERE mid = ?;
+DELETE FROM note WHERE mid IN (VALUES (?));
 
 -- name: dead_insert
-INSERT INTO dead (mid, topic, died, until, reason, error) VALUES (?, ?, ?, ?, ?, ?);
+INSERT OR REPLACE INTO dead (mid, topic, died, until, reason, error)
+    VALUES (?, ?, ?, ?, ?, nullif(?, 0));
 
 -- name: dead_read
 SELECT no, mid, topic, died, until, reason, error FROM dead WHERE mid = ?;
 
+-- name: dead_letters_read
+SELECT d.mid, d.topic, d.died, d.until, d.reason, d.error FROM (VALUES (?)) v
+  CROSS JOIN dead d ON d.mid = v.column1;
+
 -- name: dead_delete
-DELETE FROM dead WHERE mid = ?;
+DELETE FROM dead WHERE mid IN (VALUES (?));
 
 -- name: ready_victim
 -- The oldest ready message of a rank whose serial key is not held. The order is by since,

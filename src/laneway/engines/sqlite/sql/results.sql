@@ -13,14 +13,14 @@ DELETE FROM kept WHERE id = ?;
 -- name: kept_forget
 DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept WHERE until <= ? LIMIT ?);
 
--- name: came_once
-INSERT OR IGNORE INTO came (mid, n) VALUES (?, ?);
+-- name: came_read
+SELECT c.mid, c.n FROM (VALUES (?, ?)) v CROSS JOIN came c ON c.mid = v.column1 AND c.n = v.column2;
+
+-- name: came_insert
+INSERT INTO came (mid, n) VALUES (?, ?);
 
 -- name: came_delete
 DELETE FROM came WHERE mid = ?;
-
--- name: message_signalled
-UPDATE message SET parts = ?, odd = 1 WHERE mid = ?;
 
 -- name: follower_write
 INSERT INTO follower (id, topic, body) VALUES (?, ?, ?);
