@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from laneway.engines.base import FullEngine
-from laneway.message import Draft, Settlement
+from laneway.engines.base import FullEngine, WorkListener
+from laneway.message import Batch, Draft, Settlement
 from laneway.testing.servers import Server, until
 from tests.conformance.valkey_setups import cluster, server
 
@@ -205,3 +205,111 @@ def test_a_waiting_worker_is_notified_before_a_busy_one(opened: Opened) -> None:
     assert listener.poll(4), "nobody waits any more"
     listener.close()
     listening(engine, 0, "arrivals:default")
+
+
+LISTENERS: list[WorkListener] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_listener_is_left() -> Iterator[None]:
+    yield
+    while LISTENERS:
+        LISTENERS.pop().close()
+
+
+class Listening:
+    """A work listener that is registered for `startable` messages."""
+
+    def __init__(self, engine: FullEngine, startable: int = 10) -> None:
+        self.listener = engine.work_listener()
+        LISTENERS.append(self.listener)
+        assert self.listener.poll(0.0, startable) is False
+
+    def received(self, timeout: float = 4.0) -> Batch | bool:
+        return self.listener.poll(timeout, 10)
+
+
+def test_a_put_leases_to_a_listener(opened: Opened) -> None:
+    """Without a call of its own, with all that a lease has, and once."""
+    engine = opened(server().url)
+    listening_one = Listening(engine)
+    engine.put([Draft("a", b"1", headers={"h": "x"}), Draft("b", b"2", priority=3, key="k")])
+    batch = listening_one.received()
+    assert isinstance(batch, Batch)
+    by_topic = {lease.topic: lease for lease in batch.leases}
+    assert by_topic["a"].body == b"1"
+    assert by_topic["a"].headers == {"h": "x"}
+    assert (by_topic["b"].priority, by_topic["b"].key) == (3, "k")
+    assert not engine.lease(10).leases
+    assert engine.settle([Settlement(each.handle, each.fence) for each in batch.leases]) == [
+        "acked",
+        "acked",
+    ]
+
+
+def test_merged_bodies_are_leased_to_a_listener(opened: Opened) -> None:
+    engine = opened(server().url)
+    engine.policy_set("code", "a", {"merge": "all"})
+    listening_one = Listening(engine)
+    engine.put([Draft("a", b"1", key="k"), Draft("a", b"\xff2", key="k"), Draft("a", b"3")])
+    batch = listening_one.received()
+    assert isinstance(batch, Batch)
+    leased = engine_bodies(batch)
+    assert sorted(leased) == [b"1", b"3", b"\xff2"]
+
+
+def engine_bodies(batch: Batch) -> list[bytes]:
+    return [body for lease in batch.leases for body in (lease.bodies or [lease.body])]
+
+
+def test_a_put_leases_what_limits_allow(opened: Opened) -> None:
+    """Not more than the topic's concurrency, and not more than the worker can start."""
+    engine = opened(server().url)
+    engine.policy_set("code", "a", {"concurrency": 1})
+    limited = Listening(engine)
+    engine.put([Draft("a", b"1"), Draft("a", b"2")])
+    batch = limited.received()
+    assert isinstance(batch, Batch)
+    assert [lease.body for lease in batch.leases] == [b"1"]
+    small = Listening(engine, 2)
+    engine.put([Draft("b", b"%d" % n) for n in range(3)])
+    batch = small.received()
+    assert isinstance(batch, Batch)
+    assert len(batch.leases) == 2
+    assert len(engine.lease(10).leases) == 1
+
+
+def test_a_large_put_is_only_notified(opened: Opened) -> None:
+    engine = opened(server().url)
+    one = Listening(engine)
+    engine.put([Draft("a", b"%d" % n) for n in range(100)])
+    assert one.received() is True
+    assert len(engine.lease(200).leases) == 100
+
+
+def test_what_was_leased_to_a_listener_that_stops_is_not_lost(opened: Opened) -> None:
+    engine = opened(server().url)
+    one = Listening(engine)
+    engine.put([Draft("a", b"1")])
+    batch = one.listener.pause()
+    assert isinstance(batch, Batch)
+    assert len(batch.leases) == 1
+    engine.put([Draft("a", b"2")])
+    assert one.listener.pause() is False
+    assert len(engine.lease(10).leases) == 1
+
+
+def test_nothing_is_leased_to_a_listener_that_is_gone(opened: Opened) -> None:
+    """The next one is notified, and the message is not lost until its lease ends."""
+    with Server() as own:
+        engine = opened(own.url)
+        other = Waiter(engine)
+        listening(engine, 1)
+        gone = Listening(engine)
+        listening(engine, 2)
+        gone.listener.close()
+        until(lambda: int(own.info("pubsub_clients")) == 1, "the server to see it gone")
+        engine.put([Draft("a", b"1")])
+        other.join(4)
+        assert other.answer
+        assert len(engine.lease(10).leases) == 1

@@ -22,6 +22,7 @@ from laneway import units
 from laneway.engines import open_engine
 from laneway.engines.base import RESULT_TTL_HEADER
 from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.shared.waiting import WaitingListener
 from laneway.errors import UsageError
 from laneway.schedules import store as schedule_store
 from laneway.working.options import Options, Summary
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from laneway.admin.views import Stats
     from laneway.app import Laneway
-    from laneway.engines.base import FullEngine, Settings
+    from laneway.engines.base import FullEngine, Settings, WorkListener
     from laneway.message import (
         Draft,
         Message,
@@ -310,6 +311,11 @@ class _Clocked:
             self._changed.wait_for(lambda: self._changes != self._seen or interrupt.is_set, timeout)
             self._seen = self._changes
         return not interrupt.is_set
+
+    def work_listener(
+        self, pool: str = "default", topics: Sequence[str] | None = None
+    ) -> WorkListener:
+        return WaitingListener(cast("FullEngine", self), pool, topics)
 
     def _notify(self) -> None:
         with self._changed:

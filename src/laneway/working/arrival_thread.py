@@ -12,12 +12,18 @@ import time
 from typing import TYPE_CHECKING
 
 from laneway.errors import EngineUnavailable
-from laneway.working.wakeup_thread import THREAD_END_SECONDS
 
 if TYPE_CHECKING:
     from laneway.engines.base import ArrivalListener, FullEngine
+    from laneway.working.work_signal import WorkSignal
 
 log = logging.getLogger("laneway.worker")
+
+THREAD_END_SECONDS = 5.0
+"""
+How long the thread may take to end; after that the worker ends without it.
+A call of an engine that is away takes that long.
+"""
 
 BUSY_SECONDS = 5.0
 """How long a worker counts as busy after its last full lease; that long it listens for arrivals."""
@@ -33,7 +39,7 @@ class ArrivalThread(threading.Thread):
     It starts with the first `listen`, and a worker that is never busy has no such thread.
     """
 
-    def __init__(self, engine: FullEngine, pool: str, has_work: threading.Event) -> None:
+    def __init__(self, engine: FullEngine, pool: str, has_work: WorkSignal) -> None:
         super().__init__(name="laneway-arrivals", daemon=True)
         self._engine = engine
         self._pool = pool

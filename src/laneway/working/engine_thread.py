@@ -13,8 +13,8 @@ In a pass, in this order:
     lease     what the worker has room for, plus a few milliseconds of work (prefetch)
 
 It owns `held`: each lease that this worker has and has not settled, by fence.
-Two more threads wait on its behalf: `WakeupThread` while the worker is idle, `ArrivalThread` while
-it is busy.
+While the worker has free slots and nothing to lease, this thread itself waits for the engine's
+notification; `ArrivalThread` listens while the worker is busy.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from typing import TYPE_CHECKING
 
 from laneway import codec, texts, units
 from laneway.engines.shared.refusals import STARTED_AND_LOST
+from laneway.engines.shared.waiting import WaitingListener
 from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
-from laneway.message import Settlement, SettlementAnswer
+from laneway.message import Batch, Settlement, SettlementAnswer
 from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
 from laneway.working.options import Summary
 from laneway.working.outcome import CANNOT_SETTLE
-from laneway.working.wakeup_thread import WakeupThread
+from laneway.working.work_signal import WorkSignal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from laneway.engines.base import FullEngine, MessageView
-    from laneway.message import Batch, Draft, Lease
+    from laneway.engines.base import FullEngine, MessageView, WorkListener
+    from laneway.message import Draft, Lease
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.handler import Handler
     from laneway.working.options import Options
@@ -185,7 +186,7 @@ class EngineThread(threading.Thread):
         """Suspects whose start is to be recorded."""
         self.held: dict[int, WorkerDelivery | None] = {}
         """By fence: leases that are not settled; None: of a message without a handler."""
-        self.has_work = threading.Event()
+        self.has_work = WorkSignal()
         """Set to start a pass."""
         self.is_paused = False
         """Whether nothing is leased, because a suspect is to run alone."""
@@ -194,7 +195,10 @@ class EngineThread(threading.Thread):
         self._callbacks = callbacks
         self._priority = priority
         self._renewal = LeaseRenewal()
-        self._wakeup = WakeupThread(engine, options, self.has_work)
+        self._listener: WorkListener | None = None
+        """Notifies this worker while it has free slots; created with the first wait."""
+        self._listen_until: float | None = None
+        """When to lease without a notification (monotonic seconds); None: the worker is busy."""
         self._arrivals = ArrivalThread(engine, options.pool, self.has_work)
         self._filter = LeaseFilter(callbacks.handled_patterns())
         self._pace = 0.0
@@ -213,8 +217,8 @@ class EngineThread(threading.Thread):
     def stop_leasing(self) -> None:
         """Lease nothing more."""
         self._is_leasing = False
-        self._wakeup.end()
         self._arrivals.end()
+        self.has_work.set()
 
     def resume(self) -> None:
         """Lease again after a pause."""
@@ -241,7 +245,6 @@ class EngineThread(threading.Thread):
     # The thread
 
     def run(self) -> None:
-        self._wakeup.start()
         try:
             while not self._is_ending or self.settlements:
                 try:
@@ -263,8 +266,10 @@ class EngineThread(threading.Thread):
         except BaseException as error:  # noqa: BLE001  # the worker ends with it
             self._callbacks.failed(error)
         finally:
-            self._wakeup.finish()
             self._arrivals.finish()
+            if self._listener is not None:
+                self._stop_listening()
+                self._listener.close()
 
     def _wait_to_reconnect(self, error: EngineUnavailable) -> None:
         if not self._reconnect_seconds:
@@ -281,21 +286,71 @@ class EngineThread(threading.Thread):
             time.sleep(min(left, RECONNECT_LOOK_SECONDS))
 
     def _wait_for_work(self) -> None:
-        if self.settlements or self.starts or self._is_ending:
-            return
-        seconds = (
-            min(self._renewal.next_look - time.monotonic(), MAX_WAIT_SECONDS)
-            if self.held
-            else MAX_WAIT_SECONDS
-        )
-        if self._filter.search_at:
-            seconds = min(seconds, self._filter.search_at - time.monotonic())
-        self.has_work.wait(max(seconds, 0.0))
+        seconds = 0.0
+        if not (self.settlements or self.starts or self._is_ending):
+            seconds = MAX_WAIT_SECONDS
+            if self.held:
+                seconds = min(seconds, self._renewal.next_look - time.monotonic())
+            if self._filter.search_at:
+                seconds = min(seconds, self._filter.search_at - time.monotonic())
+        if not self._is_leasing or self.is_paused:
+            self._stop_listening()
+        if self._listen_until is not None:
+            self._listen(self._listen_until, max(seconds, 0.0))
+        elif seconds > 0:
+            self.has_work.wait(seconds)
         self.has_work.clear()
         if self._filter.take_due_search():
             self._should_lease = True
-        if self._wakeup.take():
+
+    def _listen(self, until: float, seconds: float) -> None:
+        """Wait for the engine's notification, for other work, or for `seconds`."""
+        left = until - time.monotonic()
+        startable = 0
+        if self._options.topics is None and self._filter.only is None:
+            startable = max(0, self._options.concurrency - len(self.held))
+        found: Batch | bool = False
+        try:
+            if self._listener is None:
+                self._listener = self._create_listener()
+            with self.has_work.waking(self._listener.wake) as is_set:
+                found = self._listener.poll(
+                    0.0 if is_set else max(0.0, min(left, seconds)), startable
+                )
+        except EngineUnavailable:
+            log.debug("store unavailable while the worker waited for messages")
+            found = True  # the next lease raises it again, or succeeds
+        if found is not False or time.monotonic() >= until:
+            self._take_notification(found)
+
+    def _take_notification(self, found: Batch | bool) -> None:
+        """The engine has notified this worker, or leased messages to it, or it is time to look."""
+        if isinstance(found, Batch):
+            self._deliver(found, len(found.leases) + 1)
+        else:
+            self._listen_until = None
             self._should_lease = self._was_notified = True
+
+    def _create_listener(self) -> WorkListener:
+        create = getattr(self._engine, "work_listener", None)
+        options = self._options
+        if create is None:  # an engine of somebody else
+            return WaitingListener(self._engine, options.pool, options.topics)
+        listener: WorkListener = create(options.pool, options.topics)
+        return listener
+
+    def _stop_listening(self) -> None:
+        """The worker is busy: the engine should notify others."""
+        self._listen_until = None
+        if self._listener is not None:
+            try:
+                found = self._listener.pause()
+            except EngineUnavailable:
+                log.debug("store unavailable while the worker stopped listening")
+                return
+            if found is not False:
+                self._take_notification(found)
+                self.has_work.set()
 
     def _lease_size(self, prefetch: int, ending: int) -> int:
         """How many messages to lease now, if `ending` leases are about to be settled."""
@@ -611,8 +666,11 @@ class EngineThread(threading.Thread):
                 self.has_work.set()
             else:
                 self._wait_for_messages(batch)
-        elif self._options.topics is None and self._filter.only is None:
-            self._arrivals.listen()
+        else:
+            self._should_lease = True
+            self._stop_listening()
+            if self._options.topics is None and self._filter.only is None:
+                self._arrivals.listen()
 
     def _wait_for_messages(self, batch: Batch) -> None:
         if self._options.burst and not self.held and not self._has_ready_topic():
@@ -625,7 +683,7 @@ class EngineThread(threading.Thread):
         seconds = MAX_WAIT_SECONDS
         if batch.next_wake_us is not None:
             seconds = min(seconds, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
-        self._wakeup.start_wait(seconds)
+        self._listen_until = time.monotonic() + seconds
 
     def _has_ready_topic(self) -> bool:
         """

@@ -69,7 +69,7 @@ from laneway.engines.base.views import (
     TopicOrder,
     TopicStats,
 )
-from laneway.engines.base.wakeup import ArrivalListener, ResultListener, Wakeup
+from laneway.engines.base.wakeup import ArrivalListener, ResultListener, Wakeup, WorkListener
 
 __all__ = [
     "ABORT",
@@ -113,4 +113,5 @@ __all__ = [
     "TopicStats",
     "Transfer",
     "Wakeup",
+    "WorkListener",
 ]

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.shared.interrupt import Interrupt
+    from laneway.message import Batch
 
 
 class ResultListener(Protocol):
@@ -75,6 +76,44 @@ class ArrivalListener(Protocol):
         ...
 
 
+class WorkListener(Protocol):
+    """
+    Is notified when something can be leased. For a worker that has free slots.
+
+    It stays ready to be notified between two calls of `poll`.
+    `poll`, `pause` and `close` belong to one thread; any thread may call `wake`.
+    """
+
+    def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
+        """
+        Wait at most `timeout` seconds until something can probably be leased.
+
+        The first call, and the first one after `pause`, also looks for what is there already.
+        The listener is one of those that `Wakeup.wait` describes.
+
+        Arguments: `startable`: how many messages the caller could start now. The engine may lease
+        up to so many to the caller in the call that puts them; 0: it only notifies.
+
+        Returns the messages that were leased to the caller; True: lease now; False: the time is
+        over, or `wake` was called.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Make the current or next `poll` return at once."""
+        ...
+
+    def pause(self) -> Batch | bool:
+        """
+        Stop being notified until the next `poll`. Returns what had arrived before, as `poll` does.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop listening and free the connection. Call `pause` before."""
+        ...
+
+
 @runtime_checkable
 class Wakeup(Protocol):
     """Wait for work, and listen to arrivals, results and changes of topics."""
@@ -95,6 +134,16 @@ class Wakeup(Protocol):
         Arguments: `pool`, `topics`: as in `Queue.lease`; `interrupt`: ends this call alone.
 
         Returns True: lease now. False: the time is over, or the call was interrupted.
+        """
+        ...
+
+    def work_listener(
+        self, pool: str = "default", topics: Sequence[str] | None = None
+    ) -> WorkListener:
+        """
+        Create a listener for what can be leased; `pool`, `topics`: as in `Queue.lease`.
+
+        An engine without a way of its own returns `laneway.engines.shared.waiting.WaitingListener`.
         """
         ...
 

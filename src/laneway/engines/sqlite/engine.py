@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
 
-    from laneway.engines.base import ArrivalListener, ResultListener
+    from laneway.engines.base import ArrivalListener, ResultListener, WorkListener
     from laneway.message import Draft, ProgressReport, Settlement, StoredResult
     from laneway.tiers import Tiers
 
@@ -387,6 +387,11 @@ class Core:
         interrupt: Interrupt | None = None,
     ) -> bool:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
+
+    def work_listener(
+        self, pool: str = "default", topics: Sequence[str] | None = None
+    ) -> WorkListener:
+        return self._wakeup.work_listener(pool, topics)
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         return self._wakeup.arrival_listener(pool)

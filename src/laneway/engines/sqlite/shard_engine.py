@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Settings,
         TopicOrder,
         TopicStats,
+        WorkListener,
     )
     from laneway.engines.sqlite.shard_file import ShardFile
     from laneway.message import (
@@ -246,6 +247,12 @@ class FilesQueue(ShardedQueue):
         interrupt: Interrupt | None = None,
     ) -> bool:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
+
+    def work_listener(
+        self, pool: str = "default", topics: Sequence[str] | None = None
+    ) -> WorkListener:
+        # Looking finds the file that has something.
+        return self._wakeup.work_listener(pool, topics, looks_always=True)
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         return self._wakeup.arrival_listener(pool)

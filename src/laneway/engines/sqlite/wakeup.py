@@ -1,11 +1,11 @@
 """
 Wakeup: how a process that makes a lane runnable wakes a worker that waits, without polling.
 
-Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits;
-the socket's name says which pool it serves. A process that makes a lane runnable sends a byte to
-one waiter of its pool, and to all waiters that serve some topics only, because they may not be able
-to lease it. A worker that leased a full batch wakes the next one. If no worker waits, one arrival
-listener is notified: a busy worker, with a socket of the same kind.
+Each waiter binds a Unix datagram socket in a folder that belongs to the store, as long as it has
+room for messages; the socket's name says which pool it serves. A process that makes a lane runnable
+sends a byte to one waiter of its pool, and to all waiters that serve some topics only, because they
+may not be able to lease it. A worker that leased a full batch wakes the next one. If no worker
+waits, one arrival listener is notified: a busy worker, with a socket of the same kind.
 
 A store in memory, and systems without Unix sockets, use a condition within the process; across
 processes such systems look again every few milliseconds.
@@ -29,12 +29,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import ABORT
+from laneway.engines.shared.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
-    from laneway.engines.shared.interrupt import Interrupt
 
 LOOK_AGAIN = 1.0
 """
@@ -53,6 +53,9 @@ SERVES_ALL, SERVES_SOME, IS_BUSY = "a", "r", "n"
 LISTENER = "listen-"
 """The names of result listeners' sockets begin with this."""
 
+NOTIFICATION, WAKE = b"!", b"w"
+"""What a work listener's socket receives: of any process, and of `wake`."""
+
 IDS_AT_ONCE = 200
 """Ids in one datagram."""
 
@@ -68,7 +71,7 @@ class Wakeup:
     def __init__(
         self, path: str | None, look: Callable[[str, Sequence[str] | None], float]
     ) -> None:
-        self._look = look
+        self.look = look
         self._across = path is not None and hasattr(socket, "AF_UNIX")
         self._alone = path is None
         self._folder = _folder(path) if path is not None and self._across else ""
@@ -76,7 +79,7 @@ class Wakeup:
         self._notified = 0
         self._interrupted = 0
         self._has_warned = False
-        self._waiting: dict[str, socket.socket] = {}
+        self.waiting: list[StoreWorkListener] = []
         self.listeners: list[StoreResultListener] = []
         self.busy: list[StoreArrivalListener] = []
 
@@ -130,7 +133,7 @@ class Wakeup:
                 if name[len(mine)] == kind and self._send(name):
                     return
 
-    def _send(self, name: str, content: bytes = b"!") -> bool:
+    def _send(self, name: str, content: bytes = NOTIFICATION) -> bool:
         """Send to a socket of the folder; False: its owner died, and it is removed."""
         path = f"{self._folder}/{name}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wakeup:
@@ -145,48 +148,30 @@ class Wakeup:
                 return False
         return True
 
+    def work_listener(
+        self, pool: str, topics: Sequence[str] | None, *, looks_always: bool = False
+    ) -> StoreWorkListener:
+        """A listener that is notified of what can be leased in a pool."""
+        return StoreWorkListener(self, pool, topics, self._folder, looks_always=looks_always)
+
     def wait(
         self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
     ) -> bool:
         """Sleep until notified, at most `timeout` s; True: there may be something to lease."""
-        deadline = time.monotonic() + timeout
         if not self._across:
-            return self._wait_in_process(deadline, pool, topics, interrupt)
-        before = self._interrupted
-        serves = SERVES_ALL if topics is None else SERVES_SOME
-        name = f"{_pool_mark(pool)}{serves}{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wakeup:
-            try:
-                self.bind(wakeup, name)
-            except OSError as error:
-                if not self._has_warned:
-                    self._has_warned = True
-                    log.warning(
-                        "%s: cannot create a wakeup socket (%s); this process polls every %g s"
-                        " instead",
-                        self._folder,
-                        error,
-                        POLL,
-                    )
-                return self._wait_in_process(deadline, pool, topics, interrupt)
-            self._waiting[name] = wakeup
-            try:
-                # Look only after the socket is bound: later publishes send to it.
-                with interrupt.waking(lambda: self._wake(name)):
-                    while self._interrupted == before and not interrupt.is_set:
-                        soon = self._look(pool, topics)
-                        if soon <= 0:
-                            return True
-                        left = deadline - time.monotonic()
-                        if left <= 0:
-                            return False
-                        if select.select([wakeup], [], [], min(left, soon, LOOK_AGAIN))[0]:
-                            wakeup.recv(16)
-            finally:
-                self._waiting.pop(name, None)
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{self._folder}/{name}")
-                    os.rmdir(self._folder)  # unless others wait too
+            return self.wait_in_process(timeout, pool, topics, interrupt)
+        deadline, before = time.monotonic() + timeout, self._interrupted
+        listener = self.work_listener(pool, topics, looks_always=True)
+        try:
+            with interrupt.waking(listener.wake):
+                while self._interrupted == before and not interrupt.is_set:
+                    left = deadline - time.monotonic()
+                    if listener.poll(max(left, 0.0)):
+                        return True
+                    if left <= 0:
+                        break
+        finally:
+            listener.close()
         return False
 
     def bind(self, wakeup: socket.socket, name: str) -> None:
@@ -198,18 +183,26 @@ class Wakeup:
                 return
         raise FileNotFoundError(f"{self._folder} vanishes again and again")
 
-    def _wake(self, name: str) -> None:
-        """End one wait of this process."""
-        self._send(name)
+    def warn(self, error: OSError) -> None:
+        """Warn once that this process has to poll."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: cannot create a wakeup socket (%s); this process polls every %g s instead",
+                self._folder,
+                error,
+                POLL,
+            )
 
-    def _wait_in_process(
-        self, deadline: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    def wait_in_process(
+        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
     ) -> bool:
-        before = self._interrupted
+        """As `wait`, without a socket."""
+        deadline, before = time.monotonic() + timeout, self._interrupted
         with interrupt.waking(self._notify):
             while self._interrupted == before and not interrupt.is_set:
                 seen = self._notified
-                soon = self._look(pool, topics)
+                soon = self.look(pool, topics)
                 if soon <= 0:
                     return True
                 left = deadline - time.monotonic()
@@ -234,8 +227,125 @@ class Wakeup:
         """End all waits of this process."""
         self._interrupted += 1
         self._notify()
-        for name in list(self._waiting):
-            self._send(name)
+        for listener in list(self.waiting):
+            listener.wake()
+
+
+class StoreWorkListener:
+    """
+    Is notified of what can be leased, through a datagram socket that is bound while it listens.
+
+    Without such sockets `poll` waits within the process. `looks_always`: `poll` returns only if it
+    has seen something to lease itself; a notification may be about what is due soon.
+    """
+
+    def __init__(
+        self,
+        wakeup: Wakeup,
+        pool: str,
+        topics: Sequence[str] | None,
+        folder: str,
+        *,
+        looks_always: bool = False,
+    ) -> None:
+        self._wakeup = wakeup
+        self._pool = pool
+        self._topics = topics
+        self._folder = folder
+        self._looks_always = looks_always
+        self._path = ""
+        self._socket: socket.socket | None = None
+        self._waker: socket.socket | None = None
+        self._look_at = 0.0
+        """When to look for something to lease without a notification (monotonic seconds)."""
+        self._interrupt = Interrupt()
+        wakeup.waiting.append(self)
+
+    def poll(self, timeout: float, startable: int = 0) -> bool:
+        del startable
+        deadline = time.monotonic() + timeout
+        bound = self._socket or self._bind()
+        if bound is None:
+            return self._poll_in_process(timeout)
+        while not self._interrupt.is_set:
+            now = time.monotonic()
+            if now >= self._look_at:
+                # The socket is bound: later publishes send to it.
+                soon = self._wakeup.look(self._pool, self._topics)
+                self._look_at = now + min(soon, LOOK_AGAIN) if soon > 0 else now + LOOK_AGAIN
+                if soon <= 0:
+                    return True
+            if self._is_notified(bound, min(deadline, self._look_at) - time.monotonic()):
+                if not self._looks_always:
+                    return True
+                self._look_at = 0.0
+            elif time.monotonic() >= deadline:
+                return False
+        self._interrupt = Interrupt()
+        return False
+
+    def _poll_in_process(self, timeout: float) -> bool:
+        found = self._wakeup.wait_in_process(timeout, self._pool, self._topics, self._interrupt)
+        if self._interrupt.is_set:
+            self._interrupt = Interrupt()
+        return found
+
+    def _bind(self) -> socket.socket | None:
+        if not self._folder:
+            return None
+        serves = SERVES_ALL if self._topics is None else SERVES_SOME
+        name = f"{_pool_mark(self._pool)}{serves}{secrets.token_hex(8)}"
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._wakeup.bind(bound, name)
+        except OSError as error:
+            bound.close()
+            self._wakeup.warn(error)
+            return None
+        bound.setblocking(False)
+        self._path, self._look_at = f"{self._folder}/{name}", 0.0
+        waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        waker.setblocking(False)
+        with contextlib.suppress(OSError):  # the folder was emptied
+            waker.connect(self._path)
+        self._socket, self._waker = bound, waker
+        return bound
+
+    def _is_notified(self, bound: socket.socket, seconds: float) -> bool:
+        """Whether a notification is received within so many seconds; ends early after `wake`."""
+        if seconds > 0 and not self._interrupt.is_set:
+            poll = select.poll()
+            poll.register(bound, select.POLLIN)
+            poll.poll(seconds * 1000)
+        is_notified = False
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                is_notified |= bound.recv(16) != WAKE
+        return is_notified
+
+    def wake(self) -> None:
+        self._interrupt.set()
+        waker = self._waker
+        if waker is not None:
+            with contextlib.suppress(OSError):  # full, so `poll` returns anyway; or just closed
+                waker.send(WAKE)
+
+    def pause(self) -> bool:
+        bound, waker, self._socket, self._waker = self._socket, self._waker, None, None
+        if bound is None or waker is None:
+            return False
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+            os.rmdir(self._folder)  # unless others wait too
+        is_notified = self._is_notified(bound, 0.0)
+        waker.close()
+        bound.close()
+        return is_notified
+
+    def close(self) -> None:
+        self.pause()
+        with contextlib.suppress(ValueError):
+            self._wakeup.waiting.remove(self)
 
 
 class _Listener:

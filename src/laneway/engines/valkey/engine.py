@@ -48,7 +48,7 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.base import ArrivalListener, ResultListener, Settings
+    from laneway.engines.base import ArrivalListener, ResultListener, Settings, WorkListener
     from laneway.engines.sharded.routes import Route
 
 HOUSE = 120
@@ -464,6 +464,11 @@ class ValkeyQueue(ShardedQueue):
         interrupt: Interrupt | None = None,
     ) -> bool:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
+
+    def work_listener(
+        self, pool: str = "default", topics: Sequence[str] | None = None
+    ) -> WorkListener:
+        return self._wakeup.work_listener(pool, topics)
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         return self._wakeup.arrival_listener(pool)

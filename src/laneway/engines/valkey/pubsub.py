@@ -26,8 +26,7 @@ class Subscription:
     """
     Receives the messages of one channel; for `select`.
 
-    A lost connection is opened again. Messages may have been missed meanwhile, so `poll` then
-    returns b"0" as if it had been published.
+    A lost connection is opened again. Messages may have been missed meanwhile: `poll` says so.
     """
 
     def __init__(self, nodes: Nodes, channel: str) -> None:
@@ -47,16 +46,17 @@ class Subscription:
             else self._silence.fileno()
         )
 
-    def poll(self) -> list[bytes]:
-        """The messages since the last call."""
+    def poll(self) -> list[bytes] | None:
+        """
+        The messages since the last call. None: the connection was lost, or opened again, and
+        messages may have been missed.
+        """
         if self._connection is None:
-            return [b"0"] if self._connect() else []
+            return None if self._connect() else []
         messages = self._read()
-        return (
-            [payload for kind, _, payload in messages if kind == b"message"]
-            if messages is not None
-            else [b"0"]
-        )
+        if messages is None:
+            return None
+        return [payload for kind, _, payload in messages if kind == b"message"]
 
     def _read(self) -> list[tuple[bytes, bytes, Any]] | None:
         """All messages: kind, channel and payload. None: the connection was lost."""

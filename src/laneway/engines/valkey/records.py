@@ -14,7 +14,7 @@ import msgspec
 
 from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
-from laneway.message import Draft, Lease
+from laneway.message import Batch, Draft, Lease
 from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
 
 if TYPE_CHECKING:
@@ -518,6 +518,24 @@ def leases_of(
                 )
             number += shards
     return leases
+
+
+def read_batch(content: bytes) -> Batch:
+    """
+    What the one shard of a namespace leased to a waiting worker; see `scripts/parts/wakeup.lua`.
+    """
+    end = 4 + int.from_bytes(content[:4])
+    now, wake, nonce, fence, mids, sizes, runs, merged = _unpack(content[4:end])
+
+    def take(size: int) -> bytes:
+        nonlocal end
+        end += size
+        return content[end - size : end]
+
+    found = [part for mid, size in zip(mids, sizes, strict=True) for part in (mid, take(size))]
+    bodies = [part for at, of_one in merged for part in (at, [take(size) for size in of_one])]
+    leases = leases_of(found, runs, bodies, fence, nonce, shards=1, shard=0)
+    return Batch(leases, now, wake if wake >= 0 else None)
 
 
 REMEMBERED = 10_000

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.sharded.grants import EVERY
 from laneway.engines.valkey import records
 from laneway.errors import EngineUnavailable
+from laneway.message import Batch
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -37,6 +38,24 @@ with a process.
 LOOK_AGAIN_A_SHARD = 0.5
 """With many shards: seconds for each of them, if their sum is more."""
 
+LEASED = b"+"
+"""What a shard publishes before what it leased to a listener; see `scripts/parts/wakeup.lua`."""
+
+DELIVERY_SECONDS = 1.0
+"""
+How long a listener that stops waits for what was published before: a server publishes it with the
+call that forgets the listener.
+"""
+
+REST_SECONDS = 0.001
+"""
+How long a listener that got messages waits before it registers again; it registers at once when the
+worker has something to settle. The call would compete with the handlers for the interpreter.
+"""
+
+MOST_LEASED_AT_ONCE = 16
+"""How many messages at most a worker lets the engine lease to it while it waits."""
+
 LATER = (0.2, 1.0)
 """
 One waiter promises to look when a lane wakes. The others look so many seconds later, in case it
@@ -46,45 +65,51 @@ died.
 
 class _Channel:
     """
-    The channel of one waiter: a subscription at the server, and a socket pair by which this process
-    interrupts it.
+    The channel of one listener: a subscription at the server, and a socket pair by which this
+    process wakes it.
     """
 
     def __init__(self, space: Namespace) -> None:
         self.name = f"laneway:{space.name}:{secrets.token_hex(8)}"
         self._subscription = space.server.subscription(self.name)
-        self._interrupted, self._interrupter = socket.socketpair()
-        self._interrupted.setblocking(False)
-        self._interrupter.setblocking(False)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._is_woken = False
 
-    def interrupt(self) -> None:
-        with contextlib.suppress(OSError):
-            self._interrupter.send(b"!")
+    def wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(OSError):
+                self._waker.send(b"!")
 
-    def poll(self, seconds: float) -> tuple[set[int], bool]:
-        """The shards that notified within so many seconds, and whether it was interrupted."""
-        shards, was_interrupted = {int(shard) for shard in self._subscription.poll()}, False
-        if not shards:
-            ready = self._ready(max(0.0, seconds))
-            if self._interrupted.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._interrupted.recv(1024)
-                was_interrupted = True
-            if self._subscription.fileno() in ready:
-                shards = {int(shard) for shard in self._subscription.poll()}
-        return shards, was_interrupted
+    def take_wake(self) -> bool:
+        """Whether it was woken since the last call."""
+        if not self._is_woken:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(1024)
+        self._is_woken = False
+        return True
 
-    def _ready(self, seconds: float) -> set[int]:
-        """The files of the subscription and the socket that can be read."""
-        poll = select.poll()  # `select.select` is limited to 1,024 files
-        poll.register(self._subscription, select.POLLIN)
-        poll.register(self._interrupted, select.POLLIN)
-        return {file for file, _ in poll.poll(math.ceil(seconds * 1000))}
+    def poll(self, seconds: float) -> list[bytes] | None:
+        """
+        The messages that arrive within so many seconds; ends early after `wake`. None: messages may
+        have been lost.
+        """
+        messages = self._subscription.poll()
+        if messages == [] and seconds > 0 and not self._is_woken:
+            poll = select.poll()  # `select.select` is limited to 1,024 files
+            poll.register(self._subscription, select.POLLIN)
+            poll.register(self._woken, select.POLLIN)
+            poll.poll(math.ceil(seconds * 1000))
+            messages = self._subscription.poll()
+        return messages
 
     def close(self) -> None:
         self._subscription.close()
-        self._interrupted.close()
-        self._interrupter.close()
+        self._woken.close()
+        self._waker.close()
 
 
 class StoreResultListener:
@@ -150,12 +175,14 @@ class StoreArrivalListener:
             if now >= self._renew_at:
                 self._register(range(self._space.shards), round(self._look_again) + 2)
                 self._renew_at = now + self._look_again
-            shards, was_woken = self._channel.poll(min(deadline, self._renew_at) - now)
-            if shards:
+            messages = self._channel.poll(min(deadline, self._renew_at) - now)
+            if messages != []:
+                every = range(self._space.shards)
+                shards = {int(shard) for shard in messages} if messages is not None else {*every}
                 self._register(shards, round(self._look_again) + 2)
                 self._note_notified(shards)
                 return True
-            if was_woken or time.monotonic() >= deadline:
+            if self._channel.take_wake() or time.monotonic() >= deadline:
                 return False
 
     def _register(self, shards: Iterable[int], seconds: int) -> None:
@@ -164,7 +191,7 @@ class StoreArrivalListener:
         )
 
     def wake(self) -> None:
-        self._channel.interrupt()
+        self._channel.wake()
 
     def close(self) -> None:
         try:
@@ -172,6 +199,145 @@ class StoreArrivalListener:
                 self._register(range(self._space.shards), 0)
         finally:
             self._channel.close()
+
+
+class StoreWorkListener:
+    """
+    Is notified of what can be leased in one pool. A shard forgets a listener when it notifies it,
+    so the listener registers again at the shards that did, before it waits again.
+    """
+
+    def __init__(
+        self,
+        space: Namespace,
+        grants: Grants,
+        channel: _Channel,
+        pool: str,
+        topics: Sequence[str] | None,
+        note_notified: Callable[[set[int]], None],
+    ) -> None:
+        self._space = space
+        self._grants = grants
+        self._pool = pool
+        self._topics = b"" if topics is None else records.pack(list(topics))
+        self._note_notified = note_notified
+        self._channel = channel
+        self._shards = set(range(space.shards))
+        self._absent = set(self._shards)
+        """The shards where this listener is not registered."""
+        self._look_at = 0.0
+        """When to look for something to lease without a notification (monotonic seconds)."""
+        self._look_again = _look_again(space)
+        self._rest_until = 0.0
+        """Until then it does not register: the messages just leased begin first."""
+        self._member = self._channel.name
+        """How it is registered: the channel, and how many messages may be leased to it."""
+        self._is_lease_coming = False
+        """Whether the last message was `LEASED`."""
+
+    def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
+        deadline = time.monotonic() + timeout
+        found = self._received(0.0)
+        while found is False and not self._channel.take_wake():
+            now = time.monotonic()
+            if now < self._rest_until:
+                look_at = self._rest_until
+            else:
+                is_due = now >= self._look_at
+                if (is_due or self._absent) and self._look(startable, is_all=is_due):
+                    return True
+                look_at, now = self._look_at, time.monotonic()
+            if now >= deadline:
+                return False
+            found = self._received(min(deadline, look_at) - now)
+        self._rest_until = time.monotonic() + REST_SECONDS if isinstance(found, Batch) else 0.0
+        return found
+
+    def _received(self, seconds: float) -> Batch | bool:
+        """What a shard publishes to this listener within so many seconds."""
+        messages = self._channel.poll(seconds)
+        if messages is None:  # notifications may have been lost, and the server restarted
+            self._absent = set(self._shards)
+            return True
+        batch: Batch | None = None
+        notified: set[int] = set()
+        for message in messages:
+            self._is_lease_coming = message == LEASED
+            if message == LEASED:
+                self._absent = set(self._shards)
+            elif message.isdigit():
+                notified.add(int(message))
+            else:
+                leased = records.read_batch(message)
+                batch = leased if batch is None else joined(batch, leased)
+        self._absent |= notified
+        self._note_notified(notified)
+        return bool(notified) if batch is None else batch
+
+    def _look(self, startable: int, *, is_all: bool) -> bool:
+        """
+        Register where this listener is not registered, or everywhere. Returns whether there is
+        something to lease now.
+        """
+        room = min(startable, MOST_LEASED_AT_ONCE) if len(self._shards) == 1 else 0
+        member = f"{self._channel.name}/{room}" if room else self._channel.name
+        if member != self._member:
+            if not self._leave():
+                return True  # `poll` receives why it is not registered
+            self._member = member
+        shards = sorted(self._shards if is_all else self._absent)
+        look_again = self._look_again * random.uniform(0.8, 1.2)
+        due = time.monotonic() + look_again if is_all else self._look_at
+        if self._grants.renew():
+            # The grant of a shut gate may grow then.
+            due = min(due, time.monotonic() + EVERY)
+        arguments = (
+            self._pool,
+            self._topics,
+            member,
+            round(self._look_again * 1.2) + 2,
+        )
+        answers = self._space.run_many([(shard, "wait", arguments) for shard in shards])
+        busy = set()
+        for shard, (has_work, wake, promised) in zip(shards, answers, strict=True):
+            if has_work:
+                busy.add(shard)
+            elif wake >= 0:
+                at = (
+                    time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
+                )
+                due = min(due, at)
+        self._look_at = due
+        self._absent = (self._absent - set(shards)) | busy
+        self._note_notified(busy)
+        return bool(busy)
+
+    def wake(self) -> None:
+        self._channel.wake()
+
+    def pause(self) -> Batch | bool:
+        was_notified = not self._leave()
+        # What was published before it left is read: it may have been leased to this worker.
+        found = self._received(DELIVERY_SECONDS if was_notified else 0.0)
+        return self._received(DELIVERY_SECONDS) if self._is_lease_coming else found
+
+    def _leave(self) -> bool:
+        """Remove the registrations. Returns whether all of them still existed."""
+        registered = sorted(self._shards - self._absent)
+        self._absent, self._look_at = set(self._shards), 0.0
+        if not registered:
+            return True
+        arguments = (self._pool, self._topics, self._member, 0)
+        answers = self._space.run_many([(shard, "wait", arguments) for shard in registered])
+        return all(existed for (existed, *_) in answers)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def joined(batch: Batch, later: Batch) -> Batch:
+    """Two batches as one."""
+    return Batch([*batch.leases, *later.leases], later.now_us, later.next_wake_us)
 
 
 def _look_again(space: Namespace) -> float:
@@ -186,18 +352,26 @@ class Wakeup:
         self._grants = grants
         self._lock = threading.Lock()
         self._idle: list[_Channel] = []
-        self._in_use: list[_Channel] = []
+        self._waiting: list[StoreWorkListener] = []
         self._interrupted = 0
         self._closed = False
         self._notified: set[int] = set()
-        self._look_again = _look_again(space)
 
     def interrupt(self) -> None:
         """End all waits."""
         with self._lock:
             self._interrupted += 1
-            for channel in self._in_use:
-                channel.interrupt()
+            for listener in self._waiting:
+                listener.wake()
+
+    def work_listener(
+        self, pool: str, topics: Sequence[str] | None, channel: _Channel | None = None
+    ) -> StoreWorkListener:
+        """A listener for what can be leased in a pool."""
+        channel = channel or _Channel(self._space)
+        return StoreWorkListener(
+            self._space, self._grants, channel, pool, topics, self.note_notified
+        )
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
         """A listener for arrivals in a pool."""
@@ -228,22 +402,26 @@ class Wakeup:
             self._notified |= shards
 
     @contextlib.contextmanager
-    def _channel(self) -> Iterator[_Channel]:
+    def _listener(self, pool: str, topics: Sequence[str] | None) -> Iterator[StoreWorkListener]:
+        """A listener for one wait, with a channel that is used again."""
         with self._lock:
             channel = self._idle.pop() if self._idle else None
         if channel is None:
             channel = _Channel(self._space)
+        listener = self.work_listener(pool, topics, channel)
         with self._lock:
-            self._in_use.append(channel)
+            self._waiting.append(listener)
         try:
-            yield channel
+            channel.poll(0.0)  # notifications since the last wait: `poll` sees their cause
+            channel.take_wake()
+            yield listener
         except BaseException:
             with self._lock:
-                self._in_use.remove(channel)
+                self._waiting.remove(listener)
             channel.close()
             raise
         with self._lock:
-            self._in_use.remove(channel)
+            self._waiting.remove(listener)
             if not self._closed:
                 self._idle.append(channel)
                 return
@@ -265,57 +443,11 @@ class Wakeup:
     ) -> bool:
         deadline = time.monotonic() + timeout
         before = self._interrupted
-        shards = range(self._space.shards)
-        with self._channel() as channel, interrupt.waking(channel.interrupt):
-            channel.poll(0.0)  # notifications since the last wait: `_look` sees their cause
-            due = self._look(shards, pool, topics, channel)
-            while due is not None and self._interrupted == before and not interrupt.is_set:
-                now = time.monotonic()
-                if now >= deadline:
-                    self._leave(pool, topics, channel)
-                    return False
-                notified, _ = channel.poll(min(deadline, due) - now)
-                if self._interrupted != before or interrupt.is_set:
-                    break
-                if notified:
-                    self.note_notified(notified)
+        with self._listener(pool, topics) as listener, interrupt.waking(listener.wake):
+            while self._interrupted == before and not interrupt.is_set:
+                left = deadline - time.monotonic()
+                if listener.poll(left):
                     return True
-                if time.monotonic() >= due:
-                    due = self._look(shards, pool, topics, channel)
-            if due is None:
-                return True
-            self._leave(pool, topics, channel)
-        return False
-
-    def _look(
-        self, shards: range, pool: str, topics: Sequence[str] | None, channel: _Channel
-    ) -> float | None:
-        """When to look again (monotonic seconds). None: there is something to lease now."""
-        named = b"" if topics is None else records.pack(list(topics))
-        look_again = self._look_again * random.uniform(0.8, 1.2)
-        due = time.monotonic() + look_again
-        if self._grants.renew():
-            # The grant of a shut gate may grow then.
-            due = min(due, time.monotonic() + EVERY)
-        calls = [
-            (shard, "wait", (pool, named, channel.name, round(look_again) + 2)) for shard in shards
-        ]
-        busy = set()
-        for shard, (has_work, wake, promised) in zip(
-            shards, self._space.run_many(calls), strict=True
-        ):
-            if has_work:
-                busy.add(shard)
-            elif wake >= 0:
-                at = (
-                    time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
-                )
-                due = min(due, at)
-        self.note_notified(busy)
-        return None if busy else due
-
-    def _leave(self, pool: str, topics: Sequence[str] | None, channel: _Channel) -> None:
-        named = b"" if topics is None else records.pack(list(topics))
-        self._space.run_many(
-            [(shard, "wait", (pool, named, channel.name, 0)) for shard in range(self._space.shards)]
-        )
+                if left <= 0:
+                    break
+            return bool(listener.pause())

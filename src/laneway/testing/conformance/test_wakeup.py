@@ -50,3 +50,34 @@ def test_wake(driver: EngineDriver) -> None:
     waiter.join(SOON / 2)
     assert answers == [False]
     listener.close()
+
+
+def test_work_listener(driver: EngineDriver) -> None:
+    """A listener is notified of what can be leased, and looks for it after a pause."""
+    listener = driver.engine.work_listener()
+    try:
+        assert listener.poll(NOT_YET) is False, "nothing is there"
+        driver.put("a", "1")
+        assert listener.poll(SOON) is True
+        assert driver.lease(10)
+        assert listener.pause() is False
+        driver.put("a", "2")
+        assert listener.poll(SOON) is True, "it was there before"
+    finally:
+        listener.close()
+
+
+def test_wake_of_a_work_listener(driver: EngineDriver) -> None:
+    """`wake` ends a `poll` in another thread, and the next one waits again."""
+    listener = driver.engine.work_listener()
+    answers: list[object] = []
+    waiter = threading.Thread(target=lambda: answers.append(listener.poll(SOON)))
+    waiter.start()
+    listener.wake()
+    waiter.join(SOON / 2)
+    assert answers == [False]
+    listener.poll(0.0)
+    driver.put("a", "1")
+    assert listener.poll(SOON) is True
+    listener.pause()
+    listener.close()

@@ -32,5 +32,6 @@ if impossible then
 end
 local own_ids = ARGV[7] ~= '' and values_of(ARGV[7]) or {}
 local answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids)
+wakeup.lease_at_once(#order)
 save(next(drafts) ~= nil)
 return answers

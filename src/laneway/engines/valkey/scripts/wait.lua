@@ -5,18 +5,17 @@
 --
 -- ARGV[3]: the pool
 -- ARGV[4]: the only topics (packed); "": all
--- ARGV[5]: the caller's channel
+-- ARGV[5]: the caller's channel; CHANNEL/N: up to N messages may be leased to it, see wakeup.lua
 -- ARGV[6]: seconds for which it is registered; "0" removes it
 --
 -- Answers {1 if there is something, microseconds until the next event or -1, 1 if the caller
--- promised to look}.
+-- promised to look}. After a removal: {1 if it was registered}.
 
 local pool, topics, channel, seconds = ARGV[3], ARGV[4] ~= '' and values_of(ARGV[4]) or nil,
     ARGV[5], tonumber(ARGV[6])
 local kind = topics and 'choosy' or 'waiters'
 if seconds == 0 then
-    wakeup.leave(kind, pool, channel)
-    return { 0, -1, 0 }
+    return { wakeup.leave(kind, pool, channel) }
 end
 local wake = wakes.next()
 if serving.has_work(pool, topics) or (wake and wake <= shard.now) then

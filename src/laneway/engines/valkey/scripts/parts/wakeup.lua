@@ -4,10 +4,22 @@
 -- waits, one of `arrivals:POOL` is notified of an arrival: these are busy, and would see it only at
 -- their next lease.
 --
--- uses: fairness, writes, gates, lanes, results, messages, intake, wakes
+-- A waiter that registered as CHANNEL/N can start N messages. A call that puts few messages leases
+-- them to it at once: it publishes LEASED, to learn whether somebody listens, and then what was
+-- leased (or the shard's number, if there is nothing to lease after all). So the worker needs no
+-- call of its own.
+--
+-- uses: fairness, writes, gates, lanes, results, messages, intake, wakes, serving
 
 local wakeup = part(function(wakeup)
     local TRIES = 8
+    local LEASED = '+'
+    -- the most messages of a call, and the most bytes that wait in the shard
+    local MOST_PUSHED, MOST_PUSHED_BYTES = 16, 65536
+
+    local function channel_of(member)
+        return string.match(member, '^(.*)/%d+$') or member
+    end
 
     local function real_now()
         local time = run('TIME')
@@ -33,7 +45,7 @@ local wakeup = part(function(wakeup)
                 return false
             end
             -- A cluster does not count the subscribers of other nodes.
-            if call('PUBLISH', last[1], shard.index) > 0 or shard.shards > 1 then
+            if call('PUBLISH', channel_of(last[1]), shard.index) > 0 or shard.shards > 1 then
                 return true
             end
         end
@@ -47,8 +59,70 @@ local wakeup = part(function(wakeup)
         call('EXPIRE', waiters, math.ceil(seconds) + 60)
     end
 
+    -- Returns 1 if the channel was registered, else 0.
     function wakeup.leave(kind, pool, channel)
-        call('ZREM', key(kind .. ':' .. pool), channel)
+        return call('ZREM', key(kind .. ':' .. pool), channel)
+    end
+
+    -- The bytes of a batch: the size of its head, the head (packed), then records and bodies.
+    local function encoded(found, runs, bodies, first, wake)
+        local mids, sizes, merged, parts = {}, {}, {}, {}
+        local function append(part)
+            parts[#parts + 1] = part
+            return #part
+        end
+        for n = 1, #found, 2 do
+            mids[#mids + 1], sizes[#sizes + 1] = found[n], append(found[n + 1])
+        end
+        for n = 1, #bodies, 2 do
+            local of_one = {}
+            for place, body in ipairs(bodies[n + 1]) do
+                of_one[place] = append(body)
+            end
+            merged[#merged + 1] = { bodies[n], of_one }
+        end
+        local head = packed({ shard.now, wake or -1, shard.nonce, first, mids, sizes, runs,
+            merged })
+        return pack('>I4', #head) .. head .. table.concat(parts)
+    end
+
+    -- Lease to a waiting worker of the pool what this call has put. Returns whether there may be
+    -- more to lease.
+    local function lease_to(waiters, pool)
+        local last = call('ZRANGE', waiters, 0, 0, 'REV', 'WITHSCORES')
+        local channel, room = string.match(last[1] or '', '^(.*)/(%d+)$')
+        if not channel or tonumber(last[2]) < real_now() then
+            return true
+        end
+        call('ZREM', waiters, last[1])
+        if call('PUBLISH', channel, LEASED) == 0 then
+            return true
+        end
+        room = tonumber(room)
+        gates.save()
+        local found, runs, bodies, first, withheld = serving.lease(room, pool, nil, room, false)
+        messages.save()
+        gates.save()
+        local wake = wakes.next()
+        call('PUBLISH', channel, #found > 0 and encoded(found, runs, bodies, first, wake)
+            or shard.index)
+        return withheld or #found == 2 * room or (wake and wake < shard.now + SECOND)
+    end
+
+    -- Called before the end of a call that put `count` messages: lease them to waiting workers.
+    -- A caller that passes the time is a test, which leases by itself.
+    function wakeup.lease_at_once(count)
+        if count > MOST_PUSHED or shard.bytes > MOST_PUSHED_BYTES or shard.shards > 1
+            or least == 0 then
+            return
+        end
+        local pools = {}
+        for pool in pairs(pools_to_notify) do
+            pools[#pools + 1] = pool
+        end
+        for _, pool in ipairs(pools) do
+            pools_to_notify[pool] = lease_to(key('waiters:' .. pool), pool) or nil
+        end
     end
 
     -- Called at the end of a call. If an event is due before the waiting workers look again, one of

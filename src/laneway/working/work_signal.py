@@ -1,0 +1,45 @@
+"""The signal that starts a pass of the engine thread, wherever that thread waits."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class WorkSignal:
+    """An event for one waiting thread, which may also wait elsewhere, inside `waking`."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._wake: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        """Wake the thread, or let its next wait return at once."""
+        if not self._event.is_set():
+            self._event.set()
+            wake = self._wake
+            if wake is not None:
+                wake()
+
+    def clear(self) -> None:
+        """Let the next wait wait."""
+        self._event.clear()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the signal is set, at most so many seconds."""
+        self._event.wait(seconds)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[bool]:
+        """
+        Inside the block `set` also calls `wake`. Gives whether the signal was set before.
+        """
+        self._wake = wake
+        try:
+            yield self._event.is_set()
+        finally:
+            self._wake = None
