@@ -140,7 +140,8 @@ DELETE FROM ident WHERE (id, topic) IN (VALUES (?, ?));
 SELECT id, topic FROM ident WHERE mid = ? AND alias = 1;
 
 -- name: idents_joined_to
-SELECT i.mid, i.id, i.topic FROM json_each(?) j CROSS JOIN ident i ON i.mid = j.value AND i.alias = 1;
+SELECT i.mid, i.id, i.topic
+FROM json_each(?) j CROSS JOIN ident i ON i.mid = j.value AND i.alias = 1;
 
 -- name: idents_rejoin
 UPDATE ident SET mid = ? WHERE mid = ? AND alias = 1;
