@@ -166,8 +166,9 @@ def load_parked(tx: Transaction, serial_keys: Sequence[tuple[int, str]]) -> None
     """Read what `arrive` and `free_key` need for these (lane, serial key)."""
     if serial_keys:
         tx.serial_keys.load(serial_keys)
-        tx.parked.load_firsts(serial_keys)
-        firsts = (tx.parked.first(*key) for key in serial_keys)
+        with_parked = [key for key in serial_keys if tx.lane(key[0]).parked]
+        tx.parked.load_firsts(with_parked)
+        firsts = (tx.parked.first(*key) for key in with_parked)
         tx.messages.load(mid for mid in firsts if mid is not None)
 
 
@@ -178,7 +179,7 @@ def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
     head = tx.serial_keys.get(lane.lane, key)
     if head is None or head[0] != mid:
         return
-    first = tx.parked.first(lane.lane, key)
+    first = tx.parked.first(lane.lane, key) if lane.parked else None
     row = read(tx, first) if first is not None else None
     if row is None:
         tx.serial_keys.delete(lane.lane, key)

@@ -202,6 +202,8 @@ class _Settling:
         joined: list[int] = []
         serial_keys: list[tuple[int, str]] = []
         for held, ended, settlement in pairs:
+            if held.gone:
+                continue
             if held.empty:
                 serial_keys.append((held.lane, held.empty))
             if ended is None:
