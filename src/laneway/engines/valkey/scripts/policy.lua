@@ -23,58 +23,84 @@ local LAST = '\244\143\191\191'
 local is_topic = pattern ~= '*' and string.sub(pattern, -2) ~= '.*'
 local prefix = string.sub(pattern, 1, -2)
 
--- Each topic under the pattern of which something waits or is leased: {topic, waiting, leased}.
-local function in_use()
-    local found = {}
-    local function add(topic, waiting, leased)
-        if waiting > 0 or leased > 0 then
-            found[#found + 1] = { topic, waiting, leased }
-        end
-    end
-    local names = is_topic and lanes.names_between(pattern .. '\0', pattern .. PARTITION .. LAST,
-        -1) or lanes.names_between(prefix, prefix .. LAST, -1)
-    if is_topic then
-        table.insert(names, 1, pattern)
-    end
-    lanes.load(names)
-    for _, name in ipairs(names) do
-        local lane = lanes.find(name)
-        if lane and not lane.is_bucket then
-            add(lanes.topic(lane), lanes.waiting(lane), lane.leased)
-        end
-    end
-    local folded = is_topic and { pattern } or call('ZRANGE', keys.folded, '[' .. prefix, '('
-        .. prefix .. LAST, 'BYLEX')
-    for _, topic in ipairs(folded) do
-        local own = key('t:' .. topic)
-        local leased = call('ZLEXCOUNT', own, '[l', '(m')
-        add(topic, call('ZCARD', own) - leased, leased)
-    end
-    return found
+local changes = {}
+for n, name in ipairs(values_of(ARGV[7])) do
+    changes[n] = { name, ARGV[9 + n] ~= '' and ARGV[9 + n] }
 end
-
 local function shape(topic)
     local policy = rules.of(topic)
     return policy.partitions, policy.buckets, policy.bucket_name
 end
 
-local changes = {}
-for n, name in ipairs(values_of(ARGV[7])) do
-    changes[n] = { name, ARGV[9 + n] ~= '' and ARGV[9 + n] }
-end
-if ARGV[9] == '1' then
-    local found = in_use()
-    for _, each in ipairs(found) do
+-- The first of these topics that would get other lanes; nil: none.
+local function first_changed(topics)
+    local exact = shard.exact
+    for _, each in ipairs(topics) do
         each.partitions, each.buckets, each.bucket_name = shape(each[1])
     end
     rules.override(changes, tonumber(ARGV[8]))
-    lanes.rules_changed()
-    for _, each in ipairs(found) do
+    for _, each in ipairs(topics) do
         local partitions, buckets, bucket_name = shape(each[1])
         if each.partitions ~= partitions or each.buckets ~= buckets or each.bucket_name ~=
             bucket_name then
-            return { 'in use', each[1], each[2], each[3] }
+            return each
         end
+    end
+    rules.end_override(exact)
+end
+
+-- Those of the lanes' topics of which something waits or is leased: {topic, waiting, leased}.
+local function in_use(names)
+    local found = {}
+    lanes.load(names)
+    for _, name in ipairs(names) do
+        local lane = lanes.find(name)
+        if lane and not lane.is_bucket and (lanes.waiting(lane) > 0 or lane.leased > 0) then
+            found[#found + 1] = { lanes.topic(lane), lanes.waiting(lane), lane.leased }
+        end
+    end
+    return found
+end
+
+-- The same of topics in buckets.
+local function in_use_folded(topics)
+    local found = {}
+    for _, topic in ipairs(topics) do
+        local own = key('t:' .. topic)
+        local leased = call('ZLEXCOUNT', own, '[l', '(m')
+        local waiting = call('ZCARD', own) - leased
+        if waiting > 0 or leased > 0 then
+            found[#found + 1] = { topic, waiting, leased }
+        end
+    end
+    return found
+end
+
+-- The first topic under the pattern that is in use and would get other lanes. Page by page: where
+-- many topics are in use, one of the first is found at once.
+local function refusal()
+    local before = is_topic and pattern .. PARTITION .. LAST or prefix .. LAST
+    local names = is_topic and { pattern } or {}
+    local after, is_last = is_topic and pattern .. '\0' or prefix, false
+    repeat
+        local page = lanes.names_between(after, before, POLICY_PAGE)
+        for _, name in ipairs(page) do
+            names[#names + 1] = name
+        end
+        local found = first_changed(in_use(names))
+        if found then
+            return found
+        end
+        names, after, is_last = {}, page[#page], #page < POLICY_PAGE
+    until is_last
+    return first_changed(in_use_folded(is_topic and { pattern } or call('ZRANGE', keys.folded, '['
+        .. prefix, '(' .. prefix .. LAST, 'BYLEX')))
+end
+
+if ARGV[9] == '1' then
+    local found = refusal()
+    if found then
+        return { 'in use', found[1], found[2], found[3] }
     end
 end
 

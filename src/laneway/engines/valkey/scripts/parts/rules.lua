@@ -69,6 +69,12 @@ local rules = part(function(rules)
         by_name, by_stem = {}, {}
     end
 
+    -- Use the stored rules again.
+    function rules.end_override(exact)
+        overridden, shard.exact = {}, exact
+        by_name, by_stem = {}, {}
+    end
+
     -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics.
     local function of_stem(stem)
         local found = by_stem[stem]
