@@ -20,6 +20,8 @@ class Shards:
         self.usage = usage
         self.written: list[tuple[int, Grant]] = []
         self.is_claimed = False
+        self.most = 0
+        """The largest sum of the concurrencies granted at one time."""
 
     def gate_names(self) -> list[str]:
         return ["account"]
@@ -41,6 +43,7 @@ class Shards:
             return -1
         granted = max(grant.concurrency, self.usage[shard].leased)
         self.usage[shard].granted = granted
+        self.most = max(self.most, sum(each.granted or 0 for each in self.usage))
         return granted
 
 
@@ -58,6 +61,27 @@ def test_the_sum_of_grants_never_exceeds_the_concurrency(seed: int) -> None:
             usage.waiting = draw.choice([0, 0, draw.randint(1, 9)])
         grants._renew("account")
         assert sum(usage.granted or 0 for usage in shards.usage) <= concurrency
+    assert shards.most <= concurrency
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_gate_that_is_set_again_never_exceeds_its_concurrency(seed: int) -> None:
+    """Also if a shard has more leased than its new part."""
+    draw = random.Random(seed)
+    count = draw.randint(2, 6)
+    shards = Shards(Gate(None, None, 20), [Usage(0, 0, None) for _ in range(count)])
+    grants = Grants(shards)
+    grants.begin("account", shards.limits)
+    for _ in range(10):
+        for usage in shards.usage:
+            usage.leased, usage.waiting = draw.randint(0, usage.granted or 0), draw.randint(1, 9)
+        grants._renew("account")
+        concurrency = draw.randint(1, 20)
+        before, shards.most = sum(usage.granted or 0 for usage in shards.usage), 0
+        grants.begin("account", Gate(None, None, concurrency))
+        leased = sum(usage.leased for usage in shards.usage)
+        assert shards.most <= max(before, concurrency)
+        assert sum(usage.granted or 0 for usage in shards.usage) == max(leased, concurrency)
 
 
 def test_slots_follow_demand() -> None:

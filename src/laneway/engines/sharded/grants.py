@@ -85,15 +85,15 @@ class Grants:
         self._next = 0.0
 
     def begin(self, gate: str, limits: Gate) -> None:
-        """Divide a new or changed gate into equal parts."""
-        usage = [Usage(0, 1, None) for _ in range(self._gates.shards)]
-        most = slots(limits.concurrency, usage)
-        grants = [grant_of(limits, 1 / len(usage), each) for each in most]
-        for each, granted in zip(usage, self._gates.grant_each(gate, grants), strict=True):
-            each.granted = granted
-        if sum(each.granted or 0 for each in usage) > (limits.concurrency or 0):
-            # Some have more leased than their part.
-            divide(limits, usage, lambda shard, grant: self._gates.grant(gate, shard, grant))
+        """Divide a new or changed gate into equal parts, beside what is leased by now."""
+        shards = self._gates.shards
+        most = slots(limits.concurrency, [Usage(0, 1, None) for _ in range(shards)])
+        if limits.concurrency is not None:
+            # Each shard keeps what is leased there and leases nothing more until all have answered.
+            shut = [grant_of(limits, 1 / shards, 0)] * shards
+            leased = [max(0, granted) for granted in self._gates.grant_each(gate, shut)]
+            most = beside(limits.concurrency, most, leased)
+        self._gates.grant_each(gate, [grant_of(limits, 1 / shards, each) for each in most])
 
     def renew(self) -> bool:
         """
@@ -169,3 +169,16 @@ def slots(concurrency: int | None, usage: Sequence[Usage]) -> list[int]:
     for n in by_need[: concurrency - sum(parts)]:
         parts[n] += 1
     return parts
+
+
+def beside(concurrency: int, parts: Sequence[int], leased: Sequence[int]) -> list[int]:
+    """
+    The parts of a concurrency, where shards have leased more than theirs: others get what is left.
+    """
+    left = max(0, concurrency - sum(leased))
+    most = []
+    for part, held in zip(parts, leased, strict=True):
+        more = max(0, min(part - held, left))
+        left -= more
+        most.append(held + more)
+    return most
