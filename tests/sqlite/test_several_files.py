@@ -357,6 +357,32 @@ def test_another_process_follows_a_change_of_routes(opened: Opened) -> None:
     assert first.put([Draft("big", b"x" * (1 << 20) + b"x"), *some(10)])[0].outcome == "accepted"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_key_stays_in_one_file_after_a_change_of_routes(opened: Opened, count: int) -> None:
+    """Another process has not heard of the change when it publishes."""
+    first, second = opened(), opened()
+    for n in range(12):
+        topic, key = f"hot.{n}", f"k{n}"
+        second.policy_set("code", topic, {"partitions": 4, "serial": "hold"})
+        first.put([Draft(topic, b"", key=key), *some(count - 1)])
+        second.put([Draft(topic, b"", key=key)])
+    keys = [lease.key for lease in first.lease(200, now_us=time.time_ns() // 1000).leases]
+    assert sorted(filter(None, keys)) == sorted(f"k{n}" for n in range(12))
+
+
+def test_a_wrong_number_of_files_changes_no_limit(opened: Opened, tmp_path: Path) -> None:
+    opened("?shards=2", max_backlog=200)
+    refusal(f"sqlite:///{tmp_path}/q?shards=64", max_backlog=200)
+    again = opened("")
+    receipts = again.put(some(60))
+    assert {receipt.outcome for receipt in receipts} == {"accepted"}
+
+
+def test_namespaces_of_a_folder_wake_their_own_workers(opened: Opened) -> None:
+    engine, other = opened(), opened(namespace="other")
+    assert engine._wakeup._folder != other._wakeup._folder
+
+
 def test_acks_publish_into_other_files(opened: Opened) -> None:
     engine = opened()
     engine.put([Draft("first", b"1")])

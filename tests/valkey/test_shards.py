@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,21 @@ def test_partitions_live_on_several_shards(opened: Opened) -> None:
     assert len(leases) <= 8 + 1, "the burst of all its lanes"
     assert [stats.topic for stats in engine.topic_list()] == ["hot"]
     assert engine.topic_purge("hot") == 200 - len(leases)
+
+
+@pytest.mark.parametrize("count", [1, 3, 600])
+def test_a_key_stays_on_one_shard_after_a_change_of_routes(opened: Opened, count: int) -> None:
+    """Another process has not heard of the change when it publishes."""
+    name = uuid.uuid4().hex
+    first, second = sharded(opened, namespace=name), sharded(opened, namespace=name)
+    for n in range(12):
+        topic, key = f"hot.{n}", f"k{n}"
+        second.policy_set("code", topic, {"partitions": 4, "serial": "hold"})
+        receipts = first.put([Draft(topic, b"", key=key), *some(count - 1)])
+        assert [receipt.topic for receipt in receipts[:1]] == [topic]
+        second.put([Draft(topic, b"", key=key)])
+    keys = [lease.key for lease in first.lease(9_000, now_us=time.time_ns() // 1000).leases]
+    assert sorted(filter(None, keys)) == sorted(f"k{n}" for n in range(12))
 
 
 def test_a_bucket_is_one_lane(opened: Opened) -> None:

@@ -42,6 +42,17 @@ SHARDS_AT_ONCE = 8
 """Shards that one lease visits at most once it has messages. A busy worker leases again soon."""
 
 
+class Rerouted(Exception):  # it is answered by another attempt, and never seen
+    """
+    The policies that were read during a put route its messages to other shards. The shard accepted
+    only the first ones, those of `receipts`.
+    """
+
+    def __init__(self, receipts: Sequence[Receipt] = ()) -> None:
+        super().__init__()
+        self.receipts = receipts
+
+
 class LeaseRequest(msgspec.Struct, frozen=True):
     """The arguments of `Queue.lease` that are the same for every shard."""
 
@@ -98,7 +109,11 @@ class ShardedQueue(ABC):
     # One shard
 
     @abstractmethod
-    def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]: ...
+    def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+        """
+        Raises Rerouted instead of putting messages that belong to other shards by policies which
+        it has just read.
+        """
 
     @abstractmethod
     def _lease_on(
@@ -163,13 +178,35 @@ class ShardedQueue(ABC):
         if self._namespace.shards == 1:
             return self._put_on(0, drafts, now_us)
         receipts: list[Receipt | None] = [None] * len(drafts)
-        for number, (shard, positions) in enumerate(self._split(drafts).items()):
-            with partial_call(is_first=not number):
-                answers = self._put_on(shard, [drafts[n] for n in positions], now_us)
-            self._visits.forget([shard])
-            for position, receipt in zip(positions, answers, strict=True):
-                receipts[position] = receipt
+        left = list(range(len(drafts)))
+        while left:
+            self._put_on_all(drafts, left, receipts, now_us)
+            left = [n for n in left if receipts[n] is None]
         return cast("list[Receipt]", receipts)
+
+    def _put_on_all(
+        self,
+        drafts: Sequence[Draft],
+        left: list[int],
+        receipts: list[Receipt | None],
+        now_us: int | None,
+    ) -> None:
+        """Put the drafts that are left, until other policies than the present ones route them."""
+        is_first = len(left) == len(drafts)
+        version = self._namespace.routes.version
+        for shard, positions in self._split([drafts[n] for n in left]).items():
+            if self._namespace.routes.version != version:
+                return
+            numbers = [left[n] for n in positions]
+            try:
+                with partial_call(is_first=is_first):
+                    answers = self._put_on(shard, [drafts[n] for n in numbers], now_us)
+            except Rerouted as rerouted:
+                answers = list(rerouted.receipts)
+            is_first = is_first and not answers
+            self._visits.forget([shard])
+            for number, receipt in zip(numbers, answers, strict=False):
+                receipts[number] = receipt
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         route_of = self._namespace.routes.route

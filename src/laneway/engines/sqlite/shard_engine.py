@@ -13,7 +13,7 @@ from laneway.engines.base import Capabilities, Check
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.grants import Grants
-from laneway.engines.sharded.queue import LeaseRequest, ShardedQueue, WholeBatch
+from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue, WholeBatch
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
@@ -94,8 +94,8 @@ class FilesQueue(ShardedQueue):
         version = self._space.routes.version
 
         def put(file: ShardFile) -> list[Receipt]:
-            if self._space.routes.version != version and len(self._split(drafts)) != 1:
-                return self.put(drafts, now_us=now_us)  # other policies route them to other files
+            if self._space.routes.version != version and list(self._split(drafts)) != [shard]:
+                raise Rerouted
             return file.put(drafts, now_us=now_us)
 
         return self._space.on(shard, put)

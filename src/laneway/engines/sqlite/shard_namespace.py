@@ -110,11 +110,11 @@ class FileNamespace(ShardedNamespace):
         self, url: str, settings: Settings, shards: int | None, wakeup: Callable[[Path], Wakeup]
     ) -> None:
         self._make_folder(settings)
-        self.wakeup = wakeup(self.folder)
+        self.wakeup = wakeup(file_in(self.folder, self.name, 0))
         own = msgspec.structs.replace(
             settings,
-            max_backlog=part_of(settings.max_backlog, shards or 1),
-            max_backlog_bytes=part_of(settings.max_backlog_bytes, shards or 1),
+            max_backlog=None,  # until their number is known
+            max_backlog_bytes=None,
         )
         first = self._open_file(url, own, Place(self._path(0), 0, shards or 0))
         self.shards = first.place.shards
@@ -134,7 +134,7 @@ class FileNamespace(ShardedNamespace):
             max_backlog=part_of(settings.max_backlog, self.shards),
             max_backlog_bytes=part_of(settings.max_backlog_bytes, self.shards),
         )
-        if shards is None and (others.max_backlog or others.max_backlog_bytes):
+        if others.max_backlog or others.max_backlog_bytes:
             first.limit_backlog(others)
         for shard in range(1, self.shards):
             place = Place(self._path(shard), shard, self.shards, self.nonce, first.setting("tiers"))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, Capabilities
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.queue import (
     LeaseRequest,
+    Rerouted,
     ShardedQueue,
     merges,
     spread_of,
@@ -46,7 +48,7 @@ from laneway.message import (
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener, Settings, WorkListener
     from laneway.engines.sharded.routes import Route
@@ -116,7 +118,7 @@ class ValkeyQueue(ShardedQueue):
     def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         receipts: list[Receipt] = []
         for page in pages(drafts, PLAIN_AT_ONCE):
-            with partial_call(is_first=not receipts):
+            with partial_call(is_first=not receipts), _after(receipts):
                 receipts += self._put_page(shard, page, now_us)
         return receipts
 
@@ -127,7 +129,7 @@ class ValkeyQueue(ShardedQueue):
             lanes, order, own_ids, messages = self._encoded(drafts)
             if len(drafts) > AT_ONCE and NOT_PLAIN in order:
                 first = self._put_page(shard, drafts[:AT_ONCE], now_us)
-                with partial_call(is_first=False):
+                with partial_call(is_first=False), _after(first):
                     return first + self._put_page(shard, drafts[AT_ONCE:], now_us)
             known = space.routes.known_own(drafts)
             head = (
@@ -139,6 +141,8 @@ class ValkeyQueue(ShardedQueue):
             if not self._is_stale(answers, shard):
                 break
             self._check(drafts)  # against the policies that were read just now
+            if space.shards > 1 and list(self._split(drafts)) != [shard]:
+                raise Rerouted
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.routes.ttl_of(draft)))
@@ -479,6 +483,15 @@ class ValkeyQueue(ShardedQueue):
     def close(self) -> None:
         self._wakeup.close()
         self._space.server.close()
+
+
+@contextmanager
+def _after(receipts: list[Receipt]) -> Iterator[None]:
+    """A part of a put: the shard has accepted others of its messages."""
+    try:
+        yield
+    except Rerouted as rerouted:
+        raise Rerouted([*receipts, *rerouted.receipts]) from None
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
