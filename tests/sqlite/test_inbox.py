@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sqlite.admin import SqliteEngine
 from laneway.engines.sqlite.inbox import MOST_ROWS
+from laneway.engines.sqlite.transaction import Transaction
+from laneway.errors import EngineUnavailable, LanewayError
 from laneway.message import Draft
 
 FRAME = 4096 + 24
@@ -119,3 +123,64 @@ def test_a_file_without_inbox_gets_one(path: Path, engine: FullEngine) -> None:
         again.put([Draft("a", b"")])
         assert rows(path) == 1
         assert again.overview().waiting == 4
+
+
+def test_a_program_without_inbox_takes_its_number(
+    engine: FullEngine, other: FullEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of layout 5 that still runs: both messages are delivered."""
+    assert isinstance(other, SqliteEngine)
+    engine.put([Draft("a", b"inbox")], now_us=1)
+    monkeypatch.setattr(other._inbox, "empty", lambda tx: None)
+    other.put([Draft("a", b"old"), Draft("a", b"program")], now_us=1)
+    monkeypatch.undo()
+    leases = engine.lease(10, topics=["a"]).leases
+    assert [lease.body for lease in leases] == [b"old", b"program", b"inbox"]
+    assert [check.name for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_put_inside_another_call_is_refused(
+    engine: FullEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a signal handler: it would be a part of the call around it, and repeat its numbers."""
+    assert isinstance(engine, SqliteEngine)
+    look_at_clock = engine._look_at_clock
+    refused: list[LanewayError] = []
+
+    def handler(tx: Transaction) -> None:
+        look_at_clock(tx)
+        monkeypatch.undo()
+        for drafts in ([Draft("a", b"")], [Draft("a", b"", key="k")]):
+            with pytest.raises(EngineUnavailable, match="inside another one of its thread") as info:
+                engine.put(drafts)
+            refused.append(info.value)
+
+    monkeypatch.setattr(engine, "_look_at_clock", handler)
+    engine.put([Draft("a", b"1"), Draft("a", b"2")])
+    assert len(refused) == 2
+    with engine._view(), pytest.raises(EngineUnavailable, match="inside another"):
+        engine.put([Draft("a", b"")])
+    engine.put([Draft("a", b"3")])
+    leases = engine.lease(10, topics=["a"]).leases
+    assert [lease.body for lease in leases] == [b"1", b"2", b"3"]
+
+
+def test_an_interrupt_after_the_commit_hides_nothing(
+    engine: FullEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is there, and its number is not assigned again."""
+    assert isinstance(engine, SqliteEngine)
+    run_durably = engine._store.run_durably
+
+    def interrupted(statement: str, values: Sequence[Any]) -> list[Any]:
+        run_durably(statement, values)
+        raise KeyboardInterrupt
+
+    engine.tick()
+    monkeypatch.setattr(engine._store, "run_durably", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.put([Draft("a", b"1")])
+    monkeypatch.undo()
+    engine.put([Draft("a", b"2"), Draft("a", b"3")])
+    leases = engine.lease(10, topics=["a"]).leases
+    assert [lease.body for lease in leases] == [b"1", b"2", b"3"]

@@ -100,7 +100,7 @@ class Core:
             self.place = place = self._join(place)
             self._first_number, self._number_unit = place.first_number, place.number_unit
             self._rules = Rules(self._read_tiers(settings), settings.random or random.random, place)
-            self._inbox = Inbox(self._store, self._rules)
+            self._inbox = Inbox(self._store, self._rules, self._lane_cache)
             self._settle_limits(settings)
             self._wakeup = wakeup or Wakeup(path, self._look)
             self._declare_tiers(settings)
@@ -167,6 +167,7 @@ class Core:
     def _transaction(self, now_us: int | None, *, durable: bool) -> Iterator[Transaction]:
         store, lane_cache = self._store, self._lane_cache
         with store.lock:
+            store.refuse_nested()  # before the cache of the transaction around it is cleared
             try:
                 with store.writing(durable=durable) as connection:
                     lane_cache.check(connection, store.commits)
@@ -247,8 +248,9 @@ class Core:
 
     def _put_in_inbox(self, draft: Draft, now_us: int | None) -> Receipt | None:
         """Put one message into the inbox; None: it does not belong there, or the inbox is full."""
-        lane_cache, inbox = self._lane_cache, self._inbox
+        inbox = self._inbox
         with self._store.lock:
+            self._store.refuse_nested()
             now = _clock() if now_us is None else now_us
             least = self._first_number
             if now_us is None:
@@ -256,7 +258,6 @@ class Core:
             message_id = inbox.put(draft, now, least)
             if message_id is None:
                 return None
-            lane_cache.is_inbox_empty = False
             pool = self._rules.of(draft.topic).pool
             has_arrivals = inbox.has_arrivals
         if has_arrivals:

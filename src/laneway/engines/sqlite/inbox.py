@@ -22,6 +22,7 @@ from laneway.engines.sqlite.rows import rank_of
 from laneway.engines.sqlite.statements import SQL
 
 if TYPE_CHECKING:
+    from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.store import Store
     from laneway.engines.sqlite.transaction import Rules, Transaction
     from laneway.message import Draft
@@ -41,9 +42,10 @@ _dumps = msgspec.json.Encoder().encode
 class Inbox:
     """Puts plain messages into the inbox of a file; use it only under the store's lock."""
 
-    def __init__(self, store: Store, rules: Rules) -> None:
+    def __init__(self, store: Store, rules: Rules, lane_cache: LaneCache) -> None:
         self._store = store
         self._rules = rules
+        self._lane_cache = lane_cache
         self._nonce = ""
         self._rows = 0
         """How many messages this process has put into it since it saw the inbox empty."""
@@ -76,11 +78,14 @@ class Inbox:
         headers = _dumps(draft.headers).decode() if draft.headers else ""
         rank = rank_of(draft.priority, at_front=False)
         row = (least, now_us, draft.topic, rank, headers, draft.body, rules.version)
+        if not self._nonce:
+            with self._store.reading() as connection:
+                self._nonce = connection.execute(SQL["nonce_read"]).fetchone()[0]
+        # First: an exception may come after the commit, like KeyboardInterrupt.
+        self._lane_cache.is_inbox_empty = False
         answer = self._store.run_durably(SQL["inbox_put"], row)
         if not answer:
             return None
-        if not self._nonce:
-            self._nonce = self._store.connection.execute(SQL["nonce_read"]).fetchone()[0]
         ((mid, first, has_ready),) = answer
         self._rows += 1
         if first != self._first:

@@ -67,13 +67,14 @@ def _put_special(
 def put_from_inbox(tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes]]) -> None:
     """
     Put messages of the inbox into their lanes: number, time, topic, rank, headers and body of each.
+    One whose number was assigned meanwhile, by a program that knows no inbox, gets another.
     """
     tx.load_names({topic for _, _, topic, _, _, _ in rows})
     intake = _Intake(tx, only_plain=True)
     now, tx.now = tx.now, tx.shard.now
     for mid, published, topic, rank, headers, body in rows:
         tx.now = max(tx.now, published)
-        tx.shard.seq = mid - 1
+        tx.shard.seq = max(tx.shard.seq, mid - 1)
         intake.append_row(topic, rank, headers, body)
     tx.now = max(tx.now, now)
     intake.end()

@@ -215,7 +215,10 @@ class Store:
                 self._check_files(durable=True)
 
     def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        """Run one statement as a durable transaction of its own; returns its rows."""
+        """
+        Run one statement as a durable transaction of its own; returns its rows. Call
+        `refuse_nested` before: inside another transaction it would be a part of that one.
+        """
         with self.lock:
             connection = self._prepared(durable=True)
             rows: list[Any] = self._retry_while_busy(
@@ -224,6 +227,17 @@ class Store:
             if self._full:
                 self._check_files(durable=True)
             return rows
+
+    def refuse_nested(self) -> None:
+        """
+        Raise EngineUnavailable inside a transaction of this thread, as when a signal handler or a
+        finalizer publishes. Call it under the lock.
+        """
+        if self._is_in_transaction():
+            raise EngineUnavailable(
+                f"{self.name}: this call began inside another one of its thread, as in a signal"
+                " handler or a finalizer; nothing was changed, use another thread"
+            )
 
     def checkpoint(self) -> None:
         """
