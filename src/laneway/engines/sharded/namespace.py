@@ -204,9 +204,16 @@ class ShardedNamespace(ABC):
         """The same without their ids."""
         return {topic: own.layers for topic, own in self.own_policies(topics).items()}
 
-    def refresh_own(self, topic: str) -> None:
-        """Read the topic's own policy again."""
-        self.routes.learn(topic, *self.own_policies([topic])[topic])
+    def refresh(self) -> None:
+        """Read the policies again if another process has changed them."""
+        if self.version_on(0) != self.routes.version:
+            self.reload()
+
+    def refresh_topics(self, topics: Iterable[str]) -> None:
+        """Read again what holds for these topics."""
+        self.refresh()
+        for topic, own in self.own_policies(topics).items():
+            self.routes.learn(topic, *own)
 
     def policy(self, topic: str) -> Resolved:
         """What holds for a topic, its own policy included."""

@@ -218,8 +218,8 @@ class ShardedQueue(ABC):
 
     def _check(self, drafts: Sequence[Draft], *, is_current: bool = False) -> None:
         """
-        Raise BadMessage for a draft that its policy refuses. `is_current`: its topic's own policy
-        has just been read.
+        Raise BadMessage for a draft that its policy refuses. `is_current`: the policies have just
+        been read.
         """
         routes = self._namespace.routes
         for draft in drafts:
@@ -232,10 +232,10 @@ class ShardedQueue(ABC):
                     0 if draft.delay_us and draft.at_us is None else None,
                 )
             except BadMessage:
-                if is_current or not routes.knows_own(draft.topic):
+                if is_current:
                     raise
-                # Nobody reports a change of an own policy: it may allow the draft by now.
-                self._namespace.refresh_own(draft.topic)
+                # No shard is asked about a refused draft: another process may allow it by now.
+                self._namespace.refresh_topics([draft.topic])
                 self._check([draft], is_current=True)
 
     def _split(self, drafts: Sequence[Draft]) -> dict[int, list[int]]:

@@ -99,10 +99,6 @@ class Routes:
 
     # Own policies
 
-    def knows_own(self, topic: str) -> bool:
-        """Whether an own policy of the topic is remembered."""
-        return topic in self._own
-
     def known_own(self, drafts: Sequence[Draft]) -> dict[str, str]:
         """
         The ids of the own policies that are remembered, by topic. The put compares them with those

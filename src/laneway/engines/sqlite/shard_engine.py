@@ -116,8 +116,8 @@ class FilesQueue(ShardedQueue):
         try:
             super()._check(drafts, is_current=True)
         except BadMessage:
-            for topic in {draft.topic for draft in drafts}:
-                self._space.refresh_own(topic)  # it may allow what the patterns refuse
+            # what this process knows may be old, and lacks the topics' own policies
+            self._space.refresh_topics({draft.topic for draft in drafts})
             super()._check(drafts, is_current=True)
 
     # Lease and settle

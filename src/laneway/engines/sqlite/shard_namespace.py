@@ -203,11 +203,6 @@ class FileNamespace(ShardedNamespace):
                 " of them restored by itself? Put all files of one copy back"
             )
 
-    def refresh(self) -> None:
-        """Read the policies again if another process has changed them."""
-        if self.version_on(0) != self.routes.version:
-            self.reload()
-
     def generated(self, message_id: str) -> tuple[int, int] | None:
         number = parse_generated_id(self.nonce, message_id)
         shard = number >> own_bits(self.shards) if number is not None else self.shards
