@@ -359,7 +359,7 @@ def test_another_process_follows_a_change_of_routes(opened: Opened) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_key_stays_in_one_file_after_a_change_of_routes(opened: Opened, count: int) -> None:
-    """Another process has not heard of the change when it publishes."""
+    """Another process does not know the change yet when it publishes."""
     first, second = opened(), opened()
     for n in range(12):
         topic, key = f"hot.{n}", f"k{n}"

@@ -79,7 +79,7 @@ def test_partitions_live_on_several_shards(opened: Opened) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 600])
 def test_a_key_stays_on_one_shard_after_a_change_of_routes(opened: Opened, count: int) -> None:
-    """Another process has not heard of the change when it publishes."""
+    """Another process does not know the change yet when it publishes."""
     name = uuid.uuid4().hex
     first, second = sharded(opened, namespace=name), sharded(opened, namespace=name)
     for n in range(12):
