@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sqlite import store
 from laneway.engines.sqlite.shard_engine import FilesEngine
 from laneway.engines.sqlite.shard_file import ShardFile
 from laneway.errors import (
@@ -376,6 +378,46 @@ def test_a_wrong_number_of_files_changes_no_limit(opened: Opened, tmp_path: Path
     again = opened("")
     receipts = again.put(some(60))
     assert {receipt.outcome for receipt in receipts} == {"accepted"}
+
+
+def test_a_file_that_lost_everything_is_not_taken_for_a_new_one(
+    opened: Opened, tmp_path: Path
+) -> None:
+    opened().close()
+    for end_ in ("", "-wal", "-shm"):
+        (tmp_path / f"q/default.2.db{end_}").unlink(missing_ok=True)
+    (tmp_path / "q/default.2.db").touch()
+    for _ in range(2):
+        error = refusal(f"sqlite:///{tmp_path}/q")
+        assert isinstance(error, EngineCorrupt)
+        assert "default.2.db: this file of the namespace is empty" in str(error)
+
+
+def test_a_namespace_that_the_folder_does_not_have_is_an_error(
+    opened: Opened, tmp_path: Path
+) -> None:
+    """It would be a file beside the folder, which nobody else uses."""
+    opened()
+    error = refusal(f"sqlite:///{tmp_path}/q", namespace="other")
+    assert "this folder has no files of namespace other" in str(error)
+    opened(namespace="other")
+    opened("", namespace="other")
+
+
+def test_a_file_that_fails_takes_no_leases_of_the_others(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is leased already is answered; the next call, which has nothing else, reports it."""
+    engine = opened()
+    engine.put(some(40))
+    monkeypatch.setattr(store, "BUSY_TIMEOUT", 0.2)
+    with closing(sqlite3.connect(files(engine)[1].place.path or "")) as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        leases = engine.lease(100).leases
+        assert len(leases) == engine.overview().leased > 20
+        with pytest.raises(EngineUnavailable, match="held the write lock"):
+            engine.lease(100)
+    assert len(engine.lease(100).leases) == 40 - len(leases)
 
 
 def test_namespaces_of_a_folder_wake_their_own_workers(opened: Opened) -> None:

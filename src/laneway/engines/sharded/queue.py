@@ -20,7 +20,7 @@ from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
 from laneway.engines.sharded.splitting import Numbers, by_shard, pages, partial_call
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft
-from laneway.errors import BacklogFull, BadMessage
+from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, StoredResult
 
 if TYPE_CHECKING:
@@ -310,7 +310,13 @@ class ShardedQueue(ABC):
             if whole.leases and (whole.room <= 0 or whole.visited >= SHARDS_AT_ONCE):
                 whole.wakes.append(whole.now_us)  # the other shards may have more
                 return
-            batch = self._lease_on(shard, request, whole.room, whole.startable, now_us)
+            try:
+                batch = self._lease_on(shard, request, whole.room, whole.startable, now_us)
+            except EngineUnavailable:
+                if not whole.leases:
+                    raise
+                whole.wakes.append(whole.now_us)  # the next lease reports it
+                return
             if request.only is None and request.topics is None:
                 self._visits.note(request.pool, shard, batch, whole.room, whole.startable)
             whole.add(batch)

@@ -34,6 +34,7 @@ class Place(msgspec.Struct, frozen=True):
 
     `nonce`: the first part of generated ids, which the files have in common; None: a new file
     chooses one. `tiers`: the tiers (JSON) that a new file gets; None: those of the settings.
+    `is_complete`: all files were created before, so this one is not new.
     """
 
     path: str | None
@@ -41,6 +42,7 @@ class Place(msgspec.Struct, frozen=True):
     shards: int = 1
     nonce: str | None = None
     tiers: str | None = None
+    is_complete: bool = False
 
     @property
     def first_number(self) -> int:

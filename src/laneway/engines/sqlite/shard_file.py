@@ -122,6 +122,11 @@ class ShardFile(SqliteEngine):
         with self._store.writing(durable=True) as connection:
             stored = connection.execute(SQL["setting_read"], (PLACE,)).fetchone()
             if stored is None:
+                if place.is_complete:
+                    raise EngineCorrupt(
+                        f"{place.path}: this file of the namespace is empty, and it was not before;"
+                        " restore a copy of all files"
+                    )
                 if connection.execute(SQL["setting_read"], ("tiers",)).fetchone() is not None:
                     raise UsageError(
                         f"{place.path}: this file is a namespace by itself; name it"

@@ -137,8 +137,18 @@ class FileNamespace(ShardedNamespace):
         if others.max_backlog or others.max_backlog_bytes:
             first.limit_backlog(others)
         for shard in range(1, self.shards):
-            place = Place(self._path(shard), shard, self.shards, self.nonce, first.setting("tiers"))
-            self._open_file(url, others, place)
+            self._open_file(
+                url,
+                others,
+                Place(
+                    self._path(shard),
+                    shard,
+                    self.shards,
+                    self.nonce,
+                    first.setting("tiers"),
+                    is_complete,
+                ),
+            )
         if not is_complete:
             with first.transaction_at_any_version(None) as tx:
                 tx.run("setting_write", COMPLETE, "1")
