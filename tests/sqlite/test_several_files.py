@@ -372,6 +372,27 @@ def test_a_key_stays_in_one_file_after_a_change_of_routes(opened: Opened, count:
     assert sorted(filter(None, keys)) == sorted(f"k{n}" for n in range(12))
 
 
+def test_what_an_ack_publishes_stays_in_one_file_after_a_change_of_routes(
+    opened: Opened,
+) -> None:
+    """The topic was in the acked message's file when the process read the policies."""
+    first, second = opened(), opened()
+    topic_of_file = {first._space.routes.route(f"p.{n}").shard: f"p.{n}" for n in range(40)}
+    for n in range(12):
+        topic = f"hot.{n}"
+        first.put([Draft(topic_of_file[first._space.routes.route(topic).shard], b"")])
+        (parent,) = first.lease(1, now_us=time.time_ns() // 1000).leases
+        second.policy_set("code", topic, {"partitions": 4, "serial": "hold"})
+        draft = Draft(topic, b"", key=f"k{n}")
+        ack = Settlement(parent.handle, parent.fence)
+        assert first.settle([ack], publish={0: [draft]}) == ["acked"]
+        second.put([draft])
+        leases = first.lease(5, now_us=time.time_ns() // 1000).leases
+        assert [lease.id for lease in leases] == [f"{parent.id}:0"]
+        end(first, leases)
+        end(first, first.lease(5, now_us=time.time_ns() // 1000).leases)
+
+
 def test_a_wrong_number_of_files_changes_no_limit(opened: Opened, tmp_path: Path) -> None:
     opened("?shards=2", max_backlog=200)
     refusal(f"sqlite:///{tmp_path}/q?shards=64", max_backlog=200)

@@ -92,6 +92,27 @@ def test_a_key_stays_on_one_shard_after_a_change_of_routes(opened: Opened, count
     assert sorted(filter(None, keys)) == sorted(f"k{n}" for n in range(12))
 
 
+def test_what_an_ack_publishes_stays_on_one_shard_after_a_change_of_routes(opened: Opened) -> None:
+    """The topic was on the acked message's shard when the process read the policies."""
+    name = uuid.uuid4().hex
+    first, second = sharded(opened, namespace=name), sharded(opened, namespace=name)
+    route = first._space.routes.route  # type: ignore[attr-defined]
+    topic_of_shard = {route(f"p.{n}").shard: f"p.{n}" for n in range(99)}
+    for n in range(12):
+        topic = f"hot.{n}"
+        first.put([Draft(topic_of_shard[route(topic).shard], b"")])
+        (parent,) = first.lease(1, now_us=time.time_ns() // 1000).leases
+        second.policy_set("code", topic, {"partitions": 4, "serial": "hold"})
+        draft = Draft(topic, b"", key=f"k{n}")
+        ack = Settlement(parent.handle, parent.fence)
+        assert first.settle([ack], publish={0: [draft]}) == ["acked"]
+        second.put([draft])
+        leases = first.lease(5, now_us=time.time_ns() // 1000).leases
+        assert [lease.id for lease in leases] == [f"{parent.id}:0"]
+        end(first, leases)
+        end(first, first.lease(5, now_us=time.time_ns() // 1000).leases)
+
+
 def test_a_bucket_is_one_lane(opened: Opened) -> None:
     engine = sharded(opened)
     engine.policy_set("code", "b.*", {"buckets": 1, "concurrency": 2})

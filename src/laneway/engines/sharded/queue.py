@@ -8,6 +8,7 @@ batches) of a function on one shard, with plain values as arguments and answers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import zlib
@@ -44,7 +45,7 @@ SHARDS_AT_ONCE = 8
 
 class Rerouted(Exception):  # it is answered by another attempt, and never seen
     """
-    The policies that were read during a put route its messages to other shards. The shard accepted
+    The policies that were read during a call route its messages to other shards. The shard accepted
     only the first ones, those of `receipts`.
     """
 
@@ -128,7 +129,11 @@ class ShardedQueue(ABC):
         published: Sequence[tuple[int, Draft]],
         now_us: int | None,
     ) -> list[SettlementAnswer]:
-        """`published`: (position of the settlement, draft), in the order of the settlements."""
+        """
+        `published`: (position of the settlement, draft), in the order of the settlements. Raises
+        Rerouted, and settles nothing, if by policies that it has just read some of them belong to
+        other shards.
+        """
 
     @abstractmethod
     def _extend_on(
@@ -370,15 +375,35 @@ class ShardedQueue(ABC):
                     for index, n in enumerate(page)
                     for draft in (publish or {}).get(n, ())
                 ]
-                if published and self._namespace.shards > 1:
-                    published = self._publish_elsewhere(shard, batch, published, now_us)
                 with partial_call(is_first=is_first):
-                    page_answers = self._settle_on(shard, batch, published, now_us)
+                    page_answers = self._settle_page(shard, batch, published, now_us)
                 self._visits.forget([shard])
                 is_first = False
                 for position, answer in zip(page, page_answers, strict=True):
                     answers[position] = answer
         return answers
+
+    def _settle_page(
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        published: Sequence[tuple[int, Draft]],
+        now_us: int | None,
+    ) -> list[SettlementAnswer]:
+        """Settle on one shard what one call of it may, with what it publishes on any shard."""
+        if not published or self._namespace.shards == 1:
+            return self._settle_on(shard, settlements, published, now_us)
+        while True:
+            version = self._namespace.routes.version
+            published = self._publish_elsewhere(shard, settlements, published, now_us)
+            if self._namespace.routes.version != version:
+                continue  # what is left may belong to other shards now
+            with contextlib.suppress(Rerouted):
+                return self._settle_on(shard, settlements, published, now_us)
+
+    def _belong_to(self, shard: int, published: Sequence[tuple[int, Draft]]) -> bool:
+        """Whether all these messages are routed to that shard."""
+        return all(list(self._split([draft])) == [shard] for _, draft in published)
 
     def _publish_elsewhere(
         self,

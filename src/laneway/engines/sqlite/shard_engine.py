@@ -165,9 +165,14 @@ class FilesQueue(ShardedQueue):
         now_us: int | None,
     ) -> list[SettlementAnswer]:
         publish = group(published)
-        return self._space.on(
-            shard, lambda file: file.settle(settlements, publish=publish, now_us=now_us)
-        )
+        version = self._space.routes.version
+
+        def settle(file: ShardFile) -> list[SettlementAnswer]:
+            if self._space.routes.version != version and not self._belong_to(shard, published):
+                raise Rerouted
+            return file.settle(settlements, publish=publish, now_us=now_us)
+
+        return self._space.on(shard, settle)
 
     def _extend_on(
         self,

@@ -377,6 +377,8 @@ class ValkeyQueue(ShardedQueue):
             )
             if not self._is_stale(answers, shard):
                 break
+            if space.shards > 1 and not self._belong_to(shard, published):
+                raise Rerouted
         self._raise_refused(answers, published)
         return call.answers(*answers)
 
