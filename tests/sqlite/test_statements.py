@@ -6,8 +6,8 @@ import pytest
 
 from bench import features
 
-MOST = 75
-MOST_OF_ALL_TOGETHER = 120
+MOST = 40
+MOST_OF_ALL_TOGETHER = 50
 
 
 @pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)

@@ -85,6 +85,7 @@ def _bound(column: str) -> str:
 
 SQL["lane_insert"] = (
     f"INSERT INTO lane ({', '.join(LANE_COLUMNS)}) VALUES ({', '.join(map(_bound, LANE_COLUMNS))})"
+    " ON CONFLICT (lane) DO NOTHING"
 )
 
 
@@ -129,7 +130,10 @@ _NULLABLE_OF_MESSAGES = {"expires", "key", "id", "topic", "mkey", "headers"}
 
 def _insert_messages(columns: Sequence[str]) -> str:
     bound = ("nullif(?, 0)" if name in _NULLABLE_OF_MESSAGES else "?" for name in columns)
-    return f"INSERT INTO message ({', '.join(columns)}) VALUES ({', '.join(bound)})"
+    return (
+        f"INSERT INTO message ({', '.join(columns)}) VALUES ({', '.join(bound)})"
+        " ON CONFLICT (mid) DO NOTHING"
+    )
 
 
 SQL["message_insert"] = _insert_messages(_INSERTED)
@@ -154,8 +158,17 @@ def _shifted(parameter: re.Match[str], by: int) -> str:
     return f"?{int(parameter[1]) + by}"
 
 
-ROWS_AT_ONCE = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+ROWS_AT_ONCE = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 """Rows in one statement: few sizes, so that all of them stay prepared."""
+
+_REPEATED_PART = 8
+"""At most 1/8 of the rows, and one, repeat the last one where that saves statements."""
+
+
+def _rows_at_once(left: int) -> int:
+    """How many rows the next statement has, if so many are left: fewer, all, or a few more."""
+    most = left + left // _REPEATED_PART + 1 if left > 2 else left
+    return next(size for size in ROWS_AT_ONCE if size <= most)
 
 
 @cache
@@ -242,7 +255,10 @@ class Statements:
         return self.connection.execute(SQL[name], values)
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement with VALUES for many rows at once."""
+        """
+        Run a statement with VALUES for many rows at once. The last row may run twice, which must
+        change nothing more: it conflicts with itself, or is written again.
+        """
         if len(rows) == 1:
             self.connection.execute(SQL[name], rows[0])
             return
@@ -250,7 +266,7 @@ class Statements:
             self.connection.execute(text, values)
 
     def all_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """All rows of a query with VALUES for many rows at once."""
+        """All rows of a query with VALUES for many rows at once; some may be there twice."""
         return [
             found
             for text, values in _batches(name, rows)
@@ -260,8 +276,11 @@ class Statements:
 
 def _batches(name: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
     """The statements for these rows, each with its values."""
-    done, left = 0, len(rows)
-    for size in ROWS_AT_ONCE:
-        while left >= size:
-            yield repeated(name, size), list(chain.from_iterable(rows[done : done + size]))
-            done, left = done + size, left - size
+    done, most = 0, len(rows)
+    while done < most:
+        size = _rows_at_once(most - done)
+        values = list(chain.from_iterable(rows[done : done + size]))
+        done += size
+        for _ in range(done - most):
+            values += rows[-1]
+        yield repeated(name, size), values

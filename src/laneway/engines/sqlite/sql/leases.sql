@@ -24,11 +24,11 @@ SELECT {head} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
 -- name: lease_insert_plain
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
-    VALUES (?, ?, ?, ?, ?, 0, 0);
+    VALUES (?, ?, ?, ?, ?, 0, 0) ON CONFLICT (fence) DO NOTHING;
 
 -- name: lease_insert
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty)
-    VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0));
+    VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0)) ON CONFLICT (fence) DO NOTHING;
 
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM json_each(?) j

@@ -9,7 +9,7 @@ SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 -- name: message_insert_plain
 -- Most messages: no key, id, ttl or delay. Costs half as much as naming every column.
 INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
-    VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, nullif(?5, ''), ?6);
+    VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, nullif(?5, ''), ?6) ON CONFLICT (mid) DO NOTHING;
 
 -- name: message_move
 -- The columns that change while a message is stored. It exists; the last two columns are only named
@@ -115,7 +115,7 @@ SELECT n, body FROM part WHERE mid = ? ORDER BY n;
 SELECT p.mid, p.body FROM json_each(?) j CROSS JOIN part p ON p.mid = j.value ORDER BY p.mid, p.n;
 
 -- name: part_insert
-INSERT INTO part (mid, n, body) VALUES (?, ?, ?);
+INSERT INTO part (mid, n, body) VALUES (?, ?, ?) ON CONFLICT (mid, n) DO NOTHING;
 
 -- name: parts_delete
 DELETE FROM part WHERE mid IN (SELECT value FROM json_each(?));
