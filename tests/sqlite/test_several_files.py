@@ -441,6 +441,21 @@ def test_a_file_that_fails_takes_no_leases_of_the_others(
     assert len(engine.lease(100).leases) == 40 - len(leases)
 
 
+def test_an_error_of_one_file_says_that_others_have_their_part(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = opened()
+    engine.put(some(1))
+    monkeypatch.setattr(store, "BUSY_TIMEOUT", 0.2)
+    last = list(engine._split(some(40)))[-1]
+    with closing(sqlite3.connect(files(engine)[last].place.path or "")) as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        with pytest.raises(EngineUnavailable, match="others have done their part") as caught:
+            engine.put(some(40))
+    assert caught.value.applied is None
+    assert engine.overview().waiting > 1
+
+
 def test_namespaces_of_a_folder_wake_their_own_workers(opened: Opened) -> None:
     engine, other = opened(), opened(namespace="other")
     assert engine._wakeup._folder != other._wakeup._folder

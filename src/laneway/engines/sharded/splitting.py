@@ -114,6 +114,8 @@ def partial_call(*, is_first: bool) -> Iterator[None]:
         yield
     except EngineUnavailable as error:
         if not is_first:
+            if error.applied is False:  # its text says that nothing was changed
+                error.args = (f"{error} (on this shard; others have done their part of the call)",)
             error.applied = None
         raise
     except BadMessage as error:
