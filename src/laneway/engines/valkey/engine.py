@@ -116,11 +116,33 @@ class ValkeyQueue(ShardedQueue):
     # Put
 
     def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+        if len(drafts) == 1:
+            return [self._put_one(shard, drafts[0], now_us)]
         receipts: list[Receipt] = []
         for page in pages(drafts, PLAIN_AT_ONCE):
             with partial_call(is_first=not receipts), _after(receipts):
                 receipts += self._put_page(shard, page, now_us)
         return receipts
+
+    def _put_one(self, shard: int, draft: Draft, now_us: int | None) -> Receipt:
+        space = self._space
+        while True:
+            version = space.routes.version
+            route = space.routes.route(draft.topic)
+            if route.own or draft.id is not None or not _is_plain(draft, route):
+                return self._put_page(shard, [draft], now_us)[0]
+            answer = space.run(
+                "put_one",
+                shard,
+                now_us,
+                version,
+                draft.topic,
+                _plain_message(draft, route),
+                durable=True,
+            )
+            if not self._is_stale(answer, shard):
+                return self._receipt(shard, draft, answer)
+            self._check_again(shard, [draft])
 
     def _put_page(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         space = self._space
@@ -140,24 +162,28 @@ class ValkeyQueue(ShardedQueue):
             answers = space.run("put", shard, now_us, *head, *messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
-            self._check(drafts)  # against the policies that were read just now
-            if space.shards > 1 and list(self._split(drafts)) != [shard]:
-                raise Rerouted
+            self._check_again(shard, drafts)
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.routes.ttl_of(draft)))
-        nonce, shards = space.nonce, space.shards
         return [
-            (
-                Receipt(
-                    draft.id if draft.id is not None else f"{nonce}-{answer * shards + shard:x}",
-                    draft.topic,
-                )
-                if isinstance(answer, int)
-                else _receipt(draft, answer)
-            )
+            self._receipt(shard, draft, answer)
             for draft, answer in zip(drafts, answers, strict=True)
         ]
+
+    def _check_again(self, shard: int, drafts: Sequence[Draft]) -> None:
+        """Check messages for a shard against the policies that were read just now."""
+        self._check(drafts)
+        if self._space.shards > 1 and list(self._split(drafts)) != [shard]:
+            raise Rerouted
+
+    def _receipt(self, shard: int, draft: Draft, answer: Any) -> Receipt:
+        if not isinstance(answer, int):
+            return _receipt(draft, answer)
+        if draft.id is not None:
+            return Receipt(draft.id, draft.topic)
+        space = self._space
+        return Receipt(f"{space.nonce}-{answer * space.shards + shard:x}", draft.topic)
 
     def _is_stale(self, answer: Any, shard: int) -> bool:
         """
@@ -189,30 +215,10 @@ class ValkeyQueue(ShardedQueue):
         messages: list[bytes] = []
         for draft in drafts:
             route = route_of(draft.topic)
-            if (
-                route.is_plain
-                and (draft.id is None or self._is_plain_id(draft))
-                and not waits_for_signals(draft)
-                and draft.ttl_us is None
-                and not (
-                    draft.priority
-                    or draft.delay_us > 0
-                    or draft.at_us is not None
-                    or draft.at_front
-                    or (route.is_serial and draft.key is not None)
-                )
-            ):
+            if _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
                 own_ids.append(draft.id or False)
-                is_plainest = (
-                    draft.id is None
-                    and draft.key is None
-                    and not draft.headers
-                    and not draft.sticky
-                )
-                messages.append(
-                    route.head + draft.body if is_plainest else records.plain_record(draft)
-                )
+                messages.append(_plain_message(draft, route))
             else:
                 order.append(NOT_PLAIN)
                 own_ids.append(False)
@@ -494,6 +500,27 @@ def _after(receipts: list[Receipt]) -> Iterator[None]:
         yield
     except Rerouted as rerouted:
         raise Rerouted([*receipts, *rerouted.receipts]) from None
+
+
+def _is_plain(draft: Draft, route: Route) -> bool:
+    """Whether a message without an id is plain."""
+    return (
+        route.is_plain
+        and not waits_for_signals(draft)
+        and draft.ttl_us is None
+        and not (
+            draft.priority
+            or draft.delay_us > 0
+            or draft.at_us is not None
+            or draft.at_front
+            or (route.is_serial and draft.key is not None)
+        )
+    )
+
+
+def _plain_message(draft: Draft, route: Route) -> bytes:
+    is_plainest = draft.id is None and draft.key is None and not draft.headers and not draft.sticky
+    return route.head + draft.body if is_plainest else records.plain_record(draft)
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:

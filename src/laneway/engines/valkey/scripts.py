@@ -41,11 +41,13 @@ PARTS = (
     "housekeeping",
     "serving",
     "wakeup",
+    "single",
 )
 """In the order of their dependencies."""
 
 FUNCTIONS = (
     "put",
+    "put_one",
     "lease",
     "settle",
     "extend",

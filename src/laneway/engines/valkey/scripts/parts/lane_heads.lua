@@ -61,16 +61,17 @@ local lane_heads = part(function(lane_heads)
         return lane
     end
 
-    local function changes_class(lane)
-        return fairness.size_class(lane.ready + lane.delayed + lane.parked) ~= lane.big
-            or (lane.old == 0 and lane.ready >= 32)
+    -- Whether a lane with so many messages has to move in the top lists.
+    function lane_heads.changes_class(big, old, ready, delayed, parked)
+        return fairness.size_class(ready + delayed + parked) ~= big or (old == 0 and ready >= 32)
     end
 
     -- Write all of them, before any of the lanes is read.
     function lane_heads.write()
         local written = {}
         for _, lane in ipairs(used) do
-            if changes_class(lane) then
+            if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
+                then
                 local whole = lanes.learn(lane.name, lane.stored)
                 whole.ready, whole.listed, whole.bytes, whole.published, whole.latest = lane.ready,
                     lane.listed, lane.bytes, lane.published, lane.latest

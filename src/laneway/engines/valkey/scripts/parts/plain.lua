@@ -13,24 +13,35 @@ local plain = part(function(plain)
         arrivals = {}
     end)
 
-    local function list_of(lane)
+    local function list_of(number)
         if prefix ~= PREFIX or count == NAMES then
             names, count, prefix = {}, 0, PREFIX
         end
-        local name = names[lane.number]
+        local name = names[number]
         if not name then
-            name = key('q:' .. text(lane.number))
-            names[lane.number], count = name, count + 1
+            name = key('q:' .. text(number))
+            names[number], count = name, count + 1
         end
         return name
     end
 
-    -- The numbers in the record from one position to another.
-    local function latest_of(lane, first, last, found)
-        for place = first, math.min(last, #lane.latest / 7) do
-            found[#found + 1] = unpack_from('>I7', lane.latest, 7 * place - 6)
+    -- The numbers in a record from one position to another.
+    local function latest_of(latest, first, last, found)
+        for place = first, math.min(last, #latest / 7) do
+            found[#found + 1] = unpack_from('>I7', latest, 7 * place - 6)
         end
         return found
+    end
+
+    -- Move the numbers of a full record to the list of the lane with this number, and those that
+    -- arrived later. Returns how many.
+    function plain.move_to_list(number, latest, arrived)
+        local mids = latest_of(latest, 1, INLINE, {})
+        for n = 1, #arrived do
+            mids[INLINE + n] = arrived[n]
+        end
+        call_many('RPUSH', list_of(number), mids, 1)
+        return #mids
     end
 
     -- Append to the lane; call `plain.write` before the list is read.
@@ -50,10 +61,8 @@ local plain = part(function(plain)
     function plain.write()
         for n = 1, #arrivals do
             local lane = arrivals[n]
-            local mids = lane.arrived
-            call('RPUSH', list_of(lane), unpack(latest_of(lane, 1, INLINE, {})))
-            call_many('RPUSH', list_of(lane), mids, 1)
-            lane.listed, lane.latest, lane.arrived = lane.listed + INLINE + #mids, '', false
+            local moved = plain.move_to_list(lane.number, lane.latest, lane.arrived)
+            lane.listed, lane.latest, lane.arrived = lane.listed + moved, '', false
         end
         arrivals = {}
     end
@@ -62,19 +71,19 @@ local plain = part(function(plain)
     function plain.peek(lane, most)
         local found = {}
         if lane.listed > 0 and most > 0 then
-            found = call('LRANGE', list_of(lane), 0, most - 1)
+            found = call('LRANGE', list_of(lane.number), 0, most - 1)
             for n = 1, #found do
                 found[n] = tonumber(found[n])
             end
         end
-        return latest_of(lane, 1, most - #found, found)
+        return latest_of(lane.latest, 1, most - #found, found)
     end
 
     -- Take the first numbers out of the lane.
     function plain.take(lane, most)
         local found = {}
         if lane.listed > 0 then
-            found = call('LPOP', list_of(lane), most) or {}
+            found = call('LPOP', list_of(lane.number), most) or {}
             for n = 1, #found do
                 found[n] = tonumber(found[n])
             end
@@ -83,7 +92,7 @@ local plain = part(function(plain)
         end
         local rest = most - #found
         if rest > 0 and lane.latest ~= '' then
-            latest_of(lane, 1, rest, found)
+            latest_of(lane.latest, 1, rest, found)
             lane.latest = string.sub(lane.latest, 7 * rest + 1)
         end
         return found
@@ -92,7 +101,7 @@ local plain = part(function(plain)
     function plain.drop(lane, taken)
         local listed = math.min(taken, lane.listed)
         if listed > 0 then
-            call('LTRIM', list_of(lane), listed, -1)
+            call('LTRIM', list_of(lane.number), listed, -1)
             lane.listed = lane.listed - listed
         end
         lane.latest = string.sub(lane.latest, 7 * (taken - listed) + 1)
@@ -106,6 +115,6 @@ local plain = part(function(plain)
                 return
             end
         end
-        lane.listed = lane.listed - call('LREM', list_of(lane), 1, mid)
+        lane.listed = lane.listed - call('LREM', list_of(lane.number), 1, mid)
     end
 end)

@@ -174,6 +174,10 @@ local COUNTERS = {
 local LEAST_UNIT = 16 -- microseconds
 local least -- number of this call; 0 where the caller passes the time
 
+local function least_number(now, shards)
+    return math.floor(now / math.max(LEAST_UNIT, shards / 2))
+end
+
 local shard
 local tiers_stored -- the record of the tiers; false: none
 
@@ -198,7 +202,7 @@ local function open_shard()
         now = time[1] * 1000000 + time[2]
     end
     shard.now = math.max(shard.now, now) -- the clock never goes back
-    least = ARGV[1] == '' and math.floor(shard.now / math.max(LEAST_UNIT, shard.shards / 2)) or 0
+    least = ARGV[1] == '' and least_number(shard.now, shard.shards) or 0
 end
 
 local function save_shard()
@@ -352,13 +356,16 @@ local function begin(call_keys, arguments)
     end
 end
 
+-- `relayout` accepts another layout, and `put_one` seldom needs all that `begin` does.
+local BEGINS_ITSELF = { relayout = true, put_one = true }
+
 -- Register a function that clients call. `flags`: those of the server.
 local function offer(name, flags, run)
     redis.register_function({
         function_name = LIBRARY .. '_' .. name,
         flags = flags,
         callback = function(call_keys, arguments)
-            if name == 'relayout' then -- the only function that accepts another layout
+            if BEGINS_ITSELF[name] then
                 begin_keys(call_keys, arguments)
                 return run()
             end

@@ -1,0 +1,27 @@
+-- Accept one plain message without an id.
+--
+-- ARGV[3]: the version of the policies that the client has; it knows no own policy of the topic
+-- ARGV[4]: the topic
+-- ARGV[5]: the message, as records.py encodes it
+--
+-- Answers its number, or as put.lua {"stale", version}, {"own", …} or {"refused", …}.
+
+local version, topic = tonumber(ARGV[3]), ARGV[4]
+local number = single.put(version, topic, ARGV[5])
+if number then
+    return number
+end
+local refusal = begin(KEYS, ARGV)
+if refusal then
+    return refusal
+elseif version ~= shard.version then
+    return { 'stale', shard.version }
+end
+local unknown = rules.unknown_to({}, { topic }, {})
+if unknown then
+    return { 'own', unpack(unknown) }
+end
+local answers = intake.accept_batch({ topic }, { 1 }, { ARGV[5] }, {}, {})
+wakeup.lease_at_once(1)
+save(false)
+return answers[1]

@@ -1,0 +1,99 @@
+"""A plain message that is put by itself takes a shorter way, with the same effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from laneway.engines.base import FullEngine
+from laneway.engines.valkey import records
+from laneway.message import Draft, Settlement
+from laneway.testing.servers import Server
+
+Opened = Callable[..., FullEngine]
+START = 2_200_000_000_000_000
+
+
+def stored(client: redis.Redis, namespace: str) -> dict[str, Any]:
+    """All keys of the namespace, without what differs between two namespaces."""
+    prefix = f"laneway:{{{namespace}/0}}:"
+    reads: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"list": lambda name: client.lrange(name, 0, -1),
+        b"zset": lambda name: client.zrange(name, 0, -1, withscores=True),
+    }
+    found: dict[str, Any] = {
+        name.decode().removeprefix(prefix): reads[client.type(name)](name)  # type: ignore[index]
+        for name in client.scan_iter(f"{prefix}*")
+    }
+    counters = records.read_counters(found["shard"])
+    found["shard"] = msgspec.structs.replace(counters, nonce="", version=0)
+    return {name: found[name] for name in found if name not in ("settings", "policies")}
+
+
+def test_it_stores_what_a_put_of_many_stores(opened: Opened) -> None:
+    """Also while messages are leased, with headers and keys, and in more than the first lane."""
+    with Server() as server:
+        single, usual = (opened(server.url, namespace=name) for name in ("one", "two"))
+        put_usually = usual._put_page  # type: ignore[attr-defined]
+        for n in range(400):
+            draft = Draft(
+                f"t.{n % 3}",
+                b"x" * (n % 7),
+                key="k" if n % 5 == 0 else None,
+                headers={"a": "b"} if n % 4 == 0 else None,
+            )
+            now = START + 1_000 * n
+            (receipt,) = single.put([draft], now_us=now)
+            (expected,) = put_usually(0, [draft], now)
+            assert receipt.id.split("-")[1] == expected.id.split("-")[1]
+            if n % 50 == 49:
+                for engine in (single, usual):
+                    leases = engine.lease(10, now_us=now).leases
+                    engine.settle(
+                        [Settlement(lease.handle, lease.fence) for lease in leases], now_us=now
+                    )
+        client = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+        assert stored(client, "one") == stored(client, "two")
+
+
+def test_it_reads_and_writes_each_record_once(opened: Opened) -> None:
+    with Server() as server:
+        engine = opened(server.url)
+        engine.put([Draft("t", b"x") for _ in range(100)])
+        client = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+        client.config_resetstat()
+        engine.put([Draft("t", b"x")])
+        calls = {
+            name.removeprefix("cmdstat_"): each["calls"]
+            for name, each in client.info("commandstats").items()
+            if not name.startswith("cmdstat_config")
+        }
+        assert calls == {"fcall": 1, "get": 1, "hget": 1, "time": 1, "hset": 2, "set": 1}
+
+
+def test_a_limit_of_the_namespace_holds(opened: Opened) -> None:
+    with Server() as server:
+        engine = opened(server.url, namespace="limited")
+        assert [engine.put([Draft("t", b"x")])[0].outcome for _ in range(2)] == ["accepted"] * 2
+        limiting = opened(server.url, namespace="limited", max_backlog=3)
+        outcomes = [engine.put([Draft("t", b"x")])[0].outcome for _ in range(2)]
+        assert outcomes == ["accepted", "refused"]
+        del limiting
+
+
+@pytest.mark.parametrize("pattern", ["*", "t"])
+def test_a_change_of_policies_is_seen(opened: Opened, pattern: str) -> None:
+    """By a client that did not make it: of a pattern, and of the topic itself."""
+    with Server() as server:
+        ours, theirs = (opened(server.url, namespace="changed") for _ in range(2))
+        for _ in range(2):
+            theirs.put([Draft("t", b"x")])
+        ours.policy_set("code", pattern, {"merge": "last"})
+        outcomes = [theirs.put([Draft("t", b"y")])[0].outcome for _ in range(2)]
+        assert outcomes[1] == "merged"
