@@ -7,7 +7,7 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
-from laneway import arguments, config, delivery, forks, programs, versions
+from laneway import arguments, codec, config, delivery, forks, programs, versions
 from laneway.admin import dead_letters
 from laneway.admin import policies as admin_policies
 from laneway.admin.topic import Topic
@@ -362,6 +362,8 @@ class Laneway:
         waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises BadMessage,
         BacklogFull, EngineUnavailable.
         """
+        if not (options or self.producer.middlewares):
+            return self.producer.publish_draft(codec.draft_of(topic, body), timeout)
         return self.producer.publish(message_from("publish", topic, body, options), timeout)
 
     async def apublish(
@@ -376,6 +378,8 @@ class Laneway:
         As `publish`, awaited. Messages that coroutines publish at the same time share a
         transaction.
         """
+        if not (options or self.producer.middlewares):
+            return await self.producer.apublish_draft(codec.draft_of(topic, body), timeout)
         message = message_from("apublish", topic, body, options)
         return await self.producer.apublish(message, timeout)
 

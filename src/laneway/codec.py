@@ -7,6 +7,7 @@ Encode and decode bodies (JSON, or bytes as they are), and check every message t
 from __future__ import annotations
 
 import math
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -127,15 +128,29 @@ def message_of(lease: Lease) -> Message:
     )
 
 
+_usual_topic = re.compile(rf"[ -)+-~]{{1,{MAX_TOPIC_BYTES}}}").fullmatch  # "*" is between ) and +
+
+
 def is_usual_topic(topic: object) -> bool:
     """Whether a topic's name is valid, as far as a quick look shows."""
-    return (
-        isinstance(topic, str)
-        and topic.isascii()
-        and topic.isprintable()
-        and 0 < len(topic) <= MAX_TOPIC_BYTES
-        and "*" not in topic
-    )
+    return isinstance(topic, str) and _usual_topic(topic) is not None
+
+
+def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Draft:
+    """Check and encode a message without options. Raises BadMessage, as `draft`."""
+    if not is_usual_topic(topic):
+        check_topic(topic)
+    if headers is not None and type(headers) is not CheckedHeaders:
+        _check_headers(topic, headers)
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return Draft(topic, bytes(body), headers={**(headers or {}), CONTENT_TYPE: RAW})
+    encoded = encode(body, topic)
+    if headers is not None and headers.get(CONTENT_TYPE) == RAW:
+        raise BadMessage(
+            f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not"
+            " bytes; leave it out"
+        )
+    return Draft(topic, encoded, headers=headers)
 
 
 def draft(message: Message) -> Draft:
@@ -145,22 +160,7 @@ def draft(message: Message) -> Draft:
     Raises BadMessage, which names the topic, the option and what was expected.
     """
     topic = message.topic
-    if not is_usual_topic(topic):
-        check_topic(topic)
-    body, headers = message.body, message.headers
-    if headers is not None and type(headers) is not CheckedHeaders:
-        _check_headers(topic, headers)
-    if isinstance(body, (bytes, bytearray, memoryview)):
-        body = bytes(body)
-        headers = {**(headers or {}), CONTENT_TYPE: RAW}
-    else:
-        body = encode(body, topic)
-        if headers is not None and headers.get(CONTENT_TYPE) == RAW:
-            raise BadMessage(
-                f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not"
-                " bytes; leave it out"
-            )
-    encoded = Draft(topic, body, headers=headers)
+    encoded = draft_of(topic, message.body, message.headers)
     if message.key is not None:
         encoded.key = _check_key(topic, message.key)
     if message.priority != 0:

@@ -114,8 +114,8 @@ def test_coroutines_of_one_iteration_share_a_commit(threads: ThreadPoolExecutor)
     publisher = Publisher(SimpleNamespace(engine=store), threads)
 
     async def main() -> list[str]:
-        answers = await asyncio.gather(*(publisher.aput([Draft(f"t{n}", b"")]) for n in range(100)))
-        return [receipts[0].id for receipts in answers]
+        answers = await asyncio.gather(*(publisher.send(Draft(f"t{n}", b"")) for n in range(100)))
+        return [receipt.id for receipt in answers]
 
     assert asyncio.run(main()) == [f"id-t{n}" for n in range(100)]
     assert [len(batch) for batch in store.batches] == [100]
@@ -127,11 +127,11 @@ def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolEx
     publisher = Publisher(SimpleNamespace(engine=store), threads)
 
     async def main() -> None:
-        cancelled = asyncio.ensure_future(publisher.aput([Draft("a", b"")]))
-        other = asyncio.ensure_future(publisher.aput([Draft("b", b"")]))
+        cancelled = asyncio.ensure_future(publisher.send(Draft("a", b"")))
+        other = asyncio.ensure_future(publisher.send(Draft("b", b"")))
         await asyncio.sleep(0)
         cancelled.cancel()
-        assert (await other)[0].id == "id-b"
-        assert (await publisher.aput([Draft("c", b"")]))[0].id == "id-c"
+        assert (await other).id == "id-b"
+        assert (await publisher.send(Draft("c", b""))).id == "id-c"
 
     asyncio.run(main())

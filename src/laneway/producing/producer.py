@@ -19,7 +19,7 @@ from laneway.producing.publish_options import batches_of
 from laneway.producing.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
     from concurrent.futures import Executor
     from typing import Protocol
 
@@ -57,10 +57,17 @@ class Producer:
             passage.receipt = self.publish_draft(codec.draft(passage.message), timeout)
         return passage.receipt
 
-    async def apublish(self, message: Message, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109  # how long a full backlog may block it
+    def apublish(self, message: Message, timeout: Duration | None) -> Awaitable[Receipt]:
         """As `publish`, awaited."""
         if not self.middlewares:
-            return await self.apublish_draft(codec.draft(message), timeout)
+            return self.apublish_draft(codec.draft(message), timeout)
+        return self._apublish_in_middlewares(message, timeout)
+
+    async def _apublish_in_middlewares(
+        self,
+        message: Message,
+        timeout: Duration | None,  # noqa: ASYNC109
+    ) -> Receipt:
         with self.middlewares.around(message) as passage:
             passage.receipt = await self.apublish_draft(codec.draft(passage.message), timeout)
         return passage.receipt
@@ -153,7 +160,7 @@ class Producer:
 
     async def apublish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:  # noqa: ASYNC109
         """As `publish_draft`, awaited."""
-        receipt = (await self.publisher.aput([draft]))[0]
+        receipt = await self.publisher.send(draft)
         if receipt.outcome != "refused":
             return receipt
         return await self._await_for_room(draft, receipt, timeout)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from laneway import texts
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
     from typing import Protocol
 
@@ -43,34 +44,6 @@ MAX_MESSAGES = 5_000
 """How many messages one commit has at most; beyond that a transaction is longer, not cheaper."""
 
 
-class _Entry:
-    """One caller's messages, and their receipts or error."""
-
-    __slots__ = ("drafts", "error", "future", "receipts")
-
-    def __init__(
-        self, drafts: list[Draft], future: asyncio.Future[list[Receipt]] | None = None
-    ) -> None:
-        self.drafts = drafts
-        self.future = future
-        self.receipts: list[Receipt] = []
-        self.error: BaseException | None = None
-
-    def result(self) -> list[Receipt]:
-        if self.error is not None:
-            raise self.error
-        return self.receipts
-
-    def resolve(self) -> None:
-        """Resolve the future of a coroutine; on its event loop."""
-        if self.future is None or self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.receipts)
-
-
 def _error_of(drafts: list[Draft], error: Exception) -> Exception:
     """
     The error for a caller whose messages the engine did not accept: always a LanewayError.
@@ -92,16 +65,44 @@ def _error_of(drafts: list[Draft], error: Exception) -> Exception:
 
 
 class _Group:
-    """The entries of one thread, and the lock on which it sleeps while others commit."""
+    """
+    The messages of one thread, or of coroutines with one message each (`is_shared`); what the
+    engine answered to each; and the lock on which their thread sleeps while others commit.
+    """
 
-    __slots__ = ("awake", "done", "entries", "size")
+    __slots__ = ("answers", "awake", "done", "drafts", "is_shared")
 
-    def __init__(self, entries: list[_Entry]) -> None:
-        self.entries = entries
-        self.size = sum(len(entry.drafts) for entry in entries)
+    def __init__(self, drafts: list[Draft], *, is_shared: bool = False) -> None:
+        self.drafts = drafts
+        self.is_shared = is_shared
+        self.answers: Sequence[Receipt | BaseException] = ()
         self.done = False
         self.awake = threading.Lock()
         self.awake.acquire()
+
+    @property
+    def has_one_caller(self) -> bool:
+        return len(self.drafts) == 1 or not self.is_shared
+
+    def fail(self, error: BaseException) -> None:
+        """None of its messages was accepted."""
+        self.answers = [error] * len(self.drafts)
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts of a thread's messages. Raises their error."""
+        if self.answers and isinstance(self.answers[0], BaseException):
+            raise self.answers[0]
+        return cast("list[Receipt]", self.answers)
+
+
+class _Gathered:
+    """What coroutines of one event loop have published since a group of them was last sent."""
+
+    __slots__ = ("drafts", "futures")
+
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+        self.futures: list[asyncio.Future[Receipt]] = []
 
 
 class Publisher:
@@ -119,7 +120,7 @@ class Publisher:
         self._queue: deque[_Group] = deque()
         self._companions = 0  # groups that joined the last commit
         self._gathering: _Group | None = None  # the leader that waits for them
-        self._gathered: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
+        self._gathered: dict[asyncio.AbstractEventLoop, _Gathered] = {}
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self._holder.engine.put(drafts)
@@ -135,9 +136,9 @@ class Publisher:
             if is_alone:
                 self._leading = True
         if not is_alone:
-            entry = _Entry(drafts)
-            self._join(_Group([entry]))
-            return entry.result()
+            group = _Group(drafts)
+            self._join(group)
+            return group.receipts()
         try:
             return self._put(drafts)
         except LanewayError:
@@ -151,9 +152,9 @@ class Publisher:
         """
         As `put`, with a call of the engine of their own, which stores a flow in one step.
         """
-        entry = _Entry(drafts)
-        self._commit([entry])
-        return entry.result()
+        group = _Group(drafts)
+        self._commit([group])
+        return group.receipts()
 
     def _join(self, group: _Group) -> None:
         """Return when the group is done: lead a commit, or sleep while another thread does."""
@@ -199,14 +200,14 @@ class Publisher:
 
     def _lead(self, own: _Group) -> None:
         groups = [own]
-        count = own.size
+        count = len(own.drafts)
         with self._mutex:
             while self._queue and count < MAX_MESSAGES:
                 groups.append(self._queue.popleft())
-                count += groups[-1].size
+                count += len(groups[-1].drafts)
             self._companions = len(groups) - 1
         try:
-            self._commit([entry for group in groups for entry in group.entries])
+            self._commit(groups)
         finally:
             self._hand_over()
             own.done = True
@@ -222,76 +223,100 @@ class Publisher:
             successor = self._queue.popleft()
         successor.awake.release()
 
-    def _commit(self, entries: list[_Entry]) -> None:
+    def _commit(self, groups: list[_Group]) -> None:
+        drafts = groups[0].drafts
+        if len(groups) > 1:
+            drafts = [draft for group in groups for draft in group.drafts]
         try:
-            receipts = self._put([draft for entry in entries for draft in entry.drafts])
+            receipts = self._put(drafts)
         except EngineUnavailable as error:  # every caller gets it: `applied` is about its messages
-            for entry in entries:
-                entry.error = error
+            for group in groups:
+                group.fail(error)
         except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
-            if len(entries) == 1:
-                entries[0].error = _error_of(entries[0].drafts, error)
+            if len(groups) == 1 and groups[0].has_one_caller:
+                groups[0].fail(_error_of(drafts, error))
             elif getattr(error, "applied", False) is None:
-                self._commit_unclear(entries, error)
+                self._commit_unclear(groups, error)
             else:
-                # Nothing was changed; one caller's bad message must not fail the others.
-                for entry in entries:
-                    self._commit([entry])
+                self._commit_apart(groups)
         except BaseException as error:  # noqa: BLE001  # the committing thread was interrupted
-            self._commit_unclear(entries, error)
-            entries[0].error = error
+            self._commit_unclear(groups, error)
+            groups[0].answers = [error, *groups[0].answers[1:]]
         else:
             position = 0
-            for entry in entries:
-                entry.receipts = receipts[position : position + len(entry.drafts)]
-                position += len(entry.drafts)
+            for group in groups:
+                end = position + len(group.drafts)
+                group.answers = receipts[position:end]
+                position = end
+
+    def _commit_apart(self, groups: list[_Group]) -> None:
+        """Nothing was changed; one caller's bad message must not fail the others."""
+        for group in groups:
+            if group.has_one_caller:
+                self._commit([group])
+            else:
+                alone = [_Group([draft]) for draft in group.drafts]
+                for each in alone:
+                    self._commit([each])
+                group.answers = [each.answers[0] for each in alone]
 
     @staticmethod
-    def _commit_unclear(entries: list[_Entry], error: BaseException) -> None:
+    def _commit_unclear(groups: list[_Group], error: BaseException) -> None:
         """A part of the commit may be stored; repeating it would publish that part twice."""
         text = (
             f"publishing was interrupted ({texts.of(error, 200)}), perhaps after the message was"
             " stored; publish the same ids again"
         )
-        for entry in entries:
-            entry.error = EngineUnavailable(text, applied=None)
+        for group in groups:
+            group.fail(EngineUnavailable(text, applied=None))
 
-    async def aput(self, drafts: list[Draft]) -> list[Receipt]:
+    def send(self, draft: Draft) -> asyncio.Future[Receipt]:
         """
-        As `put`, awaited. What coroutines publish in one iteration of their event loop becomes one
-        group.
+        As `put`, for a coroutine: the answer to one message.
+
+        What coroutines publish in one iteration of their event loop becomes one group.
         """
         loop = asyncio.get_running_loop()
-        entry = _Entry(drafts, loop.create_future())
         gathered = self._gathered.get(loop)
         if gathered is None:
-            self._gathered[loop] = [entry]
+            gathered = self._gathered[loop] = _Gathered()
             loop.call_soon(self._send, loop)
-        else:
-            gathered.append(entry)
-        assert entry.future is not None
-        return await entry.future
+        future: asyncio.Future[Receipt] = loop.create_future()
+        gathered.drafts.append(draft)
+        gathered.futures.append(future)
+        return future
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """
-        At the end of the iteration: give the gathered entries to a thread. New entries are gathered
+        At the end of the iteration: give the gathered messages to a thread. New ones are gathered
         for the next time.
         """
-        entries = self._gathered[loop]
-        if not entries:
+        gathered = self._gathered[loop]
+        if not gathered.drafts:
             del self._gathered[loop]
             return
-        self._gathered[loop] = []
-        self._threads.submit(self._commit_for, loop, entries)
+        self._gathered[loop] = _Gathered()
+        self._threads.submit(self._commit_for, loop, gathered)
 
-    def _commit_for(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
-        self._join(_Group(entries))
+    def _commit_for(self, loop: asyncio.AbstractEventLoop, gathered: _Gathered) -> None:
+        group = _Group(gathered.drafts, is_shared=True)
+        self._join(group)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._answer, loop, entries)
+            loop.call_soon_threadsafe(self._answer, loop, gathered.futures, group.answers)
 
-    def _answer(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
-        for entry in entries:
-            entry.resolve()
+    def _answer(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        futures: list[asyncio.Future[Receipt]],
+        answers: Sequence[Receipt | BaseException],
+    ) -> None:
+        for future, answer in zip(futures, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
         # The answered callers run first and may publish again: their messages join this
         # iteration's.
         loop.call_soon(self._send, loop)

@@ -56,6 +56,8 @@ class Binding:
             else ()
         )
         """The parameters, if each may be given by position; empty otherwise."""
+        self.arity = len(self._names) or -1
+        """So many arguments by position fit, if there are no others; -1: only `bind` shows it."""
         self._types = {
             each.name: (each.kind, hint)
             for each in self.signature.parameters.values()

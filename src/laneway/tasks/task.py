@@ -46,7 +46,7 @@ from laneway.tasks.request import (
 from laneway.tasks.running import RunnableTask, TaskHandler, used_up
 from laneway.tasks.serializers import SERIALIZER_HEADER
 from laneway.tasks.template import Template
-from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
+from laneway.working.handler import CURRENT, SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -378,7 +378,7 @@ class Task(RunnableTask, Generic[P, R]):
         return (
             self._is_plain
             and not (options or self.tags or self.app.producer.middlewares)
-            and current_request() is None
+            and (CURRENT.get() is None or current_request() is None)
         )
 
     def _draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
@@ -386,7 +386,8 @@ class Task(RunnableTask, Generic[P, R]):
         A plain call, encoded: as `invocation` and `codec.draft` would, at a third of their cost.
         Raises BadMessage.
         """
-        self.binding.bind(args, kwargs)
+        if kwargs or len(args) != self.binding.arity:
+            self.binding.bind(args, kwargs)
         topic = self.template.text
         body = codec.encode({"args": args, "kwargs": kwargs}, topic)
         return Draft(topic, body, headers=self._headers)
