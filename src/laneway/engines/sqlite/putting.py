@@ -33,20 +33,18 @@ _dumps = msgspec.json.Encoder().encode
 def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     """Put messages in their order. Raises BadMessage before anything is changed."""
     policies = tx.policies([draft.topic for draft in drafts])
-    plains = [is_plain(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
-    names: set[str] = set()
+    plains = list(map(is_plain, drafts, policies))
     for draft, policy, plain in zip(drafts, policies, plains, strict=True):
         if not plain or len(draft.body) > policy.max_body:
             check_draft(draft, policy, tx.now)
-        if plain:
-            names.add(draft.topic)
-    tx.load_names(names)
-    if all(plains) and not tx.rules.has_backlog_limit:
-        intake = _Intake(tx, only_plain=True)
-        receipts = list(map(intake.append, drafts))
-    else:
-        intake = _Intake(tx, only_plain=False)
-        receipts = _put_special(intake, drafts, policies, plains)
+    is_limited = tx.rules.has_backlog_limit
+    tx.load_names({draft.topic for draft, plain in zip(drafts, plains, strict=True) if plain})
+    intake = _Intake(tx, only_plain=all(plains) and not is_limited)
+    receipts = (
+        intake.append_all(drafts)
+        if intake.only_plain
+        else _put_special(intake, drafts, policies, plains)
+    )
     intake.end()
     return receipts
 
@@ -110,7 +108,7 @@ class _Intake:
 
     def __init__(self, tx: Transaction, *, only_plain: bool) -> None:
         self.tx = tx
-        self._only_plain = only_plain  # then nothing reads their rows before the end
+        self.only_plain = only_plain  # then nothing reads their rows before the end
         self.messages: list[tuple[int, int, int, int, str, bytearray]] = (
             [] if only_plain else tx.messages.plain
         )
@@ -182,7 +180,7 @@ class _Intake:
     def end(self) -> None:
         """Write plain messages, and place the lanes that messages came to."""
         tx = self.tx
-        if self._only_plain:
+        if self.only_plain:
             tx.insert("message_insert_plain", self.messages)
             tx.insert("ready_insert", self.ready)
         for lane in self.arrivals.values():
@@ -198,6 +196,43 @@ class _Intake:
         rank = rank_of(draft.priority, at_front=False)
         mid = self.append_row(draft.topic, rank, headers, draft.body)
         return Receipt(f"{self.tx.shard.nonce}-{mid:x}", draft.topic)
+
+    def append_all(self, drafts: Sequence[Draft]) -> list[Receipt]:
+        """As `append` for each of them, in half the time: the counters are added up."""
+        tx = self.tx
+        now, nonce, seq = tx.now, tx.shard.nonce, tx.next_seq()
+        messages, ready, headers = self.messages, self.ready, ""
+        lanes: dict[str, list[int]] = {}  # by topic: the lane, and its messages' number and bytes
+        receipts = []
+        for mid, draft in enumerate(drafts, seq):
+            topic, body = draft.topic, draft.body
+            entry = lanes.get(topic)
+            if entry is None:
+                entry = lanes[topic] = [tx.ensure_lane(topic, topic).lane, 0, 0]
+            lane = entry[0]
+            entry[1] += 1
+            entry[2] += len(body)
+            headers = self._headers_of(draft) if draft.headers else ""
+            rank = 1 if draft.priority == 0 else rank_of(draft.priority, at_front=False)
+            ready.append((lane, rank, now, mid, mid))
+            messages.append((mid, lane, rank, now, headers, bytearray(body)))
+            receipts.append(Receipt(f"{nonce}-{mid:x}", topic))
+        tx.shard.seq += len(drafts) - 1
+        for number, count, size in lanes.values():
+            self._count(tx.lane(number), count, size)
+        return receipts
+
+    def _count(self, lane: Lane, count: int, size: int) -> None:
+        """So many messages with so many bytes came to a lane."""
+        shard = self.tx.shard
+        self.arrivals[lane.lane] = lane
+        self.tx.touch_grown(lane)
+        lane.published += count
+        lane.bytes += size
+        lane.ready += count
+        shard.published += count
+        shard.bytes += size
+        shard.waiting += count
 
     def _headers_of(self, draft: Draft) -> str:
         """Its headers as JSON; the calls of a task have the same ones."""
