@@ -283,7 +283,7 @@ class Core:
             leases, withheld = serving.lease(
                 tx, n, pool, topics, startable, record_start=record_start, only=filter_
             )
-            tx.flush()
+            tx.write_rows()
             wake = housekeeping.next_wake(tx)
             if withheld or (
                 leases and (len(leases) == n or (wake is not None and wake < tx.now + SOON_US))
@@ -376,7 +376,7 @@ class Core:
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         with self._transaction(now_us, durable=False) as tx:
             housekeeping.run(tx, budget)
-            tx.flush()
+            tx.write_rows()
             return housekeeping.next_wake(tx)
 
     def wait(
@@ -410,7 +410,7 @@ class Core:
 
     def _notify_soon(self, tx: Transaction) -> None:
         """Notify all pools if something is due before idle workers look again."""
-        tx.flush()
+        tx.write_rows()
         wake = housekeeping.next_wake(tx)
         if wake is not None and wake < tx.now + SOON_US:
             tx.pools_to_notify.update(tier_queue.pool for tier_queue in tx.tier_queues.values())

@@ -27,16 +27,19 @@ if TYPE_CHECKING:
 
 
 def run(tx: Transaction, budget: int) -> None:
-    """Do everything that is due, at most `budget` of each kind."""
+    """
+    Do everything that is due, at most `budget` of each kind; call it at the beginning of a
+    transaction.
+    """
+    if not tx.one("housekeeping_due", tx.now)[0]:
+        return
     _events(tx, budget)
     sweep(tx, budget)
     _wake(tx, budget)
 
 
 def next_wake(tx: Transaction) -> int | None:
-    """When housekeeping is due again; call it after the flush."""
-    if tx.one("sweeps") is not None:
-        return tx.now
+    """When housekeeping is due again; call it after the lanes were written."""
     (at,) = tx.one("next_wake")
     return max(int(at), tx.now) if at is not None else None
 

@@ -102,7 +102,7 @@ class Inbox:
         if rows:
             putting.put_from_inbox(tx, rows)
             tx.run("inbox_clear")
-            tx.flush()  # what follows may read the lanes from their table
+            tx.write_rows()  # what follows may read the lanes from their table
             # The process that put a message has notified the pool.
             tx.pools_to_notify.clear()
             tx.has_arrivals = False

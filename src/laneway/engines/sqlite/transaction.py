@@ -712,12 +712,16 @@ class Transaction(Statements):
 
     # Writing
 
-    def flush(self) -> None:
-        """Write everything that changed; the transaction may then be committed."""
+    def write_rows(self) -> None:
+        """Write what statements of this transaction may read: all but tier queues and counters."""
         for table in self.tables.values():
             table.write()
         self._write_lanes()
         self._flush_gates()
+
+    def flush(self) -> None:
+        """Write everything that changed; the transaction may then be committed."""
+        self.write_rows()
         tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
         if tier_queues != self._stored_tier_queues:
             self._stored_tier_queues = tier_queues
