@@ -13,13 +13,15 @@ local single = part(function(single)
         MARKED_AT, LIMIT_AT, BYTES_LIMIT_AT = AT.layout, AT.shards, AT.version, AT.now, AT.seq,
         AT.waiting, AT.bytes, AT.published, AT.marked, AT.max_backlog, AT.max_backlog_bytes
 
-    -- The counters that this function wrote last: often nobody else has called since.
-    local written, counters
+    -- The counters that this function wrote last: often nobody else has called since. `tail`: the
+    -- packed ones behind those that it changes.
+    local written, counters, tail
 
     local function read_counters()
         local stored = run('GET', keys.shard)
         if stored and stored ~= written then
             counters = { values_of(stored) }
+            tail = packed(unpack(counters, PUBLISHED_AT + 1, #COUNTERS))
         end
         written = nil -- `counters` may change from now on
         return stored and counters
@@ -62,7 +64,7 @@ local single = part(function(single)
         run('HSET', keys.lanes, topic, pack(LANE_HEAD, big, old, busy, slow, place, number,
             ready + 1, delayed, parked, listed, bytes + size, published + 1, #latest, latest)
                 .. string.sub(stored, rest))
-        local record = packed(unpack(values, 1, #COUNTERS))
+        local record = packed(unpack(values, 1, PUBLISHED_AT)) .. tail
         run('SET', keys.shard, record)
         written = record
         return mid
