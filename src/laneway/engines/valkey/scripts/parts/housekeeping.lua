@@ -6,11 +6,18 @@
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name
 
-    local function come_due(record)
-        local lane = lanes.find(record.lane)
-        messages.end_delay(lane, record)
-        messages.arrive(lane, record)
-        messages.touch(record)
+    local function come_due(mid)
+        local lane = messages.arrive_brief(mid)
+        if not lane then
+            local record = messages.read(mid)
+            if not record then -- the store lost it; the doctor reports it
+                return
+            end
+            lane = lanes.find(record.lane)
+            messages.end_delay(lane, record)
+            messages.arrive(lane, record)
+            messages.touch(record)
+        end
         lanes.touch(lane)
         if lane.place == IDLE then
             lanes.place(lane)
@@ -31,9 +38,15 @@ local housekeeping = part(function(housekeeping)
             mids[n] = unpack_from('>I7', event, 2)
         end
         messages.load(mids)
-        for _, mid in ipairs(mids) do
-            local record = messages.read(mid)
-            if record then
+        for n, mid in ipairs(mids) do
+            local topic, line = nil, nil
+            if string.byte(page[n]) == string.byte(DUE) then
+                topic, line = messages.names(mid)
+            end
+            local record = not topic and messages.read(mid)
+            if topic then
+                names[#names + 1], lines[#lines + 1] = topic, line or nil
+            elseif record then
                 names[#names + 1] = record.lane or nil
                 lines[#lines + 1] = messages.line(record) or nil
             end
@@ -43,13 +56,15 @@ local housekeeping = part(function(housekeeping)
     end
 
     local function happen(event)
-        local record = messages.read(unpack_from('>I7', event, 2))
-        local kind = string.sub(event, 1, 1)
+        local mid, kind = unpack_from('>I7', event, 2), string.sub(event, 1, 1)
         writes.set_member(keys.due, event, false)
+        if kind == DUE then
+            come_due(mid)
+            return
+        end
+        local record = messages.read(mid)
         if not record then -- the store lost it; the doctor reports it
             return
-        elseif kind == DUE then
-            come_due(record)
         elseif kind == EXPIRES then
             expires(record)
         elseif kind == RETENTION_ENDS then

@@ -224,6 +224,24 @@ local lanes = part(function(lanes)
         return lane
     end
 
+    local NAMES = 4096
+    -- keys of lanes' sorted sets by kind and number, because joining a number to a string is slow
+    local names, count, prefix = {}, 0, nil
+
+    -- The key z:N, a:N or o:N.
+    function lanes.key_of(kind, lane)
+        if prefix ~= PREFIX or count >= NAMES then
+            names, count, prefix = { z = {}, a = {}, o = {} }, 0, PREFIX
+        end
+        local of_kind, number = names[kind], lane.number
+        local name = of_kind[number]
+        if not name then
+            name = key(kind .. ':' .. text(number))
+            of_kind[number], count = name, count + 1
+        end
+        return name
+    end
+
     function lanes.waiting(lane)
         return lane.ready + lane.delayed + lane.parked
     end

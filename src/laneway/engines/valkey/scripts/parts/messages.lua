@@ -41,10 +41,13 @@ local REASONS = {
 local ids -- defined in ids.lua, which uses `messages`
 
 local messages = part(function(messages)
-    local known, changed
+    local known   -- by number: the decoded record; false: none
+    local unread  -- by number: the stored record of a message that was read, but not decoded
+    local copied  -- the numbers of unread records that are written at the end of the call
+    local changed -- the decoded ones
 
     at_begin(function()
-        known, changed = {}, {}
+        known, unread, copied, changed = {}, {}, {}, {}
     end)
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
@@ -131,6 +134,100 @@ local messages = part(function(messages)
         return record
     end
 
+    -- The text that begins at a position of MessagePack (false: none) and the position behind it.
+    -- Nil: another value, or a long text.
+    local function text_at(stored, at)
+        local mark = string.byte(stored, at)
+        if mark >= 160 and mark < 192 then -- the length is in the mark
+            return string.sub(stored, at + 1, at + mark - 160), at + mark - 159
+        elseif mark == 192 or mark == 194 then -- nil or false
+            return false, at + 1
+        elseif mark == 217 then
+            local size = string.byte(stored, at + 1)
+            return string.sub(stored, at + 2, at + 1 + size), at + 2 + size
+        end
+    end
+
+    -- Where the headers of a content that begin at a position end; nil: they are not short.
+    local function after_headers(stored, at)
+        local mark = string.byte(stored, at)
+        if mark == 192 or mark == 194 then
+            return at + 1
+        elseif mark < 128 or mark > 143 then -- else the number of pairs is in the mark
+            return nil
+        end
+        at = at + 1
+        for _ = 1, 2 * (mark - 128) do
+            local _, behind = text_at(stored, at)
+            if not behind then
+                return nil
+            end
+            at = behind
+        end
+        return at
+    end
+
+    -- Topic, key, id and merge key (false: none) of a content that begins at a position, and where
+    -- its body begins. Nil: they are not short, or the id is sticky.
+    local function names_of(stored, at)
+        local topic, key_of, id, mkey
+        topic, at = text_at(stored, at + 3) -- behind the size, and the mark of a list
+        if at then
+            key_of, at = text_at(stored, at)
+        end
+        if at then
+            id, at = text_at(stored, at)
+        end
+        at = at and after_headers(stored, at)
+        local sticky = at and string.byte(stored, at)
+        if sticky == 192 or sticky == 194 then
+            mkey, at = text_at(stored, at + 1)
+            if at then
+                return topic, key_of, id, mkey, at
+            end
+        end
+    end
+
+    -- What an arrival, a delivery and an ack need of a record that is not plain, if it has nothing
+    -- that is rarely used: 4 · serial + state, rank, seq, since, published, expires (0: never),
+    -- deliveries, the body's size, topic, key, id, merge key. Nil: it has more. Decoding all of it,
+    -- with a table, takes three times as long.
+    function messages.brief(stored)
+        if string.byte(stored) ~= RICH then
+            return nil
+        end
+        local _, flags, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
+        local deliveries = 0
+        if rare > 0 then
+            local other_lane, suspect, joined, parts, mirrored, death
+            local values = values_of(string.sub(stored, 1 + HEAD_BYTES, HEAD_BYTES + rare))
+            other_lane, deliveries, suspect, joined, parts, mirrored, death = values[1], values[3],
+                values[4], values[5], values[6], values[10], values[11]
+            if other_lane or suspect or joined > 0 or parts > 0 or mirrored or death then
+                return nil
+            end
+        end
+        local topic, key_of, id, mkey, body_at = names_of(stored, 1 + HEAD_BYTES + rare)
+        if topic then
+            return flags, rank - 512, seq, since, published, expires, deliveries,
+                #stored - body_at + 1, topic, key_of, id, mkey
+        end
+    end
+
+    -- Topic, line (false: none) and id (false: generated) of a message that was loaded; nil: it is
+    -- decoded already, or has to be.
+    function messages.names(mid)
+        local stored = unread[mid]
+        if not stored then
+            return nil
+        elseif string.byte(stored) ~= RICH then
+            local topic, _, id = names_of(stored, 2)
+            return topic, false, id
+        end
+        local flags, _, _, _, _, _, _, _, topic, key_of, id = messages.brief(stored)
+        return topic, flags and flags > DEAD and topic .. '\0' .. key_of, id
+    end
+
     local function rare_of(record)
         local lane, values = record.lane, {}
         if lane ~= record.topic or record.other_lane then
@@ -168,9 +265,12 @@ local messages = part(function(messages)
     function messages.read(mid)
         local record = known[mid]
         if record == nil then
-            local stored = call('HGET', keys.m, mid)
+            local stored = unread[mid] or call('HGET', keys.m, mid)
             record = stored and messages.decode(mid, stored)
-            known[mid] = record
+            known[mid], unread[mid] = record, nil
+            if copied[mid] then
+                copied[mid], changed[record] = nil, true
+            end
         end
         return record
     end
@@ -180,13 +280,13 @@ local messages = part(function(messages)
         local wanted = {}
         for n = 1, #mids do
             local mid = mids[n]
-            if known[mid] == nil then
+            if known[mid] == nil and not unread[mid] then
                 wanted[#wanted + 1], known[mid] = mid, false
             end
         end
         for n, stored in ipairs(read_many(keys.m, wanted)) do
             if stored then
-                messages.decode(wanted[n], stored)
+                known[wanted[n]], unread[wanted[n]] = nil, stored
             end
         end
     end
@@ -201,8 +301,17 @@ local messages = part(function(messages)
         changed[record] = true
     end
 
+    -- The caller deletes the record of a message that is loaded, but not decoded.
+    function messages.forget(mid)
+        known[mid], unread[mid], copied[mid] = false, nil, nil
+    end
+
     function messages.save()
         local written = {}
+        for mid in pairs(copied) do
+            written[#written + 1] = mid
+            written[#written + 1] = unread[mid]
+        end
         for record in pairs(changed) do
             if known[record.mid] == record then
                 written[#written + 1] = record.mid
@@ -210,7 +319,7 @@ local messages = part(function(messages)
             end
         end
         call_many('HSET', keys.m, written, 2)
-        changed, known = {}, {}
+        known, unread, copied, changed = {}, {}, {}, {}
     end
 
     function messages.size(record)
@@ -246,10 +355,6 @@ local messages = part(function(messages)
         return one.seq < other.seq
     end
 
-    local function of_lane(kind, lane)
-        return key(kind .. ':' .. text(lane.number))
-    end
-
     -- Update `t:TOPIC` of a topic in a bucket. `state`: the letter; false: the message is removed.
     function messages.mirror(lane, record, state)
         if not (lane.is_bucket or record.mirrored) then
@@ -280,19 +385,17 @@ local messages = part(function(messages)
     messages.resize = resize
 
     -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
-    local function index_out_of_sequence(lane, record, score)
-        if record.rank % 2 == 0 or record.seq ~= record.mid or record.since ~= record.published
-            or record.deliveries > 0 then
-            local member = pack('>I2', record.rank + 512) .. (record.deliveries == 0 and 'u' or 's')
-                .. pack('>I7I7', record.seq, record.mid)
-            writes.set_member(of_lane('o', lane), member, score)
+    local function index_out_of_sequence(lane, score, mid, rank, seq, since, published, deliveries)
+        if rank % 2 == 0 or seq ~= mid or since ~= published or deliveries > 0 then
+            writes.set_member(lanes.key_of('o', lane), pack('>I2', rank + 512) .. (deliveries == 0
+                and 'u' or 's') .. pack('>I7I7', seq, mid), score)
         end
     end
 
     local function into_order(lane, record)
         record.state = READY
         lane.ready, lane.sorted = lane.ready + 1, lane.sorted + 1
-        writes.set_member(of_lane('z', lane), place_of(record), 0)
+        writes.set_member(lanes.key_of('z', lane), place_of(record), 0)
         messages.mirror(lane, record, 'r')
         changed[record] = true
     end
@@ -303,7 +406,7 @@ local messages = part(function(messages)
             plain.unlist(lane, record.mid)
         else
             lane.sorted = lane.sorted - 1
-            writes.set_member(of_lane('z', lane), place_of(record), false)
+            writes.set_member(lanes.key_of('z', lane), place_of(record), false)
         end
     end
 
@@ -311,7 +414,7 @@ local messages = part(function(messages)
         record.state = PARKED
         lane.parked = lane.parked + 1
         writes.set_member(key('k:' .. messages.line(record)), place_of(record), 0)
-        writes.set_member(of_lane('a', lane), place_aside(record, 'p'), 0)
+        writes.set_member(lanes.key_of('a', lane), place_aside(record, 'p'), 0)
         messages.mirror(lane, record, 'p')
         changed[record] = true
     end
@@ -319,7 +422,7 @@ local messages = part(function(messages)
     local function unpark(lane, record)
         lane.parked = lane.parked - 1
         writes.set_member(key('k:' .. messages.line(record)), place_of(record), false)
-        writes.set_member(of_lane('a', lane), place_aside(record, 'p'), false)
+        writes.set_member(lanes.key_of('a', lane), place_aside(record, 'p'), false)
     end
 
     -- Waiting
@@ -343,12 +446,13 @@ local messages = part(function(messages)
         if record.mkey and collects ~= false then
             writes.set_field(keys.merge, record.topic .. '\0' .. record.mkey, record.mid)
         end
-        index_out_of_sequence(lane, record, 0)
+        index_out_of_sequence(lane, 0, record.mid, record.rank, record.seq, record.since,
+            record.published, record.deliveries)
         if record.since > shard.now then
             record.state = DELAYED
             lane.delayed = lane.delayed + 1
             writes.set_member(keys.due, DUE .. sortable(record.mid), record.since)
-            writes.set_member(of_lane('a', lane), place_aside(record, 'd'), 0)
+            writes.set_member(lanes.key_of('a', lane), place_aside(record, 'd'), 0)
             messages.mirror(lane, record, 'd')
         else
             messages.arrive(lane, record)
@@ -357,23 +461,44 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
+    local function end_expiry_and_merging(mid, topic, expires, mkey)
+        if expires then
+            writes.set_member(keys.due, EXPIRES .. sortable(mid), false)
+        end
+        if mkey then
+            local where = topic .. '\0' .. mkey
+            if tonumber(writes.field(keys.merge, where)) == mid then
+                writes.set_field(keys.merge, where, false)
+            end
+        end
+    end
+
     -- The message no longer waits. It was taken out of its lane's order already.
     function messages.leave(lane, record)
         resize(lane, record, -messages.size(record))
         shard.waiting = shard.waiting - 1
-        if record.expires then
-            writes.set_member(keys.due, EXPIRES .. sortable(record.mid), false)
-        end
-        if record.mkey then
-            local where = record.topic .. '\0' .. record.mkey
-            if tonumber(writes.field(keys.merge, where)) == record.mid then
-                writes.set_field(keys.merge, where, false)
-            end
-        end
+        end_expiry_and_merging(record.mid, record.topic, record.expires, record.mkey)
         if not record.plain then
-            index_out_of_sequence(lane, record, false)
+            index_out_of_sequence(lane, false, record.mid, record.rank, record.seq, record.since,
+                record.published, record.deliveries)
         end
         lanes.touch(lane)
+    end
+
+    -- The same without decoding the record. Returns line, id and merge key (false: none);
+    -- nil, and nothing is changed, if the message is decoded, has to be, or is expired.
+    function messages.leave_brief(lane, mid, stored)
+        local flags, rank, seq, since, published, expires, deliveries, size, topic, key_of, id,
+            mkey = messages.brief(stored)
+        if not flags or known[mid] or lane.is_bucket or (expires > 0 and expires <= shard.now) then
+            return nil
+        end
+        lane.bytes, shard.bytes, shard.waiting = lane.bytes - size, shard.bytes - size,
+            shard.waiting - 1
+        end_expiry_and_merging(mid, topic, expires > 0, mkey)
+        index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
+        lanes.touch(lane)
+        return flags > DEAD and topic .. '\0' .. key_of, id, mkey
     end
 
     -- Remove a waiting message from all indexes. The caller frees its serial key.
@@ -391,15 +516,15 @@ local messages = part(function(messages)
     function messages.end_delay(lane, record)
         lane.delayed = lane.delayed - 1
         writes.set_member(keys.due, DUE .. sortable(record.mid), false)
-        writes.set_member(of_lane('a', lane), place_aside(record, 'd'), false)
+        writes.set_member(lanes.key_of('a', lane), place_aside(record, 'd'), false)
     end
 
     -- Whether the message is in the index of its state.
     function messages.is_indexed(lane, record)
         if record.state == READY then
-            return call('ZSCORE', of_lane('z', lane), place_of(record)) ~= false
+            return call('ZSCORE', lanes.key_of('z', lane), place_of(record)) ~= false
         end
-        return call('ZSCORE', of_lane('a', lane), place_aside(record, record.state == DELAYED
+        return call('ZSCORE', lanes.key_of('a', lane), place_aside(record, record.state == DELAYED
             and 'd' or 'p')) ~= false
     end
 
@@ -431,6 +556,36 @@ local messages = part(function(messages)
 
     function messages.set_holder(line, mid, is_held)
         writes.set_field(keys.keys, line, packed(mid, is_held))
+    end
+
+    -- A delayed message that is loaded becomes ready. Returns its lane. Nil, and nothing changes,
+    -- if it has to be decoded, for example because another one has its serial key.
+    function messages.arrive_brief(mid)
+        local stored = unread[mid]
+        if not stored then
+            return nil
+        end
+        local flags, rank, seq, since, _, _, _, _, topic, key_of = messages.brief(stored)
+        local lane = flags and flags % 4 == DELAYED and lanes.find(topic)
+        if not lane then
+            return nil
+        elseif flags > DEAD then
+            local line = topic .. '\0' .. key_of
+            local head = holder(line)
+            if not head then
+                messages.set_holder(line, mid, false)
+            elseif head ~= mid then
+                return nil
+            end
+        end
+        local aside = pack('>I2I7I7I7', rank + 512, since, seq, mid)
+        lane.delayed, lane.ready, lane.sorted = lane.delayed - 1, lane.ready + 1, lane.sorted + 1
+        writes.set_member(lanes.key_of('a', lane), 'd' .. aside, false)
+        writes.set_member(lanes.key_of('z', lane), rank % 2 == 1 and aside or pack('>I2I7I7I7', rank
+            + 512, FRONT - seq, seq, mid), 0)
+        unread[mid], copied[mid] = string.sub(stored, 1, 1)
+            .. string.char(flags - DELAYED + READY) .. string.sub(stored, 3), true
+        return lane
     end
 
     -- The message becomes ready, or is parked behind the message that has its serial key.

@@ -439,7 +439,7 @@ local serving = part(function(serving)
     -- Take the first messages of a lane that has not only plain ones, in its order, as numbers.
     -- `listed`: its first plain messages.
     local function fetch(lane, wanted, listed, stored)
-        local order = key('z:' .. text(lane.number))
+        local order = lanes.key_of('z', lane)
         local sorted = call('ZRANGE', order, 0, wanted - 1)
         local found, gone, p, s = {}, {}, 1, 1
         while #found < wanted and (listed[p] or sorted[s]) do
@@ -534,8 +534,38 @@ local serving = part(function(serving)
         return packed(given.lane.name) .. rest
     end
 
+    -- `line`: the serial key that the message holds from now on; false: none.
+    local function add_lease(policy, mid, stored, tail, line)
+        local leases, found = out.leases, out.messages
+        local n, m = #leases, #found
+        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, shard.now
+            + policy.lease), tail)
+        found[m + 1], found[m + 2] = mid, stored
+        if line then
+            messages.set_holder(line, mid, true)
+        end
+    end
+
+    -- The further bodies of the message that was leased last.
+    local function add_bodies(bodies)
+        local n = #out.bodies
+        out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
+    end
+
     local function deliver(given, policy, mid, stored)
         local lane = given.lane
+        local brief_line, id, mkey = nil, nil, nil
+        if not policy.at_most_once then
+            brief_line, id, mkey = messages.leave_brief(lane, mid, stored)
+        end
+        if brief_line ~= nil then
+            add_lease(policy, mid, stored, tail_of(given, policy, not (brief_line or id)),
+                brief_line)
+            if mkey and policy.merge == 'all' then
+                add_bodies({})
+            end
+            return
+        end
         local record = messages.take(mid, stored)
         messages.leave(lane, record)
         -- housekeeping has not come to it yet
@@ -546,14 +576,13 @@ local serving = part(function(serving)
         end
         local line = messages.line(record)
         local is_empty = policy.at_most_once
-        local bodies = 0
+        local bodies = false
         if record.parts > 0 then
             bodies = call('LRANGE', key('b:' .. text(mid)), 0, -1)
         elseif record.mkey and policy.merge == 'all' then
             bodies = {}
         end
-        local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
-        local tail
+        local deadline, tail = shard.now + policy.lease, nil
         if is_empty or (record.suspect and calls.record_start) then
             tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
                 record.suspect and calls.record_start, policy.gate or '', is_empty, is_empty
@@ -562,15 +591,10 @@ local serving = part(function(serving)
             tail = tail_of(given, policy, not (line or record.id or record.sticky
                 or record.parts > 0 or record.joined > 0 or record.mirrored))
         end
-        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
-        if line then
-            messages.set_holder(line, mid, true)
-        end
+        add_lease(policy, mid, stored, tail, line)
         messages.mirror(lane, record, 'l')
-        n = #out.messages
-        out.messages[n + 1], out.messages[n + 2] = mid, stored
-        if bodies ~= 0 then
-            out.bodies[#out.bodies + 1], out.bodies[#out.bodies + 2] = n / 2, bodies
+        if bodies then
+            add_bodies(bodies)
         end
         if is_empty then -- the message is deleted at delivery; its lease holds the slots
             lane.done, shard.done = lane.done + 1, shard.done + 1

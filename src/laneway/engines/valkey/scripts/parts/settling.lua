@@ -211,6 +211,14 @@ local settling = part(function(settling)
         end
     end
 
+    -- The same of a message that is not decoded.
+    local function finish_brief(lane, mid, brief)
+        lane.done, shard.done = lane.done + 1, shard.done + 1
+        ids.finish(brief, true)
+        messages.forget(mid)
+        messages.free_key(lane, brief.line, mid)
+    end
+
     -- End a lease. Its lane, and others that have to be placed, are added to `ended`.
     local function settle(mid, lease, settlement, ended, gone_leases, gone_messages)
         gone_leases[#gone_leases + 1] = mid
@@ -236,6 +244,9 @@ local settling = part(function(settling)
         elseif settlement[ACTION] ~= 'ack' then
             local record = messages.read(mid)
             return record and come_back(lane, lease, record, settlement, ended) or 'gone'
+        elseif settlement.brief then
+            gone_messages[#gone_messages + 1] = mid
+            finish_brief(lane, mid, settlement.brief)
         elseif lease.quick and not lanes.rule(lane).dedupe then
             lane.done, shard.done = lane.done + 1, shard.done + 1
             gone_messages[#gone_messages + 1] = mid
@@ -245,22 +256,30 @@ local settling = part(function(settling)
         return 'acked'
     end
 
-    -- Read at once what the settlements need: messages, ids, holders of keys.
+    -- Read at once what the settlements need: messages, ids, holders of keys. `brief` of
+    -- a settlement: what its ack needs of a message that is not decoded.
     local function load_messages(mids, leases, settlements)
-        local wanted, known, lines = {}, {}, {}
+        local wanted, of_wanted, lines = {}, {}, {}
         for n, lease in ipairs(leases) do
             if lease and not lease.gone and not lease.empty and (settlements[n][ACTION] ~= 'ack'
                 or not lease.quick or lanes.rule(lanes.find(lease.lane)).dedupe) then
-                wanted[#wanted + 1] = mids[n]
+                wanted[#wanted + 1], of_wanted[#of_wanted + 1] = mids[n], settlements[n]
             end
         end
         messages.load(wanted)
-        for _, mid in ipairs(wanted) do
-            local record = messages.read(mid)
-            local line = record and messages.line(record)
-            if line then
-                lines[#lines + 1] = line
+        for n, settlement in ipairs(of_wanted) do
+            local mid = wanted[n]
+            local topic, line, id = nil, nil, nil
+            if settlement[ACTION] == 'ack' then
+                topic, line, id = messages.names(mid)
             end
+            if topic then
+                settlement.brief = { topic = topic, line = line, id = id, mid = mid, joined = 0 }
+            else
+                local record = messages.read(mid)
+                line = record and messages.line(record)
+            end
+            lines[#lines + 1] = line or nil
         end
         writes.load_fields(keys.keys, lines)
     end
