@@ -392,7 +392,7 @@ class Laneway:
     ) -> list[Receipt]:
         """
         Publish any number of messages, streamed in batches of about 1,000. Returns their receipts
-        in the same order.
+        in the same order. The next batch is read while one is being stored.
 
         A message over a backlog limit has the outcome `"refused"`; with `on_full="block"` only
         after waiting `timeout` for room. Each batch is atomic; an error's notes say how many

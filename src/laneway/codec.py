@@ -138,7 +138,7 @@ def is_usual_topic(topic: object) -> bool:
 
 def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Draft:
     """Check and encode a message without options. Raises BadMessage, as `draft`."""
-    if not is_usual_topic(topic):
+    if type(topic) is not str or _usual_topic(topic) is None:
         check_topic(topic)
     if headers is not None and type(headers) is not CheckedHeaders:
         _check_headers(topic, headers)

@@ -179,7 +179,7 @@ def test_a_full_backlog_blocks(app: Laneway) -> None:
 
 
 def test_publish_many_streams(app: Laneway) -> None:
-    """Any iterable is published in batches while it is read."""
+    """Any iterable is published in batches while it is read, at most one batch ahead."""
     seen: list[int] = []
 
     def produce() -> Iterator[Message]:
@@ -189,7 +189,7 @@ def test_publish_many_streams(app: Laneway) -> None:
             yield Message("m", n)
 
     assert len(app.publish_many(produce())) == 2500
-    assert seen == [2000]
+    assert seen[0] in (1000, 2000)
 
 
 def test_publish_many_names_what_was_accepted(app: Laneway) -> None:
@@ -248,7 +248,7 @@ def test_an_async_stream_is_published(app: Laneway) -> None:
 
     receipts = asyncio.run(app.apublish_many(produce("last")))
     assert [receipt.outcome for receipt in receipts] == ["accepted"] * 2501
-    assert seen == [2000]
+    assert seen[0] in (1000, 2000)
     assert [message.body for message in app.topic("m").peek(3000)] == [*range(2500), "last"]
     with pytest.raises(BadMessage) as caught:
         asyncio.run(app.apublish_many(produce(object())))

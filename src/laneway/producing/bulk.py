@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from laneway.message import Draft, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
 
     from laneway.message import Receipt
 
@@ -43,6 +45,7 @@ def put_all(
     timeout: float | None,
     progress: bool,
     is_one: bool = False,
+    overlaps: bool = False,
 ) -> list[Receipt]:
     """
     Publish all messages, encoded or not, in batches; returns their receipts in order.
@@ -50,15 +53,16 @@ def put_all(
     `put`: calls the engine. `has_to_wait`: whether producers of a topic wait for room in a full
     backlog. `timeout`: how long to wait for room, in seconds; None: forever.
     `progress`: show progress on a terminal. `is_one`: ignore BATCH_BYTES, because the messages are
-    to be stored together.
+    to be stored together. `overlaps`: call `put` in another thread and encode the next batch
+    meanwhile.
 
     A note of a raised error says how many messages were answered before.
     """
     receipts: list[Receipt] = []
     display = _Progress() if progress else None
     try:
-        for drafts in _batches(messages, max_bytes=sys.maxsize if is_one else BATCH_BYTES):
-            answers = put(drafts)
+        batches = _batches(messages, max_bytes=sys.maxsize if is_one else BATCH_BYTES)
+        for drafts, answers in (_overlapping if overlaps else _in_turn)(batches, put):
             if any(answer.outcome == "refused" for answer in answers):
                 wait_for_room(drafts, answers, put, has_to_wait, timeout)
             receipts += answers
@@ -73,6 +77,46 @@ def put_all(
         if display is not None:
             display.end()
     return receipts
+
+
+def _in_turn(
+    batches: Iterator[list[Draft]], put: Callable[[list[Draft]], list[Receipt]]
+) -> Iterator[tuple[list[Draft], list[Receipt]]]:
+    for drafts in batches:
+        yield drafts, put(drafts)
+
+
+def _overlapping(
+    batches: Iterator[list[Draft]], put: Callable[[list[Draft]], list[Receipt]]
+) -> Iterator[tuple[list[Draft], list[Receipt]]]:
+    """
+    Like `_in_turn`: a batch is put when the one before has been answered and used. But a full one
+    is put in a thread, while the caller's encodes the next.
+    """
+    thread: ThreadPoolExecutor | None = None
+    running: tuple[list[Draft], Future[list[Receipt]]] | None = None
+
+    def answered() -> Iterator[tuple[list[Draft], list[Receipt]]]:
+        nonlocal running
+        if running is not None:
+            (drafts, answers), running = running, None
+            yield drafts, answers.result()
+
+    try:
+        for drafts in batches:
+            yield from answered()
+            if len(drafts) < BATCH:
+                yield drafts, put(drafts)
+            else:
+                thread = thread or ThreadPoolExecutor(1, "laneway-bulk")
+                running = drafts, thread.submit(put, drafts)
+        yield from answered()
+    except Exception:  # of the next messages
+        yield from answered()
+        raise
+    finally:
+        if thread is not None:
+            thread.shutdown()
 
 
 def _batches(

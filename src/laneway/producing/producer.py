@@ -89,13 +89,22 @@ class Producer:
         seconds = arguments.seconds_or_none("publish_many", "timeout", timeout)
         put, has_to_wait = self.publisher.put, self._has_to_wait
         if not self.middlewares:
-            return put_all(messages, put, has_to_wait, timeout=seconds, progress=shown)
+            return put_all(
+                messages, put, has_to_wait, timeout=seconds, progress=shown, overlaps=True
+            )
         with self.middlewares.around_many(messages, put) as stream:
             return put_all(stream, stream.put, has_to_wait, timeout=seconds, progress=shown)
 
     def publish_drafts(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Publish encoded messages in batches, past the middlewares."""
-        return put_all(drafts, self.publisher.put, self._has_to_wait, timeout=None, progress=False)
+        return put_all(
+            drafts,
+            self.publisher.put,
+            self._has_to_wait,
+            timeout=None,
+            progress=False,
+            overlaps=True,
+        )
 
     _publish_many_in_thread = async_variant(publish_many)
 
