@@ -200,39 +200,35 @@ class _Intake:
     def append_all(self, drafts: Sequence[Draft]) -> list[Receipt]:
         """As `append` for each of them, in half the time: the counters are added up."""
         tx = self.tx
-        now, nonce, seq = tx.now, tx.shard.nonce, tx.next_seq()
-        messages, ready, headers = self.messages, self.ready, ""
-        lanes: dict[str, list[int]] = {}  # by topic: the lane, and its messages' number and bytes
+        shard, now, first = tx.shard, tx.now, tx.next_seq()
+        messages, ready, nonce, headers = self.messages, self.ready, shard.nonce, ""
+        lanes: dict[str, Lane] = {}
+        total = 0
         receipts = []
-        for mid, draft in enumerate(drafts, seq):
+        for mid, draft in enumerate(drafts, first):
             topic, body = draft.topic, draft.body
-            entry = lanes.get(topic)
-            if entry is None:
-                entry = lanes[topic] = [tx.ensure_lane(topic, topic).lane, 0, 0]
-            lane = entry[0]
-            entry[1] += 1
-            entry[2] += len(body)
+            lane = lanes.get(topic)
+            if lane is None:
+                lane = lanes[topic] = tx.ensure_lane(topic, topic)
+            number, size = lane.lane, len(body)
+            total += size
+            lane.published += 1
+            lane.bytes += size
+            lane.ready += 1
             headers = self._headers_of(draft) if draft.headers else ""
             rank = 1 if draft.priority == 0 else rank_of(draft.priority, at_front=False)
-            ready.append((lane, rank, now, mid, mid))
-            messages.append((mid, lane, rank, now, headers, bytearray(body)))
+            ready.append((number, rank, now, mid, mid))
+            messages.append((mid, number, rank, now, headers, bytearray(body)))
             receipts.append(Receipt(f"{nonce}-{mid:x}", topic))
-        tx.shard.seq += len(drafts) - 1
-        for number, count, size in lanes.values():
-            self._count(tx.lane(number), count, size)
-        return receipts
-
-    def _count(self, lane: Lane, count: int, size: int) -> None:
-        """So many messages with so many bytes came to a lane."""
-        shard = self.tx.shard
-        self.arrivals[lane.lane] = lane
-        self.tx.touch_grown(lane)
-        lane.published += count
-        lane.bytes += size
-        lane.ready += count
+        count = len(drafts)
+        shard.seq += count - 1
         shard.published += count
-        shard.bytes += size
+        shard.bytes += total
         shard.waiting += count
+        for lane in lanes.values():
+            self.arrivals[lane.lane] = lane
+            tx.touch_grown(lane)
+        return receipts
 
     def _headers_of(self, draft: Draft) -> str:
         """Its headers as JSON; the calls of a task have the same ones."""
