@@ -6,8 +6,8 @@ import pytest
 
 from bench import features
 
-MOST = 40
-MOST_OF_ALL_TOGETHER = 50
+MOST = 36
+MOST_OF_ALL_TOGETHER = 48
 
 
 @pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.states import (
     ASLEEP,
@@ -24,6 +26,8 @@ from laneway.policy import matches
 if TYPE_CHECKING:
     from laneway.engines.sqlite.rows import Lane
     from laneway.engines.sqlite.transaction import Transaction
+
+_dumps = msgspec.json.Encoder().encode
 
 
 def run(tx: Transaction, budget: int) -> None:
@@ -60,6 +64,7 @@ def _apply(tx: Transaction, page: list[Any], left: int) -> int:
     """
     done = 0
     _load(tx, page)
+    with_leases = _batches_with_leases(tx, page)
     for at, kind, a, b in page:
         if done >= left:
             break
@@ -67,10 +72,11 @@ def _apply(tx: Transaction, page: list[Any], left: int) -> int:
             continue  # by an earlier event: the message expired before it was due
         tx.events.delete(at, kind, a)
         if kind == LEASES_END:
-            ended, next_deadline = settling.expire_leases(tx, a, b, at, left - done)
-            done += ended
-            if next_deadline is not None and next_deadline <= tx.now:
-                break
+            if a in with_leases:
+                ended, next_deadline = settling.expire_leases(tx, a, b, at, left - done)
+                done += ended
+                if next_deadline is not None and next_deadline <= tx.now:
+                    break
             continue
         done += 1
         if kind == DUE:
@@ -80,6 +86,12 @@ def _apply(tx: Transaction, page: list[Any], left: int) -> int:
         elif kind == RETENTION_ENDS:
             messages.delete_dead(tx, a)
     return done
+
+
+def _batches_with_leases(tx: Transaction, page: list[Any]) -> set[int]:
+    """Of the batches of leases whose deadline has come: those that have leases, by first fence."""
+    batches = [(a, b) for _, kind, a, b in page if kind == LEASES_END]
+    return {fence for (fence,) in tx.all("leases_left", _dumps(batches))} if batches else set()
 
 
 def _load(tx: Transaction, page: list[Any]) -> None:
@@ -106,7 +118,7 @@ def _due(tx: Transaction, mid: int) -> None:
     lane = tx.lane(row.lane)
     lane.delayed -= 1
     messages.arrive(tx, lane, row)
-    tx.messages.save(row)
+    tx.messages.save_state(row)
     tx.touch(lane)
     if lane.place == IDLE:
         tx.place(lane)

@@ -159,7 +159,7 @@ def _park_overtaken(tx: Transaction, lane: Lane, head: int) -> None:
     lane.ready -= 1
     tx.ready.delete(lane.lane, other.rank, other.pos, other.seq)
     _park(tx, lane, other)
-    tx.messages.save(other)
+    tx.messages.save_state(other)
 
 
 def load_parked(tx: Transaction, serial_keys: Sequence[tuple[int, str]]) -> None:
@@ -190,7 +190,7 @@ def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
     row.state = READY
     tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
     tx.serial_keys.put((lane.lane, key), row.mid, 0)
-    tx.messages.save(row)
+    tx.messages.save_state(row)
     tx.touch(lane)
 
 

@@ -180,8 +180,8 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def has_note(self) -> int:
-        """Whether `note` may have a row of it."""
-        return self.attempts or self.suspect or self.deliveries or self.odd
+        """Whether `note` may have a row of it: leases that ended without an ack write it."""
+        return self.deliveries
 
 
 def line_of(topic: str | None, key: str | None) -> str | None:

@@ -47,13 +47,17 @@ def _load() -> dict[str, str]:
 
 _LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
 _MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
-_RARELY_SET = ("serial", "odd", "attempts", "deliveries", "suspect", "joined", "parts", "sticky")
+_RARELY_SET = ("serial", "attempts", "deliveries", "suspect", "joined", "parts", "sticky")
 _HEAD = (
     "m.mid, m.lane, m.rank, m.since, m.published, m.expires, m.key, m.id, m.headers, m.body,"
     " m.topic IS NOT NULL OR m.mkey IS NOT NULL OR"
     f" {' + '.join(f'm.{name}' for name in _RARELY_SET)}"
+    " + (m.odd AND (m.seq <> m.mid OR NOT m.rank & 1))"
 )
-"""What lease reads of a message: what most have, and whether it has more."""
+"""
+What lease reads of a message: what most have, and whether it has more, or another position in its
+lane than its since and its number.
+"""
 
 GRANT = "grant:"
 """The name of the setting with a file's part of a gate is this and the gate's name."""

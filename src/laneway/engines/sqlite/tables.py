@@ -273,6 +273,7 @@ class MessageTable:
         self._known: dict[int, Row | None] = {}
         self._new: dict[int, Row] = {}
         self._moved: dict[int, Row] = {}
+        self._states: dict[int, Row] = {}
         self._contents: dict[int, Row] = {}
         self._sticky: dict[int, None] = {}
         self._deleted: dict[int, None] = {}
@@ -305,6 +306,11 @@ class MessageTable:
         if row.mid not in self._new:
             self._moved[row.mid] = row
 
+    def save_state(self, row: Row) -> None:
+        """Write the state alone."""
+        if row.mid not in self._new:
+            self._states[row.mid] = row
+
     def save_content(self, row: Row) -> None:
         """Write the body and the headers."""
         if row.mid not in self._new:
@@ -321,6 +327,7 @@ class MessageTable:
         self._known[mid] = None
         if self._new.pop(mid, None) is None:
             self._moved.pop(mid, None)
+            self._states.pop(mid, None)
             self._contents.pop(mid, None)
             self._deleted[mid] = None
 
@@ -336,6 +343,11 @@ class MessageTable:
         if self._new:
             new, self._new = self._new, {}
             statements.run_rows("message_insert_whole", [_whole(row) for row in new.values()])
+        if self._states:
+            states, self._states = self._states, {}
+            for state in {row.state for row in states.values()}:
+                mids = [mid for mid, row in states.items() if row.state == state]
+                statements.execute("messages_state", state, _dumps(mids))
         if self._moved:
             moved, self._moved = self._moved, {}
             statements.run_rows("message_move", [_moved(row) for row in moved.values()])

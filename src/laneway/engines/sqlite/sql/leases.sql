@@ -38,7 +38,7 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone F
 -- Leases, and what settle needs to know of their messages, see `rows.Ended`.
 SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
        m.mid, m.id, m.topic, m.key, m.serial, m.joined, m.parts, m.sticky, m.since,
-       m.attempts + m.suspect + m.deliveries + m.odd
+       m.deliveries
   FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
 
 -- name: leases_ended
@@ -47,6 +47,11 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone
 
 -- name: leases_next_deadline
 SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
+
+-- name: leases_left
+-- The ranges of fences (JSON list of pairs) that have leases: the first fence of each.
+SELECT j.value ->> 0 FROM json_each(?) j
+ WHERE EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN j.value ->> 0 AND j.value ->> 1);
 
 -- name: lease_of_message
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease

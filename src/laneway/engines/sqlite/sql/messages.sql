@@ -23,6 +23,9 @@ INSERT INTO message (mid, lane, state, rank, seq, since, expires, serial, attemp
         attempts = excluded.attempts, deliveries = excluded.deliveries,
         suspect = excluded.suspect, joined = excluded.joined, parts = excluded.parts;
 
+-- name: messages_state
+UPDATE message SET state = ? WHERE mid IN (SELECT value FROM json_each(?));
+
 -- name: message_content
 INSERT INTO message (mid, headers, body, lane, state, rank, seq, since, published, serial, odd)
     VALUES (?, nullif(?, 0), ?, 0, 0, 0, 0, 0, 0, 0, 0)
