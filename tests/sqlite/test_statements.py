@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from bench import features
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
 
 MOST = 36
 MOST_OF_ALL_TOGETHER = 48
+
+AFTER_THE_LEASES_US = 3_600_000_000
 
 
 @pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)
 def test_a_call_of_500_messages_runs_few_statements(feature: features.Feature) -> None:
     most = MOST_OF_ALL_TOGETHER if feature is features.ALL else MOST
     assert max(features.statements(feature)) <= most
+
+
+def test_a_lease_after_many_small_acked_leases_runs_few_statements() -> None:
+    now = 1_700_000_000_000_000
+    with closing(open_engine("sqlite://", Settings(durability="memory"))) as engine:
+        for _ in range(100):
+            engine.put([Draft("t.1", b"x")], now_us=now)
+            leases = engine.lease(1, now_us=now).leases
+            engine.settle([Settlement(each.handle, each.fence) for each in leases], now_us=now)
+            now += 1_000
+        engine.put([Draft("t.1", b"x")], now_us=now)
+        texts: list[str] = []
+        engine._store.connection.set_trace_callback(texts.append)  # type: ignore[attr-defined]
+        assert len(engine.lease(10, now_us=now + AFTER_THE_LEASES_US).leases) == 1
+    assert len(texts) <= MOST

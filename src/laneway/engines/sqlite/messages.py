@@ -254,7 +254,10 @@ def finish_ids(tx: Transaction, row: Row | Ended, topic: str, *, remember: bool)
     The message is removed: forget its ids. With `remember` (it was acked) they stay known for the
     window of `dedupe`, and sticky ones for a day.
     """
-    window = _window(tx.policy(topic).dedupe, sticky=bool(row.sticky)) if remember else 0
+    dedupe = tx.policy(topic).dedupe if remember else None
+    if dedupe is None and row.id is None and not (row.joined or row.sticky):
+        return
+    window = _window(dedupe, sticky=bool(row.sticky)) if remember else 0
     ids = (
         [(row.id or generated_id(tx.shard.nonce, row.mid), topic)]
         if row.id is not None or window
