@@ -95,6 +95,11 @@ def _overlapping(
     """
     thread: ThreadPoolExecutor | None = None
     running: tuple[list[Draft], Future[list[Receipt]]] | None = None
+    has_begun = threading.Event()
+
+    def begin(drafts: list[Draft]) -> list[Receipt]:
+        has_begun.set()
+        return put(drafts)
 
     def answered() -> Iterator[tuple[list[Draft], list[Receipt]]]:
         nonlocal running
@@ -109,7 +114,9 @@ def _overlapping(
                 yield drafts, put(drafts)
             else:
                 thread = thread or ThreadPoolExecutor(1, "laneway-bulk")
-                running = drafts, thread.submit(put, drafts)
+                has_begun.clear()
+                running = drafts, thread.submit(begin, drafts)
+                has_begun.wait()  # otherwise it begins when this thread has encoded the next batch
         yield from answered()
     except Exception:  # of the next messages
         yield from answered()
