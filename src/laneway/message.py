@@ -190,6 +190,8 @@ class Batch(msgspec.Struct, gc=False):
       something is published or settled.
     - `passed_over`: some lanes were passed over because `only` excludes them.
     - `goes_on`: not all lanes were looked at; the next call with the same `only` continues.
+    - `has_rivals`: this worker and those of other processes wait for each other at the store; each
+      should do more in a call.
     """
 
     leases: list[Lease]
@@ -197,6 +199,7 @@ class Batch(msgspec.Struct, gc=False):
     next_wake_us: int | None = None
     passed_over: bool = False
     goes_on: bool = False
+    has_rivals: bool = False
 
 
 class Settlement(msgspec.Struct, gc=False):

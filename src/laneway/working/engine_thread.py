@@ -114,6 +114,13 @@ worker about that long.
 MAX_PREFETCH = 2_000
 """How many messages are leased ahead at most; a worker that dies delays no more than these."""
 
+RIVALS_PREFETCH_SECONDS = 0.05
+"""
+The same while workers of other processes and this one wait for each other at the store: a turn at
+it costs something beside its messages (what others changed is read again, the wait itself), and
+small turns would make two workers slower than one.
+"""
+
 REFILL_DIVISOR = 5
 """
 The worker leases again once 1/REFILL_DIVISOR of the prefetched messages have started; the message
@@ -209,6 +216,8 @@ class EngineThread(threading.Thread):
         self._should_lease = True
         """Whether a lease may find messages; False until a notification or a settlement says so."""
         self._is_ending = False
+        self._has_rivals = False
+        """Whether workers of other processes and this one wait for each other at the store."""
         self._was_notified = False
         """Whether the engine notified this worker, and it has not leased since."""
 
@@ -377,7 +386,8 @@ class EngineThread(threading.Thread):
             self._deliver(self._lease(size), size)
 
     def _pass(self) -> None:
-        prefetch = min(MAX_PREFETCH, int(self._pace * PREFETCH_SECONDS))
+        seconds = RIVALS_PREFETCH_SECONDS if self._has_rivals else PREFETCH_SECONDS
+        prefetch = min(MAX_PREFETCH, int(self._pace * seconds))
         if self._arrivals.was_notified:
             with self._priority.during(ARRIVAL_LEASE, self._callbacks.call_soon):
                 self._lease_arrivals(prefetch)
@@ -640,6 +650,7 @@ class EngineThread(threading.Thread):
         deliveries: list[WorkerDelivery] = []
         unhandled: list[Lease] = []
         held, find_handler, now_us = self.held, self._callbacks.find_handler, batch.now_us
+        self._has_rivals = batch.has_rivals
         if batch.leases:
             self._callbacks.set_store_time(now_us)
         for lease in batch.leases:

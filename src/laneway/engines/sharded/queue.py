@@ -75,6 +75,7 @@ class WholeBatch:
         self.wakes: list[int] = []
         self._passed_over = False
         self._goes_on = False
+        self._has_rivals = False
 
     def add(self, batch: Batch) -> None:
         """Add what one shard has delivered."""
@@ -87,11 +88,19 @@ class WholeBatch:
             self.wakes.append(batch.next_wake_us)
         self._passed_over |= batch.passed_over
         self._goes_on |= batch.goes_on
+        self._has_rivals |= batch.has_rivals
 
     def batch(self) -> Batch:
         """The answer of the lease."""
         next_wake_us = min(self.wakes, default=None)
-        return Batch(self.leases, self.now_us, next_wake_us, self._passed_over, self._goes_on)
+        return Batch(
+            self.leases,
+            self.now_us,
+            next_wake_us,
+            self._passed_over,
+            self._goes_on,
+            self._has_rivals,
+        )
 
 
 class ShardedQueue(ABC):
@@ -311,7 +320,7 @@ class ShardedQueue(ABC):
         now_us: int | None,
     ) -> None:
         """Lease what is missing from one shard after the other."""
-        for shard in shards:
+        for shard in self._free_first(shards):
             if whole.leases and (whole.room <= 0 or whole.visited >= SHARDS_AT_ONCE):
                 whole.wakes.append(whole.now_us)  # the other shards may have more
                 return
@@ -366,9 +375,9 @@ class ShardedQueue(ABC):
             return []
         answers: list[SettlementAnswer] = ["acked"] * len(settlements)
         is_first = True
-        handles = [settlement.handle for settlement in settlements]
-        for shard, positions in self._numbers.by_shard(handles).items():
-            for page in pages(positions, self.most_at_once):
+        by_shard = self._numbers.by_shard([settlement.handle for settlement in settlements])
+        for shard in self._free_first(by_shard):
+            for page in pages(by_shard[shard], self.most_at_once):
                 batch = [settlements[n] for n in page]
                 published = [
                     (index, draft)
@@ -404,6 +413,10 @@ class ShardedQueue(ABC):
     def _belong_to(self, shard: int, published: Sequence[tuple[int, Draft]]) -> bool:
         """Whether all these messages are routed to that shard."""
         return all(list(self._split([draft])) == [shard] for _, draft in published)
+
+    def _free_first(self, shards: Iterable[int]) -> Iterable[int]:
+        """Shards in the order in which to call them: those that can answer at once come first."""
+        return shards
 
     def _publish_elsewhere(
         self,

@@ -22,6 +22,7 @@ from laneway.engines.sqlite import tiers as tier_changes
 from laneway.engines.sqlite.address import Place, path_of
 from laneway.engines.sqlite.inbox import Inbox
 from laneway.engines.sqlite.lane_cache import LaneCache
+from laneway.engines.sqlite.rivalry import Rivalry
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
@@ -94,6 +95,7 @@ class Core:
             first_number=place.first_number,
         )
         self._lane_cache = LaneCache()
+        self._rivalry = Rivalry()
         self._closed = False
         self._warned = -WARN_EVERY
         try:
@@ -276,6 +278,7 @@ class Core:
         now_us: int | None = None,
     ) -> Batch:
         with self._transaction(now_us, durable=False) as tx:
+            found = tx.shard.delivered
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
@@ -291,11 +294,10 @@ class Core:
                 tx.pools_to_notify.add(
                     pool
                 )  # there may be more, now or soon, and this worker may be busy then
-        return (
-            Batch(leases, tx.now, wake)
-            if filter_ is None
-            else Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on)
-        )
+        has_rivals = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
+        if filter_ is None:
+            return Batch(leases, tx.now, wake, has_rivals=has_rivals)
+        return Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, has_rivals)
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         with self._transaction(now_us, durable=True) as tx:

@@ -13,7 +13,7 @@ from laneway.engines.base import Capabilities, Check
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.grants import Grants
-from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue, WholeBatch
+from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
@@ -137,15 +137,6 @@ class FilesQueue(ShardedQueue):
                 now_us=now_us,
             ),
         )
-
-    def _lease_from(
-        self,
-        shards: Iterable[int],
-        request: LeaseRequest,
-        whole: WholeBatch,
-        now_us: int | None,
-    ) -> None:
-        super()._lease_from(self._free_first(shards), request, whole, now_us)
 
     def _free_first(self, shards: Iterable[int]) -> Iterator[int]:
         """The files that no other process is writing into now come first."""

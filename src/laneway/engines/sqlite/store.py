@@ -64,6 +64,8 @@ class Store:
         self.name = path or "memory"
         self.lock = threading.RLock()
         self.commits = 0
+        self.waited = 0.0
+        """Seconds for which transactions waited for those of other processes."""
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
         self._create = create
@@ -321,17 +323,20 @@ class Store:
         Retry while another process holds the lock; returns what `begin` returns. Raises
         EngineUnavailable after `BUSY_TIMEOUT`, or for any other error.
         """
-        deadline = 0.0
+        began = 0.0
         pause = 0.0001
         while True:
             try:
-                return begin()
+                result = begin()
+                if began:
+                    self.waited += time.monotonic() - began
+                return result
             except sqlite3.Error as error:
                 if not _is_busy(error):
                     raise self.explain(error) from error
                 now = time.monotonic()
-                deadline = deadline or now + BUSY_TIMEOUT
-                if now > deadline:
+                began = began or now
+                if now > began + BUSY_TIMEOUT:
                     raise EngineUnavailable(
                         f"{self.name}: another process has held the write lock for"
                         f" {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
