@@ -17,7 +17,7 @@ DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept WHERE until <= ?
 SELECT c.mid, c.n FROM (VALUES (?, ?)) v CROSS JOIN came c ON c.mid = v.column1 AND c.n = v.column2;
 
 -- name: came_insert
-INSERT INTO came (mid, n) VALUES (?, ?);
+INSERT INTO came (mid, n) VALUES (?, ?) ON CONFLICT (mid, n) DO NOTHING;
 
 -- name: came_delete
 DELETE FROM came WHERE mid = ?;
