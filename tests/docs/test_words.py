@@ -13,6 +13,7 @@ import io
 import re
 import subprocess
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -248,3 +249,10 @@ def test_sentences_begin_lines() -> None:
             and not BLOCK.match(following)
         ]
     )
+
+
+def test_the_glossary_defines_a_word_once() -> None:
+    text = _text("docs/concepts.md")
+    terms = Counter(re.findall(r"^\*\*([^*]+)\*\*:", text, re.MULTILINE))
+    assert len(terms) > 50
+    assert [term for term, count in terms.items() if count > 1] == []
