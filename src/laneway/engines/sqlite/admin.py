@@ -1,6 +1,7 @@
 """
 Administration of the SQLite engine: policies, gates, topics, dead letters, and the overview.
-Reads take no write lock.
+
+A read takes the write lock only if messages are in the inbox: it puts them into their lanes first.
 """
 
 from __future__ import annotations
