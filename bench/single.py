@@ -1,7 +1,9 @@
 """
 Single calls: `publish` and `delay` one at a time from one thread, `apublish` and `adelay` from 100
 coroutines, and typed tasks in bulk. All in one process. The paths take turns, single calls in short
-slices, because the disk of a shared machine is not the same for long.
+slices, because the disk of a shared machine is not the same for long. They are measured when each
+path has written its log once and overwrites it, as in a store that has been used for some seconds:
+a commit into a file that grows takes about twice as long.
 
 Beside a single call stand Huey on the same kind of store (on SQLite with synchronous=FULL) and the
 least that the store allows: on SQLite a transaction that inserts one row, with WAL and
@@ -34,6 +36,9 @@ FRAME = 4096 + 24
 COMMITS = 100
 """Commits whose frames are counted."""
 
+WARM_UP = 1_200
+"""Single calls before the first measured ones: more than a WAL of 1,000 pages, SQLite's default."""
+
 
 class Work(NamedTuple):
     """A path: how `count` messages are published, and the paths that stand beside it."""
@@ -51,6 +56,8 @@ def main() -> None:
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         singles, others = _works(chosen, stack, one, many)
+        for work in singles:
+            work.call(pick(chosen, WARM_UP, WARM_UP, 0))
         for works, times in ((singles, rounds[0]), (others, rounds[1])):
             for _ in range(times + 1):
                 for work in works:

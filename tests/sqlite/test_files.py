@@ -6,7 +6,9 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,8 @@ def test_a_file_that_was_removed(
     path: Path, opened: Callable[..., FullEngine], settled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether its folder has been quiet for long or not."""
-    monkeypatch.setattr(files, "SETTLED_NS", -(10**9) if settled else 10**12)
+    for age in ("SETTLED_NS", "SETTLED_COARSE_NS"):
+        monkeypatch.setattr(files, age, -(10**9) if settled else 10**12)
     engine = opened(path)
     assert put(engine) == ["accepted"]
     for each in path.parent.glob("q.db*"):
@@ -100,6 +103,35 @@ def test_a_folder_that_was_moved(path: Path, opened: Callable[..., FullEngine]) 
     folder.rename(path.parent / "other")
     with pytest.raises(EngineUnavailable, match="removed or moved away"):
         put(engine)
+
+
+@pytest.mark.parametrize(("age", "stats"), [(1.5, 0), (1, 3), (4, 0)])
+def test_a_commit_reads_the_folder_only(
+    path: Path,
+    opened: Callable[..., FullEngine],
+    age: float,
+    stats: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    Where nothing has changed in it for a moment, or for long where its time is in whole seconds. On
+    Linux, the next write would be slower after a `stat` of the `-wal`.
+    """
+    engine = opened(path)
+    changed = time.time_ns() - round(age * 1e9)
+    changed -= changed % 1_000_000_000 if age == int(age) else 0
+    os.utime(path.parent, ns=(changed, changed))
+    put(engine)
+    seen: list[str] = []
+
+    def identity(name: str) -> tuple[int, int]:
+        seen.append(name)
+        return 0, 0
+
+    monkeypatch.setattr(files, "_identity", identity)
+    with suppress(EngineUnavailable):
+        put(engine)
+    assert len(seen) == stats
 
 
 @pytest.mark.parametrize("which", ["wal", "shm"])
