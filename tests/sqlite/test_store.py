@@ -200,6 +200,19 @@ def test_an_older_layout_is_migrated(tmp_path: Path) -> None:
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_a_file_without_coordination_gets_it(tmp_path: Path) -> None:
+    """A file of layout 6; its messages stay."""
+    path = tmp_path / "q.db"
+    make_layout(path, 6, ONE_MESSAGE)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+    with closing(sqlite3.connect(path)) as raw:
+        (version,) = raw.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
+    assert version == store.SCHEMA_VERSION
+    assert {"workers", "elections"} <= tables
+
+
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
     """The error has both versions, and what to do."""
     path = tmp_path / "q.db"
