@@ -766,8 +766,10 @@ class Laneway:
         again. Workers store it when they start.
 
         `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; at multiples
-        since 1970), `cron` (five fields, or six with seconds first; also L, LW, 15W, 5L, 1#2) in
-        `timezone`, `sun` (("sunrise", latitude, longitude); also dawn, noon, sunset, dusk), `at`
+        since 1970; "2 months": by the calendar of `timezone`, from `start` on), `cron` (five
+        fields, or six with seconds first; also L, LW, 15W, 5L, 1#2; or @hourly, @daily, @weekly,
+        @monthly, @yearly) in `timezone`, `sun` (("sunrise", latitude, longitude); also dawn, noon,
+        sunset, dusk, midnight, and dawn and dusk with _civil, _nautical, _astronomical), `at`
         (once). `missed`: for firings that were late because no worker ran: "one" publishes the last
         of them, "all" each, "skip" none. `spread`: delays each schedule by its own part of this
         duration, so that not all fire at :00.

@@ -186,7 +186,10 @@ def test_the_sun() -> None:
         ({"line": "* * * * *", "zone": "../etc/passwd"}, "there is no time zone"),
         ({"period": 0}, "expected a period of 0.1 s to 10 years, got 0 s"),
         ({"period": "often"}, "often"),
-        ({"event": ("moonrise", 1, 1)}, "one of dawn, sunrise, noon, sunset, dusk, got 'moonrise'"),
+        (
+            {"event": ("moonrise", 1, 1)},
+            "one of dawn, sunrise, noon, sunset, dusk, midnight, dawn_civil,",
+        ),
         ({"event": ("sunrise", 100, 1)}, "latitude of -90 to 90"),
         ({"event": "sunrise"}, 'like ("sunrise", 52.5, 13.4)'),
         ({"moment": datetime(2030, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001
@@ -200,3 +203,133 @@ def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
         times.chosen("x", **given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def shown(when: times.When, start: str, number: int) -> list[str]:
+    return [f"{at:%Y-%m-%d %H:%M}" for at in firings(when, start, number)]
+
+
+def by_months(period: str, start: datetime | None = None, zone: str = "UTC") -> times.When:
+    return times.chosen("x", period, None, None, None, zone, start)
+
+
+def test_a_period_in_months_counts_from_1970() -> None:
+    assert shown(by_months("2 months"), "2026-01-01T00:00", 3) == [
+        "2026-03-01 00:00",
+        "2026-05-01 00:00",
+        "2026-07-01 00:00",
+    ]
+    assert shown(by_months("quarter"), "2026-02-01T00:00", 2) == [
+        "2026-04-01 00:00",
+        "2026-07-01 00:00",
+    ]
+    assert shown(by_months("1 year"), "2026-01-01T00:00", 1) == ["2027-01-01 00:00"]
+
+
+def test_a_month_without_the_day_of_the_start_fires_on_its_last_day() -> None:
+    start = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+    assert shown(by_months("1 month", start), "2025-06-01T00:00", 4) == [
+        "2026-01-31 09:30",
+        "2026-02-28 09:30",
+        "2026-03-31 09:30",
+        "2026-04-30 09:30",
+    ]
+
+
+def test_a_period_in_months_follows_the_clock_of_its_zone() -> None:
+    start = datetime(2026, 1, 29, 2, 30, tzinfo=BERLIN)
+    found = firings(by_months("month", start, "Europe/Berlin"), "2026-02-01T00:00", 3)
+    # 2026-03-29 02:30 is left out by the change to summer time.
+    assert [f"{at.astimezone(BERLIN):%m-%d %H:%M}" for at in found] == [
+        "02-28 02:30",
+        "03-29 03:30",
+        "04-29 02:30",
+    ]
+
+
+@given(
+    months=st.integers(1, 40),
+    start=st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1)),  # noqa: DTZ001
+    moment=st.datetimes(datetime(1980, 1, 1), datetime(2090, 1, 1)),  # noqa: DTZ001
+)
+def test_the_first_of_all_months_of_a_period_fires(
+    months: int, start: datetime, moment: datetime
+) -> None:
+    """Compared with a list of all its months, without changes of the clock."""
+    after = moment.replace(tzinfo=UTC)
+    all_of_them = []
+    month = start.year * 12 + start.month - 1
+    while month < 2_095 * 12:
+        last = (datetime(month // 12, month % 12 + 1, 28, tzinfo=UTC) + timedelta(days=4)).replace(
+            day=1
+        ) - timedelta(days=1)
+        all_of_them.append(
+            start.replace(
+                year=last.year, month=last.month, day=min(start.day, last.day), tzinfo=UTC
+            )
+        )
+        month += months
+    expected = min(at for at in all_of_them if at > after)
+    assert times.Calendar(months, start).next_after(after) == expected
+
+
+def test_the_calendar_ends_with_the_year_9999() -> None:
+    start = datetime(9999, 6, 1, tzinfo=UTC)
+    assert by_months("1 year", start).next_after(start) is None
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "expected"),
+    [
+        ("0 months", None, "1 month to 100 years"),
+        ("9999 years", None, "1 month to 100 years"),
+        ("2 months", datetime(2026, 1, 1), "with a time zone"),  # noqa: DTZ001
+        ("2 months", "2026-01-01", "with a time zone"),
+        ("10m", datetime(2026, 1, 1, tzinfo=UTC), "belongs to a period in months"),
+    ],
+)
+def test_periods_by_the_calendar_that_are_not_valid(period: str, start: Any, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        by_months(period, start)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("@hourly", "2026-01-01 01:00"),
+        ("@daily", "2026-01-02 00:00"),
+        ("@Midnight", "2026-01-02 00:00"),
+        ("@weekly", "2026-01-04 00:00"),
+        ("@monthly", "2026-02-01 00:00"),
+        ("@yearly", "2027-01-01 00:00"),
+        ("@annually", "2027-01-01 00:00"),
+    ],
+)
+def test_names_of_cron_lines(name: str, expected: str) -> None:
+    assert shown(times.cron(name), "2026-01-01T00:00", 1) == [expected]
+
+
+def test_an_unknown_name_of_a_cron_line_lists_those_that_exist() -> None:
+    with pytest.raises(UsageError, match=r"no cron line '@fortnightly'; expected one of @hourly"):
+        times.cron("@fortnightly")
+
+
+def test_all_events_of_the_sun_in_the_order_of_a_day() -> None:
+    day = [
+        "midnight",
+        "dawn_astronomical",
+        "dawn_nautical",
+        "dawn_civil",
+        "sunrise",
+        "noon",
+        "sunset",
+        "dusk_civil",
+        "dusk_nautical",
+        "dusk_astronomical",
+    ]
+    assert {*day, "dawn", "dusk"} == set(times.EVENTS)
+    # Quito, where the sun is highest at about 17:15 UTC in March.
+    at = [firings(times.sun(event, -0.2, -78.5), "2026-03-20T03:00", 1)[0] for event in day]
+    assert at == sorted(at)
+    [civil] = firings(times.sun("dawn", -0.2, -78.5), "2026-03-20T03:00", 1)
+    assert civil == at[3]

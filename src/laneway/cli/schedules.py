@@ -53,13 +53,17 @@ def list_schedules(session: Session, *, limit: int, after: str | None, as_json: 
 
 @schedules.command("add")
 @click.argument("name")
-@click.option("--every", help="A period: 30s, 10m, 1d.")
-@click.option("--cron", help="A cron line of five fields, or six with seconds first.")
+@click.option("--every", help="A period: 30s, 10m, 1d, 2 months.")
+@click.option("--cron", help="A cron line of five fields, six with seconds first, or @daily.")
 @click.option("--sun", help="An event of the sun and a place: sunrise,52.5,13.4.")
 @click.option("--at", "moment", help="Once: 2026-12-24T18:00:00+01:00.")
 @click.option(
-    "--timezone", default="UTC", show_default=True, help="The time zone of the cron line."
+    "--timezone",
+    default="UTC",
+    show_default=True,
+    help="The time zone of the cron line, or of a period in months.",
 )
+@click.option("--start", help="The first firing of a period in months: 2026-12-24T18:00:00+01:00.")
 @click.option("--task", help="The name of the task to call.")
 @click.option("--topic", help="The topic to publish to. [default of a task: task.NAME]")
 @click.option("--args", "positional", default="[]", help="The task's arguments, as a JSON list.")
@@ -90,6 +94,7 @@ def add(
     sun: str | None,
     moment: str | None,
     timezone: str,
+    start: str | None,
     task: str | None,
     topic: str | None,
     positional: str,
@@ -115,7 +120,15 @@ def add(
     message = Message(
         topic or f"task.{task}", content, headers={TASK_HEADER: task} if task else None
     )
-    when = times.chosen(name, every, cron, _place(sun), _moment(moment), timezone)
+    when = times.chosen(
+        name,
+        every,
+        cron,
+        _place(sun),
+        _moment("--at", moment),
+        timezone,
+        _moment("--start", start),
+    )
     is_new = schedule_store.put(
         session.engine(create=True),
         schedule_store.new_schedule(
@@ -204,10 +217,10 @@ def _place(text: str | None) -> tuple[str, float, float] | None:
         ) from error
 
 
-def _moment(text: str | None) -> datetime | None:
+def _moment(option: str, text: str | None) -> datetime | None:
     try:
         return None if text is None else datetime.fromisoformat(text).astimezone()
     except ValueError as error:
         raise click.UsageError(
-            f"--at: expected a time like 2026-12-24T18:00:00+01:00, got {text!r}"
+            f"{option}: expected a time like 2026-12-24T18:00:00+01:00, got {text!r}"
         ) from error

@@ -21,7 +21,6 @@ from laneway import arguments, codec, config, units
 from laneway.errors import BadMessage, Reject, UsageError
 from laneway.message import Draft, Message
 from laneway.schedules import times
-from laneway.schedules.times import Cron, Every, Once, Sun
 from laneway.tasks.task import Task
 from laneway.working.handler import Handler
 
@@ -69,7 +68,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """
 
     name: str
-    when: Every | Cron | Sun | Once
+    when: times.When
     call: Call
     missed: Missed = "one"
     spread_us: int = 0
@@ -131,6 +130,7 @@ class Options(TypedDict, total=False):
     sun: tuple[str, float, float] | None
     at: datetime | None
     timezone: str
+    start: datetime | None
     args: Sequence[Any]
     kwargs: Mapping[str, Any] | None
     missed: str
@@ -153,7 +153,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 def new_schedule(
     name: str,
-    when: Every | Cron | Sun | Once,
+    when: times.When,
     message: Message,
     *,
     missed: str = "one",
@@ -220,6 +220,7 @@ def declared(where: str, name: str, call: object, options: Options) -> Schedule:
         options.get("sun"),
         options.get("at"),
         options.get("timezone", "UTC"),
+        options.get("start"),
     )
     spread = arguments.seconds(f"schedule {name}", "spread", options.get("spread", 0))
     return new_schedule(

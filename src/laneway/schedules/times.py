@@ -1,6 +1,6 @@
 """
-When a schedule fires: periodically, by a cron line, by the sun, or once; in time zones, also across
-clock changes.
+When a schedule fires: periodically, by the calendar, by a cron line, by the sun, or once; in time
+zones, also across clock changes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import calendar
 import difflib
 import math
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -33,10 +33,38 @@ RANGES = (
 _NEAREST = re.compile(r"(\d{1,2})W")
 _ONE_TO_ITSELF = re.compile(r"(\w+)-\1/\d+")
 _BAD_FIELD = re.compile(r"Bad (.+)")
+_MONTHS = re.compile(r"\s*(\d{1,4})?\s*(month|quarter|year)s?\s*", re.IGNORECASE)
+_MONTHS_OF = {"month": 1, "quarter": 3, "year": 12}
 YEARS_AHEAD = 10
 """A cron line that matches nothing for this long never matches."""
 
-EVENTS = ("dawn", "sunrise", "noon", "sunset", "dusk")
+MOST_MONTHS = 1_200
+"""The longest interval by the calendar: 100 years."""
+
+CRON_NAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""Names of cron lines, as crontab(5) has them."""
+
+DEPRESSIONS = {"civil": 6, "nautical": 12, "astronomical": 18}
+"""By twilight: how many degrees the sun is below the horizon when it begins or ends."""
+
+EVENTS = (
+    "dawn",
+    "sunrise",
+    "noon",
+    "sunset",
+    "dusk",
+    "midnight",
+    *(f"{event}_{twilight}" for event in ("dawn", "dusk") for twilight in DEPRESSIONS),
+)
+"""`dawn` and `dusk` are the civil ones. `midnight`: when the sun is lowest."""
 
 
 class Every(msgspec.Struct, frozen=True, tag="every"):
@@ -53,6 +81,41 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
     def text(self) -> str:
         """The rule as text."""
         return f"every {self.seconds:g} s"
+
+
+class Calendar(msgspec.Struct, frozen=True, tag="calendar"):
+    """
+    Every so many months, counted from a start, at its day and time on the clock of a time zone.
+
+    `start` has no time zone of its own. In a month without the start's day the last day counts; the
+    months after it are not shifted. A time that a clock change skips fires after the change.
+    """
+
+    months: int
+    start: datetime
+    zone: str = "UTC"
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """The first firing after a moment; None: not before the year 10000."""
+        local = moment.astimezone(ZoneInfo(self.zone))
+        start = self.start
+        passed = (local.year - start.year) * 12 + local.month - start.month
+        number = max(0, passed // self.months)
+        while True:  # two rounds at most
+            years, month = divmod(start.month - 1 + number * self.months, 12)
+            year = start.year + years
+            if year > MAXYEAR:
+                return None
+            day = min(start.day, calendar.monthrange(year, month + 1)[1])
+            firing = _on_the_clock(start.replace(year=year, month=month + 1, day=day), local)
+            if firing > local:
+                return firing.astimezone(UTC)
+            number += 1
+
+    def text(self) -> str:
+        """The rule as text."""
+        every = f"{self.months} months" if self.months > 1 else "month"
+        return f"every {every} from {self.start:%Y-%m-%d %H:%M:%S} ({self.zone})"
 
 
 class Cron(msgspec.Struct, frozen=True, tag="cron"):
@@ -121,8 +184,8 @@ def _astral() -> tuple[Any, Any]:
 
 class Sun(msgspec.Struct, frozen=True, tag="sun"):
     """
-    At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, plus `offset` seconds
-    (negative: before it).
+    At an event of the sun (one of `EVENTS`) at a place, plus `offset` seconds (negative: before
+    it).
     """
 
     event: str
@@ -138,10 +201,12 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
         LocationInfo, almanac = _astral()  # noqa: N806
         place = LocationInfo(latitude=self.latitude, longitude=self.longitude).observer
         shift = timedelta(seconds=self.offset)
+        event, _, twilight = self.event.partition("_")
+        options = {"depression": DEPRESSIONS[twilight]} if twilight else {}
         day = (moment - shift).date() - timedelta(days=1)
         for _ in range(368):
             try:
-                at = getattr(almanac, self.event)(place, date=day, tzinfo=UTC) + shift
+                at = getattr(almanac, event)(place, date=day, tzinfo=UTC, **options) + shift
             except ValueError:  # the event does not occur on that day
                 at = moment
             if at > moment:
@@ -170,7 +235,7 @@ class Once(msgspec.Struct, frozen=True, tag="once"):
         return f"once at {self.moment.isoformat()}"
 
 
-When = Every | Cron | Sun | Once
+When = Every | Calendar | Cron | Sun | Once
 
 
 def chosen(
@@ -180,13 +245,26 @@ def chosen(
     event: tuple[str, float, float] | None,
     moment: datetime | None,
     zone: str,
+    start: datetime | None = None,
 ) -> When:
-    """The rule of a schedule's options. Raises UsageError unless exactly one is given."""
+    """
+    The rule of a schedule's options. Raises UsageError unless exactly one is given.
+
+    `start`: the first firing of a `period` in months.
+    """
     given = [each for each in (period, line, event, moment) if each is not None]
     if len(given) != 1:
         raise UsageError(
             f"schedule {name}: expected one of every, cron, sun and at, got {len(given)}"
         )
+    months = _months(period)
+    if start is not None and months is None:
+        raise UsageError(
+            f"schedule {name}: start= belongs to a period in months, quarters or years, like"
+            ' every="2 months"'
+        )
+    if months is not None:
+        return every_months(months, zone, start)
     if period is not None:
         return every(arguments.seconds(f"schedule {name}", "every", period))
     if line is not None:
@@ -212,6 +290,34 @@ def every(seconds: float) -> Every:
     return Every(seconds)
 
 
+def _months(period: object) -> int | None:
+    """The months of a period like "2 months" or "1 year"; None if it is not by the calendar."""
+    match = _MONTHS.fullmatch(period) if isinstance(period, str) and len(period) < 40 else None
+    return int(match[1] or 1) * _MONTHS_OF[match[2].lower()] if match is not None else None
+
+
+def every_months(months: int, zone: object = "UTC", start: object = None) -> Calendar:
+    """
+    A rule by the calendar: every so many months from `start` on (a datetime with a time zone;
+    default: the beginning of 1970 in `zone`).
+
+    Raises UsageError if the period is above 100 years, or for a time zone or start that is not
+    valid.
+    """
+    if not 1 <= months <= MOST_MONTHS:
+        raise UsageError(
+            f"schedule: expected a period of 1 month to 100 years, got {months} months"
+        )
+    zone = check_zone(zone)
+    if start is None:
+        return Calendar(months, datetime(1970, 1, 1), zone)  # noqa: DTZ001  # on the zone's clock
+    if not isinstance(start, datetime) or start.tzinfo is None:
+        raise UsageError(
+            f"schedule: expected start to be a datetime with a time zone, got {start!r:.80}"
+        )
+    return Calendar(months, start.astimezone(ZoneInfo(zone)).replace(tzinfo=None), zone)
+
+
 def cron(line: object, zone: object = "UTC") -> Cron:
     """
     A cron rule. Raises UsageError, which names the field that cannot be read, or the unknown time
@@ -221,6 +327,8 @@ def cron(line: object, zone: object = "UTC") -> Cron:
 
     if not isinstance(line, str):
         raise UsageError(f"schedule: expected a cron line like '*/5 * * * *', got {line!r:.80}")
+    if line.strip().startswith("@"):
+        line = _named_line(line.strip().lower())
     parts = line.split()
     if len(parts) not in (5, 6):
         wanted = "expected 5 (minute hour day month weekday), or 6 with seconds first"
@@ -239,6 +347,15 @@ def cron(line: object, zone: object = "UTC") -> Cron:
     if firing is None:
         raise UsageError(f"schedule: the cron line {line!r} never fires; check its day and month")
     return rule
+
+
+def _named_line(name: str) -> str:
+    try:
+        return CRON_NAMES[name]
+    except KeyError:
+        raise UsageError(
+            f"schedule: there is no cron line {name!r:.80}; expected one of {', '.join(CRON_NAMES)}"
+        ) from None
 
 
 def _without_idle_steps(part: str) -> str:

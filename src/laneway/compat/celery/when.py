@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import config
 from laneway.errors import UsageError
+from laneway.schedules.times import EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,16 +52,15 @@ def _field(values: str | float | Sequence[int]) -> str:
 
 class solar:  # noqa: N801  # Celery's name
     """
-    A time by the sun: "sunrise", "sunset", "dawn_civil", "dusk_civil" or "solar_noon" at a latitude
-    and longitude.
+    A time by the sun at a latitude and longitude: "sunrise", "sunset", "solar_noon", or "dawn_" or
+    "dusk_" with "civil", "nautical" or "astronomical".
     """
 
     EVENTS = {  # noqa: RUF012
         "sunrise": "sunrise",
         "sunset": "sunset",
-        "dawn_civil": "dawn",
-        "dusk_civil": "dusk",
         "solar_noon": "noon",
+        **{event: event for event in EVENTS if "_" in event},
     }
 
     def __init__(self, event: str, lat: float, lon: float, **unknown: object) -> None:
