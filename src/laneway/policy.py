@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence  # noqa: TC003  # the command line reads the hints
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
@@ -37,6 +38,7 @@ MAX_KEY_BYTES = 512
 MAX_PARTITIONS = 1024
 MAX_BUCKETS = 65_536
 MAX_FACTOR = 1000
+MAX_DELAYS = 100
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
 """The value of `Resolved.dedupe` if ids stay known for ever."""
@@ -52,12 +54,15 @@ class Backoff(msgspec.Struct, frozen=True):
     - `base`, `cap`: seconds, 0 … 100 years. `factor`: 1 … 1,000.
     - `jitter`: draw the delay evenly between 0 and that ("full jitter"), so that messages that
       failed together are not tried again together.
+    - `delays`: instead of the three, the delay after each failure in seconds; the last one repeats.
+      With `jitter` each is drawn within ±20 %.
     """
 
     base: float = 1.0
     factor: float = 2.0
     cap: float = 3600.0
     jitter: bool = True
+    delays: tuple[float, ...] = ()
 
     def delay_us(self, attempt: int, random: float) -> int:
         """
@@ -65,6 +70,9 @@ class Backoff(msgspec.Struct, frozen=True):
 
         `random`: a number in 0 … 1, for the jitter.
         """
+        if self.delays:
+            delay = self.delays[min(attempt, len(self.delays)) - 1]
+            return round(delay * (0.8 + 0.4 * random if self.jitter else 1.0) * units.SECOND)
         exponent = min(attempt - 1, 200)
         try:
             delay = min(self.base * self.factor**exponent, self.cap)
@@ -255,7 +263,7 @@ def _backlog(value: Any) -> int | str:
 
 
 def _backoff(value: Any) -> Any:
-    """A `Backoff`, its fields as a mapping, or a fixed delay."""
+    """A `Backoff`, its fields as a mapping, a list of delays, or a fixed delay."""
     if isinstance(value, Backoff):
         backoff = value
     elif isinstance(value, dict):
@@ -265,7 +273,11 @@ def _backoff(value: Any) -> Any:
             raise BadPolicy(str(error)) from error
         unknown = set(value) - set(Backoff.__struct_fields__)
         if unknown:
-            raise _expected("the fields base, factor, cap, jitter")(sorted(unknown))
+            raise _expected("the fields base, factor, cap, jitter, delays")(sorted(unknown))
+    elif isinstance(value, (list, tuple)):
+        backoff = Backoff(delays=tuple(_duration(zero=True)(delay) for delay in value))
+        if not backoff.delays:
+            raise _expected("at least one delay")(value)
     else:
         fixed = _duration(zero=True)(value)
         backoff = Backoff(base=fixed, factor=1.0, cap=max(fixed, 0.0), jitter=False)
@@ -277,7 +289,16 @@ def _backoff(value: Any) -> Any:
         raise _expected(f"base and cap from 0 to 100 years and a factor from 1 to {MAX_FACTOR:,}")(
             value
         )
-    return msgspec.to_builtins(backoff)
+    if len(backoff.delays) > MAX_DELAYS or not all(
+        0 <= delay <= units.MAX_SECONDS for delay in backoff.delays
+    ):
+        raise _expected(f"at most {MAX_DELAYS} delays from 0 to 100 years")(value)
+    fields: dict[str, Any] = msgspec.to_builtins(backoff)
+    if backoff.delays:
+        fields["delays"] = list(backoff.delays)  # as JSON has it
+    else:
+        del fields["delays"]
+    return fields
 
 
 FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -298,8 +319,8 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "backoff": (
         _backoff,
         (
-            "delay between attempts: a Backoff, its fields, or a fixed duration; default 1 s … 1 h,"
-            " jitter"
+            'delay between attempts: a Backoff, its fields, a list like "5s,5m,2h", or a fixed'
+            " duration; default 1 s … 1 h, jitter"
         ),
     ),
     "ttl": (_duration(), "how long a message may wait before it expires; default for ever"),
@@ -381,7 +402,7 @@ class PolicyOptions(TypedDict, total=False):
     pool: str | None
     lease: units.Duration | None
     retries: int | None
-    backoff: Backoff | dict[str, Any] | units.Duration | None
+    backoff: Backoff | dict[str, Any] | Sequence[units.Duration] | units.Duration | None
     ttl: units.Duration | None
     on_expiry: Literal["dead", "drop"] | None
     dead_ttl: units.Duration | None

@@ -201,6 +201,8 @@ def backoff_in_words(value: Any) -> str:
         )
     if not isinstance(value, dict):
         return str(value)
+    if value.get("delays"):
+        return backoff_in_words(value["delays"]) + ("; ± 20 %" if value.get("jitter", True) else "")
     base, factor, cap = value.get("base", 1.0), value.get("factor", 2.0), value.get("cap", 3600.0)
     growth = (
         exact_duration(base)

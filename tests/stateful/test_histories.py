@@ -79,7 +79,11 @@ FIELDS: dict[str, list[Any]] = {
     "pool": ["other"],
     "lease": [1, 5],
     "retries": [0, 1],
-    "backoff": [0.5, {"base": 1.0, "factor": 3.0, "cap": 5.0, "jitter": True}],
+    "backoff": [
+        0.5,
+        {"base": 1.0, "factor": 3.0, "cap": 5.0, "jitter": True},
+        [0.5, 2.0, "1s"],
+    ],
     "ttl": [2, 20],
     "on_expiry": ["drop", "dead"],
     "dead_ttl": [5],

@@ -51,6 +51,11 @@ def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
         ({"paused": "yes"}, "paused"),
         ({"max_backlog": "10 parsecs"}, "max_backlog"),
         ({"backoff": {"base": -1}}, "backoff"),
+        ({"backoff": []}, "at least one delay"),
+        ({"backoff": ["5s", "soon"]}, "soon"),
+        ({"backoff": ["5s", -1]}, "duration above 0"),
+        ({"backoff": [1] * 101}, "at most 100 delays"),
+        ({"backoff": {"delays": [-1]}}, "at most 100 delays"),
         ({"buckets": 4}, "pattern"),
     ],
 )
@@ -105,6 +110,20 @@ def test_backoff_doubles_up_to_its_cap_with_full_jitter() -> None:
         3_600_000_000,
     ]
     assert backoff.delay_us(3, 0.5) == 2_000_000
+
+
+def test_a_list_gives_each_failure_its_delay_and_repeats_the_last() -> None:
+    backoff = Backoff(delays=(5.0, 300.0))
+    assert [backoff.delay_us(failure, 0.5) for failure in (1, 2, 3, 100)] == [
+        5_000_000,
+        300_000_000,
+        300_000_000,
+        300_000_000,
+    ]
+    assert [backoff.delay_us(1, random) for random in (0.0, 1.0)] == [4_000_000, 6_000_000]
+    assert Backoff(delays=(5.0,), jitter=False).delay_us(1, 0.0) == 5_000_000
+    fields = check_fields("t", {"backoff": ["5s", 30, "2h"]})
+    assert fields["backoff"]["delays"] == [5.0, 30.0, 7200.0]
 
 
 def test_tiers_take_a_share_or_strict() -> None:

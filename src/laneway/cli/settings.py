@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 METAVARS = {
     **dict.fromkeys(DURATIONS, "DURATION"),
     "rate": "RATE",
-    "backoff": "DURATION|JSON",
+    "backoff": "DURATION|LIST|JSON",
     "max_body": "SIZE",
     "max_backlog": "COUNT|SIZE",
     "tier": "TIER",
@@ -91,4 +91,6 @@ def value_of(name: str, text: Any) -> Any:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise click.BadParameter(f"not JSON: {error}", param_hint="--backoff") from error
+    if name == "backoff" and "," in text:
+        return [delay.strip() for delay in text.split(",")]
     return text

@@ -20,7 +20,7 @@ from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from laneway.policy import Layers, PolicyTable
+    from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
 LAYOUT = 5
@@ -58,7 +58,6 @@ def rule_fields(
     """
     has_rate = policy.rate is not None
     spread = min(policy.partitions, shards)
-    backoff = policy.backoff
     return {
         "rate": policy.lane_rate if has_rate else False,
         "burst": policy.lane_burst,
@@ -68,7 +67,7 @@ def rule_fields(
         "pool": policy.pool,
         "lease": policy.lease,
         "retries": policy.retries,
-        "backoff": [backoff.base, backoff.factor, backoff.cap, backoff.jitter],
+        "backoff": _backoff(policy.backoff),
         "ttl": policy.ttl or False,
         "drop_expired": policy.on_expiry == "drop",
         "dead_ttl": policy.dead_ttl,
@@ -172,6 +171,11 @@ def own_layers(record: bytes) -> Layers:
     return layers
 
 
+def _backoff(backoff: Backoff) -> list[Any]:
+    """A backoff as `rules.lua` reads it."""
+    return [backoff.base, backoff.factor, backoff.cap, backoff.jitter, list(backoff.delays)]
+
+
 def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in Lua's names and units."""
     values = engine_values(fields)
@@ -184,8 +188,7 @@ def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "burst" in values:
         found["set_burst"] = Resolved(rate=1.0, burst=values["burst"]).lane_burst
     if "backoff" in values:
-        backoff = values["backoff"]
-        found["backoff"] = [backoff.base, backoff.factor, backoff.cap, backoff.jitter]
+        found["backoff"] = _backoff(values["backoff"])
     if "on_expiry" in values:
         found["drop_expired"] = values["on_expiry"] == "drop"
     if "edge" in values:

@@ -59,6 +59,19 @@ def test_retries_and_backoff(
     assert [entry["error"] for entry in dead.history] == ["Boom 1", "Boom 2", "Boom 3"]
 
 
+def test_a_list_of_delays(driver: EngineDriver) -> None:
+    """Each failure has its delay, and the last one repeats."""
+    driver.policy("a", retries=3, backoff={"delays": [2, 0.5], "jitter": False})
+    driver.put("a", "x")
+    for delay in (2, 0.5, 0.5):
+        (lease,) = driver.lease()
+        assert driver.settle([lease], "retry") == ["retried"]
+        driver.later(delay - 0.000001)
+        assert driver.lease() == []
+        driver.later(0.000001)
+    assert len(driver.lease()) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [

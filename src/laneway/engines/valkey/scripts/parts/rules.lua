@@ -296,7 +296,11 @@ local rules = part(function(rules)
     -- `rate`, `burst` and `concurrency` of a policy are those of each lane; false: not limited.
 
     function rules.backoff(policy, attempts, random)
-        local base, factor, cap, jitter = unpack(policy.backoff)
+        local base, factor, cap, jitter, delays = unpack(policy.backoff)
+        if delays and #delays > 0 then
+            local delay = delays[math.min(attempts, #delays)]
+            return round(delay * (jitter and 0.8 + 0.4 * random or 1) * 1000000)
+        end
         -- else infinity times 0
         local delay = base == 0 and 0 or math.min(base * factor ^ math.min(attempts - 1, 200), cap)
         return round(delay * (jitter and random or 1) * 1000000)
