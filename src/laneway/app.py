@@ -80,7 +80,14 @@ R = TypeVar("R")
 THREADS = 64
 """The most blocking calls of coroutines at once; further calls wait for a thread."""
 
-HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
+HANDLER_OPTIONS = (
+    "concurrency",
+    "isolation",
+    "batch",
+    "batch_wait",
+    "time_limit",
+    "soft_time_limit",
+)
 TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
 
 
@@ -552,6 +559,7 @@ class Laneway:
         concurrency: int | None = None,
         isolation: Isolation | None = None,
         batch: int | None = None,
+        batch_wait: Duration | None = None,
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
         **unknown: Never,
@@ -563,8 +571,10 @@ class Laneway:
         `async def` runs on the event loop, `def` in threads, with `isolation="process"` in child
         processes. `concurrency`: the most calls at once in one worker. `batch=n`: the function gets
         a list of up to n messages; an error applies to all of them, or it returns a list with None
-        or an exception for each. `soft_time_limit`: SoftTimeLimit is raised in the function after
-        this time. `time_limit`: the function is stopped after this time. Raises UsageError.
+        or an exception for each; `batch_wait`: how long a call waits for n messages, from its first
+        one (default: a call takes what is there). `soft_time_limit`: SoftTimeLimit is raised in the
+        function after this time. `time_limit`: the function is stopped after this time. Raises
+        UsageError.
         """
         config.refuse_unknown("handler", unknown, HANDLER_OPTIONS)
         if not isinstance(pattern, str):
@@ -578,6 +588,7 @@ class Laneway:
             handler = Handler(
                 function,  # type: ignore[arg-type]
                 pattern,
+                batch_wait=batch_wait,
                 time_limit=time_limit,
                 soft_time_limit=soft_time_limit,
                 **options,  # type: ignore[arg-type]

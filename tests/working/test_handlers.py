@@ -340,6 +340,65 @@ def test_batches(app: Laneway, raised: bool) -> None:
     assert (summary.acked, summary.died) == ((0, 40) if raised else (20, 20))
 
 
+@pytest.mark.parametrize("concurrency", [4, 100])
+def test_a_batch_waits_until_it_is_full(app: Laneway, concurrency: int) -> None:
+    """Also a batch with more messages than the worker has slots."""
+    sizes: list[int] = []
+
+    @app.handler("b", batch=30, batch_wait="1h")
+    async def handle(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+        full.set()
+
+    async def run() -> None:
+        async with app.worker(concurrency=concurrency):
+            for n in range(30):
+                await app.apublish("b", n)
+            await asyncio.wait_for(full.wait(), 30)
+
+    full = asyncio.Event()
+    asyncio.run(run())
+    assert sizes == [30]
+    assert app.topic("b").stats().done == 30
+
+
+def test_a_batch_that_is_not_full_begins_after_its_wait(app: Laneway) -> None:
+    @app.handler("b", batch=10, batch_wait=0.2)
+    def handle(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+
+    sizes: list[int] = []
+    app.publish_many(Message("b", n) for n in range(13))
+    app.publish("other", 1)
+    app.handler("other")(lambda _: None)
+    began = time.monotonic()
+    assert app.run_worker(burst=True).acked == 14
+    assert sizes == [10, 3]
+    assert time.monotonic() - began >= 0.2
+
+
+def test_a_batch_that_waits_is_released_when_the_worker_stops(app: Laneway) -> None:
+    handled: list[Message] = []
+
+    @app.handler("b", batch=10, batch_wait="1h")
+    def handle(messages: list[Message]) -> None:
+        handled.extend(messages)
+
+    @app.handler("c")
+    def wait_for_the_lease(message: Message) -> None:
+        while not app.topic("b").stats().leased:
+            time.sleep(0.01)
+        leased.set()
+
+    leased = threading.Event()
+    app.publish("b", 1)
+    app.publish("c", 1)
+    with Running(app):
+        assert leased.wait(30)
+    stats = app.topic("b").stats()
+    assert (handled, stats.ready, stats.leased) == ([], 1, 0)
+
+
 def test_a_batch_that_returns_a_wrong_list(app: Laneway) -> None:
     """
     A list of the wrong length is an error of all its messages; the error says what was expected.
@@ -416,6 +475,8 @@ def test_concurrency_of_worker_and_handler(app: Laneway) -> None:
         ({"concurency": 3}, 'did you mean "concurrency"'),
         ({"concurrency": 0}, "concurrency"),
         ({"batch": -1}, "batch"),
+        ({"batch_wait": 1}, "give batch="),
+        ({"batch": 2, "batch_wait": 0}, "batch_wait"),
         ({"time_limit": "soon"}, "time_limit"),
         ({"time_limit": 0}, "time_limit"),
         ({"time_limit": 1, "soft_time_limit": 2}, "soft_time_limit must be below"),

@@ -53,7 +53,9 @@ class HandlerQueue:
         "_this_round",
         "count",
         "crowd",
+        "gathering_since",
         "handler",
+        "is_timed",
         "max_running",
         "newcomers",
         "round",
@@ -65,6 +67,10 @@ class HandlerQueue:
         self.max_running = min(handler.concurrency or concurrency, concurrency)
         self.running = 0
         self.count = 0
+        self.gathering_since = 0.0
+        """When the first message of the next batch came (monotonic seconds)."""
+        self.is_timed = False
+        """Whether the worker looks again when the gathering is over."""
         self.round = 0
         """How many rounds are complete."""
         self._by_topic: dict[str, deque[WorkerDelivery]] = {}
@@ -90,6 +96,8 @@ class HandlerQueue:
                 next(n for n, other in enumerate(waiting) if other.lease.priority < priority),
                 delivery,
             )
+        if self.count == 0 and self.handler.batch_wait is not None:
+            self.gathering_since = time.monotonic()
         self.count += 1
         if waiting is None:
             return True
@@ -135,7 +143,14 @@ class HandlerQueue:
     @property
     def is_open(self) -> bool:
         """Whether a message waits and may begin."""
-        return self.count > 0 and self.running < self.max_running
+        return self.count > 0 and self.running < self.max_running and not self.seconds_to_gather()
+
+    def seconds_to_gather(self) -> float:
+        """How long messages still wait for a full batch; 0.0: they may begin."""
+        handler = self.handler
+        if handler.batch_wait is None or not 0 < self.count < (handler.batch or 1):
+            return 0.0
+        return max(0.0, self.gathering_since + handler.batch_wait - time.monotonic())
 
     @property
     def is_over_full(self) -> bool:
@@ -158,6 +173,8 @@ class Buffer:
         self._accepts_all = accepts_all
         self.queues: dict[Handler, HandlerQueue] = {}
         """The queues of the handlers that had messages so far; `queue` adds one."""
+        self.with_batch_wait: list[HandlerQueue] = []
+        """Those of `queues` whose handlers wait for full batches."""
         self._filled: dict[Handler, HandlerQueue] = {}
         self._round = 0
         self.reserved = 0
@@ -172,6 +189,8 @@ class Buffer:
         queue = self.queues.get(handler)
         if queue is None:
             queue = self.queues[handler] = HandlerQueue(handler, self._concurrency)
+            if handler.batch_wait is not None:
+                self.with_batch_wait.append(queue)
         return queue
 
     def add(self, delivery: WorkerDelivery) -> bool:
@@ -215,7 +234,7 @@ class Buffer:
             if queue.count == 0:
                 filled.clear()
                 return None
-            if queue.running >= queue.max_running:
+            if queue.running >= queue.max_running or queue.seconds_to_gather():
                 return None
         else:
             for handler in [handler for handler, each in filled.items() if each.count == 0]:

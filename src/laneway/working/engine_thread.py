@@ -195,6 +195,8 @@ class EngineThread(threading.Thread):
         """By fence: leases that are not settled; None: of a message without a handler."""
         self.has_work = WorkSignal()
         """Set to start a pass."""
+        self.gathering = 0
+        """How many messages wait in the worker for a batch to be full; they take no slot."""
         self.is_paused = False
         """Whether nothing is leased, because a suspect is to run alone."""
         self._engine = engine
@@ -317,7 +319,7 @@ class EngineThread(threading.Thread):
         left = until - time.monotonic()
         startable = 0
         if self._options.topics is None and self._filter.only is None:
-            startable = max(0, self._options.concurrency - len(self.held))
+            startable = max(0, self._options.concurrency - self._taken())
         found: Batch | bool = False
         try:
             if self._listener is None:
@@ -361,9 +363,13 @@ class EngineThread(threading.Thread):
                 self._take_notification(found)
                 self.has_work.set()
 
+    def _taken(self) -> int:
+        """How many messages run or wait here for a slot."""
+        return len(self.held) - self.gathering
+
     def _lease_size(self, prefetch: int, ending: int) -> int:
         """How many messages to lease now, if `ending` leases are about to be settled."""
-        room = self._options.concurrency + prefetch - len(self.held) + ending
+        room = self._options.concurrency + prefetch - self._taken() + ending
         if not self._is_leasing or self.is_paused or not self._should_lease:
             return 0
         if room < max(1, prefetch // REFILL_DIVISOR):
@@ -380,7 +386,7 @@ class EngineThread(threading.Thread):
 
         The prefetch may grow by half for them.
         """
-        room = self._options.concurrency + prefetch + prefetch // 2 - len(self.held)
+        room = self._options.concurrency + prefetch + prefetch // 2 - self._taken()
         size = min(ARRIVAL_LEASE, room)
         if self._arrivals.take() and self._is_leasing and not self.is_paused and size > 0:
             self._deliver(self._lease(size), size)
@@ -607,7 +613,7 @@ class EngineThread(threading.Thread):
 
     def _lease(self, count: int) -> Batch:
         options, lease_filter = self._options, self._filter
-        startable = max(0, options.concurrency - len(self.held))
+        startable = max(0, options.concurrency - self._taken())
         self._was_notified = False
         if lease_filter.only is None:
             return self._engine.lease(
@@ -670,7 +676,7 @@ class EngineThread(threading.Thread):
             if self._options.topics is None and self._engine.capabilities.only:
                 self._filter.add_unhandled(unhandled)
             self._callbacks.unhandled(unhandled)
-        if len(held) < self._options.concurrency and len(batch.leases) < size:
+        if self._taken() < self._options.concurrency and len(batch.leases) < size:
             # There is no more. With every slot taken, the next settlement leases again instead.
             self._should_lease = batch.goes_on
             if batch.goes_on:

@@ -56,6 +56,7 @@ class Handler:
     `concurrency`: how many calls of it may run at once in one worker; None: no limit of its own.
     `isolation`: "thread" or "process" for a plain function; a coroutine function has none.
     `batch`: how many messages one call takes at most; None: a call takes one message.
+    `batch_wait`: how long a call waits for a full batch, from its first message; None: not at all.
     `time_limit`: after which it is stopped. `soft_time_limit`: after which `SoftTimeLimit` is
     raised inside it. Seconds, `timedelta` or text such as "10m".
 
@@ -72,6 +73,7 @@ class Handler:
         concurrency: int | None = None,
         isolation: Isolation | None = None,
         batch: int | None = None,
+        batch_wait: Duration | None = None,
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
     ) -> None:
@@ -87,6 +89,11 @@ class Handler:
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)
         self.batch = _count(where, "batch", batch)
+        self.batch_wait = _limit(where, "batch_wait", batch_wait)
+        if self.batch_wait is not None and self.batch is None:
+            raise UsageError(
+                f"{where}: batch_wait is how long a batch waits to be full; give batch=, too"
+            )
         self.time_limit = _limit(where, "time_limit", time_limit)
         self.soft_time_limit = _limit(where, "soft_time_limit", soft_time_limit)
         self.has_time_limit = self.time_limit is not None or self.soft_time_limit is not None

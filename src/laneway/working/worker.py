@@ -483,9 +483,30 @@ class Worker:
                 queue.running += 1
                 running.add(delivery)
                 self._execute(delivery)
+        if buffer.with_batch_wait:
+            self._wait_for_batches()
         if buffer.reserved and not self._is_reservation_timed:
             self._is_reservation_timed = True
             self._loop.call_later(buffer.seconds_reserved(), self._end_reservation)
+
+    def _wait_for_batches(self) -> None:
+        """Look again when batches that are not full have waited long enough."""
+        gathering = 0
+        for queue in self._buffer.with_batch_wait:
+            if seconds := queue.seconds_to_gather():
+                gathering += queue.count
+                if not queue.is_timed:
+                    queue.is_timed = True
+                    self._loop.call_later(seconds, self._end_gathering, queue)
+        thread = self._engine_thread
+        if gathering > thread.gathering:
+            thread.gathering = gathering
+            thread.has_work.set()  # there is room for more
+        thread.gathering = gathering
+
+    def _end_gathering(self, queue: HandlerQueue) -> None:
+        queue.is_timed = False
+        self.dispatch()
 
     def _end_reservation(self) -> None:
         """Give slots that were reserved for newcomers to all topics, unless one came meanwhile."""
@@ -513,6 +534,7 @@ class Worker:
             delivery = queue.pop()
             if not delivery.is_gone():
                 deliveries.append(delivery)
+        queue.gathering_since = time.monotonic()  # what is left gathers for the next batch
         unit = self._batch_of(deliveries)
         if unit is not None:
             queue.running += 1
