@@ -179,6 +179,8 @@ WORKER = {
     "health_port": "Answer `/live` and `/ready` over HTTP. Each further process has the next port.",
     "health_address": "The address on which the health port listens.",
     "max_messages": "End after so many deliveries.",
+    "heartbeat_timeout": "Seconds without a heartbeat after which the worker counts as dead, and"
+    " other workers get its messages.",
 }
 
 ENVIRONMENT = {

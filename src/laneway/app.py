@@ -669,9 +669,10 @@ class Laneway:
         `concurrency`: the most handlers at once. `pool`, `topics`: the topics to serve; named
         topics are served strictly in their order. `grace`: how long running handlers may continue
         at the end. `processes`: this many workers under a supervisor. `reload`: restart when a
-        source file changes. `max_messages`: end after this many deliveries. Raises UsageError if an
-        event loop runs in this thread (see `arun_worker`), and while a worker imports the module
-        that makes this call: put the call under `if __name__ == "__main__":`.
+        source file changes. `max_messages`: end after this many deliveries. `heartbeat_timeout`:
+        how soon others get the messages of this worker if it dies. Raises UsageError if an event
+        loop runs in this thread (see `arun_worker`), and while a worker imports the module that
+        makes this call: put the call under `if __name__ == "__main__":`.
         """
         from laneway.working.run import (  # noqa: PLC0415
             run_worker,

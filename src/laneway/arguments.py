@@ -32,14 +32,17 @@ def whole(call: str, option: str, value: object, *, least: int = 1, most: int = 
     return value
 
 
-def seconds(call: str, option: str, value: Duration) -> float:
-    """Read a duration of at least 0; returns seconds."""
+def seconds(call: str, option: str, value: Duration, *, least: float = 0) -> float:
+    """Read a duration of at least `least` seconds; returns seconds."""
     try:
         span = units.seconds(value)
     except ValueError as error:
         raise UsageError(f"{call}: {option}: {error}") from error
-    if span < 0:
-        raise UsageError(f"{call}: expected {option} to be at least 0, got {value!r:.80}")
+    if span < least:
+        raise UsageError(
+            f"{call}: expected {option} to be at least {least:g}{' s' if least else ''}, got"
+            f" {value!r:.80}"
+        )
     return span
 
 

@@ -313,7 +313,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "pool": (_word, "pool of workers that serves the topic; default default"),
     "lease": (
         _duration(),
-        "time to settle a lease before the message is delivered again; default 60 s",
+        "time to settle a lease; in a worker at most its heartbeat timeout; default 60 s",
     ),
     "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
     "backoff": (

@@ -123,6 +123,7 @@ def test_an_impossible_worker_is_refused_once(
         (("worker", "shop:app", "--topics", ""), "topics"),
         (("worker", "shop:app", "--topics", "push.*"), "pattern"),
         (("worker", "shop:app", "--grace", "soon"), "grace"),
+        (("worker", "shop:app", "--heartbeat-timeout", "0"), "heartbeat_timeout"),
         (("worker", "shop:app", "--processes", "0"), "--processes"),
     ],
 )

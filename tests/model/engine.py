@@ -424,11 +424,12 @@ class Engine(Lanes):
         topics: Sequence[str] | None = None,
         startable: int | None = None,
         record_start: bool = False,
+        max_lease_us: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
         self._housekeeping(HOUSEKEEPING_LIMIT)
-        call = Call(n if startable is None else startable, record_start)
+        call = Call(n if startable is None else startable, record_start, max_lease_us)
         if topics is None:
             self._serve_pool(call, pool, n)
             self._mix(call)
@@ -632,7 +633,10 @@ class Engine(Lanes):
             call.taken.append((lane.tier_queue.tier, None))
             return
         self.fence += 1
-        deadline = self.now + policy.lease
+        length = policy.lease
+        if call.max_lease_us is not None:
+            length = min(length, call.max_lease_us)
+        deadline = self.now + length
         self.deadlines_given.add(deadline)
         charge = self._expected_cost(lane) if self._is_fair_by_time(lane.tier_queue) else 0
         started = message.suspect and call.record_start

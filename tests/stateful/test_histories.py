@@ -179,6 +179,7 @@ def a_call(chance: random.Random) -> dict[str, Any]:
         "startable": pick([None, None, None, 0, 1, 3]),
         "record_start": pick([True, False]),
         "topics": pick([None] * 7 + [chance.choices(TOPICS, k=3)]),
+        "max_lease_us": pick([None, None, 2 * SECOND]),
     }
 
 

@@ -513,6 +513,8 @@ def test_bad_handlers(app: Laneway) -> None:
     for bad in (
         {"concurrency": 0},
         {"grace": -1},
+        {"heartbeat_timeout": 0.05},
+        {"heartbeat_timeout": "often"},
         {"topics": "a,b"},
         {"processes": 0},
         {"pool": ""},

@@ -53,6 +53,12 @@ Examples:
     show_default=True,
     help="How long running handlers may continue after SIGTERM.",
 )
+@click.option(
+    "--heartbeat-timeout",
+    default="9s",
+    show_default=True,
+    help="How soon after its last heartbeat other workers get a dead worker's messages.",
+)
 @click.option("--reload", is_flag=True, help="Restart when a source file changes (development).")
 @click.option(
     "-l",
@@ -89,6 +95,7 @@ def worker(
     topics: str | None,
     burst: bool,
     grace: str,
+    heartbeat_timeout: str,
     reload: bool,
     log_level: str,
     log_json: bool,
@@ -111,6 +118,7 @@ def worker(
         topics=named,
         burst=burst,
         grace=grace,
+        heartbeat_timeout=heartbeat_timeout,
         reload=reload,
         traceback=traceback,
         health_port=health_port,

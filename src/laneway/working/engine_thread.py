@@ -201,6 +201,7 @@ class EngineThread(threading.Thread):
         """Whether nothing is leased, because a suspect is to run alone."""
         self._engine = engine
         self._options = options
+        self._max_lease_us = round(options.heartbeat_timeout * units.SECOND)
         self._callbacks = callbacks
         self._priority = priority
         self._renewal = LeaseRenewal()
@@ -347,7 +348,9 @@ class EngineThread(threading.Thread):
         options = self._options
         if create is None:  # an engine of somebody else
             return WaitingListener(self._engine, options.pool, options.topics)
-        listener: WorkListener = create(options.pool, options.topics)
+        listener: WorkListener = create(
+            options.pool, options.topics, max_lease_us=self._max_lease_us
+        )
         return listener
 
     def _stop_listening(self) -> None:
@@ -617,13 +620,21 @@ class EngineThread(threading.Thread):
         self._was_notified = False
         if lease_filter.only is None:
             return self._engine.lease(
-                count, pool=options.pool, topics=options.topics, startable=startable
+                count,
+                pool=options.pool,
+                topics=options.topics,
+                startable=startable,
+                max_lease_us=self._max_lease_us,
             )
         if lease_filter.take_due_probe():
             return self._probe(min(count, PROBE_SIZE), startable)
         began = time.monotonic()
         batch = self._engine.lease(
-            count, pool=options.pool, startable=startable, only=lease_filter.only
+            count,
+            pool=options.pool,
+            startable=startable,
+            only=lease_filter.only,
+            max_lease_us=self._max_lease_us,
         )
         lease_filter.record_search(batch, time.monotonic() - began)
         return batch
@@ -635,7 +646,12 @@ class EngineThread(threading.Thread):
         A message that no worker had before is released at once, without a delay: another program
         may be about to lease it.
         """
-        batch = self._engine.lease(count, pool=self._options.pool, startable=startable)
+        batch = self._engine.lease(
+            count,
+            pool=self._options.pool,
+            startable=startable,
+            max_lease_us=self._max_lease_us,
+        )
         foreign = [lease for lease in batch.leases if self._callbacks.find_handler(lease) is None]
         self._filter.add_handled(
             {lease.topic for lease in batch.leases} - {lease.topic for lease in foreign}

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 MAX_CONCURRENCY = 100_000
 """How many handlers one worker may run at once; more is refused as a mistake."""
 
+HEARTBEAT_TIMEOUT = 9.0
+"""Seconds without a heartbeat after which a worker counts as dead, and its leases are over."""
+
+MIN_HEARTBEAT_TIMEOUT = 0.1
+"""The shortest such time in seconds; a busy machine would miss it all the time."""
+
 MAX_PROCESSES = 1_000
 """How many processes one supervisor may run; more is refused as a mistake."""
 
@@ -33,6 +39,8 @@ class EmbeddedOptions(TypedDict, total=False):
     - `health_port`: answer /live and /ready over HTTP on this port; 0: any free port.
     - `health_address`: the address of that port ("127.0.0.1").
     - `max_messages`: end after this number of deliveries; None: no limit.
+    - `heartbeat_timeout`: after so many seconds without a heartbeat the worker counts as dead, and
+      other workers get its messages (9 s). It sends a heartbeat three times as often.
     """
 
     concurrency: int
@@ -44,6 +52,7 @@ class EmbeddedOptions(TypedDict, total=False):
     health_port: int | None
     health_address: str
     max_messages: int | None
+    heartbeat_timeout: units.Duration
 
 
 class WorkerOptions(EmbeddedOptions, total=False):
@@ -72,6 +81,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     health_port: int | None = None
     health_address: str = "127.0.0.1"
     max_messages: int | None = None
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT
     store: tuple[str | None, str | None] = (None, None)
     """The URL and the namespace that replace those in the code; None: the code's."""
 
@@ -108,6 +118,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             ),
             "health_address": lambda value: arguments.name(call, "health_address", value),
             "traceback": lambda value: None if value is None else bool(value),
+            "heartbeat_timeout": lambda value: arguments.seconds(
+                call, "heartbeat_timeout", value, least=MIN_HEARTBEAT_TIMEOUT
+            ),
             "max_messages": lambda value: (
                 None if value is None else arguments.whole(call, "max_messages", value)
             ),

@@ -50,6 +50,7 @@ class Queue(Protocol):
         startable: int | None = None,
         record_start: bool = False,
         only: Sequence[str] | None = None,
+        max_lease_us: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         """
@@ -64,6 +65,9 @@ class Queue(Protocol):
         - `record_start`: record the start of suspects now, for consumers that do not call `start`.
         - `only`: patterns; lanes of other topics are passed over, at most `MAX_PASSED_OVER` in one
           call. Buckets are always served. Needs `Capabilities.only`.
+        - `max_lease_us`: the leases end after so many microseconds at the latest, whatever their
+          policies' `lease` says. Workers extend what they hold, so this bounds how long a message
+          waits for a worker that died.
 
         Returns the leases and when to ask again. `Batch.passed_over` says that some lanes were
         passed over; `Batch.goes_on` says that a call with the same `only` would look at more lanes.

@@ -138,10 +138,15 @@ class Wakeup(Protocol):
         ...
 
     def work_listener(
-        self, pool: str = "default", topics: Sequence[str] | None = None
+        self,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        *,
+        max_lease_us: int | None = None,
     ) -> WorkListener:
         """
-        Create a listener for what can be leased; `pool`, `topics`: as in `Queue.lease`.
+        Create a listener for what can be leased. `pool`, `topics`, and `max_lease_us` of what is
+        leased to the caller at once: as in `Queue.lease`.
 
         An engine without a way of its own returns `laneway.engines.shared.waiting.WaitingListener`.
         """

@@ -61,6 +61,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     topics: Sequence[str] | None
     only: Sequence[str] | None
     record_start: bool
+    max_lease_us: int | None
 
 
 class WholeBatch:
@@ -285,10 +286,11 @@ class ShardedQueue(ABC):
         startable: int | None = None,
         record_start: bool = False,
         only: Sequence[str] | None = None,
+        max_lease_us: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         startable = n if startable is None else startable
-        request = LeaseRequest(pool, topics, only, record_start)
+        request = LeaseRequest(pool, topics, only, record_start, max_lease_us)
         if self._namespace.shards == 1:
             return self._lease_on(0, request, n, startable, now_us)
         self._grants.renew()

@@ -275,6 +275,7 @@ class Core:
         startable: int | None = None,
         record_start: bool = False,
         only: Sequence[str] | None = None,
+        max_lease_us: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         with self._transaction(now_us, durable=False) as tx:
@@ -284,7 +285,14 @@ class Core:
             startable = n if startable is None else startable
             filter_ = serving.Only.of(only, tx.lane_cache.positions)
             leases, withheld = serving.lease(
-                tx, n, pool, topics, startable, record_start=record_start, only=filter_
+                tx,
+                n,
+                pool,
+                topics,
+                startable,
+                record_start=record_start,
+                only=filter_,
+                max_lease_us=max_lease_us,
             )
             tx.write_rows()
             wake = housekeeping.next_wake(tx)
@@ -392,8 +400,13 @@ class Core:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def work_listener(
-        self, pool: str = "default", topics: Sequence[str] | None = None
+        self,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        *,
+        max_lease_us: int | None = None,
     ) -> WorkListener:
+        del max_lease_us  # this listener leases nothing
         return self._wakeup.work_listener(pool, topics)
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:

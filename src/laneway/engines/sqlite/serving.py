@@ -39,6 +39,8 @@ START = (-1, -1)
 MAX_POSITIONS = 10_000
 """Positions that are remembered for calls that pass lanes over."""
 
+FOREVER_US = 1 << 62
+
 MANY_GATES = 4
 """
 Above this number of open gates in a tier queue only a few lanes of each are read at first, instead
@@ -61,6 +63,7 @@ def lease(
     *,
     record_start: bool,
     only: Only | None = None,
+    max_lease_us: int | None = None,
 ) -> tuple[list[Lease], bool]:
     """
     Choose and lease up to `room` messages. Also answers whether messages are left that could be
@@ -71,7 +74,7 @@ def lease(
         plan.serve_pool(pool, room)
     else:
         plan.serve_topics(topics, pool, room)
-    leases = _Deliveries(tx, plan.picked, record_start=record_start).run(
+    leases = _Deliveries(tx, plan.picked, record_start=record_start, max_lease_us=max_lease_us).run(
         plan.visits if topics is not None else _interleaved(tx, plan.visits)
     )
     for lane in plan.visited.values():
@@ -472,9 +475,15 @@ class _Deliveries:
     """Reads the messages of the visits, and writes their leases."""
 
     def __init__(
-        self, tx: Transaction, picked: dict[int, list[int]], *, record_start: bool
+        self,
+        tx: Transaction,
+        picked: dict[int, list[int]],
+        *,
+        record_start: bool,
+        max_lease_us: int | None,
     ) -> None:
         self.tx = tx
+        self._max_lease_us = FOREVER_US if max_lease_us is None else max_lease_us
         self._picked = picked
         self.record_start = record_start
         self._delivered: list[Lease] = []
@@ -577,7 +586,7 @@ class _Deliveries:
             return
         tx, shard = self.tx, self.tx.shard
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
-        now, deadline, nonce = tx.now, tx.now + policy.lease, shard.nonce
+        now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.plain_leases, self._delivered, self._plain_leases
         fence, size = tx.last_fence(), 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
@@ -613,6 +622,9 @@ class _Deliveries:
         lane.bytes -= size
         if lane.ready:
             lane.old = taken[-1][_SINCE] >> 23
+
+    def _deadline(self, policy: Resolved) -> int:
+        return self.tx.now + min(policy.lease, self._max_lease_us)
 
     def _add_deadline(self, deadline: int, first: int, last: int) -> None:
         """Leases with these fences end then; one event is written for each deadline."""
@@ -661,7 +673,7 @@ class _Deliveries:
         self._end_waiting(lane, row)
         fence = shard.fence = tx.last_fence() + 1
         shard.leased += 1
-        deadline = tx.now + policy.lease
+        deadline = self._deadline(policy)
         self._add_deadline(deadline, fence, fence)
         if row.serial:
             tx.serial_keys.put((lane.lane, row.line), row.mid, 1)

@@ -134,6 +134,7 @@ class FilesQueue(ShardedQueue):
                 startable=startable,
                 record_start=request.record_start,
                 only=request.only,
+                max_lease_us=request.max_lease_us,
                 now_us=now_us,
             ),
         )
@@ -245,8 +246,13 @@ class FilesQueue(ShardedQueue):
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def work_listener(
-        self, pool: str = "default", topics: Sequence[str] | None = None
+        self,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        *,
+        max_lease_us: int | None = None,
     ) -> WorkListener:
+        del max_lease_us  # this listener leases nothing
         # Looking finds the file that has something.
         return self._wakeup.work_listener(pool, topics, looks_always=True)
 

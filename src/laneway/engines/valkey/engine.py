@@ -289,6 +289,7 @@ class ValkeyQueue(ShardedQueue):
                 patterns,
                 cursor,
                 MAX_PASSED_OVER,
+                b"" if request.max_lease_us is None else request.max_lease_us,
             )
             if has_more_house:
                 continue
@@ -323,20 +324,23 @@ class ValkeyQueue(ShardedQueue):
         by_us: int | None,
         now_us: int | None,
     ) -> list[bool]:
-        pairs = [
-            (self._numbers.number(handle), self._numbers.number_on(shard, fence))
-            for handle, fence in leases
-        ]
-        answer = self._space.run(
-            "extend",
-            shard,
-            now_us,
-            records.pack(pairs),
-            b"" if by_us is None else by_us,
-            durable=by_us is None,
-            repeatable=True,
-        )
-        return [each == 1 for each in answer]
+        answers: list[bool] = []
+        for page in pages(leases, PLAIN_AT_ONCE):
+            pairs = [
+                (self._numbers.number(handle), self._numbers.number_on(shard, fence))
+                for handle, fence in page
+            ]
+            answer = self._space.run(
+                "extend",
+                shard,
+                now_us,
+                records.pack(pairs),
+                b"" if by_us is None else by_us,
+                durable=by_us is None,
+                repeatable=True,
+            )
+            answers += [each == 1 for each in answer]
+        return answers
 
     def _take_notified(self) -> set[int]:
         return self._wakeup.take_notified()
@@ -478,9 +482,13 @@ class ValkeyQueue(ShardedQueue):
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def work_listener(
-        self, pool: str = "default", topics: Sequence[str] | None = None
+        self,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        *,
+        max_lease_us: int | None = None,
     ) -> WorkListener:
-        return self._wakeup.work_listener(pool, topics)
+        return self._wakeup.work_listener(pool, topics, max_lease_us=max_lease_us)
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         return self._wakeup.arrival_listener(pool)

@@ -215,9 +215,11 @@ class StoreWorkListener:
         pool: str,
         topics: Sequence[str] | None,
         note_notified: Callable[[set[int]], None],
+        max_lease_us: int | None,
     ) -> None:
         self._space = space
         self._grants = grants
+        self._max_lease_us = max_lease_us or 0
         self._pool = pool
         self._topics = b"" if topics is None else records.pack(list(topics))
         self._note_notified = note_notified
@@ -231,7 +233,7 @@ class StoreWorkListener:
         self._rest_until = 0.0
         """Until then it does not register: the messages just leased begin first."""
         self._member = self._channel.name
-        """How it is registered: the channel, and how many messages may be leased to it."""
+        """How it is registered: the channel, how many messages may be leased to it, how long."""
         self._is_lease_coming = False
         """Whether the last message was `LEASED`."""
 
@@ -280,7 +282,9 @@ class StoreWorkListener:
         something to lease now.
         """
         room = min(startable, MOST_LEASED_AT_ONCE) if len(self._shards) == 1 else 0
-        member = f"{self._channel.name}/{room}" if room else self._channel.name
+        member = self._channel.name
+        if room:
+            member = f"{member}/{room}/{self._max_lease_us}"
         if member != self._member:
             if not self._leave():
                 return True  # `poll` receives why it is not registered
@@ -365,12 +369,16 @@ class Wakeup:
                 listener.wake()
 
     def work_listener(
-        self, pool: str, topics: Sequence[str] | None, channel: _Channel | None = None
+        self,
+        pool: str,
+        topics: Sequence[str] | None,
+        channel: _Channel | None = None,
+        max_lease_us: int | None = None,
     ) -> StoreWorkListener:
         """A listener for what can be leased in a pool."""
         channel = channel or _Channel(self._space)
         return StoreWorkListener(
-            self._space, self._grants, channel, pool, topics, self.note_notified
+            self._space, self._grants, channel, pool, topics, self.note_notified, max_lease_us
         )
 
     def arrival_listener(self, pool: str) -> ArrivalListener:

@@ -9,6 +9,7 @@ import pytest
 from laneway.engines.base import MAX_PASSED_OVER
 from laneway.errors import TopicInUse
 from laneway.message import Draft, Settlement
+from laneway.policy import Gate
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -85,6 +86,31 @@ def test_extend(driver: EngineDriver) -> None:
     driver.later(1)
     assert driver.bodies() == ["x"]
     assert y.fence
+
+
+def test_longest_lease(driver: EngineDriver) -> None:
+    """
+    `max_lease_us` shortens a policy's `lease`, and never lengthens it. A lease that is not extended
+    ends then, and a caller that waits is told when.
+    """
+    driver.policy("short", lease=2)
+    driver.engine.gate_set("g", Gate(concurrency=1), now_us=driver.now)
+    driver.policy("gated", gate="g")
+    driver.policy("once", delivery="at_most_once")
+    for topic in ("a", "short", "gated", "once"):
+        driver.put(topic, topic)
+    leases = {each.topic: each for each in driver.lease(max_lease_us=9 * SECOND)}
+    ends = {topic: (each.deadline_us - driver.now) / SECOND for topic, each in leases.items()}
+    assert ends == {"a": 9, "short": 2, "gated": 9, "once": 9}
+    assert driver.batch().next_wake_us == driver.now + 2 * SECOND
+    pairs = [(leases[topic].handle, leases[topic].fence) for topic in ("a", "gated")]
+    driver.later(1)
+    assert driver.engine.extend(pairs[:1], 9 * SECOND, now_us=driver.now) == [True]
+    driver.later(7.999)
+    assert driver.bodies() == ["short"]
+    driver.later(0.001)
+    assert driver.bodies() == ["gated"]
+    assert driver.engine.extend(pairs, 9 * SECOND, now_us=driver.now) == [True, False]
 
 
 def test_keys_of_topics_in_a_bucket(driver: EngineDriver) -> None:

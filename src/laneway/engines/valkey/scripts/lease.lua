@@ -14,6 +14,7 @@
 -- ARGV[11]: patterns of the only topics that the worker handles (packed); "": all
 -- ARGV[12]: where in the lanes' order this call begins; 0: at the first
 -- ARGV[13]: the most lanes that it passes over because no pattern matches them
+-- ARGV[14]: microseconds after which the leases end at the latest; "": as their policies say
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call begins or -1 if all
@@ -31,7 +32,7 @@ local only = ARGV[11] ~= '' and { values_of(ARGV[11]), tonumber(ARGV[12]), tonum
     or nil
 local found, runs, bodies, first, withheld, passed_over, goes_on =
     serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),
-        ARGV[7] == '1', only)
+        ARGV[7] == '1', only, tonumber(ARGV[14]))
 messages.save()
 gates.save()
 local wake = wakes.next()

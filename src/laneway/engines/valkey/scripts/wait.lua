@@ -5,7 +5,7 @@
 --
 -- ARGV[3]: the pool
 -- ARGV[4]: the only topics (packed); "": all
--- ARGV[5]: the caller's channel; CHANNEL/N: up to N messages may be leased to it, see wakeup.lua
+-- ARGV[5]: the caller's channel; CHANNEL/N/M: up to N messages may be leased to it, see wakeup.lua
 -- ARGV[6]: seconds for which it is registered; "0" removes it
 --
 -- Answers {1 if there is something, microseconds until the next event or -1, 1 if the caller

@@ -503,6 +503,10 @@ local serving = part(function(serving)
 
     local out -- what the call answers and writes
 
+    local function deadline_of(policy)
+        return shard.now + math.min(policy.lease, calls.max_lease)
+    end
+
     -- The next fence. Leases that end at the same time are one event, see settling.lua.
     local function expect(mid, deadline)
         local fence = shard.fence + 1
@@ -527,7 +531,7 @@ local serving = part(function(serving)
         local charge = given.charge
         local rest = charge == 0 and out.tails[quick][policy]
         if not rest then
-            rest = settling.tail(shard.now + policy.lease, shard.now, charge, false, policy.gate
+            rest = settling.tail(deadline_of(policy), shard.now, charge, false, policy.gate
                 or '', false, false, false, quick)
             out.tails[quick][policy] = charge == 0 and rest
         end
@@ -538,8 +542,8 @@ local serving = part(function(serving)
     local function add_lease(policy, mid, stored, tail, line)
         local leases, found = out.leases, out.messages
         local n, m = #leases, #found
-        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, shard.now
-            + policy.lease), tail)
+        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid,
+            deadline_of(policy)), tail)
         found[m + 1], found[m + 2] = mid, stored
         if line then
             messages.set_holder(line, mid, true)
@@ -582,7 +586,7 @@ local serving = part(function(serving)
         elseif record.mkey and policy.merge == 'all' then
             bodies = {}
         end
-        local deadline, tail = shard.now + policy.lease, nil
+        local deadline, tail = deadline_of(policy), nil
         if is_empty or (record.suspect and calls.record_start) then
             tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
                 record.suspect and calls.record_start, policy.gate or '', is_empty, is_empty
@@ -605,7 +609,7 @@ local serving = part(function(serving)
 
     -- Deliver the messages of one visit. Most are plain: this is the innermost loop of all.
     local function deliver_visit(given, policy, mids, records, first, last)
-        local leases, found, deadline, size = out.leases, out.messages, shard.now + policy.lease, 0
+        local leases, found, deadline, size = out.leases, out.messages, deadline_of(policy), 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
@@ -659,7 +663,7 @@ local serving = part(function(serving)
                 given.first + there)
             local n = #runs
             runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2,
-                shard.now + policy.lease, policy.limited and 1 or 0
+                deadline_of(policy), policy.limited and 1 or 0
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
@@ -672,10 +676,11 @@ local serving = part(function(serving)
     -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
     -- further bodies} of messages that have some, flat; the first fence; and whether lanes were
     -- left out. `only`: {patterns, where the lanes' order begins, the most lanes to pass over}, or
-    -- nil.
-    function serving.lease(room, pool, topics, startable, record_start, only)
+    -- nil. `max_lease`: the longest lease in microseconds, or nil.
+    function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
-            visits = {}, order = {}, given = {}, withheld = false }
+            visits = {}, order = {}, given = {}, withheld = false,
+            max_lease = max_lease or math.huge }
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}
         if only then

@@ -4,7 +4,8 @@
 -- waits, one of `arrivals:POOL` is notified of an arrival: these are busy, and would see it only at
 -- their next lease.
 --
--- A waiter that registered as CHANNEL/N can start N messages. A call that puts few messages leases
+-- A waiter that registered as CHANNEL/N/M can start N messages, and its leases end after M
+-- microseconds at the latest (0: as their policies say). A call that puts few messages leases
 -- them to it at once: it publishes LEASED, to learn whether somebody listens, and then what was
 -- leased (or the shard's number, if there is nothing to lease after all). So the worker needs no
 -- call of its own.
@@ -18,7 +19,7 @@ local wakeup = part(function(wakeup)
     local MOST_PUSHED, MOST_PUSHED_BYTES = 16, 65536
 
     local function channel_of(member)
-        return string.match(member, '^(.*)/%d+$') or member
+        return string.match(member, '^(.*)/%d+/%d+$') or member
     end
 
     local function real_now()
@@ -90,7 +91,7 @@ local wakeup = part(function(wakeup)
     -- more to lease.
     local function lease_to(waiters, pool)
         local last = call('ZRANGE', waiters, 0, 0, 'REV', 'WITHSCORES')
-        local channel, room = string.match(last[1] or '', '^(.*)/(%d+)$')
+        local channel, room, longest = string.match(last[1] or '', '^(.*)/(%d+)/(%d+)$')
         if not channel or tonumber(last[2]) < real_now() then
             return true
         end
@@ -100,7 +101,8 @@ local wakeup = part(function(wakeup)
         end
         room = tonumber(room)
         gates.save()
-        local found, runs, bodies, first, withheld = serving.lease(room, pool, nil, room, false)
+        local found, runs, bodies, first, withheld = serving.lease(room, pool, nil, room, false,
+            nil, longest ~= '0' and tonumber(longest) or nil)
         messages.save()
         gates.save()
         local wake = wakes.next()
