@@ -32,11 +32,13 @@ class Delivery:
     method raises LeaseLost if that has happened; nothing is changed then.
     """
 
-    __slots__ = ("_engine", "_message", "lease", "threads")
+    __slots__ = ("_ahead_us", "_engine", "_message", "lease", "threads")
 
-    def __init__(self, engine: Queue, lease: Lease, threads: Executor) -> None:
+    def __init__(self, engine: Queue, lease: Lease, threads: Executor, ahead_us: int) -> None:
+        """`ahead_us`: the store's clock minus this process's monotonic clock, in microseconds."""
         self._engine = engine
         self._message: Message | None = None
+        self._ahead_us = ahead_us
         self.lease = lease
         self.threads = threads
 
@@ -77,6 +79,17 @@ class Delivery:
         """
         return self.lease.fence
 
+    @property
+    def deadline(self) -> float:
+        """
+        When the lease ends: Unix time in seconds, by the store's clock. `extend` moves it.
+        """
+        return self.lease.deadline_us / units.SECOND
+
+    def _now_us(self) -> int:
+        """The store's time; behind it by as long as the answer of the lease took."""
+        return time.monotonic_ns() // 1_000 + self._ahead_us
+
     def ack(self, publish: Iterable[Message] = ()) -> None:
         """
         Finish the message; `publish`: messages to publish in the same transaction.
@@ -115,11 +128,11 @@ class Delivery:
 
     def extend(self, by: Duration) -> None:
         """Extend the lease to at least `by` from now."""
-        extended = self._engine.extend(
-            [(self.lease.handle, self.lease.fence)], _microseconds("extend", by)
-        )
-        if not extended[0]:
-            raise lease_lost(self.lease, "lost")
+        by_us, lease = _microseconds("extend", by), self.lease
+        now_us = self._now_us()
+        if not self._engine.extend([(lease.handle, lease.fence)], by_us)[0]:
+            raise lease_lost(lease, "lost")
+        lease.deadline_us = max(lease.deadline_us, now_us + by_us)
 
     aack = async_variant(ack)
     aretry = async_variant(retry)
@@ -192,7 +205,8 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
         batch = engine.lease(wanted.count, pool=pool, topics=topics, record_start=True)
         left = deadline - time.monotonic()
         if batch.leases or left <= 0:
-            return [Delivery(engine, each, host.threads) for each in batch.leases]
+            ahead_us = batch.now_us - time.monotonic_ns() // 1_000
+            return [Delivery(engine, each, host.threads, ahead_us) for each in batch.leases]
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
         engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)

@@ -235,6 +235,23 @@ def test_a_delivery_is_settled_once(app: Laneway) -> None:
         delivery.ack()
 
 
+def test_the_deadline_of_a_delivery(app: Laneway) -> None:
+    """It is by the store's clock, and `extend` moves it as the store does."""
+    app.policy("a", lease="1m")
+    app.publish("a", 1)
+    (delivery,) = app.lease(1)
+    for extension in (0, 1, 300):
+        if extension:
+            delivery.extend(extension)
+        view = app.engine.find(delivery.id, "a")
+        assert view is not None
+        stored_us = view.deadline_us
+        assert stored_us is not None
+        # The store may have counted from a moment later: when it had the call.
+        assert stored_us / 1e6 - 5 < delivery.deadline <= stored_us / 1e6
+    assert delivery.deadline > time.time() + 250
+
+
 def test_what_a_consumer_can_do(app: Laneway) -> None:
     """Retry, dead and release mean what the words say."""
     for n in range(3):
