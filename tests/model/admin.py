@@ -178,6 +178,27 @@ class Model(Engine):
     def programs(self) -> dict[str, bytes]:
         return dict(self.known_programs)
 
+    def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
+        return self.election_records.get(name), self._time(now_us)
+
+    def election_swap(
+        self,
+        name: str,
+        before: bytes | None,
+        after: bytes,
+        *,
+        durable: bool = True,
+        now_us: int | None = None,
+    ) -> bool:
+        del durable, now_us
+        if self.election_records.get(name) != before:
+            return False
+        self.election_records[name] = after
+        return True
+
+    def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
+        return sorted(name for name in self.election_records if name > after)[:limit]
+
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
         if self.known_programs.get(name) != before:
             return False

@@ -67,6 +67,7 @@ class Lanes:
         self.outcomes: dict[str, bytes] = {}  # by id
         self.policy_table = PolicyTable(self.tiers)
         self.known_programs: dict[str, bytes] = {}
+        self.election_records: dict[str, bytes] = {}
         self.deadlines_given: set[int] = set()
 
     @property

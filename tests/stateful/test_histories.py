@@ -455,6 +455,15 @@ class Histories(RuleBasedStateMachine):
         )
         self.do("tick")  # an engine that had nothing to do need not have read the clock
 
+    # Elections
+
+    @rule(name=st.sampled_from(["a", "b"]), number=st.integers(0, 3), knows=st.booleans())
+    def election(self, name: str, number: int, *, knows: bool) -> None:
+        """Swap a record, as somebody who knows the present one or not."""
+        before = self.lockstep.model.election_records.get(name) if knows else b"{}"
+        self.do("election_swap", name, before, b'{"number":%d}' % number)
+        assert self.lockstep.engine.elections() == self.lockstep.model.elections()
+
     # Time
 
     @rule(seconds=st.sampled_from([0.001, 0.05, 0.2, 0.5, 1.0, 1.0, 3.0, 7.0, 70.0, 4000.0, -2.0]))

@@ -7,6 +7,7 @@ The protocols that every engine implements, one module for each role.
 | `Wakeup` | wait and listen, so that nothing polls | workers, jobs |
 | `Results` | outcomes and progress under message ids | tasks, flows |
 | `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, command line |
+| `Elections` | records of who holds which term | `laneway.cluster` |
 | `Transfer` | move messages to another store | `laneway migrate` |
 
 `FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.
@@ -46,6 +47,7 @@ from laneway.engines.base.constants import (
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
 )
+from laneway.engines.base.elections import Elections
 from laneway.engines.base.opening import (
     Capabilities,
     Durability,
@@ -93,6 +95,7 @@ __all__ = [
     "Capabilities",
     "Check",
     "Durability",
+    "Elections",
     "ExplainedState",
     "Explanation",
     "ExportedMessage",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from laneway.engines.base.admin import Admin
+from laneway.engines.base.elections import Elections
 from laneway.engines.base.queue import Queue
 from laneway.engines.base.results import Results
 from laneway.engines.base.transfer import Transfer
@@ -77,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class FullEngine(Queue, Wakeup, Results, Admin, Transfer, Protocol):
+class FullEngine(Queue, Wakeup, Results, Admin, Elections, Transfer, Protocol):
     """All roles: what `laneway.engines.open_engine` returns."""
 
     capabilities: Capabilities

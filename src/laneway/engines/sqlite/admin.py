@@ -25,6 +25,7 @@ from laneway.engines.sqlite import (
     views,
 )
 from laneway.engines.sqlite.engine import Core
+from laneway.engines.sqlite.statements import SQL
 from laneway.policy import (
     PROGRAM,
     Gate,
@@ -110,6 +111,39 @@ class SqliteEngine(Core, PolicyChanges):
             else:
                 tx.run("setting_write", PROGRAM + name, after.decode())
             return True
+
+    # Elections: no part of the queue, so their transactions touch nothing of it
+
+    def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
+        with self._store.reading() as connection:
+            stored = connection.execute(SQL["election_read"], (name,)).fetchone()
+            now = self._reader(connection, now_us).now
+        return (stored[0].encode() if stored is not None else None), now
+
+    def election_swap(
+        self,
+        name: str,
+        before: bytes | None,
+        after: bytes,
+        *,
+        durable: bool = True,
+        now_us: int | None = None,
+    ) -> bool:
+        del now_us
+        statement, values = (
+            ("election_insert", (name, after.decode()))
+            if before is None
+            else ("election_replace", (after.decode(), name, before.decode()))
+        )
+        with self._store.lock:
+            self._store.refuse_nested()
+            with self._store.writing(durable=durable) as connection:
+                return connection.execute(SQL[statement], values).rowcount == 1
+
+    def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
+        with self._store.reading() as connection:
+            rows = connection.execute(SQL["elections_list"], (after, limit)).fetchall()
+        return [name for (name,) in rows]
 
     def policy_own(self, topic: str) -> Layers:
         with self._view() as tx:

@@ -7,6 +7,7 @@ wait for each other. `laneway.engines.sharded` splits the calls.
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import Capabilities, Check
@@ -293,6 +294,37 @@ class FilesEngine(FilesQueue, ShardedAdmin):
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
         return self._space.on(0, lambda file: file.program_swap(name, before, after))
+
+    # Elections: each is in the file of its name
+
+    def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
+        return self._file_of(name).election_read(name, now_us=now_us)
+
+    def election_swap(
+        self,
+        name: str,
+        before: bytes | None,
+        after: bytes,
+        *,
+        durable: bool = True,
+        now_us: int | None = None,
+    ) -> bool:
+        return self._file_of(name).election_swap(
+            name, before, after, durable=durable, now_us=now_us
+        )
+
+    def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
+        return heapq.nsmallest(
+            limit,
+            (
+                name
+                for file in self._space.files
+                for name in file.elections(limit=limit, after=after)
+            ),
+        )
+
+    def _file_of(self, name: str) -> ShardFile:
+        return self._space.files[self._space.routes.home(name)]
 
     # One shard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, TopicOrder
@@ -47,8 +48,42 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
         return bool(
-            self._space.run("program", 0, None, name, before or b"", after or b"", durable=True)
+            self._space.run(
+                "swap", 0, None, "programs", name, before or b"", after or b"", durable=True
+            )
         )
+
+    # Elections: each is on the shard of its name
+
+    def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
+        shard = self._space.routes.home(name)
+        record = self._space.read(shard, "HGET", "elections", name)
+        counters, clock = self._space.counters(shard)  # the time is not before that of the record
+        return record, max(counters.now, clock if now_us is None else now_us)
+
+    def election_swap(
+        self,
+        name: str,
+        before: bytes | None,
+        after: bytes,
+        *,
+        durable: bool = True,
+        now_us: int | None = None,
+    ) -> bool:
+        shard = self._space.routes.home(name)
+        return bool(
+            self._space.run(
+                "swap", shard, now_us, "elections", name, before or b"", after, durable=durable
+            )
+        )
+
+    def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
+        names = (
+            name.decode()
+            for shard in range(self._space.shards)
+            for name in self._space.read(shard, "HGETALL", "elections")[::2]
+        )
+        return heapq.nsmallest(limit, (name for name in names if name > after))
 
     # One shard
 

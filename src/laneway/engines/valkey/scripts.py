@@ -57,7 +57,7 @@ FUNCTIONS = (
     "policies",
     "own",
     "own_read",
-    "program",
+    "swap",
     "relayout",
     "gate",
     "limits",

@@ -18,6 +18,7 @@ import pytest
 PARTS = (
     "test_clock",
     "test_dead_letters",
+    "test_elections",
     "test_fairness",
     "test_lease",
     "test_limits",

@@ -11,12 +11,7 @@ CREATE TABLE workers (                   -- one row each; every heartbeat replac
 ) WITHOUT ROWID;
 CREATE INDEX workers_until ON workers (until_us);
 
-CREATE TABLE elections (
-    name     TEXT PRIMARY KEY,
-    term     INTEGER NOT NULL,           -- a fencing token: it only grows
-    holder   TEXT,
-    until_us INTEGER NOT NULL,
-    state    TEXT NOT NULL,
-    asked_us INTEGER,                    -- when the holder was asked to step down
-    note     TEXT
+CREATE TABLE elections (                 -- one row each; it stays when nobody holds the term
+    name   TEXT PRIMARY KEY,
+    record TEXT NOT NULL                 -- JSON, see cluster/terms.py
 ) WITHOUT ROWID;

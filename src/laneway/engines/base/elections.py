@@ -1,0 +1,42 @@
+"""Records of elections: who holds which term. `laneway.cluster` decides what they say."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Elections(Protocol):
+    """
+    One record for each election, changed by compare and swap, and the clock that its times are of.
+
+    The rules of terms are in `laneway.cluster.terms`, the same for all engines: a caller reads the
+    record and the time, decides, and swaps. A record that was changed in between is not replaced.
+    """
+
+    def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
+        """Read an election's record (JSON; None: there is none) and the engine's time."""
+        ...
+
+    def election_swap(
+        self,
+        name: str,
+        before: bytes | None,
+        after: bytes,
+        *,
+        durable: bool = True,
+        now_us: int | None = None,
+    ) -> bool:
+        """
+        Replace an election's record if it is still `before` (compare and swap).
+
+        Arguments: `before`, `after`: JSON; None: no record. `durable`: whether the change is as
+        durable as a message; renewals need not be.
+
+        Returns False if the record is another one by now; nothing is changed then.
+        """
+        ...
+
+    def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
+        """The names of the elections that have a record, in order, from the one after `after`."""
+        ...

@@ -1,0 +1,20 @@
+-- Replace a record, if it is what the client has read (compare and swap).
+--
+-- ARGV[3]: "programs", or "elections": the hash with the record
+-- ARGV[4]: the record's name
+-- ARGV[5]: the record that the client has read; "": none
+-- ARGV[6]: the new record; "": none
+--
+-- Answers 1 if it was replaced, else 0.
+
+local hash = keys[ARGV[3]]
+local stored = call('HGET', hash, ARGV[4]) or ''
+if stored ~= ARGV[5] then
+    return 0
+end
+if ARGV[6] == '' then
+    call('HDEL', hash, ARGV[4])
+else
+    call('HSET', hash, ARGV[4], ARGV[6])
+end
+return 1
