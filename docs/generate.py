@@ -164,6 +164,8 @@ APPLICATION = {
     " name of the module that makes the application.",
     "version": "The version of the program. A newer version replaces what the program declared"
     " before. Without it each start replaces it.",
+    "buffer": "Whether `publish` returns before the store has the message: True, or a `Buffer` with"
+    " its bounds; see [publish without waiting](../producers.md).",
 }
 
 WORKER = {
@@ -588,6 +590,7 @@ GROUPS = {
     "The application": ["Laneway"],
     "Messages": ["Message", "Receipt", "Delivery"],
     "Topics": ["Topic", "Stats", "DeadLetter"],
+    "Producers": ["Buffer"],
     "Policies": ["Tier", "Backoff"],
     "Tasks and jobs": [
         "Task",

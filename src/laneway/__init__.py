@@ -26,6 +26,7 @@ from laneway.errors import (
     LanewayError,
     LeaseLost,
     NoNamespace,
+    ProducerFull,
     Refused,
     Reject,
     Retry,
@@ -36,6 +37,7 @@ from laneway.errors import (
 )
 from laneway.message import Message, Receipt
 from laneway.policy import Backoff, Tier
+from laneway.producing.buffer import Buffer
 from laneway.tasks.canvas import Signature, chain, chord, group
 from laneway.tasks.context import get_task_logger
 from laneway.tasks.job import Job, JobState
@@ -50,6 +52,7 @@ __all__ = [
     "Backoff",
     "BadMessage",
     "BadPolicy",
+    "Buffer",
     "DeadLetter",
     "Delivery",
     "Dependency",
@@ -69,6 +72,7 @@ __all__ = [
     "LeaseLost",
     "Message",
     "NoNamespace",
+    "ProducerFull",
     "Queue",
     "Receipt",
     "Refused",

@@ -17,8 +17,9 @@ from laneway.engine_holder import EngineHolder
 from laneway.engines.shared.listing import ORDERS
 from laneway.errors import UsageError
 from laneway.policy import FIELDS, Gate, check_pattern, check_topic
-from laneway.producing.producer import Producer
+from laneway.producing.choice import producer_of
 from laneway.producing.publish_options import message_from
+from laneway.producing.reports import UnsentReports
 from laneway.safetext import redacted
 from laneway.schedules import store as schedule_store
 from laneway.tasks import context, outcomes, queue
@@ -57,8 +58,10 @@ if TYPE_CHECKING:
         Settings,
         TopicOrder,
     )
+    from laneway.errors import LanewayError
     from laneway.message import Message, Receipt
     from laneway.policy import OnFull, PolicyOptions
+    from laneway.producing.buffer import Buffer
     from laneway.producing.publish_options import PublishOptions
     from laneway.schedules.store import Planned, Schedule
     from laneway.tasks.decorator import TaskKeywords
@@ -73,6 +76,7 @@ F = TypeVar("F")
 M = TypeVar("M", bound="Callable[[Message], Generator[Message, Receipt, None]]")
 H = TypeVar("H", bound="Callable[[Any], Generator[None, None, None]]")
 OnSuccess = TypeVar("OnSuccess", bound="Callable[[Message], object]")
+OnUnsent = TypeVar("OnUnsent", bound="Callable[[Message, LanewayError], object]")
 OnError = TypeVar("OnError", bound="Callable[[Message, BaseException], object]")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,6 +106,9 @@ class Laneway:
     `create=False` refuses a store that does not exist. `result_ttl` and `failure_ttl`: how long
     results and failures of tasks are stored.
 
+    `buffer`: `publish` returns at once with the outcome `"buffered"`, and a thread sends; True, or
+    a `Buffer` with its bounds. Messages that could not be sent are logged and given to `on_unsent`.
+
     The engine is opened at first use. Policies and gates that were given before are declared then.
 
     `program` and `version` own these policies and gates. A newer version replaces those of its
@@ -128,6 +135,7 @@ class Laneway:
         failure_ttl: Duration = outcomes.FAILURE_TTL,
         program: str | None = None,
         version: str | int | None = None,
+        buffer: Buffer | bool = False,
         **unknown: Never,
     ) -> None:
         known = (
@@ -142,6 +150,7 @@ class Laneway:
             "failure_ttl",
             "program",
             "version",
+            "buffer",
         )
         config.refuse_unknown("Laneway", unknown, ("url", *known))
         settings = config.settings(
@@ -162,7 +171,8 @@ class Laneway:
         self._holder = EngineHolder(url, settings, self.program, self.version)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
         self.progress_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-progress")
-        self.producer = Producer(self._holder, self.threads)
+        self._unsent = UnsentReports()
+        self.producer = producer_of(self._holder, self.threads, buffer, self._unsent)
         self.result_waiter = ResultWaiter(lambda: self.engine)
         """Notifies of changes of jobs."""
         self._workers = WorkerRegistry()
@@ -264,12 +274,13 @@ class Laneway:
 
     def close(self) -> None:
         """
-        Stop this application's workers, end the calls that wait, and close the engine. The next use
-        opens it again.
+        Stop this application's workers, send what is buffered, end the calls that wait, and close
+        the engine. The next use opens it again.
 
         Raises UsageError in a handler, and on the event loop of a worker.
         """
         self._workers.end_all("close")
+        self.producer.close()
         self.result_waiter.close()
         self._holder.close()
 
@@ -427,6 +438,14 @@ class Laneway:
         `sticky`: their ids stay known for 24 hours.
         """
         return self.producer.publish_flow(messages, sticky=sticky)
+
+    def flush(self, timeout: Duration | None = None) -> int:
+        """
+        Send what is buffered, and wait until the store has answered everything that this process
+        published before, at most `timeout`. Returns how many messages it has not answered; 0 at
+        once without a buffer. Raises UsageError.
+        """
+        return self.producer.flush(timeout)
 
     @property
     def limits_backlog(self) -> bool:
@@ -920,7 +939,19 @@ class Laneway:
         self.handlers.middlewares.add_hook("dead", hook)
         return hook
 
+    def on_unsent(self, hook: OnUnsent) -> OnUnsent:
+        """
+        Register a hook for each message of the buffer that the store did not accept: it is called
+        with the message and the error.
+
+        The thread that sends calls it, so it must not block; its errors are logged. The message
+        was not stored, unless the error's `applied` is None.
+        """
+        self._unsent.add(hook)
+        return hook
+
     aclose = async_variant(close)
+    aflush = async_variant(flush)
     aschedule = async_variant(schedule)
     aadd_schedule = async_variant(add_schedule)
     aschedules = async_variant(schedules)

@@ -9,6 +9,7 @@ LanewayError
 │   └── UnknownHandler    nothing is registered under that name
 ├── Refused               the state of the system does not allow it now
 │   ├── BacklogFull       wait, or raise `max_backlog`
+│   │   └── ProducerFull  wait, or raise the bounds of the producer's buffer or spool
 │   └── TopicInUse        empty the topic first
 ├── LeaseLost             the lease has ended; another worker may have the message
 ├── EngineUnavailable     try again (`applied` says whether the change may have happened)
@@ -89,6 +90,12 @@ class BacklogFull(Refused):
     def __init__(self, text: str, receipts: list[object] | None = None) -> None:
         super().__init__(text)
         self.receipts = receipts or []
+
+
+class ProducerFull(BacklogFull):
+    """The producer's buffer or spool is full; the message was not taken."""
+
+    kind = "producer_full"
 
 
 class TopicInUse(Refused):

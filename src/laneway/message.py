@@ -14,12 +14,15 @@ RAW = "application/octet-stream"
 The `content-type` header of a body that was published as bytes. A body without it is JSON.
 """
 
-Outcome = Literal["accepted", "merged", "duplicate", "refused"]
+Outcome = Literal["accepted", "merged", "duplicate", "refused", "buffered", "spooled", "dropped"]
 """
 The outcomes of a publish.
 
 `"accepted"`: stored. `"merged"`: it joined a waiting message. `"duplicate"`: its id is already
 known, nothing was stored. `"refused"`: a backlog limit is reached, nothing was stored.
+
+With a buffer or spool, the store decides later: `"buffered"`: in the producer's memory.
+`"spooled"`: in the producer's spool. `"dropped"`: the buffer or spool was full.
 """
 
 Action = Literal["ack", "retry", "dead", "release", "back_off", "unhandled"]

@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import AsyncIterable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from laneway import arguments, codec
 from laneway.awaitable import async_variant
@@ -19,7 +19,7 @@ from laneway.producing.publish_options import batches_of
 from laneway.producing.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from concurrent.futures import Executor
     from typing import Protocol
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 class Producer:
     """Publishes an application's messages. `threads`: where coroutines wait for the engine."""
 
+    overlaps: ClassVar[bool] = True
+    """Whether `publish_many` encodes the next batch while the store takes one."""
+
     def __init__(self, holder: Holder, threads: Executor) -> None:
         self._holder = holder
         self.threads = threads
@@ -47,7 +50,15 @@ class Producer:
 
     def begin(self) -> None:
         """Begin with nothing queued, in a new process."""
-        self.publisher = Publisher(self._holder, self.threads)
+        self.publisher = self.flow_publisher = Publisher(self._holder, self.threads)
+
+    def flush(self, timeout: Duration | None = None) -> int:
+        """See `Laneway.flush`; without a buffer or spool, everything has been sent."""
+        arguments.seconds_or_none("flush", "timeout", timeout)
+        return 0
+
+    def close(self) -> None:
+        """Send what is buffered, before the engine is closed."""
 
     def publish(self, message: Message, timeout: Duration | None) -> Receipt:
         """Publish one message. Raises BadMessage, BacklogFull, EngineUnavailable."""
@@ -87,10 +98,10 @@ class Producer:
             )
         shown = sys.stderr.isatty() if progress is None else progress
         seconds = arguments.seconds_or_none("publish_many", "timeout", timeout)
-        put, has_to_wait = self.publisher.put, self._has_to_wait
+        put, has_to_wait = self._bulk_put(seconds), self._has_to_wait
         if not self.middlewares:
             return put_all(
-                messages, put, has_to_wait, timeout=seconds, progress=shown, overlaps=True
+                messages, put, has_to_wait, timeout=seconds, progress=shown, overlaps=self.overlaps
             )
         with self.middlewares.around_many(messages, put) as stream:
             return put_all(stream, stream.put, has_to_wait, timeout=seconds, progress=shown)
@@ -99,12 +110,17 @@ class Producer:
         """Publish encoded messages in batches, past the middlewares."""
         return put_all(
             drafts,
-            self.publisher.put,
+            self._bulk_put(None),
             self._has_to_wait,
             timeout=None,
             progress=False,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
+
+    def _bulk_put(self, seconds: float | None) -> Callable[[list[Draft]], list[Receipt]]:
+        """What puts a batch of `publish_many`; it may wait for room for so many seconds."""
+        del seconds  # `put_all` does the waiting for the store's backlog limits
+        return self.publisher.put
 
     _publish_many_in_thread = async_variant(publish_many)
 
@@ -146,7 +162,7 @@ class Producer:
         def put(drafts: list[Draft]) -> list[Receipt]:
             for draft in drafts:
                 draft.sticky = draft.sticky or sticky
-            return self.publisher.put_alone(drafts)
+            return self.flow_publisher.put_alone(drafts)
 
         put_flow = functools.partial(
             put_all,
