@@ -166,6 +166,8 @@ APPLICATION = {
     " before. Without it each start replaces it.",
     "buffer": "Whether `publish` returns before the store has the message: True, or a `Buffer` with"
     " its bounds; see [publish without waiting](../producers.md).",
+    "spool": "A local file into which `publish` writes, and from which a thread forwards: its path,"
+    " or a `Spool` with its bounds. Not with `buffer`.",
 }
 
 WORKER = {
@@ -590,7 +592,7 @@ GROUPS = {
     "The application": ["Laneway"],
     "Messages": ["Message", "Receipt", "Delivery"],
     "Topics": ["Topic", "Stats", "DeadLetter"],
-    "Producers": ["Buffer"],
+    "Producers": ["Buffer", "Spool", "SpoolStatus"],
     "Policies": ["Tier", "Backoff"],
     "Tasks and jobs": [
         "Task",

@@ -38,6 +38,8 @@ from laneway.errors import (
 from laneway.message import Message, Receipt
 from laneway.policy import Backoff, Tier
 from laneway.producing.buffer import Buffer
+from laneway.producing.spool import Spool
+from laneway.producing.spool_file import SpoolStatus
 from laneway.tasks.canvas import Signature, chain, chord, group
 from laneway.tasks.context import get_task_logger
 from laneway.tasks.job import Job, JobState
@@ -82,6 +84,8 @@ __all__ = [
     "SchemaMismatch",
     "Signature",
     "SoftTimeLimit",
+    "Spool",
+    "SpoolStatus",
     "Stats",
     "Summary",
     "Task",

@@ -35,6 +35,7 @@ from laneway.working.options import EmbeddedOptions, Options
 from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
+    import os
     import threading
     from collections.abc import (
         AsyncIterable,
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.buffer import Buffer
     from laneway.producing.publish_options import PublishOptions
+    from laneway.producing.spool import Spool
+    from laneway.producing.spool_file import SpoolStatus
     from laneway.schedules.store import Planned, Schedule
     from laneway.tasks.decorator import TaskKeywords
     from laneway.tasks.task import AsyncTask
@@ -107,7 +110,9 @@ class Laneway:
     results and failures of tasks are stored.
 
     `buffer`: `publish` returns at once with the outcome `"buffered"`, and a thread sends; True, or
-    a `Buffer` with its bounds. Messages that could not be sent are logged and given to `on_unsent`.
+    a `Buffer` with its bounds. `spool`: the same, through a local file, with the outcome
+    `"spooled"`; the file's path, or a `Spool` with its bounds. Messages that could not be sent are
+    logged and given to `on_unsent`.
 
     The engine is opened at first use. Policies and gates that were given before are declared then.
 
@@ -136,6 +141,7 @@ class Laneway:
         program: str | None = None,
         version: str | int | None = None,
         buffer: Buffer | bool = False,
+        spool: Spool | str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
         known = (
@@ -151,6 +157,7 @@ class Laneway:
             "program",
             "version",
             "buffer",
+            "spool",
         )
         config.refuse_unknown("Laneway", unknown, ("url", *known))
         settings = config.settings(
@@ -172,7 +179,9 @@ class Laneway:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
         self.progress_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-progress")
         self._unsent = UnsentReports()
-        self.producer = producer_of(self._holder, self.threads, buffer, self._unsent)
+        self.producer = producer_of(
+            self._holder, self.threads, self._unsent, buffer=buffer, spool=spool
+        )
         self.result_waiter = ResultWaiter(lambda: self.engine)
         """Notifies of changes of jobs."""
         self._workers = WorkerRegistry()
@@ -195,7 +204,7 @@ class Laneway:
         Begin again in a forked child: the parent's threads do not exist here, and its engine stays
         open for the parent.
         """
-        forks.keep(self._holder.opened, self.producer.publisher, self.result_waiter)
+        forks.keep(self._holder.opened, *self.producer.parts(), self.result_waiter)
         for threads, most, name in (
             (self.threads, THREADS, "laneway"),
             (self.progress_thread, 1, "laneway-progress"),
@@ -441,11 +450,15 @@ class Laneway:
 
     def flush(self, timeout: Duration | None = None) -> int:
         """
-        Send what is buffered, and wait until the store has answered everything that this process
-        published before, at most `timeout`. Returns how many messages it has not answered; 0 at
-        once without a buffer. Raises UsageError.
+        Send what is in the buffer or spool, and wait until the store has answered it, at most
+        `timeout`. Returns how many messages it has not answered; 0 at once without a buffer or
+        spool. Raises UsageError.
         """
         return self.producer.flush(timeout)
+
+    def spool_status(self) -> SpoolStatus:
+        """What the spool holds: count, size, age, and why it waits. Raises UsageError."""
+        return self.producer.spool_status()
 
     @property
     def limits_backlog(self) -> bool:
@@ -941,8 +954,8 @@ class Laneway:
 
     def on_unsent(self, hook: OnUnsent) -> OnUnsent:
         """
-        Register a hook for each message of the buffer that the store did not accept: it is called
-        with the message and the error.
+        Register a hook for each message of the buffer or spool that the store did not accept: it is
+        called with the message and the error.
 
         The thread that sends calls it, so it must not block; its errors are logged. The message
         was not stored, unless the error's `applied` is None.
@@ -952,6 +965,7 @@ class Laneway:
 
     aclose = async_variant(close)
     aflush = async_variant(flush)
+    aspool_status = async_variant(spool_status)
     aschedule = async_variant(schedule)
     aadd_schedule = async_variant(add_schedule)
     aschedules = async_variant(schedules)

@@ -143,7 +143,12 @@ class MessageBuffer:
         return receipts
 
     def add_now(self, draft: Draft) -> Receipt | None:
-        """Buffer a message if there is room; None: there is none. The fast path of `add`."""
+        """
+        Buffer a message if there is room; None: there is none. The fast path of `add`. Raises
+        BadMessage.
+        """
+        if draft.delay_us:
+            limits.check_times(draft)
         message_id = draft.id
         if message_id is None:
             message_id = draft.id = f"{self._prefix}{next(self._numbers):x}"

@@ -8,18 +8,34 @@ from laneway.errors import UsageError
 from laneway.producing.buffer import Buffer
 from laneway.producing.buffered import BufferedProducer
 from laneway.producing.producer import Producer
+from laneway.producing.spool import Spool
+from laneway.producing.spooled import SpoolProducer
 
 if TYPE_CHECKING:
+    import os
     from concurrent.futures import Executor
 
-    from laneway.producing.producer import Holder
     from laneway.producing.reports import UnsentReports
+    from laneway.producing.spooled import Target
 
 
 def producer_of(
-    holder: Holder, threads: Executor, buffer: Buffer | bool, unsent: UnsentReports
+    holder: Target,
+    threads: Executor,
+    unsent: UnsentReports,
+    *,
+    buffer: Buffer | bool,
+    spool: Spool | str | os.PathLike[str] | None,
 ) -> Producer:
-    """The producer that `Laneway(buffer=…)` asks for. Raises UsageError."""
+    """The producer that `Laneway(buffer=…)` or `Laneway(spool=…)` asks for. Raises UsageError."""
+    if spool is not None:
+        if buffer is not False:
+            raise UsageError(
+                "Laneway: buffer and spool contradict each other; give one of them (a spool does"
+                " not wait for the store either)"
+            )
+        options = spool if isinstance(spool, Spool) else Spool(spool)
+        return SpoolProducer(holder, threads, options, unsent)
     if buffer is False:
         return Producer(holder, threads)
     if buffer is True:

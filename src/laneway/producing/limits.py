@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from laneway import units
-from laneway.errors import UsageError
+from laneway.engines.shared.refusals import delay_outlasts_ttl
+from laneway.errors import BadMessage, UsageError
+
+if TYPE_CHECKING:
+    from laneway.message import Draft
 
 OnProducerFull = Literal["block", "raise", "drop"]
 """
@@ -39,3 +43,9 @@ def size(call: str, option: str, value: int | str) -> int:
 def id_prefix() -> str:
     """The beginning of the ids that a process assigns itself; a number follows."""
     return f"p{secrets.token_hex(8)}-"
+
+
+def check_times(draft: Draft) -> None:
+    """Raise BadMessage if a message would expire before it is due."""
+    if draft.ttl_us is not None and draft.delay_us >= draft.ttl_us:
+        raise BadMessage(delay_outlasts_ttl(draft, draft.delay_us, draft.ttl_us))

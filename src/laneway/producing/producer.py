@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from laneway import arguments, codec
 from laneway.awaitable import async_variant
-from laneway.errors import BacklogFull, BadMessage
+from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.message import Message
 from laneway.producing.bulk import BATCH, put_all, wait_for_room
 from laneway.producing.middleware import Middlewares
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, Settings
     from laneway.message import Draft, Receipt
+    from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
 
     class Holder(Protocol):
@@ -52,10 +53,20 @@ class Producer:
         """Begin with nothing queued, in a new process."""
         self.publisher = self.flow_publisher = Publisher(self._holder, self.threads)
 
+    def parts(self) -> list[object]:
+        """What a forked child must not finalize, because the parent still uses it."""
+        return [self.publisher]
+
     def flush(self, timeout: Duration | None = None) -> int:
         """See `Laneway.flush`; without a buffer or spool, everything has been sent."""
         arguments.seconds_or_none("flush", "timeout", timeout)
         return 0
+
+    def spool_status(self) -> SpoolStatus:
+        """See `Laneway.spool_status`."""
+        raise UsageError(
+            "spool_status: this application has no spool; give it one with Laneway(spool=path)"
+        )
 
     def close(self) -> None:
         """Send what is buffered, before the engine is closed."""
@@ -204,11 +215,14 @@ class Producer:
         receipts, seconds = [receipt], arguments.seconds_or_none("publish", "timeout", timeout)
         wait_for_room([draft], receipts, self.publisher.put, self._has_to_wait, seconds, given_up)
         if receipts[0].outcome == "refused":
-            raise BacklogFull(
-                f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog",
-                [*receipts],
-            )
+            raise self._full(draft, receipts[0])
         return receipts[0]
+
+    def _full(self, draft: Draft, receipt: Receipt) -> BacklogFull:
+        """The error for a message that there is no room for."""
+        return BacklogFull(
+            f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [receipt]
+        )
 
     async def _await_for_room(
         self,

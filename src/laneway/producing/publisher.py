@@ -24,14 +24,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import Protocol
 
-    from laneway.engines.base import Queue
     from laneway.message import Draft, Receipt
+
+    class Store(Protocol):
+        """Takes messages: an engine, or a spool."""
+
+        def put(self, drafts: list[Draft]) -> list[Receipt]: ...
 
     class Holder(Protocol):
         """Holds the engine, which is opened at first use."""
 
         @property
-        def engine(self) -> Queue: ...
+        def engine(self) -> Store: ...
 
 
 GATHER_SECONDS = 0.0003
