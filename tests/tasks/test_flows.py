@@ -414,7 +414,7 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
     The topic of the error's handler is full: the message is handled again later; the others of the
     batch are settled.
     """
-    monkeypatch.setattr("laneway.working.engine_thread.FOLLOWER_RETRY_US", 50_000)
+    monkeypatch.setattr("laneway.working.settler.FOLLOWER_RETRY_US", 50_000)
     tasks = Tasks(make_app())
     tasks.app.policy("task.note", max_backlog=1, paused=True)
     tasks.note.delay("fills it")

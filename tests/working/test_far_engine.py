@@ -6,11 +6,14 @@ them.
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from laneway import Laneway, Message
+from laneway.errors import EngineUnavailable
 from laneway.testing import with_latency
 
 CALL = 0.05
@@ -60,3 +63,61 @@ def test_a_lease_outlasts_the_calls_that_extend_it(far: Laneway) -> None:
     far.publish("a")
     summary = far.run_worker(burst=True)
     assert (summary.acked, len(starts)) == (1, 1)
+
+
+def test_a_busy_worker_leases_while_it_settles(
+    far: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call is on its way while the answer of another one is awaited."""
+    far.publish_many(Message("a", n) for n in range(300))
+    settle, lease = far.engine.settle, far.engine.lease
+    settling = threading.Event()
+    leased_meanwhile = 0
+
+    def settle_seen(*args: Any, **options: Any) -> Any:
+        settling.set()
+        try:
+            return settle(*args, **options)
+        finally:
+            settling.clear()
+
+    def lease_seen(*args: Any, **options: Any) -> Any:
+        nonlocal leased_meanwhile
+        batch = lease(*args, **options)
+        leased_meanwhile += settling.is_set()
+        return batch
+
+    monkeypatch.setattr(far.engine, "settle", settle_seen, raising=False)
+    monkeypatch.setattr(far.engine, "lease", lease_seen, raising=False)
+
+    @far.handler("a")
+    async def handle(message: Message) -> None: ...
+
+    assert far.run_worker(burst=True, concurrency=50).acked == 300
+    assert leased_meanwhile
+
+
+def test_settlements_survive_a_lost_connection(
+    far: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that fails is repeated with the same settlements, and each message runs once."""
+    far.publish_many(Message("a", n) for n in range(200))
+    settle = far.engine.settle
+    calls = 0
+    seen: list[object] = []
+
+    def settle_or_fail(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 3):
+            raise EngineUnavailable("the connection was closed", applied=False)
+        return settle(*args, **options)
+
+    monkeypatch.setattr(far.engine, "settle", settle_or_fail, raising=False)
+
+    @far.handler("a")
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    assert far.run_worker(burst=True, concurrency=50).acked == 200
+    assert sorted(map(str, seen)) == sorted(map(str, range(200)))

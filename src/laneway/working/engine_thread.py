@@ -1,14 +1,14 @@
 """
-The one thread of a worker that calls the engine.
+The thread of a worker that calls the engine.
 
-It settles, extends, records starts and leases, each in batches.
-The event loop puts what is to be done into `settlements`, `starts` and `followers`, and sets
-`has_work`. One *pass* of this thread takes all of it at once, so batches grow with the load.
+It extends, settles, records starts and leases, each in batches.
+The event loop puts what is to be done into `settler` and `starts`, and calls `flush`.
+One *pass* of this thread takes all of it at once, so batches grow with the load.
 
 In a pass, in this order:
 
     extend    leases of which a third is over
-    settle    what ended since the last pass
+    settle    what ended since the last pass; `SettleThread` does it for a busy worker of a server
     start     record the starts of suspects
     lease     what the worker has room for, plus a few milliseconds of work (prefetch)
 
@@ -21,24 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from laneway import codec, texts, units
+from laneway import units
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.engines.shared.waiting import WaitingListener
-from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
-from laneway.message import Batch, Settlement, SettlementAnswer
+from laneway.errors import EngineCorrupt, EngineUnavailable
+from laneway.message import Batch, Settlement
 from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
-from laneway.working.options import Summary
-from laneway.working.outcome import CANNOT_SETTLE
+from laneway.working.settler import Reconnection, Settler, SettleThread
 from laneway.working.work_signal import WorkSignal
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from laneway.engines.base import FullEngine, MessageView, WorkListener
-    from laneway.message import Draft, Lease
+    from laneway.message import Lease
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.handler import Handler
     from laneway.working.options import Options
@@ -139,32 +137,8 @@ How many messages a lease has while arrivals are frequent: 1/SHORT_LEASE_DIVISOR
 about a millisecond's work, and at least MIN_SHORT_LEASE; an arrival waits for the call under way.
 """
 
-PACE_WINDOW_SECONDS = 0.02
-"""How long settlements are counted for one measurement of the pace; shorter ones are too uneven."""
-
-MIN_RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.05, 5.0
-"""
-How long to wait before calling an engine that is away again; the wait doubles from the first to the
-second, and is randomized so that workers do not come back all at once.
-"""
-
-RECONNECT_LOOK_SECONDS = 0.05
-"""How soon a worker that waits for its engine notices that it is to end."""
-
 MAX_WAIT_SECONDS = 60.0
 """How long one wait for the engine's notification lasts at most; a lost one costs that long."""
-
-MAX_FOLLOWERS_PER_CALL = 250
-"""
-How many messages are published together with the settlements of one call; a step that opens a part
-of a flow publishes a hundred.
-"""
-
-FOLLOWER_RETRY_US = 5_000_000
-"""
-How long a message waits whose followers could not be published because a backlog was full; then its
-handler runs again.
-"""
 
 MAX_BURST_TOPICS = 1_000
 """
@@ -184,15 +158,17 @@ class EngineThread(threading.Thread):
         priority: EnginePriority,
     ) -> None:
         super().__init__(name="laneway-engine", daemon=True)
-        self.summary = Summary()
-        self.settlements: deque[Settlement] = deque()
-        """Leases to end."""
-        self.followers: dict[int, Sequence[Draft]] = {}
-        """By fence: messages to publish together with that settlement."""
         self.starts: deque[WorkerDelivery] = deque()
         """Suspects whose start is to be recorded."""
         self.held: dict[int, WorkerDelivery | None] = {}
         """By fence: leases that are not settled; None: of a message without a handler."""
+        self.settler = Settler(
+            engine,
+            self.held,
+            is_burst=options.burst,
+            report=callbacks.settled,
+            settled=self._settled,
+        )
         self.has_work = WorkSignal()
         """Set to start a pass."""
         self.gathering = 0
@@ -211,10 +187,12 @@ class EngineThread(threading.Thread):
         """When to lease without a notification (monotonic seconds); None: the worker is busy."""
         self._arrivals = ArrivalThread(engine, options.pool, self.has_work)
         self._filter = LeaseFilter(callbacks.handled_patterns())
-        self._pace = 0.0
-        """Settlements a second, averaged."""
-        self._count, self._count_since = 0, time.monotonic()
-        self._reconnect_seconds = 0.0
+        self._reconnection = Reconnection()
+        self._settle_thread = (
+            None
+            if engine.capabilities.embedded
+            else SettleThread(self.settler, self._reconnection, callbacks.failed)
+        )
         self._is_leasing = True
         self._should_lease = True
         """Whether a lease may find messages; False until a notification or a settlement says so."""
@@ -239,29 +217,58 @@ class EngineThread(threading.Thread):
             self._should_lease = True
             self.has_work.set()
 
+    def flush(self) -> None:
+        """Messages have ended, or suspects are to start: tell the engine."""
+        if self._settles_here or self.starts:
+            self.has_work.set()
+        if not self._settles_here:
+            self._wake_settle_thread()
+
+    def start(self) -> None:
+        super().start()
+        if self._settle_thread is not None:
+            self._settle_thread.start()
+
     def end(self, seconds: float) -> None:
         """
         Settle what has ended, then stop; waits for that. From any thread but the event loop's.
         """
+        deadline = time.monotonic() + seconds
         self._is_ending = True
         self.has_work.set()
         self.join(seconds)
+        if self._settle_thread is not None:
+            self._settle_thread.end(max(0.0, deadline - time.monotonic()))
 
     def settle_rest(self) -> None:
         """
         Settle what ended after `end`. Best effort: an unsettled lease runs out by itself.
         """
         with contextlib.suppress(EngineUnavailable):
-            self._settle(len(self.settlements))
+            self.settler.settle()
 
     # The thread
 
+    @property
+    def _settles_here(self) -> bool:
+        """Whether this thread settles: always beside an embedded engine, else while it is idle."""
+        return self._settle_thread is None or self._listen_until is not None
+
+    @property
+    def _to_settle(self) -> int:
+        """How many leases this thread has to end now."""
+        return len(self.settler.settlements) if self._settles_here else 0
+
+    def _wake_settle_thread(self) -> None:
+        if self._settle_thread is not None and self.settler.settlements:
+            self._settle_thread.wake()
+
     def run(self) -> None:
         try:
-            while not self._is_ending or self.settlements:
+            while not self._is_ending or self._to_settle:
                 try:
                     self._pass()
-                    self._reconnect_seconds = 0.0
+                    self._reconnection.succeeded()
                 except EngineCorrupt:
                     raise
                 except EngineUnavailable as error:
@@ -284,22 +291,15 @@ class EngineThread(threading.Thread):
                 self._listener.close()
 
     def _wait_to_reconnect(self, error: EngineUnavailable) -> None:
-        if not self._reconnect_seconds:
-            log.warning("store unavailable; retrying until it answers: %s", error)
-        self._reconnect_seconds = min(
-            MAX_RECONNECT_SECONDS, self._reconnect_seconds * 2 or MIN_RECONNECT_SECONDS
-        )
         self._should_lease = True
         self._renewal.next_look = 0.0
         self.has_work.clear()
-        # New settlements wait with the others; only the worker's end cuts the wait short.
-        deadline = time.monotonic() + self._reconnect_seconds * random.uniform(0.5, 1.0)
-        while not self._is_ending and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, RECONNECT_LOOK_SECONDS))
+        # New settlements wait with the others.
+        self._reconnection.wait(error, lambda: self._is_ending)
 
     def _wait_for_work(self) -> None:
         seconds = 0.0
-        if not (self.settlements or self.starts or self._is_ending):
+        if not (self._to_settle or self.starts or self._is_ending):
             seconds = MAX_WAIT_SECONDS
             if self.held:
                 seconds = min(seconds, self._renewal.next_look - time.monotonic())
@@ -370,9 +370,10 @@ class EngineThread(threading.Thread):
         """How many messages run or wait here for a slot."""
         return len(self.held) - self.gathering
 
-    def _lease_size(self, prefetch: int, ending: int) -> int:
-        """How many messages to lease now, if `ending` leases are about to be settled."""
-        room = self._options.concurrency + prefetch - self._taken() + ending
+    def _lease_size(self, prefetch: int) -> int:
+        """How many messages to lease now. Leases that are about to end leave room for others."""
+        most = self._options.concurrency + prefetch
+        room = most + min(self.settler.ending, most) - self._taken()
         if not self._is_leasing or self.is_paused or not self._should_lease:
             return 0
         if room < max(1, prefetch // REFILL_DIVISOR):
@@ -381,6 +382,8 @@ class EngineThread(threading.Thread):
             return int(self._was_notified)
         if self._arrivals.are_frequent:
             return min(room, max(MIN_SHORT_LEASE, prefetch // SHORT_LEASE_DIVISOR))
+        if self._settle_thread is not None:  # half of them begin while the other half is leased
+            return min(room, -(-most // 2))
         return room
 
     def _lease_arrivals(self, prefetch: int) -> None:
@@ -396,12 +399,14 @@ class EngineThread(threading.Thread):
 
     def _pass(self) -> None:
         seconds = RIVALS_PREFETCH_SECONDS if self._has_rivals else PREFETCH_SECONDS
-        prefetch = min(MAX_PREFETCH, int(self._pace * seconds))
+        prefetch = min(MAX_PREFETCH, int(self.settler.pace * seconds))
         if self._arrivals.was_notified:
             with self._priority.during(ARRIVAL_LEASE, self._callbacks.call_soon):
                 self._lease_arrivals(prefetch)
-        settling, starting = len(self.settlements), len(self.starts)
-        leasing = self._lease_size(prefetch, settling)
+        settling, starting = self._to_settle, len(self.starts)
+        if not settling:
+            self._wake_settle_thread()
+        leasing = self._lease_size(prefetch)
         is_extending = self._renewal.is_due(self.held)
         if not (settling or starting or leasing or is_extending):
             return
@@ -409,157 +414,26 @@ class EngineThread(threading.Thread):
             if is_extending:
                 self._extend()
             if settling:
-                self._settle(settling)
+                self.settler.settle()
             if starting:
                 self._record_starts(starting)
             self._lease_arrivals(prefetch)
-            size = self._lease_size(prefetch, 0)
+            size = self._lease_size(prefetch)
             batch = self._lease(size) if size else None
         if batch is not None:
             self._deliver(batch, size)
 
-    # Settle
-
-    def _settle(self, count: int) -> None:
-        """
-        Settle the first `count`, all with one call where that is possible.
-
-        If a call fails for another reason than an engine that is away, halve it until the one
-        settlement that the engine cannot take is alone.
-        """
-        left = [self.settlements.popleft() for _ in range(count)]
-        size = count
-        try:
-            while left:
-                batch = self._with_few_followers(left[:size])
-                try:
-                    answers = self._call_settle(batch)
-                except EngineUnavailable:
-                    raise
-                except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
-                    if len(batch) > 1:
-                        size = len(batch) // 2
-                        continue
-                    answers = [self._settle_impossible(batch[0], error)]
-                left = left[len(batch) :]
-                size *= 2
-                self._settled(batch, answers)
-        finally:
-            self.settlements.extendleft(reversed(left))
-
-    def _with_few_followers(self, settlements: list[Settlement]) -> list[Settlement]:
-        """The first of these, as many as publish no more than MAX_FOLLOWERS_PER_CALL."""
-        if self.followers:
-            count = 0
-            for position, settlement in enumerate(settlements):
-                count += len(self.followers.get(settlement.fence, ()))
-                if position and count > MAX_FOLLOWERS_PER_CALL:
-                    return settlements[:position]
-        return settlements
-
-    def _settled(self, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
-        held, summary, followers = self.held, self.summary, self.followers
-        for settlement, answer in zip(settlements, answers, strict=True):
-            delivery = held.pop(settlement.fence, None)
-            if followers:
-                followers.pop(settlement.fence, None)
-            if answer == "acked":
-                summary.acked += 1
-            else:
-                self._count_answer(answer, settlement)
-            if delivery is not None and (delivery.lease.limited or delivery.lease.key is not None):
-                self._should_lease = True  # its topic or its key may deliver again
-        if self._options.burst and not held:
-            self._should_lease = True  # only a lease tells whether that was the last message
-        self._measure_pace(len(settlements))
-
-    def _call_settle(self, settlements: list[Settlement]) -> list[SettlementAnswer]:
-        followers = self.followers
-        if not followers:
-            return self._engine.settle(settlements)
-        publish = {
-            position: followers[settlement.fence]
-            for position, settlement in enumerate(settlements)
-            if settlement.fence in followers
-        }
-        return self._engine.settle(settlements, publish=publish)
-
-    def _settle_impossible(self, settlement: Settlement, error: Exception) -> SettlementAnswer:
-        """
-        Make a dead letter of a message whose settlement the engine cannot take, with that reason.
-
-        Its lease ends in any case.
-        """
-        handle, fence = settlement.handle, settlement.fence
-        if isinstance(error, BacklogFull):
-            log.warning(
-                "message %d: cannot publish what follows it; its handler runs again in %g s: %s",
-                handle,
-                FOLLOWER_RETRY_US / units.SECOND,
-                error,
-            )
-            return self._engine.settle(
-                [Settlement(handle, fence, "release", delay_us=FOLLOWER_RETRY_US)]
-            )[0]
-        log.warning(
-            "message %d: the store cannot take its %s; making it a dead letter",
-            handle,
-            settlement.action,
-            exc_info=error,
-        )
-        reason = (
-            f"{CANNOT_SETTLE}{texts.type_name(type(error))}:"
-            f" {texts.of(error, texts.MAX_REASON // 2)}"
-        )
-        dead = Settlement(
-            handle, fence, "dead", reason=reason, error=settlement.error, cost_us=settlement.cost_us
-        )
-        for simpler in (
-            codec.checked(dead),
-            Settlement(handle, fence, "dead", reason=CANNOT_SETTLE.strip(": ")),
-            Settlement(handle, fence, "release"),
-        ):
-            try:
-                return self._engine.settle([simpler])[0]
-            except EngineUnavailable:
-                raise
-            except Exception as fault:  # noqa: BLE001  # the next settlement is simpler
-                log.warning(
-                    "message %d: the store cannot take its %s either: %s",
-                    handle,
-                    simpler.action,
-                    texts.of(fault, 200),
-                )
-        return "lost"  # the lease runs out by itself
-
-    def _count_answer(self, answer: str, settlement: Settlement) -> None:
-        self._callbacks.settled(settlement, answer)
-        match answer:
-            case "retried":
-                self.summary.retried += 1
-            case "died":
-                self.summary.died += 1
-            case "released":
-                self.summary.released += 1
-            case _:
-                self.summary.lost += 1
-                log.debug(
-                    "lease (fence %d) had ended before it was settled: %s",
-                    settlement.fence,
-                    answer,
-                )
-
-    def _measure_pace(self, count: int) -> None:
-        self._count += count
-        elapsed = (now := time.monotonic()) - self._count_since
-        if elapsed >= PACE_WINDOW_SECONDS:
-            self._pace += (self._count / elapsed - self._pace) / 2
-            self._count, self._count_since = 0, now
+    def _settled(self, is_lease_due: bool) -> None:
+        """Leases have ended: there is room for others."""
+        if is_lease_due:
+            self._should_lease = True
+        if threading.current_thread() is not self:
+            self.has_work.set()
 
     # Extend and start
 
     def _extend(self) -> None:
-        for length_us, deliveries in self._renewal.take_due(self.held).items():
+        for length_us, deliveries in self._renewal.take_due(list(self.held.values())).items():
             began = time.monotonic()
             answers = _by_halves(partial(self._call_extend, length_us), deliveries)
             held, lost = _divided(deliveries, answers)
@@ -617,7 +491,7 @@ class EngineThread(threading.Thread):
     def _lease(self, count: int) -> Batch:
         options, lease_filter = self._options, self._filter
         startable = max(0, options.concurrency - self._taken())
-        self._was_notified = False
+        self._was_notified = self._should_lease = False  # others set it while the engine answers
         if lease_filter.only is None:
             return self._engine.lease(
                 count,
@@ -694,19 +568,22 @@ class EngineThread(threading.Thread):
             self._callbacks.unhandled(unhandled)
         if self._taken() < self._options.concurrency and len(batch.leases) < size:
             # There is no more. With every slot taken, the next settlement leases again instead.
-            self._should_lease = batch.goes_on
             if batch.goes_on:
+                self._should_lease = True
                 self.has_work.set()
             else:
                 self._wait_for_messages(batch)
         else:
             self._should_lease = True
+            if self._settle_thread is not None:
+                self.has_work.set()  # there may be room for the other half
             self._stop_listening()
             if self._options.topics is None and self._filter.only is None:
                 self._arrivals.listen()
 
     def _wait_for_messages(self, batch: Batch) -> None:
-        if self._options.burst and not self.held and not self._has_ready_topic():
+        is_last = not batch.leases and not self.held
+        if self._options.burst and is_last and not self._has_ready_topic():
             self._is_leasing = False
             self._callbacks.drained()
             return

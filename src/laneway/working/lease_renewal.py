@@ -37,14 +37,12 @@ class LeaseRenewal:
         """Whether a lease may be due now."""
         return bool(held) and time.monotonic() >= self.next_look
 
-    def take_due(
-        self, held: Mapping[int, WorkerDelivery | None]
-    ) -> dict[int, list[WorkerDelivery]]:
+    def take_due(self, held: Iterable[WorkerDelivery | None]) -> dict[int, list[WorkerDelivery]]:
         """The deliveries whose lease has to be extended now, by the lease's length (µs)."""
         now = time.monotonic()
         due: dict[int, list[WorkerDelivery]] = {}
         self.next_look = float(FOREVER)
-        for delivery in held.values():
+        for delivery in held:
             if delivery is None or delivery.over:
                 continue
             length = delivery.length_us / units.SECOND

@@ -176,7 +176,7 @@ class Worker:
                 await self._loop.run_in_executor(None, health.close)
             self.ended.set()
         self._outcome_log.close()
-        summary = self._engine_thread.summary
+        summary = self._engine_thread.settler.summary
         log.info(
             "worker %d stopped after %.1f s: %s",
             os.getpid(),
@@ -335,7 +335,9 @@ class Worker:
         for unit in list(self._running):
             self._give_up(unit, stopped, [release(each, begun=True) for each in unit.open_parts()])
         await self._loop.run_in_executor(None, self._engine_thread.end, STOP_SECONDS)
-        if self._engine_thread.settlements:  # of leases that were on their way when it ended
+        if (
+            self._engine_thread.settler.settlements
+        ):  # of leases that were on their way when it ended
             await self._loop.run_in_executor(None, self._engine_thread.settle_rest)
         if self._hooks is not None:
             await self._loop.run_in_executor(None, self._hooks.end, STOP_SECONDS)
@@ -766,7 +768,7 @@ class Worker:
         try:
             settlement, error = self._concluded(delivery, error, cost_us, returned)
         except BaseException as fault:  # noqa: BLE001  # the code of what was returned or raised runs here
-            self._engine_thread.followers.pop(delivery.lease.fence, None)
+            self._engine_thread.settler.followers.pop(delivery.lease.fence, None)
             settlement = dead_letter_for_fault(delivery, error, fault, cost_us)
             error = Reject(settlement.reason or "") if error is None else error
         return codec.checked(settlement), error
@@ -783,7 +785,7 @@ class Worker:
             error, settlement = refusal, settlement_for(delivery, refusal, cost_us)
             followers = concluded(delivery.lease, None, refusal, settlement)
         if followers:
-            self._engine_thread.followers[settlement.fence] = followers
+            self._engine_thread.settler.followers[settlement.fence] = followers
         return settlement, error
 
     def _report_end(
@@ -800,7 +802,7 @@ class Worker:
             self._hooks.expect(delivery.lease, error)
 
     def _settle(self, settlement: Settlement) -> None:
-        self._engine_thread.settlements.append(settlement)
+        self._engine_thread.settler.settlements.append(settlement)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -814,7 +816,7 @@ class Worker:
         is settled together.
         """
         self._is_flush_due = False
-        self._engine_thread.has_work.set()
+        self._engine_thread.flush()
 
 
 def _logs_tracebacks(options: Options) -> bool:

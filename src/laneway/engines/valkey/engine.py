@@ -6,7 +6,6 @@ The hot path of the Valkey engine: how drafts, leases and settlements look to th
 from __future__ import annotations
 
 import random
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,10 +76,11 @@ The limit of messages that one call leases is between these: each may be of anot
 lanes cost three times as much as others.
 """
 
-LEASE_SECONDS = 0.004
+LEASE_US = 4_000
 """
-How long such a call may take. The limit shrinks if the last call took longer, and grows if it took
-less than half as long.
+How long such a call may use the server's processor. The limit shrinks if the last call took longer,
+and grows if it took less than half as long. The time until the answer says less: the call may wait
+for others on the server, also for this worker's settlements.
 """
 
 SOON_US = SECOND
@@ -261,7 +261,6 @@ class ValkeyQueue(ShardedQueue):
         while True:
             room = min(n - len(leases), self._leased_at_once)
             left -= HOUSE
-            began = time.perf_counter()
             cursor = self._cursors.get((shard, pool, patterns), 0) if patterns else 0
             (
                 now,
@@ -274,6 +273,7 @@ class ValkeyQueue(ShardedQueue):
                 bodies,
                 passed_over,
                 next_cursor,
+                call_us,
             ) = space.run(
                 "lease",
                 shard,
@@ -296,7 +296,7 @@ class ValkeyQueue(ShardedQueue):
             if patterns:
                 self._cursors[shard, pool, patterns] = max(next_cursor, 0)
             count = len(records_) // 2
-            self._fit(room, time.perf_counter() - began, is_full=count == room)
+            self._fit(room, call_us, is_full=count == room)
             page = records.leases_of(
                 records_, runs, bodies, fence, nonce.decode(), space.shards, shard
             )
@@ -307,14 +307,14 @@ class ValkeyQueue(ShardedQueue):
                     leases, now, wake if wake >= 0 else None, bool(passed_over), next_cursor >= 0
                 )
 
-    def _fit(self, room: int, seconds: float, *, is_full: bool) -> None:
+    def _fit(self, room: int, call_us: int, *, is_full: bool) -> None:
         """
-        Adapt the limit to the duration of the last call, because the server answers no other client
-        meanwhile.
+        Adapt the limit to the processor time of the last call, because the server answers no other
+        client meanwhile.
         """
-        if seconds > LEASE_SECONDS:
+        if call_us > LEASE_US:
             self._leased_at_once = max(LEAST_LEASED, room * 3 // 4)
-        elif is_full and seconds < LEASE_SECONDS / 2:
+        elif is_full and call_us < LEASE_US / 2:
             self._leased_at_once = min(MOST_LEASED, max(self._leased_at_once, room + room // 4))
 
     def _extend_on(

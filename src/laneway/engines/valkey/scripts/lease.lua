@@ -18,14 +18,15 @@
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call begins or -1 if all
--- lanes were seen}; see `serving.lease`.
+-- lanes were seen, the processor time of this call in microseconds}; see `serving.lease`.
 
+local began = os.clock()
 adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]
 local more = housekeeping.run(tonumber(ARGV[8]))
 if more and ARGV[9] ~= '1' then
     save()
-    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1 }
+    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1, 0 }
 end
 gates.save()
 local only = ARGV[11] ~= '' and { values_of(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]) }
@@ -42,4 +43,4 @@ if withheld or (#found > 0 and (#found == 2 * room or (wake
 end
 save()
 return { shard.now, wake or -1, 0, shard.nonce, first, found, runs, bodies, passed_over and 1 or 0,
-    goes_on }
+    goes_on, math.floor((os.clock() - began) * 1e6) }
