@@ -195,6 +195,8 @@ class Batch(msgspec.Struct, gc=False):
     - `goes_on`: not all lanes were looked at; the next call with the same `only` continues.
     - `has_rivals`: this worker and those of other processes wait for each other at the store; each
       should do more in a call.
+    - `until`: when the engine ends these leases unless they are settled or extended (monotonic
+      seconds of this machine). None: at their deadlines.
     """
 
     leases: list[Lease]
@@ -203,6 +205,7 @@ class Batch(msgspec.Struct, gc=False):
     passed_over: bool = False
     goes_on: bool = False
     has_rivals: bool = False
+    until: float | None = None
 
 
 class Settlement(msgspec.Struct, gc=False):

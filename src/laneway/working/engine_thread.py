@@ -556,7 +556,8 @@ class EngineThread(threading.Thread):
                 unhandled.append(lease)
                 continue
             length_us = lease.deadline_us - now_us
-            delivery = WorkerDelivery(lease, handler, now + length_us / units.SECOND, length_us)
+            expires = now + length_us / units.SECOND if batch.until is None else batch.until
+            delivery = WorkerDelivery(lease, handler, expires, length_us)
             held[lease.fence] = delivery
             deliveries.append(delivery)
         if deliveries:

@@ -30,8 +30,9 @@ class LeaseRenewal:
 
     def add(self, deliveries: Iterable[WorkerDelivery]) -> None:
         """New leases: look in time for the shortest of them."""
-        shortest = min(delivery.length_us for delivery in deliveries) / units.SECOND
-        self.next_look = min(self.next_look, time.monotonic() + shortest / PARTS)
+        now = time.monotonic()
+        shortest = min(delivery.expires for delivery in deliveries) - now
+        self.next_look = min(self.next_look, now + shortest / PARTS)
 
     def is_due(self, held: Mapping[int, WorkerDelivery | None]) -> bool:
         """Whether a lease may be due now."""

@@ -27,8 +27,8 @@ from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
 from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
-from laneway.errors import UsageError
-from laneway.message import Batch, Receipt, SettlementAnswer
+from laneway.errors import LanewayError, UsageError
+from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
 from laneway.safetext import redacted
 from laneway.tiers import TierLayers
 from laneway.units import SECOND
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener, WorkListener
-    from laneway.message import Draft, ProgressReport, Settlement, StoredResult
+    from laneway.message import Draft, Lease, ProgressReport, StoredResult
     from laneway.tiers import Tiers
 
 log = logging.getLogger("laneway.engine")
@@ -102,9 +102,9 @@ class Core:
             self.place = place = self._join(place)
             self._first_number, self._number_unit = place.first_number, place.number_unit
             self._rules = Rules(self._read_tiers(settings), settings.random or random.random, place)
-            self._inbox = Inbox(self._store, self._rules, self._lane_cache)
             self._settle_limits(settings)
-            self._wakeup = wakeup or Wakeup(path, self._look)
+            self._wakeup = wakeup or Wakeup(path, self._look, may_lease=True)
+            self._inbox = Inbox(self._store, self._rules, self._lane_cache, self._wakeup)
             self._declare_tiers(settings)
         except BaseException:
             self._store.close()
@@ -257,14 +257,24 @@ class Core:
             least = self._first_number
             if now_us is None:
                 least += now // self._number_unit
-            message_id = inbox.put(draft, now, least)
+            message_id = inbox.put(draft, now, least, may_lease=now_us is None)
             if message_id is None:
                 return None
-            pool = self._rules.of(draft.topic).pool
-            has_arrivals = inbox.has_arrivals
-        if has_arrivals:
-            self._wakeup.notify(pool, has_arrivals=True)
+            not_sent = inbox.not_sent
+            if inbox.has_arrivals:
+                self._wakeup.notify(self._rules.of(draft.topic).pool, has_arrivals=True)
+            self._store.check_written()
+        if not_sent is not None:
+            self._take_back(not_sent)
         return Receipt(message_id, draft.topic)
+
+    def _take_back(self, lease: Lease) -> None:
+        """Release a message whose worker did not get its lease."""
+        release = Settlement(lease.handle, lease.fence, "release", begun=False)
+        try:
+            self.settle([release])
+        except LanewayError as error:  # the message was put; its lease ends by itself soon
+            log.debug("message %s: its lease could not be taken back: %s", lease.id, error)
 
     def lease(
         self,
@@ -406,8 +416,7 @@ class Core:
         *,
         max_lease_us: int | None = None,
     ) -> WorkListener:
-        del max_lease_us  # this listener leases nothing
-        return self._wakeup.work_listener(pool, topics)
+        return self._wakeup.work_listener(pool, topics, max_lease_us=max_lease_us)
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         return self._wakeup.arrival_listener(pool)

@@ -5,6 +5,10 @@ A put changes four pages: those of the message, its place in the lane's order, t
 shard. For one message by itself that is most of the work, and most of what is written to the disk.
 So such a message becomes a row of one table, by one statement that is a transaction of its own.
 
+If a worker sleeps and nothing else waits, the same statement leases the message to that worker: the
+row has the fence, and `wakeup` sends the lease to the worker, which needs no call of its own. Until
+the worker settles or extends it, such a lease ends soon: its sender may have died before it sent.
+
 Nothing else sees the inbox: every other transaction begins with `empty`, which puts the messages
 into their lanes, and a view is preceded by such a transaction. All changes of policies, clocks and
 counters are such transactions too, so a message has the place that it would have had at once.
@@ -12,20 +16,28 @@ counters are such transactions too, so a message has the place that it would hav
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.engines.shared.naming import generated_id
-from laneway.engines.sqlite import putting
+from laneway.engines.sqlite import putting, serving
 from laneway.engines.sqlite.rows import rank_of
 from laneway.engines.sqlite.statements import SQL
+from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS, send_lease
+from laneway.message import Lease
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    import socket
+
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.store import Store
     from laneway.engines.sqlite.transaction import Rules, Transaction
+    from laneway.engines.sqlite.wakeup import Wakeup
     from laneway.message import Draft
+    from laneway.policy import Resolved
 
 MOST_ROWS = 250
 """
@@ -36,14 +48,27 @@ by message, but delay that transaction by more than 2 ms.
 MOST_BYTES = 2_000
 """Larger bodies are put at once: they would be written twice."""
 
+PAUSE_SECONDS = 0.001
+"""
+How long after a message the next one is leased to a sleeping worker: in a stream of messages the
+worker leases several at once.
+"""
+
 _dumps = msgspec.json.Encoder().encode
 
 
 class Inbox:
     """Puts plain messages into the inbox of a file; use it only under the store's lock."""
 
-    def __init__(self, store: Store, rules: Rules, lane_cache: LaneCache) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rules: Rules,
+        lane_cache: LaneCache,
+        wakeup: Wakeup,
+    ) -> None:
         self._store = store
+        self._wakeup = wakeup
         self._rules = rules
         self._lane_cache = lane_cache
         self._nonce = ""
@@ -55,16 +80,19 @@ class Inbox:
         """The topics of this process's messages since then."""
         self.has_arrivals = False
         """Whether the message just put is the first that waits in its topic."""
+        self._put_at = 0.0
+        self.not_sent: Lease | None = None
+        """The lease of the message just put, if its worker did not receive it."""
 
     @property
     def is_full(self) -> bool:
         """Whether the next message has to empty it."""
         return self._rows >= MOST_ROWS
 
-    def put(self, draft: Draft, now_us: int, least: int) -> str | None:
+    def put(self, draft: Draft, now_us: int, least: int, *, may_lease: bool) -> str | None:
         """
-        Put a message, durably. Its number will be above `least`. Returns its id; None: it does not
-        belong here, or the inbox is full.
+        Put a message, durably. Its number will be above `least`. `may_lease`: lease it to a worker
+        that sleeps. Returns its id; None: it does not belong here, or the inbox is full.
         """
         rules = self._rules
         policy = rules.of(draft.topic)
@@ -81,12 +109,22 @@ class Inbox:
         if not self._nonce:
             with self._store.reading() as connection:
                 self._nonce = connection.execute(SQL["nonce_read"]).fetchone()[0]
+        put_before, self._put_at, self.not_sent = self._put_at, time.monotonic(), None
+        worker = None
+        if may_lease and self._put_at > put_before + PAUSE_SECONDS and _has_no_limits(policy):
+            worker = self._wakeup.find_worker(policy.pool)
         # First: an exception may come after the commit, like KeyboardInterrupt.
         self._lane_cache.is_inbox_empty = False
-        answer = self._store.run_durably(SQL["inbox_put"], row)
+        if worker is None:
+            answer = self._store.run_durably(SQL["inbox_put"], (*row, 0))
+        else:
+            with worker:
+                answer = self._store.run_durably(SQL["inbox_put"], (*row, 1))
+                if answer and (fence := answer[0][-1]) is not None:
+                    return self._send_lease(worker, draft, answer[0][0], fence, now_us)
         if not answer:
             return None
-        ((mid, first, has_ready),) = answer
+        ((mid, first, has_ready, _),) = answer
         self._rows += 1
         if first != self._first:
             self._first = first
@@ -95,14 +133,53 @@ class Inbox:
         self._topics.add(draft.topic)
         return generated_id(self._nonce, mid)
 
+    def _send_lease(
+        self, worker: socket.socket, draft: Draft, mid: int, fence: int, now_us: int
+    ) -> str:
+        """Send the message just put to the worker that it is leased to. Returns its id."""
+        lease = Lease(
+            mid,
+            fence,
+            generated_id(self._nonce, mid),
+            draft.topic,
+            draft.body,
+            now_us + self._rules.of(draft.topic).lease,
+            priority=draft.priority,
+            headers=draft.headers,
+            published_us=now_us,
+        )
+        if not send_lease(worker, lease, self._put_at):
+            self.not_sent = lease
+        self._rows += 1
+        self.has_arrivals = False
+        return lease.id
+
     def empty(self, tx: Transaction) -> None:
         """Put its messages into their lanes, at the beginning of a transaction."""
         self._rows = 0
         rows = tx.all("inbox_read")
         if rows:
-            putting.put_from_inbox(tx, rows)
+            numbers = putting.put_from_inbox(tx, rows)
             tx.run("inbox_clear")
             tx.write_rows()  # what follows may read the lanes from their table
+            for row, number in zip(rows, numbers, strict=True):
+                if row[-1] is not None and row[0] == number:
+                    self._lease(tx, row)
             # The process that put a message has notified the pool.
             tx.pools_to_notify.clear()
             tx.has_arrivals = False
+
+    @staticmethod
+    def _lease(tx: Transaction, row: tuple[int, int, str, int, str, bytes, int]) -> None:
+        """Lease a message that was leased while it was in the inbox, as of then."""
+        mid, published, topic, _, _, _, fence = row
+        lane = tx.find_lane(topic)
+        assert lane is not None
+        now, tx.now = tx.now, max(tx.shard.now, published)
+        serving.lease_one(tx, lane, mid, fence, round(SENT_LEASE_SECONDS * SECOND))
+        tx.now = now
+
+
+def _has_no_limits(policy: Resolved) -> bool:
+    """Whether a message of the topic may be leased as soon as nothing waits before it."""
+    return not (policy.limited or policy.paused or policy.delivery == "at_most_once")

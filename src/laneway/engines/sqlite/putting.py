@@ -62,20 +62,25 @@ def _put_special(
     ]
 
 
-def put_from_inbox(tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes]]) -> None:
+def put_from_inbox(
+    tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes, int | None]]
+) -> list[int]:
     """
     Put messages of the inbox into their lanes: number, time, topic, rank, headers and body of each.
-    One whose number was assigned meanwhile, by a program that knows no inbox, gets another.
+    One whose number was assigned meanwhile, by a program that knows no inbox, gets another. Returns
+    the numbers.
     """
-    tx.load_names({topic for _, _, topic, _, _, _ in rows})
+    tx.load_names({row[2] for row in rows})
     intake = _Intake(tx, only_plain=True)
     now, tx.now = tx.now, tx.shard.now
-    for mid, published, topic, rank, headers, body in rows:
+    numbers = []
+    for mid, published, topic, rank, headers, body, _ in rows:
         tx.now = max(tx.now, published)
         tx.shard.seq = max(tx.shard.seq, mid - 1)
-        intake.append_row(topic, rank, headers, body)
+        numbers.append(intake.append_row(topic, rank, headers, body))
     tx.now = max(tx.now, now)
     intake.end()
+    return numbers
 
 
 def is_plain(draft: Draft, policy: Resolved) -> bool:

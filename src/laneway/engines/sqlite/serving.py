@@ -82,6 +82,16 @@ def lease(
     return leases, plan.withheld or (only is not None and only.passed_over)
 
 
+def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: int) -> None:
+    """Lease this message, which is ready in the lane and has no limits, with this new fence."""
+    plan = _Plan(tx, 0)
+    if plan.visit(lane, tx.tier_queues[lane.tier_queue], 1, 1):
+        tx.shard.fence = max(tx.shard.fence, fence - 1)
+        picked = {lane.lane: [mid]}
+        _Deliveries(tx, picked, record_start=False, max_lease_us=max_lease_us).run(plan.visits)
+    tx.place(lane)
+
+
 class Only:
     """
     The patterns that a caller takes messages of, and the positions at which its calls continue.

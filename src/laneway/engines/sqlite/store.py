@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 
@@ -219,16 +219,23 @@ class Store:
     def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
         """
         Run one statement as a durable transaction of its own; returns its rows. Call
-        `refuse_nested` before: inside another transaction it would be a part of that one.
+        `refuse_nested` before: inside another transaction it would be a part of that one. Call
+        `check_written` after.
         """
         with self.lock:
             connection = self._prepared(durable=True)
             rows: list[Any] = self._retry_while_busy(
                 lambda: connection.execute(statement, values).fetchall()
             )
-            if self._full:
-                self._check_files(durable=True)
             return rows
+
+    def check_written(self) -> None:
+        """
+        Raise EngineUnavailable if what was just committed is in a file that was moved away. Call it
+        after `run_durably`.
+        """
+        if self._full:
+            self._check_files(durable=True)
 
     def refuse_nested(self) -> None:
         """

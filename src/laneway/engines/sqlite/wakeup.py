@@ -7,6 +7,9 @@ sends a byte to one waiter of its pool, and to all waiters that serve some topic
 may not be able to lease it. A worker that leased a full batch wakes the next one. If no worker
 waits, one arrival listener is notified: a busy worker, with a socket of the same kind.
 
+A process that publishes one message may lease it to a worker with many free slots, in the same
+transaction (see `inbox`), and sends the lease to that worker's socket.
+
 A store in memory, and systems without Unix sockets, use a condition within the process; across
 processes such systems look again every few milliseconds.
 """
@@ -28,8 +31,12 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway.engines.base import ABORT
 from laneway.engines.shared.interrupt import Interrupt
+from laneway.message import Batch, Lease
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,8 +54,25 @@ POLL = 0.02
 
 BIND_TRIES = 20
 
-SERVES_ALL, SERVES_SOME, IS_BUSY = "a", "r", "n"
-"""The kind of listener, in a socket's name after the pool."""
+SERVES_ALL, TAKES_LEASES, SERVES_SOME, IS_BUSY = "a", "l", "r", "n"
+"""
+The kind of listener, in a socket's name after the pool. One that takes leases serves all topics.
+"""
+
+LEAST_STARTABLE = 16
+"""
+How many slots of a worker are free at least while messages are leased to it without its asking: as
+many as its socket holds, and some.
+"""
+
+SENT_LEASE_SECONDS = 2.0
+"""
+After this a lease that was sent to a worker ends, unless the worker has settled or extended it:
+the sender may have died before it sent.
+"""
+
+MOST_BYTES = 1 << 16
+"""The most bytes of a datagram that a work listener receives."""
 
 LISTENER = "listen-"
 """The names of result listeners' sockets begin with this."""
@@ -56,23 +80,50 @@ LISTENER = "listen-"
 NOTIFICATION, WAKE = b"!", b"w"
 """What a work listener's socket receives: of any process, and of `wake`."""
 
+SENT_LEASE = b"+"
+"""What a datagram with a lease begins with; then `_SentLease` as MessagePack."""
+
 IDS_AT_ONCE = 200
 """Ids in one datagram."""
 
 log = logging.getLogger("laneway.engine")
 
+_SentLease = tuple[float, int, Lease]
+"""When the lease ends (monotonic seconds), the store's time when it began, and the lease."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(_SentLease).decode
+
+
+def send_lease(worker: socket.socket, lease: Lease, began: float) -> bool:
+    """
+    Send a lease to its worker. `began`: when its message was put (monotonic seconds). False: the
+    worker will not receive it.
+    """
+    content = SENT_LEASE + _pack((began + SENT_LEASE_SECONDS, lease.published_us, lease))
+    try:
+        worker.send(content)
+    except OSError:
+        return False
+    return True
+
 
 class Wakeup:
     """
     Waits and notifications of one store. `look`: in how many seconds a pool may have something to
-    lease; 0: now.
+    lease; 0: now. `may_lease`: publishers may lease messages to listeners.
     """
 
     def __init__(
-        self, path: str | None, look: Callable[[str, Sequence[str] | None], float]
+        self,
+        path: str | None,
+        look: Callable[[str, Sequence[str] | None], float],
+        *,
+        may_lease: bool = False,
     ) -> None:
         self.look = look
         self._across = path is not None and hasattr(socket, "AF_UNIX")
+        self.may_lease = may_lease and self._across
         self._alone = path is None
         self._folder = _folder(path) if path is not None and self._across else ""
         self._condition = threading.Condition()
@@ -128,10 +179,35 @@ class Wakeup:
         random.shuffle(waiters)
         for name in [name for name in waiters if name[len(mine)] == SERVES_SOME]:
             self._send(name)
-        for kind in (SERVES_ALL, IS_BUSY) if has_arrivals else (SERVES_ALL,):
+        all_topics = SERVES_ALL + TAKES_LEASES
+        for kinds in (all_topics, IS_BUSY) if has_arrivals else (all_topics,):
             for name in waiters:
-                if name[len(mine)] == kind and self._send(name):
+                if name[len(mine)] in kinds and self._send(name):
                     return
+
+    def find_worker(self, pool: str) -> socket.socket | None:
+        """A socket of a waiting worker to which messages may be leased. None: there is none."""
+        if not self.may_lease:
+            return None
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return None
+        mine = _pool_mark(pool) + TAKES_LEASES
+        workers = [name for name in names if name.startswith(mine)]
+        while workers:
+            name = workers.pop(random.randrange(len(workers)))
+            worker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                worker.connect(f"{self._folder}/{name}")
+            except OSError:
+                worker.close()
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._folder}/{name}")  # a worker that died
+            else:
+                worker.setblocking(False)
+                return worker
+        return None
 
     def _send(self, name: str, content: bytes = NOTIFICATION) -> bool:
         """Send to a socket of the folder; False: its owner died, and it is removed."""
@@ -149,10 +225,17 @@ class Wakeup:
         return True
 
     def work_listener(
-        self, pool: str, topics: Sequence[str] | None, *, looks_always: bool = False
+        self,
+        pool: str,
+        topics: Sequence[str] | None,
+        *,
+        max_lease_us: int | None = None,
+        looks_always: bool = False,
     ) -> StoreWorkListener:
         """A listener that is notified of what can be leased in a pool."""
-        return StoreWorkListener(self, pool, topics, self._folder, looks_always=looks_always)
+        listener = StoreWorkListener(self, pool, topics, self._folder, looks_always=looks_always)
+        listener.max_lease_us = max_lease_us
+        return listener
 
     def wait(
         self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
@@ -237,6 +320,7 @@ class StoreWorkListener:
 
     Without such sockets `poll` waits within the process. `looks_always`: `poll` returns only if it
     has seen something to lease itself; a notification may be about what is due soon.
+    While the worker has `LEAST_STARTABLE` free slots, the socket's name says that it takes leases.
     """
 
     def __init__(
@@ -253,7 +337,9 @@ class StoreWorkListener:
         self._topics = topics
         self._folder = folder
         self._looks_always = looks_always
-        self._path = ""
+        self.max_lease_us: int | None = None
+        """As in `Queue.lease`."""
+        self._name = ""
         self._socket: socket.socket | None = None
         self._waker: socket.socket | None = None
         self._look_at = 0.0
@@ -261,10 +347,9 @@ class StoreWorkListener:
         self._interrupt = Interrupt()
         wakeup.waiting.append(self)
 
-    def poll(self, timeout: float, startable: int = 0) -> bool:
-        del startable
+    def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
         deadline = time.monotonic() + timeout
-        bound = self._socket or self._bind()
+        bound = self._bound(takes_leases=startable >= LEAST_STARTABLE and self._has_long_leases)
         if bound is None:
             return self._poll_in_process(timeout)
         while not self._interrupt.is_set:
@@ -275,9 +360,10 @@ class StoreWorkListener:
                 self._look_at = now + min(soon, LOOK_AGAIN) if soon > 0 else now + LOOK_AGAIN
                 if soon <= 0:
                     return True
-            if self._is_notified(bound, min(deadline, self._look_at) - time.monotonic()):
+            found = self._received(bound, min(deadline, self._look_at) - time.monotonic())
+            if found is not False:
                 if not self._looks_always:
-                    return True
+                    return found
                 self._look_at = 0.0
             elif time.monotonic() >= deadline:
                 return False
@@ -290,11 +376,29 @@ class StoreWorkListener:
             self._interrupt = Interrupt()
         return found
 
-    def _bind(self) -> socket.socket | None:
+    @property
+    def _has_long_leases(self) -> bool:
+        """Whether its leases end no sooner than those that are sent to it."""
+        return self.max_lease_us is None or self.max_lease_us >= SENT_LEASE_SECONDS * SECOND
+
+    def _bound(self, *, takes_leases: bool) -> socket.socket | None:
+        """The socket, bound to a name that says what the worker takes now."""
+        kind = SERVES_ALL if self._topics is None else SERVES_SOME
+        if kind == SERVES_ALL and takes_leases and self._wakeup.may_lease:
+            kind = TAKES_LEASES
+        mark = _pool_mark(self._pool) + kind
+        if self._socket is None or self._name.startswith(mark):
+            return self._socket or self._bind(mark)
+        name = mark + self._name[len(mark) :]
+        with contextlib.suppress(OSError):  # the folder was emptied
+            os.rename(f"{self._folder}/{self._name}", f"{self._folder}/{name}")
+        self._name = name
+        return self._socket
+
+    def _bind(self, mark: str) -> socket.socket | None:
         if not self._folder:
             return None
-        serves = SERVES_ALL if self._topics is None else SERVES_SOME
-        name = f"{_pool_mark(self._pool)}{serves}{secrets.token_hex(8)}"
+        name = mark + secrets.token_hex(8)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._wakeup.bind(bound, name)
@@ -303,25 +407,37 @@ class StoreWorkListener:
             self._wakeup.warn(error)
             return None
         bound.setblocking(False)
-        self._path, self._look_at = f"{self._folder}/{name}", 0.0
+        self._name, self._look_at = name, 0.0
         waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         waker.setblocking(False)
         with contextlib.suppress(OSError):  # the folder was emptied
-            waker.connect(self._path)
+            waker.connect(f"{self._folder}/{name}")
         self._socket, self._waker = bound, waker
         return bound
 
-    def _is_notified(self, bound: socket.socket, seconds: float) -> bool:
-        """Whether a notification is received within so many seconds; ends early after `wake`."""
+    def _received(self, bound: socket.socket, seconds: float) -> Batch | bool:
+        """What is received within so many seconds; ends early after `wake`."""
         if seconds > 0 and not self._interrupt.is_set:
             poll = select.poll()
             poll.register(bound, select.POLLIN)
             poll.poll(seconds * 1000)
-        is_notified = False
+        is_notified, batch = False, None
         with contextlib.suppress(BlockingIOError):
-            while True:
-                is_notified |= bound.recv(16) != WAKE
-        return is_notified
+            while content := bound.recv(MOST_BYTES):
+                if content.startswith(SENT_LEASE):
+                    until, now_us, lease = _unpack(content[len(SENT_LEASE) :])
+                    if batch is None:
+                        batch = Batch([], now_us, until=until)
+                    if self.max_lease_us is not None:
+                        lease.deadline_us = min(lease.deadline_us, now_us + self.max_lease_us)
+                    batch.leases.append(lease)
+                else:
+                    is_notified |= content != WAKE
+        if batch is None:
+            return is_notified
+        if is_notified:
+            self._look_at = 0.0
+        return batch
 
     def wake(self) -> None:
         self._interrupt.set()
@@ -330,17 +446,20 @@ class StoreWorkListener:
             with contextlib.suppress(OSError):  # full, so `poll` returns anyway; or just closed
                 waker.send(WAKE)
 
-    def pause(self) -> bool:
+    def pause(self) -> Batch | bool:
         bound, waker, self._socket, self._waker = self._socket, self._waker, None, None
         if bound is None or waker is None:
             return False
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            os.unlink(f"{self._folder}/{self._name}")
             os.rmdir(self._folder)  # unless others wait too
-        is_notified = self._is_notified(bound, 0.0)
+        # A lease is either received now, or its sender learns that it is not.
+        with contextlib.suppress(OSError):
+            bound.shutdown(socket.SHUT_RD)
+        found = self._received(bound, 0.0)
         waker.close()
         bound.close()
-        return is_notified
+        return found
 
     def close(self) -> None:
         self.pause()

@@ -1,0 +1,256 @@
+"""Messages that their publish leases to a worker that waits."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings, WorkListener
+from laneway.engines.sqlite import inbox, store
+from laneway.engines.sqlite.admin import SqliteEngine
+from laneway.engines.sqlite.wakeup import LEAST_STARTABLE, SENT_LEASE_SECONDS
+from laneway.message import Batch, Draft, Lease, Settlement
+from laneway.units import SECOND
+
+Opened = Callable[[], FullEngine]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "q.db"
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[Opened]:
+    """Opens engines, each as a process of its own has one."""
+    engines: list[FullEngine] = []
+
+    def open_one() -> FullEngine:
+        engines.append(open_engine(f"sqlite:///{path}", Settings()))
+        return engines[-1]
+
+    yield open_one
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def engine(opened: Opened) -> FullEngine:
+    """The publisher's, which has read the policies."""
+    engine = opened()
+    engine.tick()
+    return engine
+
+
+@pytest.fixture
+def worker(opened: Opened) -> FullEngine:
+    return opened()
+
+
+@pytest.fixture
+def listener(worker: FullEngine) -> Iterator[WorkListener]:
+    """The worker's, which waits."""
+    listener = worker.work_listener()
+    assert listener.poll(0.0, LEAST_STARTABLE) is False
+    yield listener
+    listener.close()
+
+
+@pytest.fixture(autouse=True)
+def _every_message_may_be_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "PAUSE_SECONDS", 0.0)
+
+
+def received(listener: WorkListener) -> Lease:
+    batch = listener.poll(4.0, LEAST_STARTABLE)
+    assert isinstance(batch, Batch)
+    (lease,) = batch.leases
+    return lease
+
+
+def assert_is_healthy(engine: FullEngine) -> None:
+    assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_publish_leases_to_a_waiting_worker(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """With all that a lease has; nobody else gets it."""
+    (receipt,) = engine.put([Draft("a", b"1", headers={"h": "x"}, priority=3)])
+    lease = received(listener)
+    assert (lease.id, lease.topic, lease.body) == (receipt.id, "a", b"1")
+    assert (lease.headers, lease.priority) == ({"h": "x"}, 3)
+    assert (lease.attempt, lease.deliveries, lease.suspect) == (1, 1, False)
+    assert not engine.lease(10).leases
+    assert (engine.overview().leased, engine.overview().waiting) == (1, 0)
+    assert worker.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
+    assert worker.settle([Settlement(lease.handle, lease.fence)]) != ["acked"]
+    assert (engine.overview().leased, engine.overview().done) == (0, 1)
+    assert_is_healthy(engine)
+
+
+def test_fences_grow(engine: FullEngine, worker: FullEngine, listener: WorkListener) -> None:
+    """Through leases of both kinds."""
+    fences = []
+    for number in range(3):
+        engine.put([Draft("a", b"%d" % number)])
+        fences.append(received(listener).fence)
+        engine.put([Draft("b", b""), Draft("b", b"")])
+        fences += [lease.fence for lease in worker.lease(10).leases]
+        assert listener.poll(4.0, LEAST_STARTABLE) is True
+    assert len(fences) == 9
+    assert fences == sorted(set(fences))
+    assert_is_healthy(engine)
+
+
+def test_several_messages_of_a_topic(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """Each is leased, and the counts are right."""
+    for number in range(3):
+        engine.put([Draft("a", b"%d" % number, priority=number)])
+    batch = listener.poll(4.0, LEAST_STARTABLE)
+    assert isinstance(batch, Batch)
+    assert [lease.body for lease in batch.leases] == [b"0", b"1", b"2"]
+    assert engine.overview().leased == 3
+    settlements = [Settlement(lease.handle, lease.fence, "retry") for lease in batch.leases[:2]]
+    assert worker.settle(settlements) == ["retried", "retried"]
+    assert (engine.overview().leased, engine.overview().waiting) == (1, 2)
+    assert_is_healthy(engine)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rate": 5}, {"concurrency": 1}, {"paused": True}, {"delivery": "at_most_once"}]
+)
+def test_limits_are_the_lease_calls(
+    engine: FullEngine, listener: WorkListener, fields: dict[str, object]
+) -> None:
+    """A message whose topic has limits is not leased by its publish."""
+    engine.policy_set("code", "a.*", fields)
+    engine.put([Draft("a.b", b"")])
+    assert not isinstance(listener.poll(0.1, LEAST_STARTABLE), Batch)
+    assert engine.overview().leased == 0
+
+
+def test_a_message_that_waits_is_leased_first(engine: FullEngine, worker: FullEngine) -> None:
+    """So the next message is not leased by its publish, of whatever topic."""
+    engine.put([Draft("a", b"1")])
+    listener = worker.work_listener()
+    assert listener.poll(0.0, LEAST_STARTABLE) is True
+    engine.put([Draft("a", b"2")])
+    engine.put([Draft("b", b"3")])
+    assert listener.poll(0.0, LEAST_STARTABLE) is not False
+    assert sorted(lease.body for lease in worker.lease(10).leases) == [b"1", b"2", b"3"]
+    listener.close()
+
+
+def test_a_worker_with_few_slots_leases_itself(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    assert listener.poll(0.0, LEAST_STARTABLE - 1) is False
+    engine.put([Draft("a", b"1")])
+    assert listener.poll(4.0, LEAST_STARTABLE - 1) is True
+    assert len(worker.lease(10).leases) == 1
+
+
+def test_a_listener_that_stops_has_received_all(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """What is put later is leased by others."""
+    engine.put([Draft("a", b"1")])
+    batch = listener.pause()
+    assert isinstance(batch, Batch)
+    assert [lease.body for lease in batch.leases] == [b"1"]
+    engine.put([Draft("a", b"2")])
+    assert listener.pause() is False
+    assert [lease.body for lease in worker.lease(10).leases] == [b"2"]
+
+
+def test_a_worker_that_stops_meanwhile(
+    engine: FullEngine, listener: WorkListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops between the choice and the commit: the message is released at once."""
+    assert isinstance(engine, SqliteEngine)
+    run_durably = engine._store.run_durably
+
+    def stopping(statement: str, values: object) -> list[object]:
+        assert listener.pause() is False
+        return run_durably(statement, values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine._store, "run_durably", stopping)
+    engine.put([Draft("a", b"1")])
+    (lease,) = engine.lease(10).leases
+    assert (lease.body, lease.deliveries, lease.attempt) == (b"1", 2, 1)
+    assert not lease.suspect
+    assert_is_healthy(engine)
+
+
+def test_a_publisher_that_dies_before_it_sends(
+    engine: FullEngine, listener: WorkListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease ends after `SENT_LEASE_SECONDS`, and the message is delivered again."""
+    monkeypatch.setattr(inbox, "send_lease", lambda *_: True)
+    engine.put([Draft("a", b"1")])
+    del listener
+    soon = time.time_ns() // 1000 + round(SENT_LEASE_SECONDS * SECOND)
+    assert not engine.lease(10, now_us=soon - SECOND).leases
+    (lease,) = engine.lease(10, now_us=soon + SECOND // 10).leases
+    assert (lease.body, lease.deliveries, lease.suspect) == (b"1", 2, True)
+    assert_is_healthy(engine)
+
+
+def test_a_worker_extends_its_lease(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """By the whole length that the policy says; the batch says until when it has to."""
+    began = time.monotonic()
+    engine.put([Draft("a", b"1")])
+    batch = listener.poll(4.0, LEAST_STARTABLE)
+    assert isinstance(batch, Batch)
+    assert batch.until is not None
+    assert began < batch.until <= time.monotonic() + SENT_LEASE_SECONDS
+    (lease,) = batch.leases
+    length = lease.deadline_us - batch.now_us
+    assert length == engine.policy_of("a").lease
+    assert worker.extend([(lease.handle, lease.fence)], length) == [True]
+    later = batch.now_us + round(SENT_LEASE_SECONDS * SECOND) + SECOND
+    assert not engine.lease(10, now_us=later).leases
+    assert worker.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
+
+
+def test_a_layout_without_leases_in_the_inbox(path: Path) -> None:
+    """Layout 7; what is in its inbox is kept."""
+    folder = Path(store.__file__).parent / "migrations"
+    with closing(sqlite3.connect(path)) as raw:
+        for number in range(1, 8):
+            raw.executescript(next(folder.glob(f"{number:04d}_*.sql")).read_text(encoding="utf-8"))
+        raw.executescript(
+            "INSERT INTO shard (one, nonce) VALUES (1, 'zzzzzz');"
+            "INSERT INTO inbox (mid, published, topic, rank, body) VALUES (1, 1, 'a', 1, x'31');"
+            f"PRAGMA application_id = {store.APPLICATION_ID}; PRAGMA user_version = 7"
+        )
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        assert [lease.body for lease in engine.lease(10).leases] == [b"1"]
+        assert_is_healthy(engine)
+
+
+def test_the_longest_lease_of_a_worker(engine: FullEngine, worker: FullEngine) -> None:
+    """A lease that is sent ends no later; a worker with shorter ones leases itself."""
+    listener = worker.work_listener(max_lease_us=3 * SECOND)
+    assert listener.poll(0.0, LEAST_STARTABLE) is False
+    engine.put([Draft("a", b"1")])
+    batch = listener.poll(4.0, LEAST_STARTABLE)
+    assert isinstance(batch, Batch)
+    assert batch.leases[0].deadline_us == batch.now_us + 3 * SECOND
+    listener.close()
+    listener = worker.work_listener(max_lease_us=SECOND)
+    assert listener.poll(0.0, LEAST_STARTABLE) is False
+    engine.put([Draft("a", b"2")])
+    assert listener.poll(4.0, LEAST_STARTABLE) is True
+    listener.close()
