@@ -3,30 +3,37 @@ The rows that an engine object caches between its transactions.
 
 Cached lanes, tier queues and counters are valid as long as no other connection writes to the file,
 which SQLite's `data_version` tells. A process that is alone on its file reads no lane twice; with
-several processes each of them reads again. Plain leases that this object delivered stay cached
-even then: deleting the row shows whether a lease is still held.
+several processes each of them reads again. Leases that this object delivered stay cached even then:
+deleting the row shows whether a lease is still held, and nothing else of it or of its message
+changes until it ends.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from laneway.engines.sqlite.rows import Lane, Shard, TierQueue
+    from laneway.engines.sqlite.rows import Ended, Lane, Shard, TierQueue
+
+CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
+"""
+Message, lane, and what settle needs to know of the message; None: it is plain, so that its ack only
+deletes rows and counts.
+"""
 
 MOST_LANES = 20_000
 MOST_LEASES = 100_000
-"""Beyond these numbers the older half is dropped: about 15 MB each."""
+"""Beyond these numbers the older half is dropped: 15 MB, and 15 to 30 MB."""
 
 
 class LaneCache:
     """
-    A cache of lanes by number and by name, of tier queues, of the shard's counters, and of plain
-    leases. Call `check` at the beginning of each transaction, and `committed` at its end; use it
-    only under the store's lock.
+    A cache of lanes by number and by name, of tier queues, of the shard's counters, and of leases.
+    Call `check` at the beginning of each transaction, and `committed` at its end; use it only under
+    the store's lock.
     """
 
     def __init__(self) -> None:
@@ -36,8 +43,8 @@ class LaneCache:
         self.names: dict[str, Lane] = {}
         self.own: dict[str, int] = {}
         """By topic: the number of its own policies (0: none), for topics without a lane."""
-        self.plain_leases: dict[int, tuple[int, int]] = {}
-        """By fence: message and lane of leases whose ack only deletes rows and counts."""
+        self.leases: dict[int, CachedLease] = {}
+        """By fence: the leases that this object delivered, as far as they need not be read."""
         self.positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
         """Where the next lease with these patterns continues: by tier queue, gate and patterns."""
         self.is_inbox_empty = False
@@ -62,9 +69,9 @@ class LaneCache:
                 del self.names[self.lanes.pop(number).name]
         if len(self.own) > MOST_LANES:
             self.own = {}
-        if len(self.plain_leases) > MOST_LEASES:
-            for fence in list(islice(self.plain_leases, MOST_LEASES // 2)):
-                del self.plain_leases[fence]
+        if len(self.leases) > MOST_LEASES:
+            for fence in list(islice(self.leases, MOST_LEASES // 2)):
+                del self.leases[fence]
 
     def clear(self) -> None:
         """Drop everything but leases and positions."""

@@ -72,12 +72,17 @@ def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None
     lane.leased -= 1
     tx.shard.leased -= 1
     if held.gate is not None:
-        gate = tx.gate(held.gate)
-        if gate is not None:
-            gate.leased -= 1
-            tx.touch_gate(gate)
+        free_gate(tx, held.gate)
     if held.charge:
         _correct_charge(tx, lane, held, cost_us)
+
+
+def free_gate(tx: Transaction, name: str) -> None:
+    """A lease that went through the gate ended."""
+    gate = tx.gate(name)
+    if gate is not None:
+        gate.leased -= 1
+        tx.touch_gate(gate)
 
 
 def _correct_charge(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:

@@ -166,10 +166,13 @@ def load_parked(tx: Transaction, serial_keys: Sequence[tuple[int, str]]) -> None
     """Read what `arrive` and `free_key` need for these (lane, serial key)."""
     if serial_keys:
         tx.serial_keys.load(serial_keys)
-        with_parked = [key for key in serial_keys if tx.lane(key[0]).parked]
-        tx.parked.load_firsts(with_parked)
-        firsts = (tx.parked.first(*key) for key in with_parked)
-        tx.messages.load(mid for mid in firsts if mid is not None)
+        _load_first_parked(tx, [key for key in serial_keys if tx.lane(key[0]).parked])
+
+
+def _load_first_parked(tx: Transaction, serial_keys: Sequence[tuple[int, str]]) -> None:
+    tx.parked.load_firsts(serial_keys)
+    firsts = (tx.parked.first(*key) for key in serial_keys)
+    tx.messages.load(mid for mid in firsts if mid is not None)
 
 
 def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
@@ -177,8 +180,21 @@ def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
     if key is None:
         return
     head = tx.serial_keys.get(lane.lane, key)
-    if head is None or head[0] != mid:
-        return
+    if head is not None and head[0] == mid:
+        _pass_key_on(tx, lane, key)
+
+
+def free_held_keys(tx: Transaction, keys: Sequence[tuple[Lane, str]]) -> None:
+    """As `free_key` for the serial keys of messages whose leases end: each of them is the head."""
+    parked = [(lane.lane, key) for lane, key in keys if lane.parked]
+    if parked:
+        _load_first_parked(tx, parked)
+    for lane, key in keys:
+        _pass_key_on(tx, lane, key)
+
+
+def _pass_key_on(tx: Transaction, lane: Lane, key: str) -> None:
+    """The head of the key leaves: the first parked message takes its place."""
     first = tx.parked.first(lane.lane, key) if lane.parked else None
     row = read(tx, first) if first is not None else None
     if row is None:
@@ -285,6 +301,11 @@ def _window(dedupe: int | None, *, sticky: bool) -> int:
 def delete(tx: Transaction, row: Row | Ended) -> None:
     """Delete the message's own rows; counts, ids and keys are the callers'."""
     tx.messages.delete(row.mid)
+    delete_extras(tx, row)
+
+
+def delete_extras(tx: Transaction, row: Row | Ended) -> None:
+    """Delete its rows beyond the one in `message`, which few messages have."""
     if row.parts:
         tx.parts.delete(row.mid)
         if row.since == base.UNTIL_SIGNALLED_US:

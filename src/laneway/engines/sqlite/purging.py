@@ -115,7 +115,7 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
         return "cancelled"
     held = Held(*lease)
     tx.run("leases_delete", _dumps([held.fence]))
-    tx.lane_cache.plain_leases.pop(held.fence, None)
+    tx.lane_cache.leases.pop(held.fence, None)
     leases.release_slots(tx, lane, held, tx.now - held.granted)
     messages.remove_ended(tx, lane, row, its_topic)
     tx.place(lane)

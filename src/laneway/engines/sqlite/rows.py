@@ -190,7 +190,10 @@ def line_of(topic: str | None, key: str | None) -> str | None:
 
 
 class Ended(msgspec.Struct, gc=False):
-    """What the end of an acked message needs to know of it, see `leases_and_messages`."""
+    """
+    What the end of an acked message needs to know of it, see `leases_and_messages`. `gate`: that of
+    its lease, if the lease is cached.
+    """
 
     mid: int
     id: str | None
@@ -202,6 +205,7 @@ class Ended(msgspec.Struct, gc=False):
     sticky: int
     since: int
     has_note: int
+    gate: str | None = None
 
     @property
     def line(self) -> str | None:

@@ -18,8 +18,8 @@ from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
-from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import Lane, Row, TierQueue
+from laneway.engines.sqlite import leases, messages
+from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of
 from laneway.message import Lease
 from laneway.policy import prefixes
 
@@ -74,12 +74,11 @@ def lease(
         plan.serve_pool(pool, room)
     else:
         plan.serve_topics(topics, pool, room)
-    leases = _Deliveries(tx, plan.picked, record_start=record_start, max_lease_us=max_lease_us).run(
-        plan.visits if topics is not None else _interleaved(tx, plan.visits)
-    )
+    deliveries = _Deliveries(tx, plan.picked, record_start=record_start, max_lease_us=max_lease_us)
+    delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane)
-    return leases, plan.withheld or (only is not None and only.passed_over)
+    return delivered, plan.withheld or (only is not None and only.passed_over)
 
 
 def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: int) -> None:
@@ -500,18 +499,19 @@ class _Deliveries:
         self._leases: list[tuple[Any, ...]] = []
         self._plain_leases: list[tuple[int, int, int, int, int]] = []
         self._deadlines: dict[int, list[int]] = {}
-        self._rare: dict[int, Row] = {}
+        self._by_time = {
+            tier_queue.number
+            for tier_queue in tx.tier_queues.values()
+            if tx.fair_by_time(tier_queue)
+        }
+        self._with_rows: set[int] = set()
+        """Lanes of which `_read` answers rows, because some of their messages are not plain."""
 
     def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
         if not visits:
             return []
         heads = self._read(visits)
         tx = self.tx
-        by_time = {
-            tier_queue.number
-            for tier_queue in tx.tier_queues.values()
-            if tx.fair_by_time(tier_queue)
-        }
         for lane, take in visits:
             policy = tx.policy_of(lane)
             waiting = heads[lane.lane]
@@ -519,76 +519,105 @@ class _Deliveries:
             del waiting[:take]
             for _ in range(take - len(taken)):
                 self._correct_count(lane, policy)
-            is_plain = (
-                policy.gate is None
-                and lane.tier_queue not in by_time
-                and policy.delivery != "at_most_once"
-            )
-            for head in taken:
-                if head[_RARE] or head[_EXPIRES] is not None:
-                    is_plain = False
-            if is_plain:
-                self._lease_plain(lane, taken, policy)
+            if lane.lane in self._with_rows:
+                self._lease_rows(lane, taken, policy)
+            elif (
+                policy.gate is not None
+                or lane.tier_queue in self._by_time
+                or policy.delivery == "at_most_once"
+            ):
+                self._lease_rows(lane, list(map(_plain_row, taken)), policy)
             else:
-                self._lease_others(lane, taken, policy)
+                self._lease_plain(lane, taken, policy)
         self._write()
         return self._delivered
 
     def _read(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
-        """By lane: the messages to deliver, which are deleted from `ready`."""
+        """By lane: the messages to deliver, which are deleted from `ready`: `{head}`, or rows."""
         tx = self.tx
-        wanted: dict[int, int] = {}
+        plain: dict[int, int] = {}
+        featured: dict[int, int] = {}
         for lane, take in visits:
+            policy = tx.policy_of(lane)
+            is_plain = policy.serial is None and policy.merge is None and policy.buckets is None
+            wanted = plain if is_plain else featured
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
+        heads = self._read_heads(plain) if plain else {}
+        if featured:
+            heads.update(self._read_rows(featured))
+        if self._with_rows:
+            rows = [row for number in self._with_rows for row in heads[number]]
+            tx.merge_keys.load((row.lane, row.mkey) for row in rows if row.mkey is not None)
+            tx.parts.load(row.mid for row in rows if row.parts)
+        self._delete_ready(heads)
+        return heads
+
+    def _read_heads(self, wanted: dict[int, int]) -> dict[int, list[Any]]:
+        """Read lanes of plain messages; as rows, where a message has more than `{head}`."""
+        tx = self.tx
         heads: dict[int, list[Any]] = {number: [] for number in wanted}
-        singles = [
-            number for number, take in wanted.items() if take == 1 and number not in self._picked
-        ]
+        singles = [number for number, take in wanted.items() if take == 1]
         if singles:
             for head in tx.all("heads", _dumps(singles)):
                 heads[head[1]].append(head)
         for number, take in wanted.items():
-            if number in self._picked:
-                heads[number] = self._read_picked(self._picked[number])
-            elif take > 1:
+            if take > 1:
                 heads[number] = tx.all("head_of", number, take)
-        rare = [head[0] for several in heads.values() for head in several if head[_RARE]]
-        if rare:
-            tx.messages.load(rare)
-            rows = [row for mid in rare if (row := tx.messages.get(mid)) is not None]
-            self._rare = {row.mid: row for row in rows}
-            tx.merge_keys.load((row.lane, row.mkey) for row in rows if row.mkey is not None)
-            tx.parts.load(row.mid for row in rows if row.parts)
-        last = [
-            several[-1]
-            for number, several in heads.items()
-            if several and number not in self._picked
+        rare = [
+            head
+            for several in heads.values()
+            for head in several
+            if head[_RARE] or head[_EXPIRES] is not None
         ]
-        tx.run_many("ready_delete_head", [self._ready_key(head) for head in last])
-        for number in self._picked:
-            for head in heads.get(number, ()):
-                tx.ready.delete(*self._ready_key(head))
+        if rare:
+            self._with_rows.update(head[1] for head in rare)
+            tx.messages.load(head[0] for head in rare if head[_RARE])
+            for number in self._with_rows:
+                heads[number] = [
+                    (tx.messages.get(head[0]) if head[_RARE] else None) or _plain_row(head)
+                    for head in heads[number]
+                ]
         return heads
 
-    def _read_picked(self, mids: list[int]) -> list[Any]:
-        heads = {row[0]: row for row in self.tx.all("heads_picked", _dumps(mids))}
-        return [heads[mid] for mid in mids if mid in heads]
-
-    def _ready_key(self, head: Any) -> tuple[int, int, int, int]:
-        """The key of the message's row in `ready`."""
-        mid, lane, rank, since, *_ = head
-        if head[_RARE]:
-            row = self._rare[mid]
-            return lane, rank, row.pos, row.seq
-        return lane, rank, since, mid
-
-    def _lease_others(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
-        for head in taken:
-            row = self._rare.get(head[0]) or _plain_row(head)
-            if row.expires is not None and row.expires <= self.tx.now:
-                self._expire(lane, row)
+    def _read_rows(self, wanted: dict[int, int]) -> dict[int, list[Row]]:
+        """Read lanes whose policy gives most messages more than `{head}`: all of them as rows."""
+        tx = self.tx
+        mids: dict[int, list[int]] = {number: [] for number in wanted}
+        singles: list[int] = []
+        for number, take in wanted.items():
+            if number in self._picked:
+                mids[number] = self._picked[number]
+            elif take == 1:
+                singles.append(number)
             else:
-                self._delivered.append(self._lease(lane, row, policy))
+                mids[number] = [mid for (mid,) in tx.all("ready_of", number, take)]
+        if singles:
+            for number, mid in tx.all("ready_firsts", _dumps(singles)):
+                mids[number] += [mid] if mid is not None else []
+        self._with_rows.update(wanted)
+        tx.messages.load(mid for several in mids.values() for mid in several)
+        get = tx.messages.get
+        return {
+            number: [row for mid in several if (row := get(mid)) is not None]
+            for number, several in mids.items()
+        }
+
+    def _delete_ready(self, heads: dict[int, list[Any]]) -> None:
+        """Delete the messages from `ready`: of each lane all up to the last one."""
+        tx = self.tx
+        last = []
+        for number, several in heads.items():
+            if number in self._picked:
+                for row in several:
+                    tx.ready.delete(number, row.rank, row.pos, row.seq)
+            elif several:
+                head = several[-1]
+                if number in self._with_rows:
+                    last.append((number, head.rank, head.pos, head.seq))
+                else:
+                    mid, _, rank, since, *_ = head
+                    last.append((number, rank, since, mid))
+        tx.run_many("ready_delete_head", last)
 
     def _lease_plain(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
         """Lease messages that need nothing besides, as most do: all of the lane at once."""
@@ -597,14 +626,17 @@ class _Deliveries:
         tx, shard = self.tx, self.tx.shard
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
-        cached, delivered, rows = tx.lane_cache.plain_leases, self._delivered, self._plain_leases
+        cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
         fence, size = tx.last_fence(), 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
             rows.append((fence, mid, number, deadline, now))
-            if own_id is None:
-                cached[fence] = (mid, number)
+            cached[fence] = (
+                mid,
+                number,
+                None if own_id is None else Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0),
+            )
             delivered.append(
                 Lease(
                     mid,
@@ -661,10 +693,8 @@ class _Deliveries:
             messages.free_key(tx, lane, row.line, row.mid)
 
     def _free_gate(self, name: str | None) -> None:
-        gate = self.tx.gate(name) if name is not None else None
-        if gate is not None:
-            gate.leased -= 1
-            self.tx.touch_gate(gate)
+        if name is not None:
+            leases.free_gate(self.tx, name)
 
     def _end_waiting(self, lane: Lane, row: Row) -> None:
         """The message no longer waits; its row in `ready` is deleted with those of the others."""
@@ -677,55 +707,85 @@ class _Deliveries:
             tx.events.delete(row.expires, EXPIRES, row.mid)
         messages.free_merge_key(tx, lane, row)
 
-    def _lease(self, lane: Lane, row: Row, policy: Resolved) -> Lease:
-        tx = self.tx
-        shard = tx.shard
-        self._end_waiting(lane, row)
-        fence = shard.fence = tx.last_fence() + 1
-        shard.leased += 1
-        deadline = self._deadline(policy)
-        self._add_deadline(deadline, fence, fence)
-        if row.serial:
-            tx.serial_keys.put((lane.lane, row.line), row.mid, 1)
-        tier_queue = tx.tier_queues[lane.tier_queue]
-        charge = (
-            (lane.mean or tier_queue.mean or DEFAULT_MEAN_US) if tx.fair_by_time(tier_queue) else 0
-        )
-        started = int(bool(row.suspect) and self.record_start)
-        empty = None
-        bodies = (
-            [row.body, *(tx.parts.bodies(row.mid) if row.parts else ())]
-            if row.parts or (row.mkey and policy.merge == "all")
-            else None
-        )
-        lease = Lease(
-            row.mid,
-            fence,
-            row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}",
-            row.topic or lane.topic or "",
-            row.body,
-            deadline,
-            row.attempts + 1,
-            row.deliveries + 1,
-            row.key,
-            -(row.rank >> 1),
-            _headers(row.headers) if row.headers else None,
-            row.published,
-            bool(row.suspect),
-            bodies,
-            policy.limited,
-        )
-        if policy.delivery == "at_most_once":
-            empty = (row.line or "") if row.serial else ""
-            self._finish(lane, row)
-        gate = policy.gate or 0
-        self._leases.append((
-            fence, row.mid, lane.lane, deadline, tx.now, charge, started, gate,
-            0 if empty is None else empty,
-        ))  # fmt: skip
-        if lane.ready:
-            lane.old = row.since >> 23
-        return lease
+    def _lease_rows(self, lane: Lane, taken: list[Row], policy: Resolved) -> None:
+        """Lease messages that may need more than plain ones: all of the lane at once."""
+        tx, shard = self.tx, self.tx.shard
+        number, topic, limited = lane.lane, lane.topic or "", policy.limited
+        now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
+        cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._leases
+        gate, at_most_once = policy.gate, policy.delivery == "at_most_once"
+        charge = 0
+        if lane.tier_queue in self._by_time:
+            charge = lane.mean or tx.tier_queues[lane.tier_queue].mean or DEFAULT_MEAN_US
+        fence = first = tx.last_fence()
+        for row in taken:
+            if row.expires is not None and row.expires <= now:
+                self._expire(lane, row)
+                continue
+            self._end_waiting(lane, row)
+            fence += 1
+            mid, own_id, key = row.mid, row.id, row.key
+            line = line_of(row.topic, key) if row.serial else None
+            if line is not None:
+                tx.serial_keys.put((number, line), mid, 1)
+            bodies = None
+            if row.parts or (row.mkey and policy.merge == "all"):
+                bodies = [row.body, *(tx.parts.bodies(mid) if row.parts else ())]
+            delivered.append(
+                Lease(
+                    mid,
+                    fence,
+                    own_id if own_id is not None else f"{nonce}-{mid:x}",
+                    row.topic or topic,
+                    row.body,
+                    deadline,
+                    row.attempts + 1,
+                    row.deliveries + 1,
+                    key,
+                    -(row.rank >> 1),
+                    _headers(row.headers) if row.headers else None,
+                    row.published,
+                    bool(row.suspect),
+                    bodies,
+                    limited,
+                )
+            )
+            started = int(bool(row.suspect) and self.record_start)
+            empty = None
+            if at_most_once:
+                empty = line or ""
+                self._finish(lane, row)
+            elif not charge:
+                cached[fence] = (
+                    mid,
+                    number,
+                    Ended(
+                        mid,
+                        own_id,
+                        row.topic,
+                        key,
+                        row.serial,
+                        row.joined,
+                        row.parts,
+                        row.sticky,
+                        row.since,
+                        row.deliveries,
+                        gate,
+                    ),
+                )
+            if gate is None and empty is None and not (charge or started):
+                self._plain_leases.append((fence, mid, number, deadline, now))
+            else:
+                rows.append((
+                    fence, mid, number, deadline, now, charge, started, gate or 0,
+                    0 if empty is None else empty,
+                ))  # fmt: skip
+            if lane.ready:
+                lane.old = row.since >> 23
+        if fence > first:
+            self._add_deadline(deadline, first + 1, fence)
+            shard.fence = fence
+            shard.leased += fence - first
 
     def _finish(self, lane: Lane, row: Row) -> None:
         """At most once: the message is finished at its delivery; only its lease is left."""

@@ -1,7 +1,7 @@
 """
 The end of leases: `Queue.settle`, and leases that run out.
 
-Plain acks are settled without reading anything (`_quick_acks`), others one by one (`_Settling`).
+Acks of cached leases are settled together (`_quick_acks`), others one by one (`_Settling`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from laneway.errors import BacklogFull
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from laneway.engines.sqlite.lane_cache import CachedLease
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Action, Draft, Settlement, SettlementAnswer
 
@@ -57,15 +58,13 @@ def settle(
 
     `publish`: drafts by the position of their settlement.
     """
-    left, lanes = _quick_acks(tx, settlements)
+    cached = _take_cached(tx, settlements)
+    left, lanes = _quick_acks(tx, settlements, cached)
     answers: list[SettlementAnswer] = ["acked"] * len(settlements)
-    parents = {n: generated_id(tx.shard.nonce, settlements[n].handle) for n in publish}
+    parents = {n: _id_of(tx, settlements[n].handle, cached[n]) for n in publish}
     if left:
-        rows = tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))
-        tx.load_numbers({row[2] for row in rows})
         settling = _Settling(tx)
-        held = {(row[0], row[1]): _held(row) for row in rows}
-        pairs = [(n, held.pop((settlements[n].fence, settlements[n].handle), None)) for n in left]
+        pairs = settling.take(settlements, left, cached)
         settling.load((*pair, settlements[n]) for n, pair in pairs if pair is not None)
         for n, pair in pairs:
             if pair is None:  # also the second settlement of one lease
@@ -77,7 +76,7 @@ def settle(
             )
             answers[n], parents[n] = settling.settle(*pair, settlements[n])
         tx.reported_by_handler = None
-        lanes |= settling.write()
+        lanes |= settling.lanes
     _place(tx, lanes.values())
     message_ends.store_outcomes(tx, settlements, answers)
     ended = [
@@ -93,52 +92,106 @@ def settle(
     return answers
 
 
+def _id_of(tx: Transaction, mid: int, cached: CachedLease | None) -> str:
+    own = cached[2].id if cached is not None and cached[2] is not None else None
+    return own if own is not None else generated_id(tx.shard.nonce, mid)
+
+
 def _held(row: Any) -> tuple[Held, Ended | None]:
     """A row of `leases_and_messages`: the lease, and its message if there is one."""
     message = row[_LEASE_COLUMNS:]
     return Held(*row[:_LEASE_COLUMNS]), Ended(*message) if message[0] is not None else None
 
 
+def _held_in_cache(fence: int, cached: CachedLease) -> tuple[Held, Ended]:
+    """As `_held`; its deadline is unknown, which only leases with a charge need."""
+    mid, lane, message = cached
+    message = message or _plain(mid)
+    return Held(fence, mid, lane, 0, 0, 0, 0, message.gate, None, 0), message
+
+
+def _plain(mid: int) -> Ended:
+    return Ended(mid, None, None, None, 0, 0, 0, 0, 0, 0)
+
+
+def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[CachedLease | None]:
+    """
+    Delete the leases that are cached, and answer them. Nothing is read; the number of rows that
+    were deleted shows whether all of them were still held.
+    """
+    cache = tx.lane_cache.leases
+    cached = [cache.pop(settlement.fence, None) for settlement in settlements]
+    fences: list[int] = []
+    for n, (settlement, lease) in enumerate(zip(settlements, cached, strict=True)):
+        if lease is None:
+            continue
+        if lease[0] == settlement.handle:
+            fences.append(settlement.fence)
+        else:
+            cached[n] = None
+    if fences and tx.run_many("leases_end", _ranges(fences)) != len(fences):
+        raise Outdated
+    tx.load_numbers({lease[1] for lease in cached if lease is not None})
+    return cached
+
+
 def _quick_acks(
-    tx: Transaction, settlements: Sequence[Settlement]
+    tx: Transaction, settlements: Sequence[Settlement], cached: Sequence[CachedLease | None]
 ) -> tuple[list[int], dict[int, Lane]]:
     """
-    Settle acks of cached plain leases, as most are: delete their rows, and count. Nothing is read;
-    the number of rows that were deleted shows whether all leases were still held.
+    Settle the acks of cached leases, as most settlements are: delete the messages, and count.
 
     Returns the positions of all other settlements, and the lanes, which have still to be placed.
     """
-    cached, lanes = tx.lane_cache.plain_leases, tx.lane_cache.lanes
-    leases_ = [cached.pop(settlement.fence, None) for settlement in settlements]
-    tx.load_numbers({lease[1] for lease in leases_ if lease is not None})
+    lanes = tx.lane_cache.lanes
     left: list[int] = []
-    fences: list[int] = []
     mids: list[int] = []
     touched: dict[int, Lane] = {}
-    for n, (settlement, lease) in enumerate(zip(settlements, leases_, strict=True)):
-        lane = lanes.get(lease[1]) if lease is not None else None
-        if (
-            lease is None
-            or lane is None
-            or settlement.action != "ack"
-            or settlement.handle != lease[0]
-            or lane.back_off_step
-            or tx.policy_of(lane).dedupe is not None
-        ):
+    featured: list[tuple[Lane, Ended]] = []
+    last, dedupes = -1, False
+    for n, (settlement, lease) in enumerate(zip(settlements, cached, strict=True)):
+        if lease is None or settlement.action != "ack":
             left.append(n)
             continue
-        fences.append(settlement.fence)
-        mids.append(lease[0])
+        mid, number, message = lease
+        lane = lanes[number]
+        if lane.back_off_step:
+            left.append(n)
+            continue
+        if number != last:
+            last, touched[number] = number, lane
+            dedupes = tx.policy_of(lane).dedupe is not None
+        mids.append(mid)
         lane.leased -= 1
         lane.done += 1
-        touched[lane.lane] = lane
-    if fences:
-        if tx.run_many("leases_end", _ranges(fences)) != len(fences):
-            raise Outdated
+        if message is not None:
+            featured.append((lane, message))
+        elif dedupes:
+            featured.append((lane, _plain(mid)))
+    if mids:
         _delete_messages(tx, mids)
-        tx.shard.leased -= len(fences)
-        tx.shard.done += len(fences)
+        tx.shard.leased -= len(mids)
+        tx.shard.done += len(mids)
+    if featured:
+        _finish(tx, featured)
     return left, touched
+
+
+def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
+    """End messages that are more than rows of `message` and `lease`."""
+    joined = [message.mid for _, message in acked if message.joined]
+    if joined:
+        tx.idents.load_joined(joined)
+    serial_keys: list[tuple[Lane, str]] = []
+    for lane, message in acked:
+        messages.finish_ids(tx, message, messages.topic_of(message, lane), remember=True)
+        messages.delete_extras(tx, message)
+        if message.gate is not None:
+            leases.free_gate(tx, message.gate)
+        if message.serial and (line := message.line) is not None:
+            serial_keys.append((lane, line))
+    if serial_keys:
+        messages.free_held_keys(tx, serial_keys)
 
 
 def _delete_messages(tx: Transaction, mids: list[int]) -> None:
@@ -192,8 +245,38 @@ class _Settling:
 
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
-        self._leases: list[int] = []
-        self._lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, Lane] = {}
+        """The lanes of these leases, which have still to be placed."""
+
+    def take(
+        self,
+        settlements: Sequence[Settlement],
+        positions: Sequence[int],
+        cached: Sequence[CachedLease | None],
+    ) -> list[tuple[int, tuple[Held, Ended | None] | None]]:
+        """
+        The leases of these settlements, and their messages; None: it is not held. Those that were
+        not cached are read and deleted.
+        """
+        tx = self.tx
+        fences = [settlements[n].fence for n in positions if cached[n] is None]
+        rows = tx.all("leases_and_messages", _dumps(fences)) if fences else []
+        tx.load_numbers({row[2] for row in rows})
+        held = {(row[0], row[1]): _held(row) for row in rows}
+        pairs: list[tuple[int, tuple[Held, Ended | None] | None]] = []
+        ended: list[int] = []
+        for n in positions:
+            lease, fence = cached[n], settlements[n].fence
+            if lease is not None:
+                pairs.append((n, _held_in_cache(fence, lease)))
+                continue
+            pair = held.pop((fence, settlements[n].handle), None)
+            pairs.append((n, pair))
+            if pair is not None:
+                ended.append(fence)
+        if ended:
+            tx.run("leases_delete", _dumps(ended))
+        return pairs
 
     def load(self, pairs: Iterable[tuple[Held, Ended | None, Settlement]]) -> None:
         """Read the rows that decide these settlements, all of one table in one statement."""
@@ -223,22 +306,15 @@ class _Settling:
             tx.notes.load((mid,) for _, mid in returned)
             merging.load_returning(tx, returned)
 
-    def write(self) -> dict[int, Lane]:
-        """Delete the leases; returns the lanes, which have still to be placed."""
-        if self._leases:
-            self.tx.run("leases_delete", _dumps(self._leases))
-        return self._lanes
-
     def settle(
         self, held: Held, ended: Ended | None, settlement: Settlement
     ) -> tuple[SettlementAnswer, str]:
         """End one lease; returns the answer and the message's id."""
         tx = self.tx
-        self._leases.append(held.fence)
         if held.gone:
             return "gone", ""
         lane = tx.lane(held.lane)
-        self._lanes[lane.lane] = lane
+        self.lanes[lane.lane] = lane
         leases.release_slots(tx, lane, held, settlement.cost_us)
         if held.empty is not None:
             return self._settle_empty(lane, held, settlement), generated_id(

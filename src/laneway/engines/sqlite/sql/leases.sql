@@ -19,8 +19,14 @@ SELECT m.mid FROM message m
       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
--- name: heads_picked
-SELECT {head} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
+-- name: ready_firsts
+-- The number of the first message of each of these lanes (JSON list of numbers).
+SELECT j.value, (SELECT r.mid FROM ready r WHERE r.lane = j.value
+        ORDER BY r.rank, r.pos, r.seq LIMIT 1) FROM json_each(?) j;
+
+-- name: ready_of
+-- The numbers of the first messages of one lane.
+SELECT r.mid FROM ready r WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: lease_insert_plain
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
