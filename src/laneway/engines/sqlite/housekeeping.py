@@ -103,12 +103,16 @@ def _load(tx: Transaction, page: list[Any]) -> None:
     rows = [row for mid in mids if (row := tx.messages.get(mid)) is not None]
     waiting = [row for row in rows if row.state != DEAD]
     tx.load_numbers({row.lane for row in waiting})
-    tx.merge_keys.load((row.lane, row.mkey) for row in waiting if row.mkey is not None)
     messages.load_parked(tx, [(row.lane, row.line or "") for row in waiting if row.serial])
-    ended = [a for _, kind, a, _ in page if kind == RETENTION_ENDS]
-    tx.dead_letters.load((mid,) for mid in ended)
-    tx.parts.load(row.mid for row in rows if row.parts)
-    tx.idents.load_joined(row.mid for row in rows if row.joined)
+    ended = {a for _, kind, a, _ in page if kind in (EXPIRES, RETENTION_ENDS)}
+    if ended:
+        rows = [row for row in rows if row.mid in ended]
+        tx.merge_keys.load(
+            (row.lane, row.mkey) for row in rows if row.mkey is not None and row.state != DEAD
+        )
+        tx.dead_letters.load((row.mid,) for row in rows if row.state == DEAD)
+        tx.parts.load(row.mid for row in rows if row.parts)
+        tx.idents.load_joined(row.mid for row in rows if row.joined)
 
 
 def _due(tx: Transaction, mid: int) -> None:

@@ -74,7 +74,7 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
     The message begins to wait: delayed if its `since` is in the future, else it arrives.
     `collects`: messages with its merge key join it.
     """
-    size = size_of(tx, row)
+    size = len(row.body) if not row.parts else size_of(tx, row)
     lane.bytes += size
     tx.shard.bytes += size
     tx.shard.waiting += 1
@@ -86,9 +86,9 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
         row.state = DELAYED
         lane.delayed += 1
         tx.events.put((row.since, DUE, row.mid), 0)
+        tx.touch(lane)
     else:
         arrive(tx, lane, row)
-    tx.touch(lane)
 
 
 def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
@@ -96,7 +96,7 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     Delete a waiting message from all tables of waiting messages, except `serial_key`: callers
     that remove the message call `free_key` too.
     """
-    size = size_of(tx, row)
+    size = len(row.body) if not row.parts else size_of(tx, row)
     lane.bytes -= size
     tx.shard.bytes -= size
     tx.shard.waiting -= 1
@@ -123,20 +123,23 @@ def free_merge_key(tx: Transaction, lane: Lane, row: Row) -> None:
 
 def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     """The message becomes ready, or is parked behind the head of its serial key."""
-    if row.serial and row.line is not None:
-        key = tx.serial_keys.get(lane.lane, row.line)
+    number = lane.lane
+    line = row.line if row.serial else None
+    if line is not None:
+        key = tx.serial_keys.get(number, line)
         if key is None:
-            tx.serial_keys.put((lane.lane, row.line), row.mid, 0)
+            tx.serial_keys.put((number, line), row.mid, 0)
         elif key[0] != row.mid:
             head, is_held = key
             if is_held or not _precedes(tx, row, head):
-                _park(tx, lane, row)
+                _park(tx, lane, row, line)
                 return
-            _park_overtaken(tx, lane, head)
-            tx.serial_keys.put((lane.lane, row.line), row.mid, 0)
+            _park_overtaken(tx, lane, head, line)
+            tx.serial_keys.put((number, line), row.mid, 0)
     row.state = READY
     lane.ready += 1
-    tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
+    tx.ready.put((number, row.rank, row.pos, row.seq), row.mid)
+    tx.touch_grown(lane)
 
 
 def _precedes(tx: Transaction, row: Row, head: int) -> bool:
@@ -145,20 +148,21 @@ def _precedes(tx: Transaction, row: Row, head: int) -> bool:
     return other is None or (row.rank, row.pos, row.seq) < (other.rank, other.pos, other.seq)
 
 
-def _park(tx: Transaction, lane: Lane, row: Row) -> None:
+def _park(tx: Transaction, lane: Lane, row: Row, line: str) -> None:
     row.state = PARKED
     lane.parked += 1
-    tx.parked.put((lane.lane, row.line, row.rank, row.pos, row.seq), row.mid)
+    tx.touch(lane)
+    tx.parked.put((lane.lane, line, row.rank, row.pos, row.seq), row.mid)
 
 
-def _park_overtaken(tx: Transaction, lane: Lane, head: int) -> None:
+def _park_overtaken(tx: Transaction, lane: Lane, head: int, line: str) -> None:
     """Park the head of a key that is not held: another message comes before it."""
     other = read(tx, head)
     if other is None:
         return
     lane.ready -= 1
     tx.ready.delete(lane.lane, other.rank, other.pos, other.seq)
-    _park(tx, lane, other)
+    _park(tx, lane, other, line)
     tx.messages.save_state(other)
 
 

@@ -183,9 +183,15 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
     if joined:
         tx.idents.load_joined(joined)
     serial_keys: list[tuple[Lane, str]] = []
+    last, topic, dedupes = -1, "", False
     for lane, message in acked:
-        messages.finish_ids(tx, message, messages.topic_of(message, lane), remember=True)
-        messages.delete_extras(tx, message)
+        if lane.lane != last:
+            last, topic = lane.lane, lane.topic or ""
+            dedupes = not topic or tx.policy_of(lane).dedupe is not None
+        if dedupes or message.id is not None or message.joined or message.sticky:
+            messages.finish_ids(tx, message, message.topic or topic, remember=True)
+        if message.parts or message.has_note:
+            messages.delete_extras(tx, message)
         if message.gate is not None:
             leases.free_gate(tx, message.gate)
         if message.serial and (line := message.line) is not None:

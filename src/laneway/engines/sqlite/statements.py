@@ -258,27 +258,33 @@ class Statements:
         """Run a statement."""
         return self.connection.execute(SQL[name], values)
 
-    def run_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+    def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         """
         Run a statement with VALUES for many rows at once. The last row may run twice, which must
-        change nothing more: it conflicts with itself, or is written again.
+        change nothing more: it conflicts with itself, or is written again. `converts`: there are
+        values of bytes or None.
         """
         if len(rows) == 1:
-            self.connection.execute(SQL[name], rows[0])
+            values = _converted(rows[0]) if converts else rows[0]
+            self.connection.execute(SQL[name], values)
             return
-        for text, values in _batches(name, rows):
+        for text, values in _batches(name, rows, converts=converts):
             self.connection.execute(text, values)
 
-    def all_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> list[Any]:
+    def all_rows(
+        self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False
+    ) -> list[Any]:
         """All rows of a query with VALUES for many rows at once; some may be there twice."""
         return [
             found
-            for text, values in _batches(name, rows)
+            for text, values in _batches(name, rows, converts=converts)
             for found in self.connection.execute(text, values)
         ]
 
 
-def _batches(name: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
+def _batches(
+    name: str, rows: Sequence[Sequence[Any]], *, converts: bool
+) -> Iterator[tuple[str, list[Any]]]:
     """The statements for these rows, each with its values."""
     done, most = 0, len(rows)
     while done < most:
@@ -287,4 +293,12 @@ def _batches(name: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, li
         done += size
         for _ in range(done - most):
             values += rows[-1]
-        yield repeated(name, size), values
+        yield repeated(name, size), _converted(values) if converts else values
+
+
+def _converted(values: Iterable[Any]) -> list[Any]:
+    """Values as they are bound: no None, no bytes."""
+    return [
+        0 if value is None else bytearray(value) if type(value) is bytes else value
+        for value in values
+    ]

@@ -16,7 +16,7 @@ import msgspec
 from laneway.engines.sqlite.rows import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable
 
     from laneway.engines.sqlite.statements import Statements
 
@@ -75,7 +75,7 @@ class Table:
         wanted = [key for key in missing if key[0] not in self._absent]
         if not wanted:
             return
-        rows = self._statements.all_rows(self._read, self._bound(wanted))
+        rows = self._statements.all_rows(self._read, wanted, converts=self._converts)
         self._known.update((row[: self._key], row[self._key :]) for row in rows)
 
     def put(self, key: Key, *values: Any) -> None:
@@ -100,22 +100,13 @@ class Table:
         deleted = [key for key, values in changed.items() if values is None]
         written = [(*key, *values) for key, values in changed.items() if values is not None]
         if deleted:
-            self._statements.run_rows(self._delete, self._bound(deleted))
+            self._statements.run_rows(self._delete, deleted, converts=self._converts)
         if written:
-            self._statements.run_rows(self._write, self._bound(written))
+            self._statements.run_rows(self._write, written, converts=self._converts)
 
     def forget(self) -> None:
         """Forget what was read: another statement changes this table."""
         self._known.clear()
-
-    def _bound(self, rows: list[Key]) -> Sequence[Sequence[Any]]:
-        if not self._converts:
-            return rows
-        return [
-            [0 if value is None else bytearray(value) if type(value) is bytes else value
-             for value in row]
-            for row in rows
-        ]  # fmt: skip
 
 
 class ReadyTable(Table):
