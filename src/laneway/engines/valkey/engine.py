@@ -137,7 +137,7 @@ class ValkeyQueue(ShardedQueue):
                 now_us,
                 version,
                 draft.topic,
-                _plain_message(draft, route),
+                _plain_message(draft, route, {}),
                 durable=True,
             )
             if not self._is_stale(answer, shard):
@@ -209,6 +209,7 @@ class ValkeyQueue(ShardedQueue):
         id of a plain one, and the encoded messages.
         """
         route_of = self._space.routes.route
+        heads: dict[tuple[str, int], bytes] = {}
         lanes: dict[str, int] = {}
         order: list[int] = []
         own_ids: list[str | bool] = []
@@ -218,7 +219,7 @@ class ValkeyQueue(ShardedQueue):
             if _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
                 own_ids.append(draft.id or False)
-                messages.append(_plain_message(draft, route))
+                messages.append(_plain_message(draft, route, heads))
             else:
                 order.append(NOT_PLAIN)
                 own_ids.append(False)
@@ -526,9 +527,20 @@ def _is_plain(draft: Draft, route: Route) -> bool:
     )
 
 
-def _plain_message(draft: Draft, route: Route) -> bytes:
-    is_plainest = draft.id is None and draft.key is None and not draft.headers and not draft.sticky
-    return route.head + draft.body if is_plainest else records.plain_record(draft)
+def _plain_message(draft: Draft, route: Route, heads: dict[tuple[str, int], bytes]) -> bytes:
+    """
+    The record of a plain message. `heads`: of earlier messages of this call, by topic and identity
+    of the headers, because all calls of a task have the same ones.
+    """
+    if draft.id is not None or draft.key is not None or draft.sticky:
+        return records.plain_record(draft)
+    if not draft.headers:
+        return route.head + draft.body
+    key = (draft.topic, id(draft.headers))
+    head = heads.get(key)
+    if head is None:
+        head = heads[key] = records.plain_head(draft.topic, draft.headers)
+    return head + draft.body
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:

@@ -233,9 +233,9 @@ if FOREVER != -1:
 # Messages in a put
 
 
-def plain_head(topic: str) -> bytes:
-    """The record before the body of a message that has nothing but a topic and a body."""
-    return plain_record(Draft(topic, b""))
+def plain_head(topic: str, headers: dict[str, str] | None = None) -> bytes:
+    """The record before the body of a message that has nothing but a topic, headers and a body."""
+    return plain_record(Draft(topic, b"", headers=headers))
 
 
 def content(
