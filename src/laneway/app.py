@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from laneway.working.options import Summary, WorkerOptions
 
 F = TypeVar("F")
+L = TypeVar("L", bound="Callable[[], Any]")
 M = TypeVar("M", bound="Callable[[Message], Generator[Message, Receipt, None]]")
 H = TypeVar("H", bound="Callable[[Any], Generator[None, None, None]]")
 OnSuccess = TypeVar("OnSuccess", bound="Callable[[Message], object]")
@@ -617,8 +618,9 @@ class Laneway:
 
         def register(function: F) -> F:
             options = {"concurrency": concurrency, "isolation": isolation, "batch": batch}
+            name = getattr(function, "__qualname__", function)
             handler = Handler(
-                function,  # type: ignore[arg-type]
+                self.handlers.lifespans.inject(f"handler {name}", function),  # type: ignore[arg-type]
                 pattern,
                 batch_wait=batch_wait,
                 time_limit=time_limit,
@@ -738,6 +740,19 @@ class Laneway:
         return EmbeddedWorker(
             self, Options.checked(call, options, EmbeddedOptions.__optional_keys__), self._workers
         )
+
+    def lifespan(self, function: L) -> L:
+        """
+        Declare state of a worker, such as a pool of connections: a generator function without
+        parameters, `async` or not, that yields it once.
+
+        Each worker calls it when it starts, and continues it after its last handler. Its return
+        annotation (`AsyncIterator[Database]`) names the type; handlers and tasks with a parameter
+        of that type (or `Database | None = None`) get it from their worker. Declare it above them.
+        Not in child processes (`isolation="process"`). Raises UsageError.
+        """
+        self.handlers.lifespans.add(function)
+        return function
 
     # Jobs
 

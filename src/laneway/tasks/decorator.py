@@ -76,7 +76,9 @@ class TaskDecorator:
 
     def __call__(self, function: Callable[P, Any]) -> Any:
         """Make the function a task. Raises UsageError, BadPolicy."""
-        task = self._base(self._app, function, self._options)
+        name = getattr(function, "__qualname__", function)
+        injected = self._app.handlers.lifespans.inject(f"task {name}", function)
+        task = self._base(self._app, injected, self._options)
         self._app.handlers.add_task(task.handler)
         if self._policy:
             self._app.policy(task.template.pattern(), **self._policy)

@@ -14,6 +14,7 @@ from laneway import arguments, codec, headers, units
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from laneway.policy import check_pattern
+from laneway.working.lifespan import Lifespans, asks_for_state
 from laneway.working.middleware import HandlingMiddlewares
 
 if TYPE_CHECKING:
@@ -178,6 +179,11 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
             f'{where}: isolation="process" needs a function at the top of a module, so that the'
             " child can import it"
         )
+    if isolation == "process" and asks_for_state(function):
+        raise UsageError(
+            f"{where}: a child process has no state of its worker; leave out"
+            ' isolation="process", or the parameters that a lifespan provides'
+        )
     return isolation or "thread"
 
 
@@ -196,7 +202,7 @@ def check_parameters(handler: Handler) -> None:
         raise UsageError(
             f"handler {handler.name}: it is called with the {what} as its one argument, and takes"
             f" {signature} ({error}); write def {handler.name.rpartition('.')[2]}({what}), or use"
-            " @app.task for other arguments"
+            " @app.task for other arguments (for state of the worker, @app.lifespan above it)"
         ) from None
 
 
@@ -263,6 +269,7 @@ class Handlers:
         """Finds the handler for a function's name and a topic; None: names are not looked up."""
         self._by_topic = _ByTopic(self._by_pattern)
         self.middlewares = HandlingMiddlewares()
+        self.lifespans = Lifespans()
         self._ahead_us = 0
 
     def set_store_time(self, now_us: int) -> None:

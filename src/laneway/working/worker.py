@@ -170,7 +170,8 @@ class Worker:
             aborts = await self._loop.run_in_executor(None, AbortThread, self._engine, self.aborted)
             with self._signals(signals), contextlib.closing(aborts):
                 aborts.start()
-                is_cancelled = await self._run_until_stopped(ready)
+                async with self._handlers.lifespans.entered():
+                    is_cancelled = await self._run_until_stopped(ready)
         finally:
             if health is not None:
                 await self._loop.run_in_executor(None, health.close)

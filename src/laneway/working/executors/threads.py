@@ -51,7 +51,7 @@ class ThreadExecutor:
         self._finished = finished
         self._dispatch = dispatch
         self._middlewares = middlewares
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
         self._is_collect_due = False
         self._max_threads = max_threads
@@ -128,7 +128,7 @@ class ThreadExecutor:
             self._is_collect_due = True
             # A closed loop: a handler that was given up has ended after all.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._collect)
+                self.loop.call_soon_threadsafe(self._collect)
 
     # On the event loop
 
@@ -148,6 +148,7 @@ class _HandlerThread(threading.Thread):
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
         self._executor = executor
+        self.worker_loop = executor.loop  # by which lifespans find the worker's state
         # Held while an exception is raised in this thread, and while its target changes.
         self._lock = threading.Lock()
         self._unit: WorkerDelivery | None = None

@@ -1,0 +1,163 @@
+"""
+State of a worker, such as a pool of connections: made when it starts, closed when it has ended,
+and given to handlers and tasks that ask for it by its type.
+
+A lifespan is a generator function that yields the state once. Its return annotation names the type.
+A handler asks for it with a parameter of that type, which its callers leave out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import types
+import typing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from laneway.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    States = dict[Any, Any]
+    """By type: what a lifespan has yielded."""
+
+ITERATORS = (AsyncIterator, AsyncGenerator, Iterator, Generator)
+
+
+class Lifespans:
+    """The lifespans of an application, and the states of its workers in this process."""
+
+    def __init__(self) -> None:
+        self._functions: dict[Any, Callable[[], Any]] = {}
+        """By the type of the state, in the order in which they were declared."""
+        self._states: dict[asyncio.AbstractEventLoop, States] = {}
+        """By the event loop of the worker."""
+        self._asked: list[tuple[str, set[Any]]] = []
+        """Functions that were registered so far, with the types of their parameters."""
+
+    def add(self, function: Callable[[], Any]) -> None:
+        """Declare a lifespan. Raises UsageError for a function that is none."""
+        where = f"lifespan {getattr(function, '__qualname__', function)}"
+        if not (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)):
+            raise UsageError(f"{where}: expected a generator function that yields the state once")
+        if inspect.signature(function).parameters:
+            raise UsageError(f"{where}: it is called without arguments; remove its parameters")
+        kind = _yielded(function)
+        if kind is None:
+            raise UsageError(
+                f"{where}: its annotation names the type of the state; write"
+                f" def {function.__name__}() -> AsyncIterator[Database]"
+            )
+        if kind in self._functions:
+            raise UsageError(f"{where}: there is a lifespan for {_name(kind)} already")
+        late = next((name for name, kinds in self._asked if kind in kinds), None)
+        if late is not None:
+            raise UsageError(f"{where}: declare it above {late}, which asks for {_name(kind)}")
+        self._functions[kind] = function
+
+    def inject(self, where: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """
+        The function without the parameters that a lifespan provides; `where`: for messages.
+
+        Their values are those of the worker that calls it. A caller may also pass them by name.
+        """
+        hints = _hints(function)
+        self._asked.append((where, {kind for hint in hints.values() for kind in _kinds(hint)}))
+        wanted = {
+            name: kind
+            for name, hint in hints.items()
+            if name != "return"
+            for kind in _kinds(hint)
+            if kind in self._functions
+        }
+        if not wanted:
+            return function
+        signature = inspect.signature(function)
+        parameters = [each for each in signature.parameters.values() if each.name not in wanted]
+        outer = signature.replace(parameters=parameters)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = {name: kwargs.pop(name) for name in wanted.keys() & kwargs.keys()}
+            missing = {name: kind for name, kind in wanted.items() if name not in given}
+            values = {**outer.bind(*args, **kwargs).arguments, **given}
+            values |= self._of_worker(where, missing)
+            ordered = {name: values[name] for name in signature.parameters if name in values}
+            full = inspect.BoundArguments(signature, cast("Any", ordered))
+            return function(*full.args, **full.kwargs)
+
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            return await call(*args, **kwargs)
+
+        injected: Any = acall if inspect.iscoroutinefunction(function) else call
+        functools.update_wrapper(injected, function)
+        injected.__signature__ = outer
+        injected.asks_for_state = True
+        return cast("Callable[..., Any]", injected)
+
+    def _of_worker(self, where: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        try:
+            loop: Any = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = getattr(threading.current_thread(), "worker_loop", None)
+        states = self._states.get(loop, {})
+        for name, kind in wanted.items():
+            if kind not in states:
+                raise UsageError(
+                    f"{where}: no worker runs here that has a {_name(kind)}; pass {name}="
+                )
+        return {name: states[kind] for name, kind in wanted.items()}
+
+    @asynccontextmanager
+    async def entered(self) -> AsyncIterator[None]:
+        """The states exist during the block, for the worker of the running event loop."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            states: States = {}
+            for kind, function in self._functions.items():
+                if inspect.isasyncgenfunction(function):
+                    entering = stack.enter_async_context(asynccontextmanager(function)())
+                    states[kind] = await entering
+                else:
+                    states[kind] = stack.enter_context(contextmanager(function)())
+            self._states[loop] = states
+            try:
+                yield
+            finally:
+                del self._states[loop]
+
+
+def asks_for_state(function: Callable[..., Any]) -> bool:
+    """Whether a lifespan provides parameters of the function."""
+    return getattr(function, "asks_for_state", False)
+
+
+def _yielded(function: Callable[..., Any]) -> Any:
+    """The type that a generator function yields; None: its annotation does not say."""
+    returned = _hints(function).get("return")
+    if typing.get_origin(returned) not in ITERATORS:
+        return None
+    kind = typing.get_args(returned)[0]
+    return None if kind in (Any, object, None, type(None)) else kind
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types that a parameter takes: its own, or the parts of a union."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001  # any expression can stand there
+        return {}
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__qualname__", str(kind))
