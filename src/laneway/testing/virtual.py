@@ -313,8 +313,13 @@ class _Clocked:
         return not interrupt.is_set
 
     def work_listener(
-        self, pool: str = "default", topics: Sequence[str] | None = None
+        self,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        *,
+        max_lease_us: int | None = None,
     ) -> WorkListener:
+        del max_lease_us  # this listener leases nothing
         return WaitingListener(cast("FullEngine", self), pool, topics)
 
     def _notify(self) -> None:
