@@ -29,10 +29,10 @@ def test_handlers_and_tasks_get_the_state_of_their_worker(app: Laneway) -> None:
     @app.lifespan
     async def database() -> AsyncIterator[Database]:
         events.append("database opened")
-        made = Database()
-        opened.append(made)
-        yield made
-        made.is_open = False
+        connection = Database()
+        opened.append(connection)
+        yield connection
+        connection.is_open = False
         events.append("database closed")
 
     @app.lifespan
@@ -72,8 +72,8 @@ def test_handlers_and_tasks_get_the_state_of_their_worker(app: Laneway) -> None:
     task.delay(n=4, factor=1)
     bound.delay(5)
     assert app.run_worker(burst=True).acked == 5
-    (made,) = opened
-    assert sorted(made.rows) == [1, 2, 4, 6, 500]
+    (connection,) = opened
+    assert sorted(connection.rows) == [1, 2, 4, 6, 500]
     assert job.result == 6
     assert events == ["database opened", "cache opened", "cache closed", "database closed"]
 
