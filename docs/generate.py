@@ -605,7 +605,7 @@ GROUPS = {
     ],
     "Flows": ["Signature", "chain", "group", "chord"],
     "Queues by name": ["Queue", "Dependency"],
-    "Workers": ["Summary"],
+    "Workers": ["Summary", "WorkerInfo"],
 }
 
 MODULES = {

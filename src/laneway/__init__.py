@@ -8,6 +8,7 @@ This module has everything that a program needs; `Laneway` is the object to begi
 from laneway.admin.dead_letters import DeadLetter
 from laneway.admin.topic import Topic
 from laneway.admin.views import Stats
+from laneway.admin.workers import WorkerInfo
 from laneway.app import Laneway
 from laneway.delivery import Delivery
 from laneway.errors import (
@@ -94,6 +95,7 @@ __all__ = [
     "TopicInUse",
     "UnknownHandler",
     "UsageError",
+    "WorkerInfo",
     "chain",
     "chord",
     "current_request",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpac
 from laneway import arguments, codec, config, delivery, forks, programs, versions
 from laneway.admin import dead_letters
 from laneway.admin import policies as admin_policies
+from laneway.admin import workers as admin_workers
 from laneway.admin.topic import Topic
 from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from contextvars import ContextVar
 
     from laneway.admin.dead_letters import DeadLetter
+    from laneway.admin.workers import WorkerInfo
     from laneway.delivery import Delivery
     from laneway.engines.base import (
         Durability,
@@ -187,6 +189,7 @@ class Laneway:
         """Notifies of changes of jobs."""
         self._workers = WorkerRegistry()
         self.handlers = Handlers()
+        self.handlers.program, self.handlers.version = self.program, self.version
         self.handlers.add_own(EndedHandler())
         self.handlers.add_own(OpenHandler())
         self.handlers.find_named = functools.partial(queue.find, self)
@@ -540,7 +543,37 @@ class Laneway:
         What a message is waiting for, and when it will likely start. `topic` is required for an id
         of your own.
         """
-        return self.engine.explain(arguments.name("explain", "the id", message_id), _topic(topic))
+        message_id = arguments.name("explain", "the id", message_id)
+        return admin_workers.explain(self.engine, message_id, _topic(topic))
+
+    def workers(
+        self, pool: str | None = None, *, limit: int = 1000, after: str | None = None
+    ) -> list[WorkerInfo]:
+        """
+        List the workers that serve the namespace, in the order of their ids, as of their last
+        heartbeats. One that died stays on the list for some seconds.
+
+        Arguments: `pool`: only workers that serve it; `limit`: at most so many; `after`: the last
+        id of the page before.
+        """
+        pool = None if pool is None else arguments.pool("workers", pool)
+        arguments.whole("workers", "limit", limit)
+        after = "" if after is None else arguments.name("workers", "after", after)
+        found = self.engine.workers(limit=limit, after=after, pool=pool)
+        return [admin_workers.info_of(worker) for worker in found]
+
+    def ping(
+        self, worker_id: str | None = None, *, timeout: Duration = 5.0
+    ) -> dict[str, float | None]:
+        """
+        Ask one worker, or all of them (None), for a heartbeat now, and wait for it.
+
+        Returns the seconds until each worker answered, by id; None: it did not within `timeout`.
+        Raises Refused if there is no worker with this id.
+        """
+        worker_id = None if worker_id is None else arguments.name("ping", "the id", worker_id)
+        seconds = arguments.seconds("ping", "timeout", timeout)
+        return admin_workers.ping(self.engine, worker_id, seconds)
 
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
         """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
@@ -995,6 +1028,8 @@ class Laneway:
     aack_many = async_variant(ack_many)
     atopics = async_variant(topics)
     aexplain = async_variant(explain)
+    aworkers = async_variant(workers)
+    aping = async_variant(ping)
     alookup = async_variant(lookup)
     adead_letters = async_variant(dead_letters)
     aredrive = async_variant(redrive)

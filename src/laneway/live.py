@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.admin.workers import Coverage
 from laneway.safetext import escaped, redacted
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ class Look(msgspec.Struct):
     before: Overview
     now: Overview
     topics: list[Stats]
+    workers: int
+    """How many run."""
+    busy: int
+    """Handlers that run in them, as of their last heartbeats."""
+    slots: int
+    """Handlers that could run in them."""
+    unserved_pools: list[str]
+    """Pools of which something could run now, and which no worker serves."""
 
     @property
     def seconds(self) -> float:
@@ -72,16 +81,24 @@ class Look(msgspec.Struct):
             "per_second": {counter: round(self.rate(counter), 1) for counter in COUNTERS},
             "overview": self.now,
             "topics": self.topics,
+            "workers": {"count": self.workers, "busy": self.busy, "slots": self.slots},
+            "unserved_pools": self.unserved_pools,
         }
 
 
 def look(app: Laneway, before: Overview, order: TopicOrder, limit: int) -> Look:
     """Read the overview and the first `limit` topics by `order`; the URL's password is hidden."""
+    now = app.engine.overview()
+    coverage = Coverage(app.engine)
     return Look(
         escaped(redacted(app.url)),
         app.namespace,
         order,
         before,
-        app.engine.overview(),
+        now,
         app.topics(order=order, limit=limit),
+        coverage.count,
+        coverage.busy,
+        coverage.concurrency,
+        coverage.unserved_pools(now),
     )

@@ -22,7 +22,7 @@ from laneway.presenting import duration
 @pass_session
 def explain(session: Session, message_id: str, *, topic: str | None, as_json: bool) -> None:
     """Explain what a message waits for, and when it will likely start."""
-    explanation = session.engine().explain(message_id, topic)
+    explanation = session.app().explain(message_id, topic)
     if as_json:
         print_json(explanation)
     else:

@@ -21,6 +21,8 @@ COMMANDS = {
     "topics": "topics",
     "peek": "topics",
     "top": "top",
+    "workers": "workers",
+    "ping": "workers",
     "policy": "policy",
     "gate": "gate",
     "tier": "tier",

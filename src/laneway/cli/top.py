@@ -100,7 +100,9 @@ def _head(seen: Look, hint: str) -> Any:
         f" topics{f' · {hint}' if hint else ''}\nin {seen.rate('published'):,.0f}/s · started"
         f" {seen.rate('delivered'):,.0f}/s · done {seen.rate('done'):,.0f}/s · retried"
         f" {seen.rate('retried'):,.0f}/s\nwaiting {now.waiting:,} · leased {now.leased:,} · dead"
-        f" {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}"
+        f" {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}\n"
+        f"workers {seen.workers:,} · busy {seen.busy:,} of {seen.slots:,}"
+        + "".join(f' · no worker serves pool "{escaped(pool)}"' for pool in seen.unserved_pools)
     )
 
 

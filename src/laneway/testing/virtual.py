@@ -258,7 +258,7 @@ class _Clocked:
         attribute = getattr(self._own, name)
         if not callable(attribute) or "now_us" not in inspect.signature(attribute).parameters:
             return attribute
-        clocked = self._clocked(attribute, changes=name not in ("lease", "tick"))
+        clocked = self._clocked(attribute, changes=name not in ("lease", "tick", "beat"))
         setattr(self, name, clocked)
         return clocked
 

@@ -30,7 +30,7 @@ def log_banner(app: Any, options: Options, how_to_stop: str) -> None:
     log.log(
         level,
         "laneway %s: store %s, durability %s, namespace %s",
-        _version(),
+        installed_version(),
         store,
         app.engine.durability,
         app.namespace,
@@ -85,7 +85,8 @@ def _schedules(app: Any) -> list[str]:
     ]
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """The version of Laneway."""
     try:
         return version("laneway")
     except PackageNotFoundError:  # not installed

@@ -270,6 +270,10 @@ class Handlers:
         self._by_topic = _ByTopic(self._by_pattern)
         self.middlewares = HandlingMiddlewares()
         self.lifespans = Lifespans()
+        self.program = ""
+        """The name of the application's program."""
+        self.version: str | None = None
+        """Its version, if the program names one."""
         self._ahead_us = 0
 
     def set_store_time(self, now_us: int) -> None:

@@ -36,7 +36,6 @@ from laneway import codec, texts
 from laneway import signals as celery_signals
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Settlement
-from laneway.working.abort_thread import AbortThread
 from laneway.working.buffer import Buffer
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.engine_priority import EnginePriority
@@ -45,7 +44,9 @@ from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, run_to_end
 from laneway.working.executors.coroutines import AsyncExecutor
 from laneway.working.executors.processes import ProcessExecutor, fork_server_for
 from laneway.working.executors.threads import ThreadExecutor
+from laneway.working.heartbeat import Heartbeat
 from laneway.working.hook_thread import EngineWithHooks, HookThread
+from laneway.working.notification_thread import NotificationThread
 from laneway.working.outcome import (
     dead_letter_for_fault,
     release,
@@ -58,7 +59,7 @@ from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from laneway.working.unhandled_warnings import UnhandledWarnings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from laneway.engines.base import FullEngine
     from laneway.message import Lease
@@ -161,15 +162,18 @@ class Worker:
         self._engine_thread = EngineThread(
             self._reporting_engine(), self._options, self, self._priority
         )
+        self._heartbeat = Heartbeat(self._engine, self._handlers, self._options, self)
         self._trials = SuspectTrials(self, self._engine_thread, self._loop)
         self._outcome_log = OutcomeLog(
             self._engine, self._loop, with_tracebacks=_logs_tracebacks(self._options)
         )
         began = time.monotonic()
         try:
-            aborts = await self._loop.run_in_executor(None, AbortThread, self._engine, self.aborted)
-            with self._signals(signals), contextlib.closing(aborts):
-                aborts.start()
+            notifications = await self._loop.run_in_executor(
+                None, NotificationThread, self._engine, self.aborted, self._pinged
+            )
+            with self._signals(signals), contextlib.closing(notifications):
+                notifications.start()
                 async with self._handlers.lifespans.entered():
                     is_cancelled = await self._run_until_stopped(ready)
         finally:
@@ -193,6 +197,7 @@ class Worker:
     async def _run_until_stopped(self, ready: Callable[[], None] | None) -> bool:
         """Returns whether the caller's task was cancelled."""
         is_cancelled = False
+        self._heartbeat.start()
         self._engine_thread.start()
         self._is_started = True
         celery_signals.worker_ready.send(self)
@@ -319,6 +324,7 @@ class Worker:
 
     async def _shut_down(self) -> None:
         self._engine_thread.stop_leasing()
+        self._heartbeat.beat_now()
         self._release_waiting()
         if self._failure is not None:
             self._give_up_unrecorded()
@@ -344,6 +350,7 @@ class Worker:
             await self._loop.run_in_executor(None, self._hooks.end, STOP_SECONDS)
         for executor in self._executors.values():
             await executor.close(0 if self._owns_loop else CANCEL_SECONDS)
+        await self._loop.run_in_executor(None, self._heartbeat.end)
 
     def _release_waiting(self) -> None:
         """Release all messages and suspects that have not begun."""
@@ -372,7 +379,22 @@ class Worker:
                     unit, stopped, [release(each, begun=False) for each in unit.open_parts()]
                 )
 
-    # Called by the engine thread and the abort thread
+    # Called by the heartbeat
+
+    def running(self) -> Iterable[WorkerDelivery]:
+        return self._running
+
+    def lease_count(self) -> int:
+        return len(self._engine_thread.held)
+
+    def is_stopping(self) -> bool:
+        return self._stop_count > 0
+
+    # Called by the engine thread and the notification thread
+
+    def _pinged(self, worker_ids: set[str]) -> None:
+        if self._heartbeat.worker_id in worker_ids:
+            self._heartbeat.beat_now()
 
     def set_store_time(self, now_us: int) -> None:
         self._handlers.set_store_time(now_us)

@@ -9,9 +9,9 @@ The protocols that every engine implements, one module for each role.
 | `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, command line |
 | `Elections` | records of who holds which term | `laneway.cluster` |
 | `Transfer` | move messages to another store | `laneway migrate` |
+| `Coordination` | which workers are alive | workers, command line |
 
 `FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.
-A role for clusters (`Coordination`: membership and election) will be one more module here.
 
 Rules that hold for every method:
 
@@ -46,6 +46,16 @@ from laneway.engines.base.constants import (
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
+)
+from laneway.engines.base.coordination import (
+    MAX_WORKER_NAMES,
+    MAX_WORKER_TEXT,
+    PING,
+    Coordination,
+    RunningMessage,
+    WorkerFacts,
+    WorkerState,
+    WorkerView,
 )
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.opening import (
@@ -82,6 +92,9 @@ __all__ = [
     "FLOW_HEADER",
     "HOUSEKEEPING_LIMIT",
     "MAX_PASSED_OVER",
+    "MAX_WORKER_NAMES",
+    "MAX_WORKER_TEXT",
+    "PING",
     "RESULT_TTL_HEADER",
     "SIGNALS_HEADER",
     "STICKY_US",
@@ -94,6 +107,7 @@ __all__ = [
     "CancelAnswer",
     "Capabilities",
     "Check",
+    "Coordination",
     "Durability",
     "Elections",
     "ExplainedState",
@@ -110,6 +124,7 @@ __all__ = [
     "Queue",
     "ResultListener",
     "Results",
+    "RunningMessage",
     "Settings",
     "TierStats",
     "TopicOrder",
@@ -117,4 +132,7 @@ __all__ = [
     "Transfer",
     "Wakeup",
     "WorkListener",
+    "WorkerFacts",
+    "WorkerState",
+    "WorkerView",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from laneway.engines.base.admin import Admin
+from laneway.engines.base.coordination import Coordination
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.queue import Queue
 from laneway.engines.base.results import Results
@@ -78,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class FullEngine(Queue, Wakeup, Results, Admin, Elections, Transfer, Protocol):
+class FullEngine(Queue, Wakeup, Results, Admin, Elections, Transfer, Coordination, Protocol):
     """All roles: what `laneway.engines.open_engine` returns."""
 
     capabilities: Capabilities

@@ -21,7 +21,7 @@ class ResultListener(Protocol):
 
     def subscribe(self, *ids: str) -> None:
         """
-        Subscribe to these message ids, `ABORT`, or names from `Wakeup.watch_topic`.
+        Subscribe to these message ids, `ABORT`, `PING`, or names from `Wakeup.watch_topic`.
 
         Each is reported once as soon as its subscription is active; read its state then. Later
         reports mean that its state changed.

@@ -11,12 +11,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import CHANGED, HOUSEKEEPING_LIMIT, CancelAnswer, Capabilities, Settings
+from laneway.engines.base import (
+    CHANGED,
+    HOUSEKEEPING_LIMIT,
+    PING,
+    CancelAnswer,
+    Capabilities,
+    Settings,
+)
 from laneway.engines.shared.explaining import CLOCK_SLACK_US
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import check_namespace
-from laneway.engines.sqlite import housekeeping, purging, putting, results, serving, settling, views
+from laneway.engines.sqlite import (
+    housekeeping,
+    presence,
+    purging,
+    putting,
+    results,
+    serving,
+    settling,
+    views,
+)
 from laneway.engines.sqlite import leases as leases_
 from laneway.engines.sqlite import tiers as tier_changes
 from laneway.engines.sqlite.address import Place, path_of
@@ -37,7 +53,13 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
 
-    from laneway.engines.base import ArrivalListener, ResultListener, WorkListener
+    from laneway.engines.base import (
+        ArrivalListener,
+        ResultListener,
+        WorkerFacts,
+        WorkerView,
+        WorkListener,
+    )
     from laneway.message import Draft, Lease, ProgressReport, StoredResult
     from laneway.tiers import Tiers
 
@@ -423,6 +445,31 @@ class Core:
 
     def interrupt(self) -> None:
         self._wakeup.interrupt()
+
+    # Coordination
+
+    def beat(
+        self, facts: WorkerFacts, *, dead_after_us: int, listed_us: int, now_us: int | None = None
+    ) -> int:
+        clock_us = _clock() if now_us is None else now_us
+        return presence.beat(self._store, facts, dead_after_us, listed_us, clock_us)
+
+    def leave(self, worker_id: str) -> None:
+        presence.leave(self._store, worker_id)
+
+    def workers(
+        self,
+        *,
+        limit: int = 1000,
+        after: str = "",
+        pool: str | None = None,
+        now_us: int | None = None,
+    ) -> list[WorkerView]:
+        clock_us = _clock() if now_us is None else now_us
+        return presence.workers(self._store, limit, after, pool, clock_us)
+
+    def ping(self, worker_ids: Sequence[str]) -> None:
+        self._wakeup.notify_results([PING + worker_id for worker_id in worker_ids])
 
     def close(self) -> None:
         if not self._closed:

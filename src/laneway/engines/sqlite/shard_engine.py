@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.base import Capabilities, Check
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
+from laneway.engines.sharded.coordination import ShardedCoordination
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
         Settings,
         TopicOrder,
         TopicStats,
+        WorkerFacts,
+        WorkerView,
         WorkListener,
     )
     from laneway.engines.sqlite.shard_file import ShardFile
@@ -63,7 +66,7 @@ _STATES: tuple[IdState, ...] = ("leased", "waiting", "dead", "finished", "unknow
 """Of a topic in several files, the first one of these that a file answers is the id's state."""
 
 
-class FilesQueue(ShardedQueue):
+class FilesQueue(ShardedQueue, ShardedCoordination):
     """The hot path: what each file gets and answers."""
 
     most_at_once = 1 << 30
@@ -262,6 +265,27 @@ class FilesQueue(ShardedQueue):
 
     def interrupt(self) -> None:
         self._wakeup.interrupt()
+
+    # Coordination
+
+    def _beat_on(
+        self, shard: int, facts: WorkerFacts, dead_after_us: int, listed_us: int, now_us: int | None
+    ) -> int:
+        return self._space.files[shard].beat(
+            facts, dead_after_us=dead_after_us, listed_us=listed_us, now_us=now_us
+        )
+
+    def _leave_on(self, shard: int, worker_id: str) -> None:
+        self._space.files[shard].leave(worker_id)
+
+    def _workers_on(
+        self, shard: int, limit: int, after: str, pool: str | None, now_us: int | None
+    ) -> list[WorkerView]:
+        file = self._space.files[shard]
+        return file.workers(limit=limit, after=after, pool=pool, now_us=now_us)
+
+    def ping(self, worker_ids: Sequence[str]) -> None:
+        self._space.files[0].ping(worker_ids)
 
     def close(self) -> None:
         self._space.close()

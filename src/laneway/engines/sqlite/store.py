@@ -192,10 +192,11 @@ class Store:
             raise
 
     @contextmanager
-    def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+    def writing(self, *, durable: bool, changes_queue: bool = True) -> Iterator[sqlite3.Connection]:
         """
         One write transaction. A `durable` one is on disk when this returns, if the store's
         durability is "fsync"; any other is on disk with the next durable one or checkpoint.
+        `changes_queue`: False if it changes no table of which a `LaneCache` has rows.
         """
         with self.lock:
             connection = self._prepared(durable=durable)
@@ -209,7 +210,7 @@ class Store:
                 raise
             try:
                 connection.execute("COMMIT")
-                self.commits += 1
+                self.commits += changes_queue
             except sqlite3.Error as error:
                 self._roll_back(connection)
                 raise self.explain(error) from error

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import ABORT
+from laneway.engines.base import ABORT, PING
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
@@ -606,10 +606,8 @@ class StoreResultListener(_Listener):
             for datagram in self._received():
                 notified += datagram.decode(errors="replace").split("\n")
         subscribed = self._subscribed
-        aborts = ABORT in subscribed
-        return [
-            each for each in notified if each in subscribed or (aborts and each.startswith(ABORT))
-        ]
+        prefixes = tuple({ABORT, PING} & subscribed)
+        return [each for each in notified if each in subscribed or each.startswith(prefixes)]
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):

@@ -29,6 +29,7 @@ from laneway.engines.shared.refusals import (
     full,
 )
 from laneway.engines.valkey import layouts, records
+from laneway.engines.valkey.coordination import ValkeyCoordination
 from laneway.engines.valkey.namespace import Namespace
 from laneway.engines.valkey.settling import SettleCall, milliseconds
 from laneway.engines.valkey.wakeup import Wakeup
@@ -87,7 +88,7 @@ SOON_US = SECOND
 """Work that is due within this time needs a worker that is not busy."""
 
 
-class ValkeyQueue(ShardedQueue):
+class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     """The functions of the hot path on one shard: what they get and answer."""
 
     most_at_once = AT_ONCE

@@ -260,6 +260,16 @@ class Namespace(ShardedNamespace):
         """Send a command on a key of a shard. The key is named without its prefix."""
         return self.server.read(shard, [(command, self.key(shard, key), *arguments)])[0]
 
+    def publish_results(self, name: str, payloads: Sequence[str]) -> None:
+        """Notify the result listeners that subscribed to `name`."""
+        channel = f"{self.results_prefix}{name}"
+        self.server.read(0, [("PUBLISH", channel, payload) for payload in payloads])
+
+    @property
+    def results_prefix(self) -> str:
+        """The prefix of the channels of result listeners; see `scripts/parts/results.lua`."""
+        return f"laneway:{self.name}:of:"
+
     def counters(self, shard: int) -> tuple[Counters, int]:
         """
         A shard's counters, and what its server's clock says in microseconds. Raises NamespaceGone.

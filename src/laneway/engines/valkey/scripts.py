@@ -76,6 +76,7 @@ FUNCTIONS = (
     "tiers",
     "watch",
     "states",
+    "beat",
 )
 
 _FOLDER = resources.files("laneway.engines.valkey") / "scripts"

@@ -119,7 +119,7 @@ class StoreResultListener:
     """
 
     def __init__(self, space: Namespace) -> None:
-        self._subscriptions = space.server.subscriptions(f"laneway:{space.name}:of:")
+        self._subscriptions = space.server.subscriptions(space.results_prefix)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)

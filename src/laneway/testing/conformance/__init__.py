@@ -17,6 +17,7 @@ import pytest
 
 PARTS = (
     "test_clock",
+    "test_coordination",
     "test_dead_letters",
     "test_elections",
     "test_fairness",

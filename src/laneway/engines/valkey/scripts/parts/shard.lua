@@ -44,6 +44,7 @@
 --   dead, dead:TOPIC, dead_topics    dead letters
 --   o:ID, n:ID, f:ID    outcome, progress and followers of a message, see results.lua
 --   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
+--   workers, workers_until   worker's id → its last heartbeat; when to forget them, see beat.lua
 --   moving, moving_ids  exported messages
 --   granting, bringing_up            locks with an expiry
 

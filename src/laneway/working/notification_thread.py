@@ -1,7 +1,8 @@
 """
-The thread that is notified of leases which were ended from outside, such as cancelled jobs.
+The thread that is notified by other programs: of leases which they ended, such as cancelled jobs,
+and of pings.
 
-Their handlers are stopped at once, and not only when the lease is next extended.
+The handlers of ended leases are stopped at once, and not only when the lease is next extended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import ABORT
+from laneway.engines.base import ABORT, PING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,15 +31,24 @@ POLL_SECONDS = 60.0
 """How long one poll lasts; a notification ends it."""
 
 
-class AbortThread(threading.Thread):
-    """Calls `aborted`, in this thread, with the ids of messages whose leases were ended."""
+class NotificationThread(threading.Thread):
+    """
+    Calls `aborted` with the ids of messages whose leases were ended, and `pinged` with the ids of
+    workers that are to send a heartbeat; both in this thread.
+    """
 
-    def __init__(self, engine: FullEngine, aborted: Callable[[set[str]], None]) -> None:
-        super().__init__(name="laneway-aborts", daemon=True)
+    def __init__(
+        self,
+        engine: FullEngine,
+        aborted: Callable[[set[str]], None],
+        pinged: Callable[[set[str]], None],
+    ) -> None:
+        super().__init__(name="laneway-notifications", daemon=True)
         self._listener = engine.result_listener()
         self._aborted = aborted
+        self._pinged = pinged
         self._is_ending = False
-        self._listener.subscribe(ABORT)
+        self._listener.subscribe(ABORT, PING)
         deadline = time.monotonic() + SUBSCRIBE_SECONDS
         while not self._listener.poll(deadline - time.monotonic()) and time.monotonic() < deadline:
             pass
@@ -48,13 +58,14 @@ class AbortThread(threading.Thread):
             while not self._is_ending:
                 # An end without notification is noticed when the lease is extended.
                 channels = self._listener.poll(POLL_SECONDS)
-                ids = {
-                    channel.removeprefix(ABORT)
-                    for channel in channels or ()
-                    if len(channel) > len(ABORT)
-                }
-                if ids:
-                    self._aborted(ids)
+                for prefix, call in ((ABORT, self._aborted), (PING, self._pinged)):
+                    ids = {
+                        channel.removeprefix(prefix)
+                        for channel in channels or ()
+                        if channel.startswith(prefix) and channel != prefix
+                    }
+                    if ids:
+                        call(ids)
         except Exception:
             if not self._is_ending:
                 log.exception(

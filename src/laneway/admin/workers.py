@@ -1,0 +1,259 @@
+"""The workers of a namespace: the list, pings, and what no worker serves."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.engines.base import Check, WorkerState
+from laneway.errors import Refused
+from laneway.policy import matches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from laneway.engines.base import Explanation, FullEngine, Overview, WorkerFacts, WorkerView
+
+PAGE = 1000
+"""Workers that are read at once."""
+
+MAX_WORKERS = 20_000
+"""Workers that are read in all; beyond so many a pool or topic counts as served."""
+
+MIN_LOOK_SECONDS, MAX_LOOK_SECONDS = 0.01, 0.2
+"""How long `ping` waits before it looks for answers again: from the first to the second."""
+
+UNSERVED_SECONDS = 60.0
+"""How long a message waits before the doctor finds that no worker serves it."""
+
+OLDEST_TOPICS = 100
+"""Topics with the oldest messages that the doctor looks at."""
+
+
+class WorkerInfo(msgspec.Struct, kw_only=True):
+    """
+    A worker that serves the namespace, as of its last heartbeat.
+
+    - `id`, `host`, `pid`: the worker.
+    - `state`: `"running"`; `"stopping"`: it only ends what runs; `"dead"`: no heartbeat in time.
+    - `program`, `version`: the application's; `laneway`: the version of Laneway.
+    - `pools`: what it serves; `topics`: the only topics (None: all of the pools); `patterns`: what
+      its handlers cover (None: any topic).
+    - `concurrency`: how many handlers it runs at once at most; `busy`: how many run; `leased`: the
+      leases that it holds.
+    - `oldest_topic`, `oldest_id`, `oldest_since`: the message whose handler has run for the longest
+      time, and since when.
+    - `loop_lag`: seconds that its event loop needed to respond.
+    - `started`, `last_heartbeat`: times, in Unix seconds by the store's clock, as `oldest_since`.
+    """
+
+    id: str
+    state: WorkerState
+    host: str
+    pid: int
+    program: str
+    version: str | None
+    laneway: str
+    pools: list[str]
+    topics: list[str] | None
+    patterns: list[str] | None
+    concurrency: int
+    busy: int
+    leased: int
+    oldest_topic: str | None
+    oldest_id: str | None
+    oldest_since: float | None
+    loop_lag: float | None
+    started: float
+    last_heartbeat: float
+
+
+def info_of(worker: WorkerView) -> WorkerInfo:
+    """An engine's view of a worker, as the public API shows it."""
+    facts, oldest = worker.facts, worker.facts.oldest
+    return WorkerInfo(
+        id=facts.id,
+        state=worker.state,
+        host=facts.host,
+        pid=facts.pid,
+        program=facts.program,
+        version=facts.version,
+        laneway=facts.laneway,
+        pools=facts.pools,
+        topics=facts.topics,
+        patterns=facts.patterns,
+        concurrency=facts.concurrency,
+        busy=facts.busy,
+        leased=facts.leased,
+        oldest_topic=None if oldest is None else oldest.topic,
+        oldest_id=None if oldest is None else oldest.id,
+        oldest_since=None if oldest is None else oldest.since_us / units.SECOND,
+        loop_lag=facts.loop_lag,
+        started=worker.started_us / units.SECOND,
+        last_heartbeat=worker.beat_us / units.SECOND,
+    )
+
+
+def read_all(engine: FullEngine, most: int = MAX_WORKERS) -> Iterator[WorkerView]:
+    """The workers in the order of their ids, read in pages."""
+    after = ""
+    while most > 0 and (page := engine.workers(limit=min(PAGE, most), after=after)):
+        yield from page
+        after = page[-1].facts.id
+        most -= len(page)
+
+
+def ping(engine: FullEngine, worker_id: str | None, timeout: float) -> dict[str, float | None]:
+    """
+    Ask workers for a heartbeat, and wait at most `timeout` seconds for it.
+
+    Arguments: `worker_id`: None: all on the list, dead ones too.
+
+    Returns the seconds until each answered; None: it did not. A worker that stops in order
+    meanwhile is left out. Raises Refused if no worker has this id.
+    """
+    before = {
+        worker.facts.id: worker.beat_us
+        for worker in read_all(engine)
+        if worker_id in (None, worker.facts.id)
+    }
+    if worker_id is not None and not before:
+        raise Refused(
+            f'ping: there is no worker "{worker_id[:80]}"; `laneway workers` lists those there are'
+        )
+    answers: dict[str, float | None] = dict.fromkeys(before)
+    began = time.monotonic()
+    engine.ping(list(before))
+    pause = MIN_LOOK_SECONDS
+    while before and (left := began + timeout - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        looked = time.monotonic()
+        now = {worker.facts.id: worker.beat_us for worker in read_all(engine)}
+        for each, beat_us in list(before.items()):
+            if each not in now:
+                answers.pop(each)
+                del before[each]
+            elif now[each] > beat_us:
+                answers[each] = round(time.monotonic() - began, 3)
+                del before[each]
+        # Looking takes at most a third of the time, however many workers there are.
+        pause = max(min(pause * 1.5, MAX_LOOK_SECONDS), 2 * (time.monotonic() - looked))
+    return answers
+
+
+class Coverage:
+    """What the running workers serve."""
+
+    def __init__(self, engine: FullEngine) -> None:
+        self._facts: list[WorkerFacts] = []
+        self._pools: set[str] = set()
+        self.count = 0
+        """How many workers run."""
+        self.busy = self.concurrency = 0
+        """Handlers that run, and that could run."""
+        listed = 0
+        for worker in read_all(engine):
+            listed += 1
+            if worker.state == "running":
+                self._add(worker.facts)
+        self._is_cut = listed >= MAX_WORKERS
+
+    def _add(self, facts: WorkerFacts) -> None:
+        self.count += 1
+        self.busy += facts.busy
+        self.concurrency += facts.concurrency
+        self._pools.update(facts.pools)
+        if not any(_serves_the_same(facts, other) for other in self._facts):
+            self._facts.append(facts)
+
+    def serves_pool(self, pool: str) -> bool:
+        """Whether a running worker serves the pool."""
+        return self._is_cut or pool in self._pools
+
+    def serves_topic(self, pool: str, topic: str) -> bool:
+        """Whether a running worker serves the topic in the pool, and has a handler for it."""
+        return self._is_cut or any(
+            pool in facts.pools
+            and (
+                facts.is_cut
+                or (
+                    (facts.topics is None or topic in facts.topics)
+                    and (
+                        facts.patterns is None
+                        or any(matches(pattern, topic) for pattern in facts.patterns)
+                    )
+                )
+            )
+            for facts in self._facts
+        )
+
+    def lack(self, pool: str, topic: str) -> str | None:
+        """A sentence if no worker serves the pool or the topic."""
+        if not self.serves_pool(pool):
+            return f'no worker serves pool "{pool}"'
+        if not self.serves_topic(pool, topic):
+            return f'no worker of pool "{pool}" handles topic "{topic}"'
+        return None
+
+    def unserved_pools(self, overview: Overview) -> list[str]:
+        """The pools of which something could run now, and which no worker serves."""
+        pools = {tier.pool for tier in overview.tiers if tier.runnable}
+        return sorted(pool for pool in pools if not self.serves_pool(pool))
+
+
+def _serves_the_same(one: WorkerFacts, other: WorkerFacts) -> bool:
+    return (one.pools, one.topics, one.patterns, one.is_cut) == (
+        other.pools,
+        other.topics,
+        other.patterns,
+        other.is_cut,
+    )
+
+
+def explain(engine: FullEngine, message_id: str, topic: str | None) -> Explanation:
+    """`Admin.explain`, with a sentence if the message is due and no worker serves it."""
+    explanation = engine.explain(message_id, topic)
+    if explanation.state not in ("ready", "parked") or explanation.topic is None:
+        return explanation
+    lack = Coverage(engine).lack(engine.policy_of(explanation.topic).pool, explanation.topic)
+    if lack is None:
+        return explanation
+    now_us = explanation.now_us or 0
+    is_decisive = explanation.starts_us is not None and explanation.starts_us <= now_us
+    if is_decisive:
+        explanation.starts_us = None
+    explanation.reasons.insert(0 if is_decisive else len(explanation.reasons), lack)
+    return explanation
+
+
+def check(engine: FullEngine) -> Check:
+    """
+    The doctor's finding about workers: not ok if messages have waited for a minute that no worker
+    serves.
+    """
+    coverage = Coverage(engine)
+    now_us = engine.time_us()
+    lacks: dict[str, None] = {}
+    for topic in engine.topic_list(order="age", limit=OLDEST_TOPICS):
+        waited = (now_us - topic.oldest_us) / units.SECOND if topic.oldest_us is not None else 0.0
+        if topic.ready and topic.state != "paused" and waited >= UNSERVED_SECONDS:
+            lack = coverage.lack(topic.pool, topic.topic)
+            if lack is not None:
+                lacks[lack] = None
+    if lacks:
+        first, *others = lacks
+        more = f", and {len(others)} more" if others else ""
+        return Check(
+            "workers",
+            ok=False,
+            detail=f"{first}{more}, and messages wait",
+            advice="start one: laneway worker MODULE --pool POOL; programs that lease by hand are"
+            " not counted",
+        )
+    if not coverage.count:
+        return Check("workers", ok=True, detail="none is running", available=False)
+    workers = "1 worker" if coverage.count == 1 else f"{coverage.count:,} workers"
+    return Check("workers", ok=True, detail=f"{workers}, {coverage.busy:,} handlers run")

@@ -1,0 +1,138 @@
+"""Coordination of programs on one namespace: which workers are alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PING = "?"
+"""
+A `ResultListener` that subscribes to this is notified by `Coordination.ping`. `poll` then returns
+this prefix followed by the worker's id.
+"""
+
+MAX_WORKER_TEXT = 512
+"""The longest text in `WorkerFacts`, in characters; longer ones are cut."""
+
+MAX_WORKER_NAMES = 100
+"""The most pools, topics and patterns in `WorkerFacts`, each; the others are left out."""
+
+WorkerState = Literal["running", "stopping", "dead"]
+"""
+The state of a worker: it takes messages; it only ends what runs; or it has not sent a heartbeat in
+time.
+"""
+
+
+class RunningMessage(msgspec.Struct, frozen=True):
+    """A message whose handler runs. `since_us`: when the handler began, in microseconds."""
+
+    topic: str
+    id: str
+    since_us: int
+
+
+class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """
+    What a worker says about itself with each heartbeat.
+
+    - `id`: unique among all workers.
+    - `host`, `pid`: where it runs.
+    - `program`, `version`: of the application; `laneway`: the version of Laneway.
+    - `pools`: the pools that it serves.
+    - `topics`: the only topics that it serves, in their order; None: all topics of the pools.
+    - `patterns`: patterns that cover the topics of its handlers; None: any topic.
+    - `is_cut`: names of `pools`, `topics` or `patterns` were left out, because there are many.
+    - `concurrency`: how many handlers it runs at once at most; `busy`: how many run.
+    - `leased`: the leases that it holds.
+    - `oldest`: the message whose handler has run for the longest time; None: no handler runs.
+    - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
+    - `stopping`: it leases nothing any more.
+    """
+
+    id: str
+    host: str = ""
+    pid: int = 0
+    program: str = ""
+    version: str | None = None
+    laneway: str = ""
+    pools: list[str] = []
+    topics: list[str] | None = None
+    patterns: list[str] | None = None
+    is_cut: bool = False
+    concurrency: int = 0
+    busy: int = 0
+    leased: int = 0
+    oldest: RunningMessage | None = None
+    loop_lag: float | None = None
+    stopping: bool = False
+
+
+class WorkerView(msgspec.Struct, kw_only=True):
+    """
+    A worker in the list. Times are microseconds, by the store's clock.
+
+    - `facts`: what it said with its last heartbeat.
+    - `state`: by its last heartbeat and the store's clock.
+    - `started_us`: its first heartbeat; `beat_us`: its last one.
+    - `dead_us`: when it counts as dead without another one.
+    """
+
+    facts: WorkerFacts
+    state: WorkerState
+    started_us: int
+    beat_us: int
+    dead_us: int
+
+
+@runtime_checkable
+class Coordination(Protocol):
+    """Which workers serve a namespace. What it costs does not depend on the number of topics."""
+
+    def beat(
+        self, facts: WorkerFacts, *, dead_after_us: int, listed_us: int, now_us: int | None = None
+    ) -> int:
+        """
+        Store a worker's heartbeat, which replaces the one before. Wakes nobody.
+
+        A heartbeat need not survive a power cut, whatever the durability of messages is.
+
+        Arguments: `facts`: texts are cut to `MAX_WORKER_TEXT`, lists to `MAX_WORKER_NAMES`;
+        `dead_after_us`: how soon the worker counts as dead without another heartbeat; `listed_us`:
+        how soon it leaves the list then, in microseconds from now both.
+
+        Returns the engine's time in microseconds.
+        """
+        ...
+
+    def leave(self, worker_id: str) -> None:
+        """Take a worker off the list, because it has stopped in order."""
+        ...
+
+    def workers(
+        self,
+        *,
+        limit: int = 1000,
+        after: str = "",
+        pool: str | None = None,
+        now_us: int | None = None,
+    ) -> list[WorkerView]:
+        """
+        List workers in the order of their ids, dead ones too.
+
+        Arguments: `limit`: at most so many; `after`: the last id of the page before; `pool`: only
+        workers that serve it.
+        """
+        ...
+
+    def ping(self, worker_ids: Sequence[str]) -> None:
+        """
+        Ask workers to send a heartbeat now.
+
+        Best effort: a request may be lost, and a worker that is alive sends its heartbeat anyway.
+        """
+        ...

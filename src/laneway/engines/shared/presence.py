@@ -1,0 +1,64 @@
+"""Records of workers: what engines store of a heartbeat, and what they list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.base.coordination import (
+    MAX_WORKER_NAMES,
+    MAX_WORKER_TEXT,
+    WorkerFacts,
+    WorkerView,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_dumps = msgspec.json.Encoder().encode
+_loads = msgspec.json.Decoder(WorkerFacts).decode
+
+
+def encode(facts: WorkerFacts) -> bytes:
+    """The facts as JSON of bounded size, whatever names the program has chosen."""
+    oldest = facts.oldest
+    lists = (facts.pools, facts.topics or (), facts.patterns or ())
+    return _dumps(
+        msgspec.structs.replace(
+            facts,
+            host=_cut(facts.host),
+            program=_cut(facts.program),
+            version=None if facts.version is None else _cut(facts.version),
+            laneway=_cut(facts.laneway),
+            pools=_first(facts.pools),
+            topics=None if facts.topics is None else _first(facts.topics),
+            patterns=None if facts.patterns is None else _first(facts.patterns),
+            is_cut=facts.is_cut or any(len(names) > MAX_WORKER_NAMES for names in lists),
+            oldest=oldest
+            and msgspec.structs.replace(oldest, topic=_cut(oldest.topic), id=_cut(oldest.id)),
+        )
+    )
+
+
+def view(
+    stored: str | bytes, started_us: int, beat_us: int, dead_us: int, now_us: int
+) -> WorkerView:
+    """A worker as `Coordination.workers` lists it."""
+    facts = _loads(stored)
+    return WorkerView(
+        facts=facts,
+        state="dead" if dead_us <= now_us else "stopping" if facts.stopping else "running",
+        started_us=started_us,
+        beat_us=beat_us,
+        dead_us=dead_us,
+    )
+
+
+def _cut(text: str) -> str:
+    return text[:MAX_WORKER_TEXT].encode(errors="replace").decode()
+
+
+def _first(names: Iterable[str]) -> list[str]:
+    """Names are not cut: a part of a name would be another one."""
+    return list(names)[:MAX_WORKER_NAMES]

@@ -1,0 +1,23 @@
+-- The workers of the namespace. These transactions change nothing that the queue reads.
+
+-- name: worker_beat
+INSERT INTO workers (id, pools, started_us, beat_us, dead_us, until_us, facts)
+    VALUES (?1, ?2, ?3, ?3, ?3 + ?4, ?3 + ?5, ?6)
+    ON CONFLICT (id) DO UPDATE SET pools = excluded.pools, beat_us = excluded.beat_us,
+        dead_us = excluded.dead_us, until_us = excluded.until_us, facts = excluded.facts;
+
+-- name: workers_forget
+DELETE FROM workers WHERE until_us <= ?;
+
+-- name: worker_leave
+DELETE FROM workers WHERE id = ?;
+
+-- name: workers_list
+-- ?3: a pool, or NULL: all
+SELECT facts, started_us, beat_us, dead_us FROM workers
+ WHERE id > ?1 AND until_us > ?2
+   AND (?3 IS NULL OR EXISTS (SELECT 1 FROM json_each(workers.pools) p WHERE p.value = ?3))
+ ORDER BY id LIMIT ?4;
+
+-- name: shard_now
+SELECT now FROM shard;

@@ -1,0 +1,171 @@
+"""
+The thread that tells the store that this worker is alive, and what it does.
+
+It is a thread of its own, so that neither a handler that blocks the event loop nor a long call of
+the engine thread delays a heartbeat. Leases do not depend on it: the engine thread extends them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from laneway import texts, units
+from laneway.engines.base import RunningMessage, WorkerFacts
+from laneway.errors import LanewayError
+from laneway.working.banner import installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from laneway.engines.base import FullEngine
+    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.handler import Handlers
+    from laneway.working.options import Options
+
+    class Observed(Protocol):
+        """What the heartbeat reports of its worker; called in the heartbeat's thread."""
+
+        def running(self) -> Iterable[WorkerDelivery]:
+            """The units that have a slot."""
+            ...
+
+        def lease_count(self) -> int:
+            """How many leases the worker holds."""
+            ...
+
+        def is_stopping(self) -> bool:
+            """Whether it leases nothing any more."""
+            ...
+
+        def call_soon(self, callback: Callable[[], None]) -> object:
+            """Call something on the event loop."""
+            ...
+
+
+log = logging.getLogger("laneway.worker")
+
+BEATS = 3
+"""Heartbeats in one heartbeat timeout: two may be lost or late."""
+
+LISTED_SECONDS = 11.0
+"""How long a dead worker stays on the list, so that people see that it died."""
+
+END_SECONDS = 5.0
+"""How long the end of the worker waits for the store to take it off the list."""
+
+
+class Heartbeat(threading.Thread):
+    """Sends heartbeats from `start` to `end`."""
+
+    def __init__(
+        self, engine: FullEngine, handlers: Handlers, options: Options, observed: Observed
+    ) -> None:
+        super().__init__(name="laneway-heartbeat", daemon=True)
+        host = socket.gethostname()
+        self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._engine = engine
+        self._options = options
+        self._observed = observed
+        self._facts = WorkerFacts(
+            id=self.worker_id,
+            host=host,
+            pid=os.getpid(),
+            program=handlers.program,
+            version=handlers.version,
+            laneway=installed_version(),
+            pools=[options.pool],
+            topics=options.topics,
+            patterns=handlers.handled_patterns(),
+            concurrency=options.concurrency,
+        )
+        self._due = threading.Event()
+        self._is_ending = False
+        self._clock_us = 0
+        """The store's time, in microseconds, when `perf_counter` was 0."""
+        self._asked = self._responded = time.monotonic()
+        """When the event loop was asked to respond, and when it last did (monotonic seconds)."""
+        self._is_failing = False
+
+    def beat_now(self) -> None:
+        """Send a heartbeat at once. From any thread."""
+        self._due.set()
+
+    def end(self) -> None:
+        """Take the worker off the list; waits for that."""
+        self._is_ending = True
+        self._due.set()
+        self.join(END_SECONDS)
+
+    def run(self) -> None:
+        interval = self._options.heartbeat_timeout / BEATS
+        while not self._is_ending:
+            self._due.clear()
+            self._call(self._beat)
+            if not self._is_ending:
+                self._due.wait(interval)
+        self._call(lambda: self._engine.leave(self.worker_id))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """A heartbeat that fails ends nothing: the next one may succeed."""
+        try:
+            call()
+        except LanewayError as error:
+            if not self._is_failing:
+                log.debug("heartbeat failed; sending it again every few seconds: %s", error)
+            self._is_failing = True
+        except Exception as error:  # noqa: BLE001  # the messages matter more
+            if not self._is_failing:
+                log.warning(
+                    "heartbeat failed; the worker goes on: %s: %s",
+                    texts.type_name(type(error)),
+                    texts.of(error, texts.MAX_REASON),
+                )
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _beat(self) -> None:
+        facts = self._facts
+        running = list(self._observed.running())
+        facts.busy = len(running)
+        facts.leased = self._observed.lease_count()
+        facts.oldest = self._oldest(running)
+        facts.stopping = self._observed.is_stopping()
+        facts.loop_lag = self._loop_lag()
+        timeout = self._options.heartbeat_timeout
+        now_us = self._engine.beat(
+            facts,
+            dead_after_us=round(timeout * units.SECOND),
+            listed_us=round((timeout + LISTED_SECONDS) * units.SECOND),
+        )
+        self._clock_us = now_us - round(time.perf_counter() * units.SECOND)
+
+    def _oldest(self, running: list[WorkerDelivery]) -> RunningMessage | None:
+        begun = [unit for unit in running if unit.began]
+        if not begun or not self._clock_us:
+            return None
+        first = min(begun, key=lambda unit: unit.began)
+        since_us = self._clock_us + round(first.began * units.SECOND)
+        return RunningMessage(first.lease.topic, first.lease.id, since_us)
+
+    def _loop_lag(self) -> float:
+        """How long the event loop took to respond last; it is asked again once it has."""
+        now = time.monotonic()
+        if self._responded < self._asked:
+            return now - self._asked
+        lag = self._responded - self._asked
+        self._asked = now
+        try:
+            self._observed.call_soon(self._respond)
+        except RuntimeError:  # the event loop is closed
+            self._responded = now
+        return lag
+
+    def _respond(self) -> None:
+        self._responded = time.monotonic()
