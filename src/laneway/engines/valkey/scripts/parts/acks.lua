@@ -1,25 +1,34 @@
--- Plain acks: of messages of which nothing but counts has to change, which is most of them.
+-- Plain acks: of messages of which nothing but counts has to change, which is most of them, or of
+-- which only the serial key has to be freed.
 --
--- uses: lanes
+-- uses: writes, lanes, messages
 
 local acks = part(function(acks)
-    -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need more
-    -- than counts, and the lanes of the others that have to be placed: a runnable one stays so.
+    -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need
+    -- more, and the lanes of the others that have to be placed: a runnable one stays so.
     function acks.settle(triples)
         local mids, left, gone, ended = {}, {}, {}, {}
         for n = 1, #triples, 3 do
             mids[#mids + 1] = triples[n]
         end
         local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
+        local lines, line_of = {}, {}
         for n = 1, #mids do
             if found[n] then
-                local fence, name, _, _, charge, _, _, _, _, is_gone, quick = values_of(found[n])
-                if quick and not is_gone and charge == 0 and fence == triples[3 * n - 1] then
+                local fence, name, _, _, charge, _, _, empty, line, is_gone, quick =
+                    values_of(found[n])
+                line = not empty and line
+                if (quick or line) and not is_gone and charge == 0 and fence == triples[3 * n - 1]
+                    then
                     names[#names + 1], plain_names[n] = name, name
+                    if line then
+                        lines[#lines + 1], line_of[n] = line, line
+                    end
                 end
             end
         end
         lanes.load(names)
+        writes.load_fields(keys.keys, lines)
         for n = 1, #mids do
             local is_quick = false
             if plain_names[n] and not seen[mids[n]] then
@@ -29,6 +38,9 @@ local acks = part(function(acks)
                     is_quick, seen[mids[n]] = true, true
                     lane.leased, lane.done = lane.leased - 1, lane.done + 1
                     gone[#gone + 1] = mids[n]
+                    if line_of[n] then
+                        messages.free_key(lane, line_of[n], mids[n])
+                    end
                     if lane.place == RUNNABLE then
                         lanes.touch(lane)
                     elseif not ended[lane] then

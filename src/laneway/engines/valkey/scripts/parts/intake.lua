@@ -112,6 +112,7 @@ local intake = part(function(intake)
         end
         write()
         place(arrivals)
+        putting.forget()
         return answers
     end
 end)

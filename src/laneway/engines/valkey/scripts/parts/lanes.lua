@@ -45,6 +45,7 @@ local lanes = part(function(lanes)
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean',
         'watched_until' }
+    local RARE_MARK = '\155' -- MessagePack's mark of a list of so many
     local USUAL = { is_bucket = false, rule = false, is_rare = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
@@ -72,15 +73,17 @@ local lanes = part(function(lanes)
         return not lane.is_bucket and (lane.rule or lane.name)
     end
 
-    -- Tables of lanes are used again in later calls, because creating them is slow.
+    -- Tables of lanes are used again in later calls, because creating them is slow. Those of lanes
+    -- with rare fields are larger.
     local POOL = 512
     local pool, taken = {}, 0
+    local rare_pool, rare_taken = {}, 0
 
     at_begin(function()
-        taken = 0
+        taken, rare_taken = 0, 0
     end)
 
-    local function empty()
+    local function usual_table()
         taken = taken + 1
         local lane = pool[taken]
         if not lane or lane.is_rare then
@@ -99,6 +102,20 @@ local lanes = part(function(lanes)
         return lane
     end
 
+    local function rare_table()
+        rare_taken = rare_taken + 1
+        local lane = rare_pool[rare_taken]
+        if not lane then
+            lane = usual_table()
+            pool[taken], taken = nil, taken - 1
+            if rare_taken <= POOL then
+                rare_pool[rare_taken] = lane
+            end
+        end
+        lane.is_bucket, lane.rule = false, false
+        return lane
+    end
+
     -- Set the fields that are not stored.
     local function begin_call(lane, name)
         lane.name, lane.policy, lane.is_changed, lane.arrived, lane.index, lane.head_since = name,
@@ -107,30 +124,42 @@ local lanes = part(function(lanes)
     end
 
     local function decode(name, stored)
-        local lane, rest = empty(), nil
+        local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
+            latest, tier_queue, wake, vt, tat, leased, delivered, done, seen, lately, before,
+            sorted, gate, rest = unpack_from(RECORD, stored)
+        local is_rare = rest <= #stored
+        local lane = is_rare and rare_table() or usual_table()
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
             lane.parked, lane.listed, lane.bytes, lane.published,
             lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered,
                 lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
-            lane.gate, rest = unpack_from(RECORD, stored)
+            lane.gate = big, old, busy, slow, place, number, ready, delayed,
+            parked, listed, bytes, published,
+            latest, tier_queue, wake, vt, tat, leased, delivered,
+                done, seen, lately, before, sorted,
+            gate
         begin_call(lane, name)
-        if rest <= #stored then
-            for n, value in ipairs(values_of(string.sub(stored, rest))) do
-                if value ~= 0 then
-                    lane[RARE[n]] = value
-                end
-            end
+        if is_rare then
+            -- the values of a list, without a table
+            lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
+                lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
+                lane.watched_until = values_of(string.sub(stored, rest + 1))
         end
         return lane
     end
 
+    -- A list of `RARE` as MessagePack; "": all are 0.
     local function rare_of(lane)
-        local more, sum = {}, 0
-        for n = 1, #RARE do
-            more[n] = lane[RARE[n]]
-            sum = sum + more[n]
+        local retried, died, merged, expired, removed, throttled, back_off_until, back_off_step,
+            back_off_fence, mean, watched_until = lane.retried, lane.died, lane.merged,
+            lane.expired, lane.removed, lane.throttled, lane.back_off_until, lane.back_off_step,
+            lane.back_off_fence, lane.mean, lane.watched_until
+        if retried + died + merged + expired + removed + throttled + back_off_until + back_off_step
+            + back_off_fence + mean + watched_until == 0 then
+            return ''
         end
-        return sum > 0 and packed(more) or ''
+        return RARE_MARK .. packed(retried, died, merged, expired, removed, throttled,
+            back_off_until, back_off_step, back_off_fence, mean, watched_until)
     end
 
     local function encode(lane)
@@ -206,7 +235,7 @@ local lanes = part(function(lanes)
         local lane = lanes.find(name)
         if not lane then
             shard.lanes_created, shard.lanes = shard.lanes_created + 1, shard.lanes + 1
-            lane = empty()
+            lane = usual_table()
             lane.number, lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked,
                 lane.leased, lane.bytes, lane.published,
                 lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed,

@@ -6,9 +6,15 @@
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
 
-    function merging.waiting_one(topic, mkey)
+    -- The number of the message that waits with a merge key; nil: none.
+    local function waiting_number(topic, mkey)
         local mid = writes.field(keys.merge, topic .. '\0' .. mkey)
-        return mid and messages.read(tonumber(mid))
+        return mid and tonumber(mid) or nil
+    end
+
+    function merging.waiting_one(topic, mkey)
+        local mid = waiting_number(topic, mkey)
+        return mid and messages.read(mid)
     end
 
     -- Read the waiting messages of several merge keys at once: topic and key, joined by \0.
@@ -125,6 +131,26 @@ local merging = part(function(merging)
         lanes.touch(lane)
         messages.touch(record)
         return true
+    end
+
+    -- Let a new message join the waiting one of its merge key, if there is one and neither is
+    -- unusual: without decoding it. Returns its id; nil: nothing was changed.
+    function merging.join_brief(draft, policy)
+        local which = policy.merge
+        local replaces = which == 'last'
+        if (which ~= 'first' and not replaces) or policy.debounce or draft.id or draft.sticky
+            or (replaces and merging.explicit_due(draft)) then
+            return nil
+        end
+        local mid = waiting_number(draft.topic, draft.mkey)
+        local lane, id = nil, nil
+        if mid then
+            lane, id = messages.join_brief(mid, draft, replaces)
+        end
+        if lane then
+            lane.merged, shard.merged = lane.merged + 1, shard.merged + 1
+            return id or generated_id(mid)
+        end
     end
 
     -- `record` comes back from a lease. The message of its merge key that waits joins it, as if

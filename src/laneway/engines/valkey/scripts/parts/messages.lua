@@ -54,6 +54,7 @@ local messages = part(function(messages)
     -- of the latter fields has a usual value; a record has none of them if all are usual.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
+    local EXPIRES_AT = 29 -- in the head, before the size of the rare fields
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
     local USUAL = {
@@ -81,17 +82,24 @@ local messages = part(function(messages)
         return fields
     end
 
+    -- Where the body of a content begins that begins at a position, and the content's topic, key,
+    -- id, headers, whether the id is sticky, and merge key (nil or false: none). The list's values
+    -- are unpacked without its mark, because a table costs more than all of them.
+    local function content_at(stored, at)
+        local body_at = at + 2 + unpack_from('>I2', stored, at)
+        return body_at, values_of(string.sub(stored, at + 3, body_at - 1))
+    end
+
     local function decode_plain(mid, stored)
-        local size, published = unpack_from('>I2', stored, 2), unpack_from('>I7', stored,
-            #stored - 6)
-        local meta = values_of(string.sub(stored, 4, 3 + size))
+        local published = unpack_from('>I7', stored, #stored - 6)
+        local body_at, topic, key_of, id, headers, sticky = content_at(stored, 2)
         local record = messages.new({
             mid = mid, state = READY, rank = 1, seq = mid, since = published, published = published,
-                expires = false, serial = NO, topic = meta[TOPIC],
-            lane = meta[TOPIC], key = meta[KEY] or false, id = meta[ID] or false, mkey = false,
-                headers = meta[HEADERS] or false, content = string.sub(stored, 2, -8),
-            size = #stored - 10 - size,
-        }, meta[IS_STICKY])
+                expires = false, serial = NO, topic = topic,
+            lane = topic, key = key_of or false, id = id or false, mkey = false,
+                headers = headers or false, content = string.sub(stored, 2, -8),
+            size = #stored - 6 - body_at,
+        }, sticky)
         rawset(record, 'plain', true)
         return record
     end
@@ -102,7 +110,8 @@ local messages = part(function(messages)
         if string.byte(stored) == RICH then
             at = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
         end
-        return values_of(string.sub(stored, at + 2, at + 1 + unpack_from('>I2', stored, at)))[TOPIC]
+        local _, topic = content_at(stored, at)
+        return topic
     end
 
     function messages.decode(mid, stored)
@@ -111,17 +120,15 @@ local messages = part(function(messages)
         end
         local _, state, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
         local at = 1 + HEAD_BYTES + rare
-        local size = unpack_from('>I2', stored, at)
-        local meta = values_of(string.sub(stored, at + 2, at + 1 + size))
-        local topic = meta[TOPIC]
+        local body_at, topic, key_of, id, headers, sticky, mkey = content_at(stored, at)
         local record = messages.new({
             mid = mid, state = state % 4, rank = rank - 512, seq = seq, since = since, published =
                 published, expires = expires > 0 and expires,
             serial = math.floor(state / 4), topic = topic, lane = state % 4 ~= DEAD and topic, key =
-                meta[KEY] or false, id = meta[ID] or false,
-            mkey = meta[MKEY] or false, headers = meta[HEADERS] or false, content =
-                string.sub(stored, at), size = #stored - at - 1 - size,
-        }, meta[IS_STICKY])
+                key_of or false, id = id or false,
+            mkey = mkey or false, headers = headers or false, content =
+                string.sub(stored, at), size = #stored - body_at + 1,
+        }, sticky)
         if rare > 0 then
             local values = values_of(string.sub(stored, 1 + HEAD_BYTES, at - 1))
             for n = 1, #RARE do
@@ -132,60 +139,6 @@ local messages = part(function(messages)
             record.lane = record.other_lane or record.lane
         end
         return record
-    end
-
-    -- The text that begins at a position of MessagePack (false: none) and the position behind it.
-    -- Nil: another value, or a long text.
-    local function text_at(stored, at)
-        local mark = string.byte(stored, at)
-        if mark >= 160 and mark < 192 then -- the length is in the mark
-            return string.sub(stored, at + 1, at + mark - 160), at + mark - 159
-        elseif mark == 192 or mark == 194 then -- nil or false
-            return false, at + 1
-        elseif mark == 217 then
-            local size = string.byte(stored, at + 1)
-            return string.sub(stored, at + 2, at + 1 + size), at + 2 + size
-        end
-    end
-
-    -- Where the headers of a content that begin at a position end; nil: they are not short.
-    local function after_headers(stored, at)
-        local mark = string.byte(stored, at)
-        if mark == 192 or mark == 194 then
-            return at + 1
-        elseif mark < 128 or mark > 143 then -- else the number of pairs is in the mark
-            return nil
-        end
-        at = at + 1
-        for _ = 1, 2 * (mark - 128) do
-            local _, behind = text_at(stored, at)
-            if not behind then
-                return nil
-            end
-            at = behind
-        end
-        return at
-    end
-
-    -- Topic, key, id and merge key (false: none) of a content that begins at a position, and where
-    -- its body begins. Nil: they are not short, or the id is sticky.
-    local function names_of(stored, at)
-        local topic, key_of, id, mkey
-        topic, at = text_at(stored, at + 3) -- behind the size, and the mark of a list
-        if at then
-            key_of, at = text_at(stored, at)
-        end
-        if at then
-            id, at = text_at(stored, at)
-        end
-        at = at and after_headers(stored, at)
-        local sticky = at and string.byte(stored, at)
-        if sticky == 192 or sticky == 194 then
-            mkey, at = text_at(stored, at + 1)
-            if at then
-                return topic, key_of, id, mkey, at
-            end
-        end
     end
 
     -- What an arrival, a delivery and an ack need of a record that is not plain, if it has nothing
@@ -199,18 +152,18 @@ local messages = part(function(messages)
         local _, flags, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
         local deliveries = 0
         if rare > 0 then
-            local other_lane, suspect, joined, parts, mirrored, death
-            local values = values_of(string.sub(stored, 1 + HEAD_BYTES, HEAD_BYTES + rare))
-            other_lane, deliveries, suspect, joined, parts, mirrored, death = values[1], values[3],
-                values[4], values[5], values[6], values[10], values[11]
+            local other_lane, _, counted, suspect, joined, parts, _, _, _, mirrored, death =
+                values_of(string.sub(stored, 2 + HEAD_BYTES, HEAD_BYTES + rare))
             if other_lane or suspect or joined > 0 or parts > 0 or mirrored or death then
                 return nil
             end
+            deliveries = counted
         end
-        local topic, key_of, id, mkey, body_at = names_of(stored, 1 + HEAD_BYTES + rare)
-        if topic then
+        local body_at, topic, key_of, id, _, sticky, mkey = content_at(stored, 1 + HEAD_BYTES
+            + rare)
+        if not sticky then
             return flags, rank - 512, seq, since, published, expires, deliveries,
-                #stored - body_at + 1, topic, key_of, id, mkey
+                #stored - body_at + 1, topic, key_of or false, id or false, mkey or false
         end
     end
 
@@ -221,8 +174,8 @@ local messages = part(function(messages)
         if not stored then
             return nil
         elseif string.byte(stored) ~= RICH then
-            local topic, _, id = names_of(stored, 2)
-            return topic, false, id
+            local _, topic, _, id, _, sticky = content_at(stored, 2)
+            return not sticky and topic or nil, false, id or false
         end
         local flags, _, _, _, _, _, _, _, topic, key_of, id = messages.brief(stored)
         return topic, flags and flags > DEAD and topic .. '\0' .. key_of, id
@@ -461,6 +414,74 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
+    -- A new message waits: as `begin_waiting`, but without a decoded record, whose tables would
+    -- cost more than all the rest. `line`: its serial key, which no message has yet; false: none.
+    function messages.insert(lane, draft, mid, since, expires, serial, line)
+        local now, rank, state = shard.now, draft.rank, READY
+        lane.published, shard.published = lane.published + 1, shard.published + 1
+        lane.bytes, shard.bytes, shard.waiting = lane.bytes + draft.size, shard.bytes + draft.size,
+            shard.waiting + 1
+        if expires then
+            writes.set_member(keys.due, EXPIRES .. sortable(mid), expires)
+        end
+        if draft.mkey then
+            writes.set_field(keys.merge, draft.topic .. '\0' .. draft.mkey, mid)
+        end
+        index_out_of_sequence(lane, 0, mid, rank, mid, since, now, 0)
+        if since > now then
+            state = DELAYED
+            lane.delayed = lane.delayed + 1
+            writes.set_member(keys.due, DUE .. sortable(mid), since)
+            writes.set_member(lanes.key_of('a', lane), 'd' .. pack('>I2I7I7I7', rank + 512, since,
+                mid, mid), 0)
+        else
+            lane.ready, lane.sorted = lane.ready + 1, lane.sorted + 1
+            writes.set_member(lanes.key_of('z', lane), pack('>I2I7I7I7', rank + 512, rank % 2 == 1
+                and since or FRONT - mid, mid, mid), 0)
+            if line then
+                messages.set_holder(line, mid, false)
+            end
+        end
+        known[mid] = nil -- an id may have named it before
+        unread[mid], copied[mid] = pack(HEAD, RICH, state + 4 * serial, rank + 512, mid, since, now,
+            expires or 0, 0) .. draft.content, true
+        lanes.touch(lane)
+    end
+
+    -- A new message joins a waiting one of its merge key, which is loaded and has nothing rare, and
+    -- keeps its place. `replaces`: the waiting one takes the new one's body, headers and ttl.
+    -- Returns its lane and its id (false: generated). Nil, and nothing is changed, if it has to be
+    -- decoded. The caller knows that the new one has no id.
+    function messages.join_brief(mid, draft, replaces)
+        local stored = unread[mid]
+        if not stored or string.byte(stored) ~= RICH or unpack_from('>I4', stored, HEAD_BYTES - 3)
+            > 0 then
+            return nil
+        end
+        local flags, rank, _, since, _, expires, _, size, topic, _, id = messages.brief(stored)
+        local lane = flags and lanes.find(topic)
+        if not lane or lane.is_bucket then
+            return nil
+        end
+        if replaces then
+            -- a delayed one that is due arrives
+            if id or rank ~= draft.rank or (flags % 4 == DELAYED and since <= shard.now) then
+                return nil
+            end
+            local ends = draft.ttl and shard.now + draft.ttl or 0
+            if ends ~= expires then
+                writes.set_member(keys.due, EXPIRES .. sortable(mid), ends > 0 and ends)
+            end
+            lane.bytes, shard.bytes = lane.bytes + draft.size - size, shard.bytes + draft.size
+                - size
+            -- the contents of both have the same topic, keys and ids
+            unread[mid], copied[mid] = string.sub(stored, 1, EXPIRES_AT - 1) .. pack('>I8I4', ends,
+                0) .. draft.content, true
+        end
+        lanes.touch(lane)
+        return lane, id
+    end
+
     local function end_expiry_and_merging(mid, topic, expires, mkey)
         if expires then
             writes.set_member(keys.due, EXPIRES .. sortable(mid), false)
@@ -552,6 +573,10 @@ local messages = part(function(messages)
     function messages.holds_key(record)
         local mid, is_held = holder(messages.line(record))
         return mid == record.mid and is_held
+    end
+
+    function messages.is_free(line)
+        return not writes.field(keys.keys, line)
     end
 
     function messages.set_holder(line, mid, is_held)

@@ -10,22 +10,51 @@ local putting = part(function(putting)
     local DRAFT_BYTES = 51
     local TOPIC, KEY, ID, HEADERS, IS_STICKY, MKEY = 1, 2, 3, 4, 5, 6 -- of the content
 
-    local function optional(number)
-        return number >= 0 and number
+    -- Tables of drafts are used again in later calls, because creating them is slow.
+    local POOL = 512
+    local pool, taken = {}, 0
+
+    at_begin(function()
+        taken = 0
+    end)
+
+    local function draft_table()
+        taken = taken + 1
+        local draft = pool[taken]
+        if not draft then
+            draft = { topic = '', key = false, id = false, headers = false, sticky = false, mkey =
+                false, rank = 0, delay = 0, at = false, ttl = false, generated_mid = false, spread =
+                false, signal = false, own = false, content = '', size = 0 }
+            if taken <= POOL then
+                pool[taken] = draft
+            end
+        end
+        return draft
     end
 
     function putting.decode(stored)
-        local own, rank, delay, at, ttl, generated_mid, spread, signal = unpack_from(DRAFT, stored)
-        local size = unpack_from('>I2', stored, DRAFT_BYTES + 1)
-        local meta = values_of(string.sub(stored, DRAFT_BYTES + 3, DRAFT_BYTES + 2 + size))
-        return {
-            topic = meta[TOPIC], key = meta[KEY] or false, id = meta[ID] or false, headers =
-                meta[HEADERS] or false, sticky = meta[IS_STICKY], mkey = meta[MKEY] or false,
-            rank = rank - 512, delay = delay, at = optional(at), ttl = optional(ttl),
-                generated_mid = optional(generated_mid), spread = optional(spread), signal =
-                optional(signal), own = own == 1,
-            content = string.sub(stored, DRAFT_BYTES + 1), size = #stored - DRAFT_BYTES - 2 - size,
-        }
+        local draft = draft_table()
+        local own, rank, delay, at, ttl, generated_mid, spread, signal, size = unpack_from(DRAFT
+            .. 'I2', stored)
+        local body_at = DRAFT_BYTES + 3 + size
+        -- the values of a list, without a table
+        local topic, key_of, id, headers, sticky, mkey = values_of(string.sub(stored, DRAFT_BYTES
+            + 4, body_at - 1))
+        draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic, key_of
+            or false, id or false, headers or false, sticky, mkey or false
+        draft.rank, draft.delay, draft.own = rank - 512, delay, own == 1
+        draft.at, draft.ttl, draft.spread, draft.signal = at >= 0 and at, ttl >= 0 and ttl, spread
+            >= 0 and spread, signal >= 0 and signal
+        draft.generated_mid = generated_mid >= 0 and generated_mid
+        draft.content, draft.size = string.sub(stored, DRAFT_BYTES + 1), #stored - body_at + 1
+        return draft
+    end
+
+    -- Release what the tables hold: bodies may be large.
+    function putting.forget()
+        for n = 1, math.min(taken, POOL) do
+            pool[n].content = ''
+        end
     end
 
     -- Read at once what the drafts need.
@@ -63,25 +92,29 @@ local putting = part(function(putting)
     end
 
     local function insert(draft, policy, lane)
-        local mid = next_number()
+        local mid, topic, now = next_number(), draft.topic, shard.now
         local waits = signals.waits(draft)
         local due = waits and UNTIL_SIGNALLED or merging.explicit_due(draft)
         if not due and draft.mkey and policy.window then
-            due = merging.window_due(draft.topic, draft.mkey, policy)
+            due = merging.window_due(topic, draft.mkey, policy)
         end
-        local record = messages.new({
-            mid = mid, state = READY, rank = draft.rank, seq = mid, since = due or shard.now,
-                published = shard.now,
-            expires = draft.ttl and not waits and shard.now + draft.ttl, serial = draft.key
-                and SERIAL[policy.serial] or NO, topic = draft.topic,
+        local since, expires = due or now, draft.ttl and not waits and now + draft.ttl
+        local serial = draft.key and SERIAL[policy.serial] or NO
+        local line = serial ~= NO and topic .. '\0' .. draft.key
+        if draft.id then
+            ids.set(topic, draft.id, mid)
+        end
+        if lane.name == topic and (not line or since > now or messages.is_free(line)) then
+            messages.insert(lane, draft, mid, since, expires, serial, line)
+            return mid
+        end
+        lane.published, shard.published = lane.published + 1, shard.published + 1
+        messages.begin_waiting(lane, messages.new({
+            mid = mid, state = READY, rank = draft.rank, seq = mid, since = since, published = now,
+            expires = expires, serial = serial, topic = topic,
             lane = lane.name, key = draft.key, id = draft.id, mkey = draft.mkey, headers =
                 draft.headers, content = draft.content, size = draft.size,
-        }, draft.sticky)
-        lane.published, shard.published = lane.published + 1, shard.published + 1
-        if draft.id then
-            ids.set(draft.topic, draft.id, mid)
-        end
-        messages.begin_waiting(lane, record)
+        }, draft.sticky))
         return mid
     end
 
@@ -93,6 +126,10 @@ local putting = part(function(putting)
         local policy = rules.of(draft.topic)
         if draft.id and ids.is_known(draft.topic, draft.id, draft.generated_mid) then
             return { 'duplicate' }
+        end
+        local joined = draft.mkey and merging.join_brief(draft, policy)
+        if joined then
+            return { 'merged', joined }
         end
         local name = lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)
         local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)

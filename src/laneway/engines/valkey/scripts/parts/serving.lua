@@ -221,7 +221,7 @@ local serving = part(function(serving)
         local given = calls.given[lane]
         if not given then
             given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
-                place = 0 }
+                place = 0, line_tail = false }
             calls.given[lane] = given
             calls.order[#calls.order + 1] = given
         end
@@ -538,6 +538,15 @@ local serving = part(function(serving)
         return packed(given.lane.name) .. rest
     end
 
+    -- The same of a message whose ack only frees its serial key. `line`: that key.
+    local function tail_with_line(given, policy, line)
+        if not given.line_tail then
+            given.line_tail = { settling.around_line(given.lane.name, deadline_of(policy),
+                shard.now, given.charge, policy.gate or '') }
+        end
+        return given.line_tail[1] .. packed(line) .. given.line_tail[2]
+    end
+
     -- `line`: the serial key that the message holds from now on; false: none.
     local function add_lease(policy, mid, stored, tail, line)
         local leases, found = out.leases, out.messages
@@ -563,8 +572,8 @@ local serving = part(function(serving)
             brief_line, id, mkey = messages.leave_brief(lane, mid, stored)
         end
         if brief_line ~= nil then
-            add_lease(policy, mid, stored, tail_of(given, policy, not (brief_line or id)),
-                brief_line)
+            add_lease(policy, mid, stored, brief_line and not id and tail_with_line(given, policy,
+                brief_line) or tail_of(given, policy, not (brief_line or id)), brief_line)
             if mkey and policy.merge == 'all' then
                 add_bodies({})
             end

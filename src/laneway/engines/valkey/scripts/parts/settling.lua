@@ -17,7 +17,8 @@ local settling = part(function(settling)
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
     -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
-    -- that the lease holds then; `quick`: an ack of the message changes only counts.
+    -- that the lease holds then, or that an ack frees without reading the message; `quick`: an ack
+    -- changes only counts.
     function settling.decode(stored)
         local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick =
             values_of(stored)
@@ -30,6 +31,12 @@ local settling = part(function(settling)
     function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick)
         local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick)
         return rest .. packed(string.rep(' ', math.max(0, REST_LEAST - #rest)))
+    end
+
+    -- What precedes and follows the line in a tail that has one, with the lane before.
+    function settling.around_line(lane, deadline, granted, charge, gate)
+        return packed(lane, deadline, granted, charge, false, gate, false), packed(false, false,
+            string.rep(' ', REST_LEAST))
     end
 
     function settling.with_fence(fence, tail)

@@ -5,34 +5,49 @@
 -- Changes of a key are written when the call ends, or before a command of `call` names the key.
 
 local writes = part(function(writes)
-    local members -- by key: the score of each changed member; false: removed
+    -- by key: its first changed member, and the score; false: removed. Most keys have one only,
+    -- which needs no table.
+    local first, first_score
+    local members -- by key: the score of each changed member, where there are several
     local fields  -- by key: the value of each field that was read or changed; false: none
     local changed -- by key: the fields that were changed
 
-    at_begin(function()
-        members, fields, changed = {}, {}, {}
+    local function reset()
+        first, first_score, members, fields, changed = {}, {}, {}, {}, {}
         for name in pairs(held_keys) do
             held_keys[name] = nil
         end
-    end)
+    end
+
+    at_begin(reset)
 
     function writes.set_member(name, member, score)
-        local scores = members[name]
-        if not scores then
-            scores = {}
-            members[name], held_keys[name] = scores, true
+        local other = first[name]
+        if other == nil then
+            first[name], first_score[name], held_keys[name] = member, score, true
+        elseif other == member then
+            first_score[name] = score
+        else
+            local scores = members[name]
+            if not scores then
+                scores = {}
+                members[name] = scores
+            end
+            scores[member] = score
         end
-        scores[member] = score
     end
 
     -- Whether a member was removed and this is not written yet.
     function writes.is_removed(name, member)
+        if first[name] == member then
+            return first_score[name] == false
+        end
         return members[name] ~= nil and members[name][member] == false
     end
 
-    local function write_members(name, scores)
-        local one, score_of_one = next(scores)
-        if next(scores, one) == nil then -- faster
+    local function write_members(name)
+        local one, score_of_one, scores = first[name], first_score[name], members[name]
+        if not scores then
             if score_of_one then
                 run('ZADD', name, score_of_one, one)
             else
@@ -41,6 +56,11 @@ local writes = part(function(writes)
             return
         end
         local added, gone = {}, {}
+        if score_of_one then
+            added[1], added[2] = score_of_one, one
+        else
+            gone[1] = one
+        end
         for member, score in pairs(scores) do
             if score then
                 local n = #added
@@ -125,9 +145,9 @@ local writes = part(function(writes)
     -- Write the changes of one key, and forget what was read of it.
     function write_held(name)
         held_keys[name] = nil
-        if members[name] then
-            write_members(name, members[name])
-            members[name] = nil
+        if first[name] then
+            write_members(name)
+            first[name], members[name] = nil, nil
         elseif fields[name] then
             if changed[name] then
                 write_fields(name, changed[name])
@@ -138,15 +158,12 @@ local writes = part(function(writes)
 
     -- Write everything: the end of a call.
     function writes.save()
-        for name, scores in pairs(members) do
-            write_members(name, scores)
+        for name in pairs(first) do
+            write_members(name)
         end
         for name, names in pairs(changed) do
             write_fields(name, names)
         end
-        members, fields, changed = {}, {}, {}
-        for name in pairs(held_keys) do
-            held_keys[name] = nil
-        end
+        reset()
     end
 end)
