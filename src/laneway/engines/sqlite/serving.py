@@ -539,7 +539,12 @@ class _Deliveries:
         featured: dict[int, int] = {}
         for lane, take in visits:
             policy = tx.policy_of(lane)
-            is_plain = policy.serial is None and policy.merge is None and policy.buckets is None
+            is_plain = (
+                policy.serial is None
+                and policy.merge is None
+                and policy.buckets is None
+                and lane.lane not in self._picked
+            )
             wanted = plain if is_plain else featured
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
         heads = self._read_heads(plain) if plain else {}
@@ -580,7 +585,7 @@ class _Deliveries:
         return heads
 
     def _read_rows(self, wanted: dict[int, int]) -> dict[int, list[Row]]:
-        """Read lanes whose policy gives most messages more than `{head}`: all of them as rows."""
+        """Read as rows: lanes whose policy gives messages more than `{head}`, and picked ones."""
         tx = self.tx
         mids: dict[int, list[int]] = {number: [] for number in wanted}
         singles: list[int] = []
