@@ -49,6 +49,8 @@ CALLS: dict[str, list[list[str]]] = {
     ],
     "job cancel": [["{hostile}"]],
     "job requeue": [["{hostile}"]],
+    "spool status": [["{hostile}"], ["no such file", "--json"]],
+    "spool drain": [["{hostile}"], ["no such file", "--timeout", "1s"]],
     "pause": [["push.paused"], ["{name}"]],
     "resume": [["push.paused"]],
     "dead list": [[], ["--json"]],

@@ -11,6 +11,7 @@ import msgspec
 from laneway.engines.base import (
     BACK_OFF_FIRST_US,
     BACK_OFF_MAX_US,
+    FORWARDED_US,
     HOUSEKEEPING_LIMIT,
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
@@ -144,6 +145,26 @@ class Engine(Lanes):
         self.now = self._time(now_us)
         return self._put(drafts)
 
+    def forward(
+        self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
+    ) -> list[Receipt]:
+        self._check_drafts(drafts, self._time(now_us))
+        self.now = self._time(now_us)
+        if spool not in self.forwarded:
+            for other, (_, _, at) in list(self.forwarded.items()):
+                if at < self.now - FORWARDED_US:
+                    del self.forwarded[other]
+        name, before, _ = self.forwarded.get(spool, ("", frozenset(), 0))
+        taken = set(before) if name == batch else set()
+        receipts = [Receipt(draft.id or "", draft.topic, "duplicate") for draft in drafts]
+        left = [n for n, draft in enumerate(drafts) if (draft.topic, draft.id) not in taken]
+        for n, receipt in zip(left, self._put([drafts[n] for n in left], set()), strict=True):
+            receipts[n] = receipt
+            if receipt.outcome != "refused":
+                taken.add((receipt.topic, receipt.id))
+        self.forwarded[spool] = (batch, frozenset(taken), self.now)
+        return receipts
+
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         return not any(self.policy_table.resolve(draft.topic).limits_backlog for draft in drafts)
 
@@ -164,12 +185,18 @@ class Engine(Lanes):
             ):
                 raise BadMessage("its delay outlasts its ttl")
 
-    def _put(self, drafts: Iterable[Draft]) -> list[Receipt]:
+    def _put(self, drafts: Iterable[Draft], full_topics: set[str] | None = None) -> list[Receipt]:
+        """`full_topics`: topics that refuse everything after the first refused message."""
         arrivals: list[Lane] = []
-        receipts = [
-            self._accept(draft, self.policy_table.resolve(draft.topic), arrivals)
-            for draft in drafts
-        ]
+        receipts: list[Receipt] = []
+        for draft in drafts:
+            if full_topics is not None and draft.topic in full_topics:
+                receipts.append(Receipt(draft.id or "", draft.topic, "refused", None, "full"))
+                continue
+            policy = self.policy_table.resolve(draft.topic)
+            receipts.append(self._accept(draft, policy, arrivals))
+            if full_topics is not None and receipts[-1].outcome == "refused":
+                full_topics.add(draft.topic)
         for lane in arrivals:
             if lane.place == "idle" or not self._ready(lane):
                 self._place(lane)

@@ -56,6 +56,7 @@ class Lanes:
         self.lanes_created = 0
         self.counts: Counter[str] = Counter()
         self.messages: list[Message] = []
+        self.forwarded: dict[str, tuple[str, frozenset[tuple[str, str]], int]] = {}  # by spool
         self.leases: dict[int, HeldLease] = {}
         self.lanes: dict[str, Lane] = {}
         self.tier_queues: dict[tuple[str, str], TierQueue] = {}

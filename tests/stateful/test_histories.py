@@ -238,6 +238,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.held: list[tuple[Lease, Lease]] = []  # (the engine's, the model's)
         self.receipts: list[Receipt] = []  # as the model answered
+        self.batches: dict[str, tuple[str, list[Draft]]] = {}  # of spools
         self.crowds = 0
         self.signalled: set[str] = set()  # ids of messages that wait for signals
         self.busy = BUSY[-1]  # the topic with most messages now
@@ -299,6 +300,30 @@ class Histories(RuleBasedStateMachine):
             self.receipts += [receipt for receipt in receipts if receipt.id]
 
     @precondition(lambda self: self.crowds < CROWDS)
+    @rule(chance=chances)
+    def forward(self, chance: random.Random) -> None:
+        """Forward a spool's batch, half of them the same one as before."""
+        spool = chance.choice(["s1", "s2"])
+        name, batch = self.batches.get(spool, ("", []))
+        if not batch or chance.random() < 0.5:
+            name = f"batch {self.steps} {chance.random()}"
+            batch = some_drafts(chance, 1, 6, self.busy)
+            for draft in batch:
+                draft.sticky = True
+                if draft.id is None or draft.id == AGAIN:
+                    draft.id = f"f{chance.randrange(1 << 30)}"
+        _, receipts = self.lockstep.call(
+            "forward",
+            (self.for_engine(batch),),
+            (batch,),
+            spool=spool,
+            batch=name,
+            now_us=self.lockstep.now,
+        )
+        if not isinstance(receipts, str):  # else there is nothing to repeat
+            self.batches[spool] = (name, batch)
+            self.receipts += receipts
+
     @rule(chance=chances)
     def put_a_crowd(self, chance: random.Random) -> None:
         """

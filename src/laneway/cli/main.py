@@ -36,6 +36,7 @@ COMMANDS = {
     "doctor": "doctor",
     "config": "config",
     "exporter": "exporter",
+    "spool": "spool",
     "migrate": "migrate",
     "demo": "demo",
     "bench": "bench",

@@ -18,6 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from laneway import texts
+from laneway.engines.base import FORWARD_AT_ONCE
 from laneway.errors import BadMessage, LanewayError
 from laneway.producing.reports import logger
 from laneway.producing.spool_file import SpoolFile
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
         @property
         def engine(self) -> FullEngine: ...
 
-
-BATCH = 250
-"""How many messages are forwarded with one call of the engine, at most (`FORWARD_AT_ONCE`)."""
 
 BATCH_BYTES = 4_000_000
 """How many bytes of bodies one call has at most, unless one message is larger."""
@@ -95,13 +93,14 @@ class Forwarder(threading.Thread):
         self._lock = -1
         self._outage: LanewayError | None = None
         self._pause = MIN_RETRY_SECONDS
+        self._has_error = False  # whether the file has one
         self._begin()
 
     def _begin(self) -> None:
         self._cursor = 0  # all messages up to it are forwarded, in the batch, or of full topics
         self._full: dict[str, _FullTopic] = {}
         self._set_aside = 0
-        self._most = BATCH
+        self._most = FORWARD_AT_ONCE
         self._next: deque[Row] = deque()  # of a batch that was split
         self._done: list[Row] = []
         self._rejected: list[tuple[Row, str]] = []
@@ -162,6 +161,7 @@ class Forwarder(threading.Thread):
         file = SpoolFile(self.path, syncs=True)
         try:
             spool: str = file.get("id")
+            self._has_error = file.get("error") is not None
             unclear = file.batch()
             rows = [] if unclear is None else file.rows(unclear[1])
             if unclear is not None and rows:
@@ -272,6 +272,8 @@ class Forwarder(threading.Thread):
         if self._outage is not None:
             logger.info("spool %s: the store is back", self.path)
             self._outage = None
+        if self._has_error:
+            self._has_error = False
             with file.transaction():
                 file.set("error", None)
                 file.set("error_at", None)
@@ -293,7 +295,7 @@ class Forwarder(threading.Thread):
             with file.transaction():
                 file.set("error", texts.of(error, 500))
                 file.set("error_at", time.time())
-        self._outage = error
+        self._outage, self._has_error = error, True
         self._ended.wait(self._pause)
         self._pause = min(self._pause * 2, MAX_RETRY_SECONDS)
 
@@ -312,7 +314,7 @@ class Forwarder(threading.Thread):
                     full.seqs.appendleft(row.seq)
                     self._set_aside += 1
             return
-        self._most = min(self._most * 2, BATCH)
+        self._most = min(self._most * 2, FORWARD_AT_ONCE)
         row = rows[0]
         refusal = (
             error
@@ -326,7 +328,7 @@ class Forwarder(threading.Thread):
         self._unsent.report([row.draft()], refusal)
 
     def _take_answers(self, rows: list[Row], receipts: Sequence[Receipt]) -> None:
-        self._most = min(self._most * 2, BATCH)
+        self._most = min(self._most * 2, FORWARD_AT_ONCE)
         now = time.monotonic()
         refused: dict[str, list[int]] = {}
         answered: set[str] = set()
@@ -348,7 +350,7 @@ class Forwarder(threading.Thread):
             full_now = self._full.get(topic)
             if full_now is None:
                 continue
-            full_now.tried = min(full_now.tried * 2, BATCH)
+            full_now.tried = min(full_now.tried * 2, FORWARD_AT_ONCE)
             full_now.at = now
             if not full_now.seqs:
                 del self._full[topic]

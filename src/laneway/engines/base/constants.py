@@ -63,5 +63,11 @@ MAX_PASSED_OVER = 1_000
 UNHANDLED_FIRST_US, UNHANDLED_MAX_US = 5_000_000, 300_000_000
 """The delay of a message for which a worker has no handler: 5 s, doubled up to 5 min."""
 
+FORWARD_AT_ONCE = 250
+"""Most messages of one batch that a spool forwards."""
+
+FORWARDED_US = 400 * 86_400_000_000
+"""How long the last batch of a spool is known after it was put: 400 days."""
+
 STICKY_US = 24 * 3_600_000_000
 """How long a sticky id is known after its message ended: 24 h."""

@@ -31,6 +31,26 @@ class Queue(Protocol):
         """
         ...
 
+    def forward(
+        self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
+    ) -> list[Receipt]:
+        """
+        As `put`, for a spool: store a batch once, however often and however late it is repeated.
+
+        - `drafts`: at most `FORWARD_AT_ONCE` messages, each with an id.
+        - `spool`: the spool's id.
+        - `batch`: the batch's name. A spool repeats a batch until it has the answer, and only then
+          forwards another one.
+
+        Each shard remembers which messages of the spool's last batch it has taken, in the step that
+        stores them and for `FORWARDED_US`. In a repeat these are `"duplicate"`, also when they have
+        ended and their ids are forgotten. Those that were refused are tried again.
+
+        After a refused message, the call refuses the later ones of its topic, so that their order
+        stays.
+        """
+        ...
+
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         """
         Return whether one `put` of these drafts stores all of them or none, even if the process is

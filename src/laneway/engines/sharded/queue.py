@@ -25,7 +25,7 @@ from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, StoredResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from laneway.engines.sharded.grants import Grants
     from laneway.engines.sharded.namespace import ShardedNamespace
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         Settlement,
         SettlementAnswer,
     )
+
+    PutOn = Callable[[int, Sequence[Draft]], list[Receipt]]
 
 SHARDS_AT_ONCE = 8
 """Shards that one lease visits at most once it has messages. A busy worker leases again soon."""
@@ -127,6 +129,12 @@ class ShardedQueue(ABC):
         """
 
     @abstractmethod
+    def _forward_on(
+        self, shard: int, drafts: Sequence[Draft], spool: str, batch: str, now_us: int | None
+    ) -> list[Receipt]:
+        """As `_put_on`, in one atomic call."""
+
+    @abstractmethod
     def _lease_on(
         self, shard: int, request: LeaseRequest, n: int, startable: int, now_us: int | None
     ) -> Batch: ...
@@ -192,19 +200,37 @@ class ShardedQueue(ABC):
         self._check(drafts)
         if self._namespace.shards == 1:
             return self._put_on(0, drafts, now_us)
+        return self._put_on_all(drafts, lambda shard, part: self._put_on(shard, part, now_us))
+
+    def forward(
+        self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
+    ) -> list[Receipt]:
+        if not drafts:
+            return []
+        self._check(drafts)
+
+        def forward_on(shard: int, part: Sequence[Draft]) -> list[Receipt]:
+            return self._forward_on(shard, part, spool, batch, now_us)
+
+        if self._namespace.shards == 1:
+            return forward_on(0, drafts)
+        return self._put_on_all(drafts, forward_on)
+
+    def _put_on_all(self, drafts: Sequence[Draft], put_on: PutOn) -> list[Receipt]:
+        """Put each shard's part of the drafts by `put_on`."""
         receipts: list[Receipt | None] = [None] * len(drafts)
         left = list(range(len(drafts)))
         while left:
-            self._put_on_all(drafts, left, receipts, now_us)
+            self._put_left(drafts, left, receipts, put_on)
             left = [n for n in left if receipts[n] is None]
         return cast("list[Receipt]", receipts)
 
-    def _put_on_all(
+    def _put_left(
         self,
         drafts: Sequence[Draft],
         left: list[int],
         receipts: list[Receipt | None],
-        now_us: int | None,
+        put_on: PutOn,
     ) -> None:
         """Put the drafts that are left, until other policies than the present ones route them."""
         is_first = len(left) == len(drafts)
@@ -215,7 +241,7 @@ class ShardedQueue(ABC):
             numbers = [left[n] for n in positions]
             try:
                 with partial_call(is_first=is_first):
-                    answers = self._put_on(shard, [drafts[n] for n in numbers], now_us)
+                    answers = put_on(shard, [drafts[n] for n in numbers])
             except Rerouted as rerouted:
                 answers = list(rerouted.receipts)
             is_first = is_first and not answers

@@ -56,3 +56,13 @@ def merge_key(draft: Draft) -> bytes:
     mark, text = (b"k", draft.key.encode()) if draft.key is not None else (b"b", draft.body)
     text = draft.topic.encode() + b"\0" + text
     return mark + (text if len(text) <= 40 else hashlib.blake2b(text, digest_size=24).digest())
+
+
+FORWARDED_KEY_BYTES = 8
+"""Length of what `forwarded_key` returns."""
+
+
+def forwarded_key(draft: Draft) -> bytes:
+    """What stands for a message of a spool's batch, in the record of what was taken."""
+    name = f"{draft.topic}\0{draft.id}".encode()
+    return hashlib.blake2b(name, digest_size=FORWARDED_KEY_BYTES).digest()

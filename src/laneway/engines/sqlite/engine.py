@@ -24,6 +24,7 @@ from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sqlite import (
+    forwarding,
     housekeeping,
     presence,
     purging,
@@ -268,6 +269,15 @@ class Core:
                 self._notify_soon(tx)
         if is_inbox_full:
             self._store.checkpoint()
+        return receipts
+
+    def forward(
+        self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
+    ) -> list[Receipt]:
+        with self._transaction(now_us, durable=True) as tx:
+            receipts = forwarding.forward(tx, drafts, spool, batch)
+            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
+                self._notify_soon(tx)
         return receipts
 
     def _put_in_inbox(self, draft: Draft, now_us: int | None) -> Receipt | None:

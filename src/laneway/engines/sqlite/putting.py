@@ -30,8 +30,11 @@ _SERIAL = {None: 0, "hold": HOLD, "yield": YIELD}
 _dumps = msgspec.json.Encoder().encode
 
 
-def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
-    """Put messages in their order. Raises BadMessage before anything is changed."""
+def put(tx: Transaction, drafts: Sequence[Draft], *, keeps_order: bool = False) -> list[Receipt]:
+    """
+    Put messages in their order. `keeps_order`: after a refused message, refuse the later ones of
+    its topic. Raises BadMessage before anything is changed.
+    """
     policies = tx.policies([draft.topic for draft in drafts])
     plains = list(map(is_plain, drafts, policies))
     for draft, policy, plain in zip(drafts, policies, plains, strict=True):
@@ -43,23 +46,49 @@ def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     receipts = (
         intake.append_all(drafts)
         if intake.only_plain
-        else _put_special(intake, drafts, policies, plains)
+        else _put_special(intake, drafts, policies, plains, keeps_order=keeps_order)
     )
     intake.end()
     return receipts
 
 
 def _put_special(
-    intake: _Intake, drafts: Sequence[Draft], policies: Sequence[Resolved], plains: list[bool]
+    intake: _Intake,
+    drafts: Sequence[Draft],
+    policies: Sequence[Resolved],
+    plains: list[bool],
+    *,
+    keeps_order: bool,
 ) -> list[Receipt]:
     """Put messages of which some are not plain."""
     specials = list(map(intake.special, drafts, policies))
     intake.load(drafts, policies, specials)
     may_append = not intake.tx.rules.has_backlog_limit
+    if keeps_order:
+        return _put_in_order(intake, drafts, policies, specials)
     return [
         intake.append(draft) if plain and may_append else intake.accept(draft, policy, special)
         for draft, policy, special, plain in zip(drafts, policies, specials, plains, strict=True)
     ]
+
+
+def _put_in_order(
+    intake: _Intake,
+    drafts: Sequence[Draft],
+    policies: Sequence[Resolved],
+    specials: Sequence[_Special],
+) -> list[Receipt]:
+    receipts: list[Receipt] = []
+    full_topics: dict[str, str | None] = {}
+    for draft, policy, special in zip(drafts, policies, specials, strict=True):
+        topic = draft.topic
+        if topic in full_topics:
+            receipts.append(Receipt(draft.id or "", topic, "refused", None, full_topics[topic]))
+            continue
+        receipts.append(intake.accept(draft, policy, special))
+        if receipts[-1].outcome == "refused":
+            full_topics[topic] = receipts[-1].reason
+    return receipts
 
 
 def put_from_inbox(

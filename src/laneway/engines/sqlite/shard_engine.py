@@ -104,6 +104,18 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
 
         return self._space.on(shard, put)
 
+    def _forward_on(
+        self, shard: int, drafts: Sequence[Draft], spool: str, batch: str, now_us: int | None
+    ) -> list[Receipt]:
+        version = self._space.routes.version
+
+        def forward(file: ShardFile) -> list[Receipt]:
+            if self._space.routes.version != version and list(self._split(drafts)) != [shard]:
+                raise Rerouted
+            return file.forward(drafts, spool=spool, batch=batch, now_us=now_us)
+
+        return self._space.on(shard, forward)
+
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         shards = self._split(drafts)
         return len(shards) <= 1 and all(

@@ -21,7 +21,7 @@ from laneway.engines.sharded.queue import (
 )
 from laneway.engines.sharded.splitting import pages, partial_call
 from laneway.engines.shared.interrupt import Interrupt
-from laneway.engines.shared.naming import merge_key
+from laneway.engines.shared.naming import forwarded_key, merge_key
 from laneway.engines.shared.refusals import (
     backlog_full_with_ack,
     check_draft,
@@ -125,6 +125,11 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 receipts += self._put_page(shard, page, now_us)
         return receipts
 
+    def _forward_on(
+        self, shard: int, drafts: Sequence[Draft], spool: str, batch: str, now_us: int | None
+    ) -> list[Receipt]:
+        return self._put_page(shard, drafts, now_us, (spool, batch))
+
     def _put_one(self, shard: int, draft: Draft, now_us: int | None) -> Receipt:
         space = self._space
         while True:
@@ -145,12 +150,19 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 return self._receipt(shard, draft, answer)
             self._check_again(shard, [draft])
 
-    def _put_page(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+    def _put_page(
+        self,
+        shard: int,
+        drafts: Sequence[Draft],
+        now_us: int | None,
+        forwarded: tuple[str, str] | None = None,
+    ) -> list[Receipt]:
+        """`forwarded`: spool and batch; these messages are put with one call of the function."""
         space = self._space
         while True:
             version = space.routes.version
             lanes, order, own_ids, messages = self._encoded(drafts)
-            if len(drafts) > AT_ONCE and NOT_PLAIN in order:
+            if forwarded is None and len(drafts) > AT_ONCE and NOT_PLAIN in order:
                 first = self._put_page(shard, drafts[:AT_ONCE], now_us)
                 with partial_call(is_first=False), _after(first):
                     return first + self._put_page(shard, drafts[AT_ONCE:], now_us)
@@ -159,6 +171,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 version,
                 *map(records.pack, (lanes, order, known)),
                 records.pack(own_ids) if any(own_ids) else b"",
+                b"" if forwarded is None else _batch_record(forwarded, drafts),
             )
             answers = space.run("put", shard, now_us, *head, *messages, durable=True)
             if not self._is_stale(answers, shard):
@@ -542,6 +555,11 @@ def _plain_message(draft: Draft, route: Route, heads: dict[tuple[str, int], byte
     if head is None:
         head = heads[key] = records.plain_head(draft.topic, draft.headers)
     return head + draft.body
+
+
+def _batch_record(forwarded: tuple[str, str], drafts: Sequence[Draft]) -> bytes:
+    """A spool's batch, as the function `put` reads it."""
+    return records.pack([*forwarded, [forwarded_key(draft).hex() for draft in drafts]])
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:

@@ -35,6 +35,7 @@ PARTS = (
     "backlog",
     "putting",
     "intake",
+    "forwarding",
     "acks",
     "settling",
     "wakes",

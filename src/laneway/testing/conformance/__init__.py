@@ -26,6 +26,7 @@ PARTS = (
     "test_merge",
     "test_policy_changes",
     "test_put",
+    "test_forward",
     "test_results",
     "test_settle",
     "test_tiers",

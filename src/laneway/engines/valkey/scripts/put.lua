@@ -5,7 +5,8 @@
 -- ARGV[5]: for each message the position of its lane in ARGV[4]; -1: it is not plain (packed)
 -- ARGV[6]: the ids of the own policies that the client knows, by topic (packed)
 -- ARGV[7]: for each message its id if it is plain and has one, else false (packed); "": none has
--- ARGV[8…]: the messages, as records.py encodes them
+-- ARGV[8]: of a spool's batch: {spool, batch, keys of all messages} (packed); "": of none
+-- ARGV[9…]: the messages, as records.py encodes them
 --
 -- Answers for each message its number, or {outcome, details}. {"stale", version}: the shard has
 -- another version of the policies. {"own", …}: the client has to know other own policies, see
@@ -16,7 +17,7 @@ if tonumber(ARGV[3]) ~= shard.version then
 end
 local order, stored, drafts = values_of(ARGV[5]), {}, {}
 for n = 1, #order do
-    stored[n] = ARGV[7 + n]
+    stored[n] = ARGV[8 + n]
     if order[n] < 0 then
         drafts[n] = putting.decode(stored[n])
     end
@@ -31,7 +32,14 @@ if impossible then
     return { 'impossible', impossible - 1, by }
 end
 local own_ids = ARGV[7] ~= '' and values_of(ARGV[7]) or {}
-local answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids)
+local answers
+if ARGV[8] == '' then
+    answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids)
+else
+    local spool, batch, names = unpack(values_of(ARGV[8]))
+    answers = forwarding.accept_batch(spool, batch, names, plain_topics, order, stored, drafts,
+        own_ids)
+end
 wakeup.lease_at_once(#order)
 save(next(drafts) ~= nil)
 return answers

@@ -59,9 +59,11 @@ local intake = part(function(intake)
 
     -- `topics`: the topics of plain messages; `order`: for each message the position of its topic,
     -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain;
-    -- `own_ids`: the ids of plain ones.
-    function intake.accept_batch(topics, order, stored, drafts, own_ids)
+    -- `own_ids`: the ids of plain ones; `keeps_order`: after a refused message, the later ones of
+    -- its topic are refused.
+    function intake.accept_batch(topics, order, stored, drafts, own_ids, keeps_order)
         local arrivals, answers = {}, {}
+        local full = {} -- the answers that refused messages, by topic
         local at = {} -- the lanes, or their beginnings, by the topic's position
         local is_plain = true -- the message before
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
@@ -71,7 +73,11 @@ local intake = part(function(intake)
         load_ids(topics, order, own_ids)
         for n = 1, #order do
             local position, message = order[n], stored[n]
-            if position < 0 then
+            local refusal = keeps_order and
+                full[position < 0 and drafts[n].topic or topics[position]]
+            if refusal then
+                answers[n] = refusal
+            elseif position < 0 then
                 if is_plain then
                     write()
                     at, is_plain = {}, false
@@ -108,6 +114,9 @@ local intake = part(function(intake)
                         shard.waiting + 1, shard.bytes + size
                 end
                 answers[n] = answer
+            end
+            if keeps_order and type(answers[n]) == 'table' and answers[n][1] == 'refused' then
+                full[position < 0 and drafts[n].topic or topics[position]] = answers[n]
             end
         end
         write()

@@ -46,6 +46,7 @@
 --   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
 --   workers, workers_until   worker's id → its last heartbeat; when to forget them, see beat.lua
 --   moving, moving_ids  exported messages
+--   forwarded           spool → its last batch, see forwarding.lua
 --   granting, bringing_up            locks with an expiry
 
 local KEYS, ARGV

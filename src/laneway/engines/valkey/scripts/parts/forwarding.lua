@@ -1,0 +1,76 @@
+-- Batches of spools, each of which is taken once, however often it is repeated.
+--
+-- uses: intake
+--
+-- forwarded: spool → {batch, time, keys}: which messages of its last batch this shard has taken.
+-- A new spool looks at a few others, and forgets those that are too old: so their number stays in
+-- proportion to the spools in use, without an index. The field '' has the place of the next look.
+
+local forwarding = part(function(forwarding)
+    local FORWARDED = 400 * 86400 * 1000000 -- as engines/base/constants.py
+    local LOOKS = 3
+    local KEY_BYTES = 16 -- in hexadecimal digits, because packed values have no bytes
+
+    local function forget_old()
+        local cursor = call('HGET', keys.forwarded, '') or '0'
+        local page = call('HSCAN', keys.forwarded, cursor, 'COUNT', LOOKS)
+        local found = page[2]
+        for n = 1, #found, 2 do
+            if found[n] ~= '' then
+                local _, at = values_of(found[n + 1])
+                if at < shard.now - FORWARDED then
+                    call('HDEL', keys.forwarded, found[n])
+                end
+            end
+        end
+        call('HSET', keys.forwarded, '', page[1])
+    end
+
+    -- The messages of this batch that were taken: their keys, joined, and as a set.
+    local function taken_of(spool, batch)
+        local set = {}
+        local stored = call('HGET', keys.forwarded, spool)
+        if not stored then
+            forget_old()
+            return '', set
+        end
+        local name, _, taken = values_of(stored)
+        if name ~= batch then
+            return '', set
+        end
+        for first = 1, #taken, KEY_BYTES do
+            set[string.sub(taken, first, first + KEY_BYTES - 1)] = true
+        end
+        return taken, set
+    end
+
+    -- As intake.accept_batch, for the messages that were not taken. `names`: the keys of all
+    -- messages, see `forwarded_key` in naming.py.
+    function forwarding.accept_batch(spool, batch, names, topics, order, stored, drafts, own_ids)
+        local before, is_taken = taken_of(spool, batch)
+        local taken = { before }
+        local left, answers = {}, {}
+        local left_order, left_stored, left_drafts, left_ids = {}, {}, {}, {}
+        for n = 1, #order do
+            if is_taken[names[n]] then
+                answers[n] = { 'duplicate' }
+            else
+                local place = #left + 1
+                left[place], left_order[place], left_stored[place] = n, order[n], stored[n]
+                left_drafts[place], left_ids[place] = drafts[n], own_ids[n] or false
+            end
+        end
+        local found = intake.accept_batch(topics, left_order, left_stored, left_drafts, left_ids,
+            true)
+        for place, n in ipairs(left) do
+            local answer = found[place]
+            answers[n] = answer
+            if type(answer) ~= 'table' or answer[1] ~= 'refused' then
+                taken[#taken + 1] = names[n]
+            end
+        end
+        local record = packed(batch) .. packed(shard.now) .. packed(table.concat(taken))
+        call('HSET', keys.forwarded, spool, record)
+        return answers
+    end
+end)
