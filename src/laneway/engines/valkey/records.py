@@ -173,7 +173,9 @@ def own_layers(record: bytes) -> Layers:
 
 def _backoff(backoff: Backoff) -> list[Any]:
     """A backoff as `rules.lua` reads it."""
-    return [backoff.base, backoff.factor, backoff.cap, backoff.jitter, list(backoff.delays)]
+    form: list[Any] = [backoff.base, backoff.factor, backoff.cap, backoff.jitter]
+    # Policies without a list stay as earlier versions have stored them.
+    return [*form, list(backoff.delays)] if backoff.delays else form
 
 
 def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -297,7 +297,7 @@ local rules = part(function(rules)
 
     function rules.backoff(policy, attempts, random)
         local base, factor, cap, jitter, delays = unpack(policy.backoff)
-        if delays and #delays > 0 then
+        if delays then
             local delay = delays[math.min(attempts, #delays)]
             return round(delay * (jitter and 0.8 + 0.4 * random or 1) * 1000000)
         end
