@@ -191,6 +191,7 @@ ENVIRONMENT = {
     "LANEWAY_URL": "The store, where neither the command line nor the code names one.",
     "LANEWAY_ENGINE": "The URL at which the conformance suite opens engines.",
     "LANEWAY_SERVER_BINARY": "The Valkey server that tests and the demo start.",
+    "LANEWAY_ZOOKEEPER": "ZooKeeper's hosts and root, for `laneway election`.",
     "_LANEWAY_COMPLETE": "Set by the shell for the completion of words.",
 }
 
@@ -606,6 +607,7 @@ GROUPS = {
     "Flows": ["Signature", "chain", "group", "chord"],
     "Queues by name": ["Queue", "Dependency"],
     "Workers": ["Summary", "WorkerInfo"],
+    "Elections": ["Election", "Career", "Term", "ElectionState"],
 }
 
 MODULES = {

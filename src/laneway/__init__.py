@@ -10,6 +10,10 @@ from laneway.admin.topic import Topic
 from laneway.admin.views import Stats
 from laneway.admin.workers import WorkerInfo
 from laneway.app import Laneway
+from laneway.cluster.career import Career
+from laneway.cluster.election import Election
+from laneway.cluster.term import Term
+from laneway.cluster.term_store import ElectionState
 from laneway.delivery import Delivery
 from laneway.errors import (
     BacklogFull,
@@ -32,6 +36,8 @@ from laneway.errors import (
     Reject,
     Retry,
     SchemaMismatch,
+    StepAborted,
+    TermLost,
     TopicInUse,
     UnknownHandler,
     UsageError,
@@ -56,11 +62,14 @@ __all__ = [
     "BadMessage",
     "BadPolicy",
     "Buffer",
+    "Career",
     "DeadLetter",
     "Delivery",
     "Dependency",
     "DependencyFailed",
     "DestinationUnavailable",
+    "Election",
+    "ElectionState",
     "EngineCorrupt",
     "EngineUnavailable",
     "HandlerSignal",
@@ -88,8 +97,11 @@ __all__ = [
     "Spool",
     "SpoolStatus",
     "Stats",
+    "StepAborted",
     "Summary",
     "Task",
+    "Term",
+    "TermLost",
     "Tier",
     "Topic",
     "TopicInUse",

@@ -14,6 +14,7 @@ from laneway.admin import workers as admin_workers
 from laneway.admin.topic import Topic
 from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
+from laneway.cluster import election as elections_
 from laneway.engine_holder import EngineHolder
 from laneway.engines.shared.listing import ORDERS
 from laneway.errors import UsageError
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
     from laneway.admin.dead_letters import DeadLetter
     from laneway.admin.workers import WorkerInfo
+    from laneway.cluster.career import Career
+    from laneway.cluster.election import Election
+    from laneway.cluster.term_store import ElectionState
     from laneway.delivery import Delivery
     from laneway.engines.base import (
         Durability,
@@ -197,6 +201,7 @@ class Laneway:
         """The program's queues of functions, by name."""
         self.named_tasks: dict[str, NamedTask] = {}
         self._schedules: dict[str, Schedule] = {}
+        self._elections: list[Election] = []
         self.result_ttl = arguments.seconds("Laneway", "result_ttl", result_ttl)
         self.failure_ttl = arguments.seconds("Laneway", "failure_ttl", failure_ttl)
         self.eager = False
@@ -925,6 +930,68 @@ class Laneway:
         if len(self.handlers) or self._schedules:
             schedule_store.install(self.handlers, lambda: self.engine, self._schedules.values())
 
+    # Elections
+
+    def election(
+        self,
+        name: str,
+        career: Callable[[], Career] | None = None,
+        *,
+        term: Duration = 10.0,
+        hand_over_within: Duration = 30.0,
+        stalled_after: Duration | None = None,
+        zookeeper: str | None = None,
+        in_workers: bool = False,
+        **unknown: Never,
+    ) -> Election:
+        """
+        Run a singleton: of all processes that run the election, one holds its term at a time.
+
+        `career`: a class with `inaugurate()`, `execute(term)` and `hand_over()`, each a plain or a
+        coroutine function; or a function that makes such an object. Every term has a new one.
+        `term.number` is a fencing token for a store of your own: it grows with every term.
+
+        `term`: how long the holder may be out of reach before another one takes over, from 0.5 s to
+        1 h. `hand_over_within`: how long a holder that is to step down may take to end `execute`
+        and `hand_over`; the successor waits for that, and not longer. `stalled_after`: a holder
+        that has not looked at its term for so long is to step down (default: never).
+        `zookeeper`: `"host:2181,host:2181/root"`; default: the application's engine keeps the
+        election. `in_workers`: the application's workers are candidates, beside their handlers.
+
+        `election.run()`, `await election.arun()` or `election.start()` make this process a
+        candidate. Without a career, the election can only be read and asked to step down. Raises
+        UsageError.
+        """
+        config.refuse_unknown("election", unknown, elections_.OPTIONS)
+        election = elections_.election_of(
+            self,
+            lambda: self._workers,
+            name,
+            career,
+            term=term,
+            hand_over_within=hand_over_within,
+            stalled_after=stalled_after,
+            zookeeper=zookeeper,
+        )
+        if in_workers:
+            self._elections.append(election)
+        return election
+
+    def elections(self, *, limit: int = 1000, after: str | None = None) -> list[ElectionState]:
+        """
+        The elections that the engine keeps, by name: at most `limit`, after the name `after`.
+        """
+        return elections_.states(
+            self.engine,
+            arguments.whole("elections", "limit", limit),
+            "" if after is None else arguments.name("elections", "after", after),
+        )
+
+    @property
+    def elections_in_workers(self) -> list[Election]:
+        """The elections in which the application's workers are candidates."""
+        return list(self._elections)
+
     # Around publishing and handling
 
     def around_publish(self, middleware: M) -> M:
@@ -1014,6 +1081,7 @@ class Laneway:
     aclose = async_variant(close)
     aflush = async_variant(flush)
     aspool_status = async_variant(spool_status)
+    aelections = async_variant(elections)
     aschedule = async_variant(schedule)
     aadd_schedule = async_variant(add_schedule)
     aschedules = async_variant(schedules)

@@ -12,6 +12,8 @@ LanewayError
 │   │   └── ProducerFull  wait, or raise the bounds of the producer's buffer or spool
 │   └── TopicInUse        empty the topic first
 ├── LeaseLost             the lease has ended; another worker may have the message
+├── TermLost              this process does not hold the election's term any more
+├── StepAborted           an atomic step of a holder was aborted, because its term is ending
 ├── EngineUnavailable     try again (`applied` says whether the change may have happened)
 │   ├── NoNamespace       nobody has published there yet
 │   └── EngineCorrupt     the store is damaged: run `laneway doctor`
@@ -117,6 +119,30 @@ class LeaseLost(LanewayError):
         super().__init__(text)
         self.message_id = message_id
         self.fence = fence
+
+
+class TermLost(LanewayError):
+    """
+    The process does not hold the term of an election any more; another one may hold the next.
+
+    It is raised in a career's plain function that still runs then; a coroutine is cancelled. Let it
+    end the function. `number`: of the term.
+    """
+
+    kind = "term_lost"
+
+    def __init__(self, text: str, number: int = 0) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+class StepAborted(LanewayError):
+    """
+    An atomic step (`term.atomic`) was aborted, because its term is ending. Let it end `execute`;
+    `hand_over` is called next, if the term is still held.
+    """
+
+    kind = "step_aborted"
 
 
 class EngineUnavailable(LanewayError, ConnectionError):

@@ -119,7 +119,9 @@ def _text(name: str) -> str:
 
 def _as_words(line: str) -> str:
     """`LeaseRenewal.made_id` as "lease renewal.made id"."""
-    plain = line.replace("GitHub", "github").replace("_", " ")
+    for name in ("GitHub", "ZooKeeper"):
+        line = line.replace(name, name.lower())
+    plain = line.replace("_", " ")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain).lower()
 
 

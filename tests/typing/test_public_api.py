@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, assert_type
 
 from laneway import (
     Delivery,
+    ElectionState,
     Job,
     Laneway,
     Message,
@@ -21,6 +22,7 @@ from laneway import (
     Stats,
     Summary,
     Task,
+    Term,
     Topic,
     chain,
     chord,
@@ -176,3 +178,18 @@ if TYPE_CHECKING:
 
     assert_type(app.run_worker(concurrency=5, burst=True, grace="1m"), Summary)
     app.run_worker(concurency=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+    # A career's methods may be coroutine functions, and may take the term.
+
+    class Builder:
+        def inaugurate(self, term: Term) -> None: ...
+        async def execute(self, term: Term) -> None:
+            assert_type(await term.asleep(5), bool)
+
+        def hand_over(self) -> None: ...
+
+    election = app.election("index", Builder, term="5s")
+    assert_type(election.run(terms=1), int)
+    assert_type(election.step_down(wait=5), ElectionState)
+    app.election("index", Message)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.election("index", Builder, trem=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

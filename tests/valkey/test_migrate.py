@@ -172,6 +172,7 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
     assert move(old, new, quiet, wait=True) == {
         "gates": 0,
         "policies": 0,
+        "elections": 0,
         "finished ids": 0,
         "messages": 1,
         "dead letters": 0,

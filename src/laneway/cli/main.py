@@ -28,6 +28,7 @@ COMMANDS = {
     "tier": "tier",
     "schedules": "schedules",
     "job": "job",
+    "election": "election",
     "pause": "pause",
     "resume": "pause",
     "dead": "dead",

@@ -9,6 +9,7 @@ import click
 
 from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
+from laneway.cluster.term_store import copy_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,8 @@ def migrate(
     as_json: bool,
 ) -> None:
     """
-    Move all policies, gates, messages, dead letters and finished ids from one store to another,
-    like
+    Move all policies, gates, messages, dead letters, finished ids and term numbers from one store
+    to another, like
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
@@ -77,6 +78,7 @@ def move(
     counts = {
         "gates": 0,
         "policies": 0,
+        "elections": 0,
         "finished ids": 0,
         "messages": 0,
         "dead letters": 0,
@@ -87,7 +89,11 @@ def move(
         counts["gates"] += 1
     counts["policies"] = set_policies(new, every_policy(old))
     copy_programs(old, new)
-    tell(f"{counts['policies']:,} policies, {counts['gates']:,} gates")
+    counts["elections"] = copy_terms(old, new)
+    tell(
+        f"{counts['policies']:,} policies, {counts['gates']:,} gates,"
+        f" {counts['elections']:,} elections"
+    )
     page: list[tuple[str, str, int | None]] = []
     for known in old.finished_ids():
         page.append(known)

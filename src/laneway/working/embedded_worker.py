@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from laneway.errors import UsageError
 from laneway.working.banner import log_banner
+from laneway.working.election_threads import ElectionThreads
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
@@ -40,6 +41,7 @@ class EmbeddedWorker:
         self._app = app
         self._options = options
         self._registry = registry
+        self._elections = ElectionThreads(app.elections_in_workers, options)
         self._lock = threading.Lock()  # guards the next two
         self._worker: Worker | None = None
         self._stops = 0
@@ -61,7 +63,10 @@ class EmbeddedWorker:
         self._use("worker.run")
         refuse_running_loop("worker.run")
         with self._running():
-            return self._create().run(signals=())
+            try:
+                return self._create().run(signals=())
+            finally:
+                self._elections.join()
 
     async def arun(self) -> Summary:
         """
@@ -123,9 +128,16 @@ class EmbeddedWorker:
             worker = await asyncio.get_running_loop().run_in_executor(
                 self._app.threads, self._create
             )
-            return await worker.arun(
-                ready=None if ready is None else lambda: ready.set_result(None)
-            )
+            try:
+                return await worker.arun(
+                    ready=None if ready is None else lambda: ready.set_result(None)
+                )
+            finally:
+                await asyncio.shield(
+                    asyncio.get_running_loop().run_in_executor(
+                        self._app.threads, self._elections.join
+                    )
+                )
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -152,7 +164,8 @@ class EmbeddedWorker:
         """Create the worker; blocks, because it opens the engine."""
         self._app.install_schedules()
         log_banner(self._app, self._options, "the program stops it")
-        worker = Worker(self._app.engine, self._app.handlers, self._options)
+        worker = Worker(self._app.engine, self._app.handlers, self._options, self._elections.stop)
+        self._elections.start()
         with self._lock:
             self._worker = worker
             for _ in range(self._stops):

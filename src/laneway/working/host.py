@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine
+    from laneway.working.election_threads import Candidacy
     from laneway.working.handler import Handlers
 
 
@@ -27,6 +29,11 @@ class Application(Protocol):
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
+        ...
+
+    @property
+    def elections_in_workers(self) -> Sequence[Candidacy]:
+        """The elections in which workers are candidates."""
         ...
 
     def install_schedules(self) -> None:

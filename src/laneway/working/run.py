@@ -12,6 +12,7 @@ import msgspec
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 from laneway.working.banner import log_banner
+from laneway.working.election_threads import ElectionThreads
 from laneway.working.embedded_worker import refuse_running_loop
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import Worker, check_handlers
@@ -51,6 +52,11 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
         return Supervisor(
             target_of(app, options), msgspec.structs.replace(options, store=app.store_options)
         ).run()
-    worker = Worker(app.engine, app.handlers, options)
+    elections = ElectionThreads(app.elections_in_workers, options)
+    worker = Worker(app.engine, app.handlers, options, elections.stop)
     with registry.running(worker):
-        return worker.run()
+        elections.start()
+        try:
+            return worker.run()
+        finally:
+            elections.join()

@@ -96,8 +96,16 @@ def check_handlers(handlers: Handlers) -> None:
 class Worker:
     """Handles messages with an application's handlers until it is stopped. Used once."""
 
-    def __init__(self, engine: FullEngine, handlers: Handlers, options: Options) -> None:
+    def __init__(
+        self,
+        engine: FullEngine,
+        handlers: Handlers,
+        options: Options,
+        stopping: Callable[[], None] | None = None,
+    ) -> None:
+        """`stopping` is called when the worker begins to stop; it must not block."""
         check_handlers(handlers)
+        self._stopping = stopping
         self._engine = engine
         self._handlers = handlers
         self._options = options
@@ -214,6 +222,8 @@ class Worker:
         except asyncio.CancelledError:
             is_cancelled = True
             self._stop_count += 1
+        if self._stopping is not None:
+            self._stopping()
         celery_signals.worker_shutdown.send(self)
         is_cancelled |= await self._to_the_end(self._shut_down())
         return is_cancelled

@@ -10,8 +10,8 @@ class Elections(Protocol):
     """
     One record for each election, changed by compare and swap, and the clock that its times are of.
 
-    The rules of terms are in `laneway.cluster.terms`, the same for all engines: a caller reads the
-    record and the time, decides, and swaps. A record that was changed in between is not replaced.
+    The rules of terms are in `laneway.cluster.term_store`, the same for all engines: a caller reads
+    the record and the time, decides, and swaps. A record that was changed in between stays.
     """
 
     def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:

@@ -13,5 +13,5 @@ CREATE INDEX workers_until ON workers (until_us);
 
 CREATE TABLE elections (                 -- one row each; it stays when nobody holds the term
     name   TEXT PRIMARY KEY,
-    record TEXT NOT NULL                 -- JSON, see cluster/terms.py
+    record TEXT NOT NULL                 -- JSON, see cluster/term_store.py
 ) WITHOUT ROWID;

@@ -1,0 +1,292 @@
+"""`Election`: a singleton among all processes of a program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from laneway import arguments
+from laneway.awaitable import async_variant
+from laneway.cluster.campaign import Campaign
+from laneway.cluster.career import check_career
+from laneway.cluster.renewal import TermTimes
+from laneway.cluster.term_store import EngineTerms
+from laneway.errors import UsageError
+from laneway.working.embedded_worker import refuse_running_loop
+from laneway.working.event_loop import cancel_tasks, run_to_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
+
+    from laneway.cluster.career import Career
+    from laneway.cluster.term_store import ElectionState, TermStore
+    from laneway.engines.base import Elections, FullEngine
+    from laneway.units import Duration
+    from laneway.working.worker_registry import WorkerRegistry
+
+log = logging.getLogger("laneway.election")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+LEAST_TERM, MOST_TERM = 0.5, 3600.0
+"""Seconds: a shorter term would be lost by any pause, a longer one would hold up a successor."""
+
+OPTIONS = (
+    "career", "term", "hand_over_within", "stalled_after", "zookeeper", "in_workers"
+)  # fmt: skip
+"""Of `Laneway.election`, for its error about an unknown one."""
+
+MAX_NAME = 200
+"""Characters of an election's name."""
+
+LOOK_AGAIN = 0.1
+"""Seconds between two looks whether a holder has stepped down."""
+
+
+class Application(Protocol):
+    """What an election needs of its application."""
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine, opened at first use."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace's name."""
+        ...
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        ...
+
+
+class Election:
+    """
+    Of all processes that run an election, one holds its term; see `Laneway.election`.
+
+    `run` and `arun` make this process a candidate. `state` and `step_down` work in any process.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        registry: Callable[[], WorkerRegistry],
+        name: str,
+        career: Callable[[], Career] | None,
+        times: TermTimes,
+        zookeeper: str | None,
+    ) -> None:
+        self.name = name
+        self.times = times
+        self._app = app
+        self._registry = registry
+        self._make = career
+        self._zookeeper = zookeeper
+        self._lock = threading.Lock()
+        self._campaign: Campaign | None = None
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        return self._app.threads
+
+    # Being a candidate
+
+    def run(self, *, terms: int | None = None) -> int:
+        """
+        Be a candidate until `stop`, SIGTERM or SIGINT, and serve every term that is won. A holder
+        that is stopped hands over first; a second signal ends it at once.
+
+        `terms`: end after having held so many. Plain functions of the career run in a thread of
+        their own, one after the other; coroutine functions on an event loop in this thread. Returns
+        how many terms were held. Raises UsageError if an event loop runs in this thread: use
+        `arun`; and if this election runs in this process already.
+        """
+        refuse_running_loop("election.run")
+        loop = asyncio.new_event_loop()
+        try:
+            return run_to_end(loop, loop.create_task(self._arun(terms, STOP_SIGNALS)))
+        finally:
+            loop.run_until_complete(cancel_tasks())
+            loop.close()
+
+    async def arun(self, *, terms: int | None = None) -> int:
+        """
+        As `run`, on the running event loop, without signals. If it is cancelled, a holder hands
+        over first; if it is cancelled again, it ends at once.
+        """
+        return await self._arun(terms, ())
+
+    def start(self) -> threading.Thread:
+        """
+        Be a candidate in a thread of its own, until `stop`; beside whatever else the process does.
+        Returns the thread.
+        """
+        thread = threading.Thread(
+            target=self._run_in_thread, name=f"laneway-election-{self.name}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        """
+        End this process's candidacy; if it holds the term, it hands over first. From any thread;
+        does not wait.
+        """
+        with self._lock:
+            campaign = self._campaign
+        if campaign is not None:
+            campaign.stop()
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except Exception:
+            log.exception("election %s: the candidacy has ended", self.name)
+
+    async def _arun(self, terms: int | None, signals: tuple[int, ...]) -> int:
+        if self._make is None:
+            raise UsageError(
+                f"election {self.name}: expected a career to run; name its class:"
+                f" app.election({self.name!r}, Career)"
+            )
+        if terms is not None:
+            arguments.whole("election", "terms", terms)
+        campaign = Campaign(
+            self.name, self._make, self.times, self._store(), self._app.threads, terms
+        )
+        with self._lock:
+            if self._campaign is not None:
+                raise UsageError(f"election {self.name}: it runs in this process already")
+            self._campaign = campaign
+        try:
+            with self._registry().running(campaign), _signals(signals, campaign):
+                return await campaign.arun()
+        finally:
+            with self._lock:
+                self._campaign = None
+
+    # From any process
+
+    def state(self) -> ElectionState:
+        """Who holds the term now. Raises EngineUnavailable."""
+        store = self._store()
+        try:
+            return store.state()
+        finally:
+            store.close()
+
+    def step_down(self, *, wait: Duration | None = None) -> ElectionState:
+        """
+        Ask the holder, in whatever process, to step down: its `term.ending` happens, and it has
+        `hand_over_within` to hand over. Returns whom was asked; its `state` is `"free"` if nobody
+        holds the term.
+
+        `wait`: return only when that term has ended, at most after this time; the answer is the
+        state then. A process that has stepped down is a candidate again after a moment, and wins
+        if there is no other. Raises EngineUnavailable.
+        """
+        seconds = arguments.seconds_or_none("step_down", "wait", wait)
+        store = self._store()
+        try:
+            asked = state = store.ask()
+            deadline = time.monotonic() + (seconds or 0.0)
+            while (
+                state.number == asked.number
+                and state.state != "free"
+                and time.monotonic() < deadline
+            ):
+                time.sleep(LOOK_AGAIN)
+                state = store.state()
+            return state
+        finally:
+            store.close()
+
+    astate = async_variant(state)
+    astep_down = async_variant(step_down)
+
+    def _store(self) -> TermStore:
+        if self._zookeeper is None:
+            return EngineTerms(lambda: self._app.engine, self.name)
+        from laneway.cluster.zookeeper import ZooKeeperTerms  # noqa: PLC0415  # an extra
+
+        return ZooKeeperTerms(self._zookeeper, self._app.namespace, self.name, self.times.term)
+
+    def __repr__(self) -> str:
+        return f"<Election {self.name}>"
+
+
+@contextlib.contextmanager
+def _signals(numbers: tuple[int, ...], campaign: Campaign) -> Iterator[None]:
+    """These signals stop the campaign, if this is the main thread."""
+    loop = asyncio.get_running_loop()
+    caught = []
+    for number in numbers:
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            loop.add_signal_handler(number, campaign.stop_by_signal)
+            caught.append(number)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+def states(engine: Elections, limit: int, after: str) -> list[ElectionState]:
+    """The elections of an engine, by name."""
+    return [
+        EngineTerms(lambda: engine, name).state()
+        for name in engine.elections(limit=limit, after=after)
+    ]
+
+
+def check_name(call: str, name: object) -> str:
+    """Check the name of an election. Raises UsageError."""
+    text = arguments.name(call, "the name", name)
+    if len(text) > MAX_NAME:
+        raise UsageError(
+            f"{call}: expected a name of at most {MAX_NAME} characters, got {len(text)}"
+        )
+    return text
+
+
+def election_of(
+    app: Any,
+    registry: Callable[[], WorkerRegistry],
+    name: str,
+    career: Callable[[], Career] | None,
+    *,
+    term: Duration,
+    hand_over_within: Duration,
+    stalled_after: Duration | None,
+    zookeeper: str | None,
+) -> Election:
+    """Check the arguments of `Laneway.election`. Raises UsageError."""
+    name = check_name("election", name)
+    if career is not None:
+        check_career(f"election {name}", career)
+    seconds = arguments.seconds("election", "term", term)
+    if not LEAST_TERM <= seconds <= MOST_TERM:
+        raise UsageError(
+            f"election: expected term to be from {LEAST_TERM:g} s to {MOST_TERM:g} s, got"
+            f" {term!r:.80}"
+        )
+    stalled = arguments.seconds_or_none("election", "stalled_after", stalled_after)
+    if stalled == 0:
+        raise UsageError("election: expected stalled_after to be above 0, got 0")
+    times = TermTimes(
+        seconds, arguments.seconds("election", "hand_over_within", hand_over_within), stalled
+    )
+    if zookeeper is not None:
+        from laneway.cluster.zookeeper import check_address  # noqa: PLC0415
+
+        check_address("election", zookeeper)
+    return Election(app, registry, name, career, times, zookeeper)

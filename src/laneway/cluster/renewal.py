@@ -1,0 +1,163 @@
+"""
+Keeps a term while its holder is at work: one thread renews it in the store, another one watches the
+time, because a store that does not answer must not keep the holder from stopping.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.cluster.term import clock
+from laneway.errors import LanewayError
+from laneway.safetext import without_passwords
+
+if TYPE_CHECKING:
+    from laneway.cluster.term import Term
+    from laneway.cluster.term_store import TermStore
+
+log = logging.getLogger("laneway.election")
+
+MARGIN = 0.1
+"""
+The part of a term by which the holder stops earlier than the store needs it to: for the difference
+between two clocks' speeds, and for the time that stopping takes.
+"""
+
+LOOK_SECONDS = 1.0
+"""The longest time between two renewals, by which a holder learns that it is to step down."""
+
+WATCH_SECONDS = 0.5
+"""The longest time between two looks at the clock: a sleeping machine does not count while it is
+asleep."""
+
+
+class TermTimes(msgspec.Struct, frozen=True):
+    """
+    The times of an election, in seconds.
+
+    `term`: for how long the store gives a term without a renewal. `bound`: for handing over.
+    `stalled`: after how long without a look at its term the holder counts as hung; None: never.
+    """
+
+    term: float
+    bound: float
+    stalled: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """How much earlier than in the store a term ends for its holder."""
+        return self.term * MARGIN
+
+    @property
+    def look(self) -> float:
+        """How often holders renew and candidates look."""
+        return min(self.term / 4, LOOK_SECONDS)
+
+
+class TermRenewal:
+    """Renews one term until it is ended or lost."""
+
+    def __init__(self, store: TermStore, term: Term, times: TermTimes) -> None:
+        self._store = store
+        self._term = term
+        self._times = times
+        self._is_over = threading.Event()
+        self._change = threading.Event()
+        self._is_ask_due = False
+        self._failed = False
+
+    def start(self) -> None:
+        """Start the threads."""
+        for target, what in ((self._renew, "renewal"), (self._watch, "clock")):
+            threading.Thread(target=target, name=f"laneway-term-{what}", daemon=True).start()
+
+    def step_down(self, reason: str) -> None:
+        """The holder is to step down by its own wish; the store learns it. From any thread."""
+        if not self._term.is_ending:
+            self._is_ask_due = True
+        self._term.end_soon(reason, self._times.bound)
+        self._change.set()
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._is_over.set()
+        self._change.set()
+
+    # In threads of their own
+
+    def _renew(self) -> None:
+        while not self._is_over.is_set():
+            self._change.wait(self._times.look * random.uniform(0.8, 1.0))
+            self._change.clear()
+            if self._is_over.is_set():
+                return
+            if self._term.lost:
+                self._give_up()
+                return
+            try:
+                self._renew_once()
+            except Exception as error:  # noqa: BLE001  # the other thread ends the term in time
+                self._report_failure(error)
+
+    def _renew_once(self) -> None:
+        term, times = self._term, self._times
+        if self._is_ask_due:
+            self._store.ask(term.number)
+            self._is_ask_due = False
+        sent = clock()
+        renewal = self._store.renew(term.number, times.term, times.bound)
+        if self._is_over.is_set():
+            return
+        if renewal is None:
+            term.lose("the store says that it has ended")
+            return
+        self._failed = False
+        term.renewed(sent + renewal.left - times.margin)
+        if renewal.is_asked:
+            term.end_soon("its holder was asked to step down", times.bound)
+
+    def _report_failure(self, error: Exception) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        left = max(self._term.until - clock(), 0)
+        text = without_passwords(str(error) or type(error).__name__)
+        log.warning(
+            "election %s: term %d cannot be renewed (%s); it is lost in %.1f s unless the store"
+            " answers",
+            self._term.name,
+            self._term.number,
+            text,
+            left,
+            exc_info=None if isinstance(error, LanewayError) else error,
+        )
+
+    def _give_up(self) -> None:
+        """The term is lost: if the store can be reached, nobody has to wait for its end."""
+        try:
+            self._store.end(self._term.number, handed_over=False)
+        except Exception as error:  # noqa: BLE001  # it runs out
+            log.debug("election %s: ending the lost term failed: %r", self._term.name, error)
+
+    def _watch(self) -> None:
+        term, stalled = self._term, self._times.stalled
+        while not (self._is_over.is_set() or term.lost):
+            now = clock()
+            left = term.until - now
+            if left <= 0:
+                term.lose(
+                    f"its holder has not handed over within {self._times.bound:g} s"
+                    if term.is_past_bound(now)
+                    else "the store did not confirm it in time"
+                )
+                self._change.set()
+                return
+            if stalled is not None and now - term.looked > stalled:
+                self.step_down(f"its holder has not looked at its term for {stalled:g} s")
+                stalled = None
+            self._is_over.wait(min(left, WATCH_SECONDS))

@@ -1,0 +1,285 @@
+"""
+Who holds the term of an election: the rules, and where they are stored.
+
+A *term* is the time during which one candidate holds an election. Its number is a fencing token:
+it is larger than that of every term before. The store keeps one record for each election:
+
+    free ──claim──► held ──ask──► stepping down ──end──► free
+                      │                 │
+                      └── the term ran out, or the bound for handing over passed ──► free
+
+`EngineTerms` stores the record in an engine, `laneway.cluster.zookeeper` in ZooKeeper. The record
+of an engine is changed by compare and swap: what was decided on an older record is not written.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.engines.base import Elections
+
+NUMBERS_PER_SECOND = 1000
+"""
+A term's number is at least the store's time in milliseconds. So it also grows if the store has
+lost its data or was restored from a copy: nobody takes a term a thousand times a second.
+"""
+
+
+class ElectionState(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    An election as the store knows it.
+
+    - `number`: of the present term, or of the last one; 0: there was none.
+    - `state`: `"held"`; `"stepping down"`: the holder was asked to, or does so by itself; `"free"`.
+    - `holder`: host and process id of the holder, like `"web-3:4711"`. None: nobody.
+    - `candidate`: the holder's id, which differs between all candidates.
+    - `since`: when the present or last term began.
+    - `left`: seconds until the term ends unless it is renewed. None: nobody holds it, or the store
+      does not say (ZooKeeper).
+    - `handed_over`: the last term ended by the holder's `hand_over`.
+    """
+
+    name: str
+    number: int = 0
+    state: Literal["held", "stepping down", "free"] = "free"
+    holder: str | None = None
+    candidate: str | None = None
+    since: datetime | None = None
+    left: float | None = None
+    handed_over: bool = False
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """
+    A term that a candidate has taken.
+
+    `left`: for how many seconds. `was_handed_over`: the holder before has handed over.
+    """
+
+    number: int
+    left: float
+    was_handed_over: bool
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """`left`: for how many more seconds the term holds. `is_asked`: to step down."""
+
+    left: float
+    is_asked: bool
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """Who runs for an election. `id` is its own, `who` is for people."""
+
+    id: str
+    who: str
+
+
+class TermStore(Protocol):
+    """One election in a store. Every method blocks; each may raise EngineUnavailable."""
+
+    def state(self) -> ElectionState:
+        """Read who holds the term."""
+        ...
+
+    def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
+        """Take the term for `term` seconds if nobody holds it; else return who does."""
+        ...
+
+    def renew(self, number: int, term: float, bound: float) -> Renewal | None:
+        """
+        Hold the term for `term` seconds from now; but not beyond `bound` seconds after its holder
+        was asked to step down.
+
+        Returns None if the term has ended.
+        """
+        ...
+
+    def ask(self, number: int | None = None) -> ElectionState:
+        """
+        Ask the holder to step down; with `number`, only the holder of that term. Returns whom.
+        """
+        ...
+
+    def end(self, number: int, *, handed_over: bool) -> None:
+        """End the term, if it has not ended. `handed_over`: by the holder's `hand_over`."""
+        ...
+
+    def close(self) -> None:
+        """Free the connection, if this object has one of its own. It is used no more."""
+        ...
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    What an engine stores of an election. Times are microseconds of the engine's clock.
+
+    `candidate`, `who`: of the holder; None: nobody holds the term.
+    """
+
+    number: int = 0
+    candidate: str | None = None
+    who: str = ""
+    since_us: int = 0
+    until_us: int = 0
+    asked_us: int | None = None
+    handed_over: bool = False
+
+    def is_held(self, now_us: int) -> bool:
+        """Whether somebody holds the term."""
+        return self.candidate is not None and now_us < self.until_us
+
+    def next_number(self, now_us: int) -> int:
+        """The number of the next term."""
+        return max(self.number + 1, now_us * NUMBERS_PER_SECOND // SECOND)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class EngineTerms:
+    """The terms of one election in an engine. A `TermStore`."""
+
+    def __init__(self, engine: Callable[[], Elections], name: str) -> None:
+        self._engine = engine
+        self._name = name
+
+    def state(self) -> ElectionState:
+        _, record, now = self._read()
+        return state_of(self._name, record, now)
+
+    def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
+        def change(record: Record, now: int) -> Record | None:
+            if record.is_held(now):
+                return None
+            return Record(
+                number=record.next_number(now),
+                candidate=candidate.id,
+                who=candidate.who,
+                since_us=now,
+                until_us=now + round(term * SECOND),
+            )
+
+        before, after, now = self._change(change, durable=True)
+        if after is None:
+            return state_of(self._name, before, now)
+        return Claim(after.number, term, before.handed_over)
+
+    def renew(self, number: int, term: float, bound: float) -> Renewal | None:
+        def change(record: Record, now: int) -> Record | None:
+            if record.number != number or not record.is_held(now):
+                return None
+            until = now + round(term * SECOND)
+            if record.asked_us is not None:
+                until = min(until, record.asked_us + round(bound * SECOND))
+            return msgspec.structs.replace(record, until_us=until) if until > now else None
+
+        _, after, now = self._change(change, durable=False)
+        if after is None:
+            return None
+        return Renewal((after.until_us - now) / SECOND, after.asked_us is not None)
+
+    def ask(self, number: int | None = None) -> ElectionState:
+        def change(record: Record, now: int) -> Record | None:
+            if (
+                not record.is_held(now)
+                or record.asked_us is not None
+                or number not in (None, record.number)
+            ):
+                return None
+            return msgspec.structs.replace(record, asked_us=now)
+
+        before, after, now = self._change(change, durable=True)
+        return state_of(self._name, after or before, now)
+
+    def end(self, number: int, *, handed_over: bool) -> None:
+        def change(record: Record, now: int) -> Record | None:
+            if record.number != number or record.candidate is None:
+                return None
+            return Record(
+                number=number,
+                since_us=record.since_us,
+                until_us=now,
+                handed_over=handed_over and record.is_held(now),
+            )
+
+        self._change(change, durable=True)
+
+    def close(self) -> None:
+        """The engine is the application's."""
+
+    # The record
+
+    def _read(self) -> tuple[bytes | None, Record, int]:
+        stored, now = self._engine().election_read(self._name)
+        return stored, _decode(stored) if stored is not None else Record(), now
+
+    def _change(
+        self, change: Callable[[Record, int], Record | None], *, durable: bool
+    ) -> tuple[Record, Record | None, int]:
+        """
+        Replace the record by what `change` answers for it and the time; None: leave it.
+
+        Returns the record before, the one after if it was replaced, and the time.
+        """
+        while True:  # a swap fails only where another one has succeeded
+            stored, before, now = self._read()
+            after = change(before, now)
+            if after is None:
+                return before, None, now
+            if self._engine().election_swap(self._name, stored, _encode(after), durable=durable):
+                return before, after, now
+
+
+def state_of(name: str, record: Record, now_us: int) -> ElectionState:
+    """A record as people read it."""
+    is_held = record.is_held(now_us)
+    return ElectionState(
+        name=name,
+        number=record.number,
+        state="free" if not is_held else "held" if record.asked_us is None else "stepping down",
+        holder=record.who if is_held else None,
+        candidate=record.candidate if is_held else None,
+        since=datetime.fromtimestamp(record.since_us / SECOND, UTC) if record.since_us else None,
+        left=(record.until_us - now_us) / SECOND if is_held else None,
+        handed_over=record.handed_over,
+    )
+
+
+def copy_terms(old: Elections, new: Elections) -> int:
+    """
+    Let the numbers of another store grow beyond those of this one. Nobody holds a copied term: its
+    holder finds the term gone, or goes on in the old store until it is restarted.
+
+    Returns how many elections there are.
+    """
+    count = 0
+    after = ""
+    while page := old.elections(after=after):
+        for name in page:
+            stored, _ = old.election_read(name)
+            record = _decode(stored) if stored is not None else Record()
+            _raise_number(new, name, record.number)
+            count += 1
+        after = page[-1]
+    return count
+
+
+def _raise_number(engine: Elections, name: str, number: int) -> None:
+    while True:
+        stored, _ = engine.election_read(name)
+        known = _decode(stored) if stored is not None else Record()
+        if known.number >= number:
+            return
+        raised = msgspec.structs.replace(known, number=number)
+        if engine.election_swap(name, stored, _encode(raised)):
+            return
