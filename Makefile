@@ -9,7 +9,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz test-kills lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
+.PHONY: help setup demo test fuzz test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FU
 
 test-kills: $(READY) ## publishers and workers that are killed at random moments, many more rounds than in make test
 	LANEWAY_KILLS=200 LANEWAY_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)
+
+test-elections: $(READY) ## holders that die, stop and step down, with 50 candidates, many more successions than in make test
+	LANEWAY_SUCCESSIONS=300 LANEWAY_CANDIDATES=50 $(BIN)/python -m pytest -s --timeout 3600 tests/cluster/test_successions.py $(ARGS)
 
 lint: $(READY) ## ruff, mypy, pyright, the layers
 	$(BIN)/ruff check .
