@@ -86,7 +86,9 @@ def test_many_processes(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        until(lambda: len(fenced.terms()) >= SUCCESSIONS, f"{SUCCESSIONS} terms", 60 + 2 * SUCCESSIONS)
+        until(
+            lambda: len(fenced.terms()) >= SUCCESSIONS, f"{SUCCESSIONS} terms", 60 + 2 * SUCCESSIONS
+        )
         program.send_signal(signal.SIGTERM)
         output, errors = program.communicate(timeout=60)
         assert program.returncode == 0, errors[-2000:]
