@@ -30,6 +30,7 @@ BENCHES = (
     "peers",
     "tasks",
     "typed",
+    "workers",
     "features",
 )
 ON_SERVERS = ("waiting", "scale", "shards")

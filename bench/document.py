@@ -117,6 +117,11 @@ SECTIONS = (
     ),
     Section("backlog", "Deep backlogs", "Throughput as the backlog grows."),
     Section("waiting", "Idle workers", "What 1,000 idle workers cost a server."),
+    Section(
+        "workers",
+        "Heartbeats",
+        "What the heartbeats of many workers cost the store, and the plain path beside them.",
+    ),
     Section("scale", "Cluster", "Throughput of a cluster beside one server."),
     Section(
         "soak",
