@@ -33,7 +33,7 @@ BENCHES = (
     "workers",
     "features",
 )
-ON_SERVERS = ("waiting", "scale", "shards")
+ON_SERVERS = ("waiting", "scale", "shards", "locality")
 """Benchmarks of servers only."""
 
 HOURS = ("soak",)

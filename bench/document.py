@@ -122,6 +122,11 @@ SECTIONS = (
         "Heartbeats",
         "What the heartbeats of many workers cost the store, and the plain path beside them.",
     ),
+    Section(
+        "locality",
+        "Shards of workers",
+        "How often a topic changes its worker, with and without shards of the workers' own.",
+    ),
     Section("scale", "Cluster", "Throughput of a cluster beside one server."),
     Section(
         "soak",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laneway.engines.sharded.visits import CHECK_EVERY, VISIT_AGAIN, Visits
+from laneway.engines.sharded.visits import CHECK_EVERY, OTHERS_EVERY, VISIT_AGAIN, Visits
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
 
@@ -113,3 +113,19 @@ def test_messages_that_could_not_start_are_leased_when_they_can() -> None:
     assert visits.changed("p", 1, [1_000]) == [0]
     visits.note("p", 0, batch(leases(2, limited=True)), 10, 3)
     assert visits.changed("p", 1, [1_000]) == []
+
+
+def test_own_shards_come_first() -> None:
+    """And the others where they have nothing; one lease of ten visits the others first."""
+    visits = Visits(4, 0)
+    assert visits.own_first("p", [0, 1, 2, 3]) == ([0, 1, 2, 3], [])
+    visits.prefer("p", [1, 3])
+    assert visits.own("p") == {1, 3}
+    orders = [visits.own_first("p", [2, 3, 0, 1]) for _ in range(2 * OTHERS_EVERY)]
+    assert orders.count(([3, 1], [2, 0])) == 2 * OTHERS_EVERY - 2
+    assert orders.count(([2, 0, 3, 1], [])) == 2
+    assert visits.own_first("p", [0, 2]) == ([0, 2], [])
+    assert visits.own_first("other", [0, 1]) == ([0, 1], [])
+    for shards in (range(0), range(4)):
+        visits.prefer("p", shards)
+        assert visits.own_first("p", [0, 1]) == ([0, 1], [])

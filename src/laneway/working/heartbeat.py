@@ -19,6 +19,7 @@ from laneway import texts, units
 from laneway.engines.base import RunningMessage, WorkerFacts
 from laneway.errors import LanewayError
 from laneway.working.banner import installed_version
+from laneway.working.locality import Locality
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -91,6 +92,7 @@ class Heartbeat(threading.Thread):
         self._asked = self._responded = time.monotonic()
         """When the event loop was asked to respond, and when it last did (monotonic seconds)."""
         self._is_failing = False
+        self._locality = Locality(engine, options.pool, self.worker_id)
 
     def beat_now(self) -> None:
         """Send a heartbeat at once. From any thread."""
@@ -104,9 +106,13 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         interval = self._options.heartbeat_timeout / BEATS
+        count = 0
         while not self._is_ending:
             self._due.clear()
             self._call(self._beat)
+            if count % BEATS in (0, 1) and not self._is_ending:
+                self._call(self._locality.refresh)
+            count += 1
             if not self._is_ending:
                 self._due.wait(interval)
         self._call(lambda: self._engine.leave(self.worker_id))

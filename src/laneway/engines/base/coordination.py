@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 PING = "?"
 """
@@ -126,6 +126,15 @@ class Coordination(Protocol):
 
         Arguments: `limit`: at most so many; `after`: the last id of the page before; `pool`: only
         workers that serve it.
+        """
+        ...
+
+    def prefer(self, pool: str, shards: Collection[int]) -> None:
+        """
+        Visit these shards first when this engine object leases from the pool.
+
+        Other shards are visited when these have nothing, and in one lease of ten in any case. An
+        engine with one shard does nothing. Arguments: `shards`: all or none of them: no preference.
         """
         ...
 

@@ -7,14 +7,18 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from laneway.engines.base import WorkerFacts, WorkerView
     from laneway.engines.sharded.namespace import ShardedNamespace
+    from laneway.engines.sharded.visits import Visits
 
 
 class ShardedCoordination(ABC):
     """`laneway.engines.base.Coordination` over several shards, but for `ping`."""
 
     _namespace: ShardedNamespace
+    _visits: Visits
 
     @abstractmethod
     def _beat_on(
@@ -49,6 +53,9 @@ class ShardedCoordination(ABC):
         for shard in range(self._namespace.shards):
             found += self._workers_on(shard, limit, after, pool, now_us)
         return sorted(found, key=lambda worker: worker.facts.id)[:limit]
+
+    def prefer(self, pool: str, shards: Collection[int]) -> None:
+        self._visits.prefer(pool, shards)
 
     def _home_of(self, worker_id: str) -> int:
         return zlib.crc32(worker_id.encode()) % self._namespace.shards

@@ -334,9 +334,16 @@ class ShardedQueue(ABC):
         """Visit the shards that may have something; all of these before the answer is empty."""
         visits, pool = self._visits, request.pool
         likely = visits.likely(pool, whole.startable, self._take_notified())
-        self._lease_from(likely, request, whole, None)
+        first, others = visits.own_first(pool, likely)
+        self._lease_from(first, request, whole, None)
+        if whole.leases and others:
+            whole.wakes.append(whole.now_us)  # the others may have more, for the next lease
+        else:
+            self._lease_from(others, request, whole, None)
         if not whole.leases or (whole.room > 0 and visits.is_check_due()):
             changed = visits.changed(pool, whole.startable, self._changed_us())
+            if whole.leases and (own := visits.own(pool)):
+                changed = [shard for shard in changed if shard in own]
             self._lease_from(changed, request, whole, None)
         whole.wakes += visits.wakes(pool)
 

@@ -6,6 +6,9 @@ arrive later, by other processes too, change the time of the shard's last change
 these times, which one round trip reads from all shards: a lease that finds nothing always does, one
 that finds something does so every `CHECK_EVERY` seconds. Independently of that, a shard is visited
 again after `VISIT_AGAIN` seconds, and at its wake time.
+
+A worker may prefer some shards, its own: it visits others when its own have nothing, and in one
+lease of `OTHERS_EVERY` in any case, so that no shard depends on one worker.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import msgspec
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from laneway.message import Batch
 
@@ -32,6 +35,10 @@ VISIT_AGAIN = 1.0
 Seconds for which a shard is believed to be empty. The bound for a shard whose clock stands still,
 because its server's clock was set back.
 """
+
+
+OTHERS_EVERY = 10
+"""One lease in so many visits the shards of other workers first."""
 
 
 class Empty(msgspec.Struct, frozen=True, gc=False):
@@ -63,6 +70,17 @@ class Visits:
         self._clock = clock
         self._empty: dict[str, dict[int, Empty]] = {}
         self._checked = 0.0
+        self._own: dict[str, frozenset[int]] = {}
+        """By pool: the shards that are preferred; none: no preference."""
+        self._leases = 0
+
+    def prefer(self, pool: str, shards: Collection[int]) -> None:
+        """Visit these shards first; all or none: no preference."""
+        self._own[pool] = frozenset(shards if len(shards) < self._shards else ())
+
+    def own(self, pool: str) -> frozenset[int]:
+        """The shards that are preferred; empty: no preference."""
+        return self._own.get(pool, frozenset())
 
     # Which shards to visit
 
@@ -83,6 +101,21 @@ class Visits:
             if (found := empty.get(shard)) is None or not found.holds(startable, now)
         ]
         return likely or shards[:1]
+
+    def own_first(self, pool: str, shards: Sequence[int]) -> tuple[list[int], list[int]]:
+        """
+        Which of these shards a lease visits first, and which if it finds nothing in those. One
+        lease in `OTHERS_EVERY` visits all, the others' first.
+        """
+        own = self._own.get(pool)
+        if not own:
+            return list(shards), []
+        first = [shard for shard in shards if shard in own]
+        others = [shard for shard in shards if shard not in own]
+        self._leases += 1
+        if self._leases % OTHERS_EVERY == 0:
+            return others + first, []
+        return (first, others) if first else (others, [])
 
     def is_check_due(self) -> bool:
         """Whether it is time to compare the shards' times."""

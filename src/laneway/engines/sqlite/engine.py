@@ -52,7 +52,7 @@ from laneway.units import SECOND
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
         ArrivalListener,
@@ -477,6 +477,9 @@ class Core:
     ) -> list[WorkerView]:
         clock_us = _clock() if now_us is None else now_us
         return presence.workers(self._store, limit, after, pool, clock_us)
+
+    def prefer(self, pool: str, shards: Collection[int]) -> None:
+        del pool, shards  # there is one
 
     def ping(self, worker_ids: Sequence[str]) -> None:
         self._wakeup.notify_results([PING + worker_id for worker_id in worker_ids])

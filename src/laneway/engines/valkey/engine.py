@@ -109,7 +109,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             shards=self._space.shards,
         )
         self._random = settings.random or random.random
-        self._wakeup = Wakeup(self._space, self._grants)
+        self._wakeup = Wakeup(self._space, self._grants, self._visits.own)
         self._leased_at_once = MOST_LEASED // 2
         self._cursors: dict[tuple[int, str, bytes], int] = {}
         """Where the next lease with the same `only` goes on, by shard, pool and patterns."""

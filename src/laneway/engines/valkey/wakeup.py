@@ -22,7 +22,7 @@ from laneway.message import Batch
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
     from laneway.engines.sharded.grants import Grants
@@ -216,9 +216,11 @@ class StoreWorkListener:
         topics: Sequence[str] | None,
         note_notified: Callable[[set[int]], None],
         max_lease_us: int | None,
+        own: Callable[[str], Collection[int]],
     ) -> None:
         self._space = space
         self._grants = grants
+        self._own = own
         self._max_lease_us = max_lease_us or 0
         self._pool = pool
         self._topics = b"" if topics is None else records.pack(list(topics))
@@ -295,13 +297,14 @@ class StoreWorkListener:
         if self._grants.renew():
             # The grant of a shut gate may grow then.
             due = min(due, time.monotonic() + EVERY)
-        arguments = (
-            self._pool,
-            self._topics,
-            member,
-            round(self._look_again * 1.2) + 2,
+        seconds, own = round(self._look_again * 1.2) + 2, self._own(self._pool)
+        answers = self._space.run_many(
+            [
+                # A shard notifies the listener that is registered for the longest time.
+                (shard, "wait", (self._pool, self._topics, member, seconds * (1 + (shard in own))))
+                for shard in shards
+            ]
         )
-        answers = self._space.run_many([(shard, "wait", arguments) for shard in shards])
         busy = set()
         for shard, (has_work, wake, promised) in zip(shards, answers, strict=True):
             if has_work:
@@ -351,7 +354,11 @@ def _look_again(space: Namespace) -> float:
 class Wakeup:
     """The waits and listeners of one engine object."""
 
-    def __init__(self, space: Namespace, grants: Grants) -> None:
+    def __init__(
+        self, space: Namespace, grants: Grants, own: Callable[[str], Collection[int]]
+    ) -> None:
+        """`own`: the shards that the workers of a pool in this process visit first."""
+        self._own = own
         self._space = space
         self._grants = grants
         self._lock = threading.Lock()
@@ -378,7 +385,14 @@ class Wakeup:
         """A listener for what can be leased in a pool."""
         channel = channel or _Channel(self._space)
         return StoreWorkListener(
-            self._space, self._grants, channel, pool, topics, self.note_notified, max_lease_us
+            self._space,
+            self._grants,
+            channel,
+            pool,
+            topics,
+            self.note_notified,
+            max_lease_us,
+            self._own,
         )
 
     def arrival_listener(self, pool: str) -> ArrivalListener:

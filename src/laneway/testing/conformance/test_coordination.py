@@ -11,6 +11,7 @@ from laneway.engines.base import (
     RunningMessage,
     WorkerFacts,
 )
+from laneway.message import Draft, Settlement
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -132,6 +133,22 @@ def test_heartbeat_disturbs_nothing(driver: EngineDriver) -> None:
     assert driver.settle([lease]) == ["acked"]
     assert driver.run() == ["2"]
     assert [check for check in driver.engine.doctor() if not check.ok] == []
+
+
+def test_preferred_shards_hide_nothing(driver: EngineDriver) -> None:
+    """Whichever shards a caller prefers, its leases find all messages."""
+    engine = driver.engine
+    for number, shards in enumerate(([0], range(engine.capabilities.shards), [], [99])):
+        engine.prefer("default", shards)
+        engine.put([Draft(f"t.{number}.{n}", b"") for n in range(40)])
+        found: list[str] = []
+        deadline = time.monotonic() + SOON
+        while len(found) < 40:
+            leases = engine.lease(7).leases
+            found += [lease.topic for lease in leases]
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+            assert time.monotonic() < deadline
+        assert len(set(found)) == 40
 
 
 def test_ping(driver: EngineDriver) -> None:

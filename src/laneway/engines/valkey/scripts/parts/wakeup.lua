@@ -34,7 +34,8 @@ local wakeup = part(function(wakeup)
         call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
     end
 
-    -- Notify one waiting worker of the pool: the last one, because it most likely still waits.
+    -- Notify one waiting worker of the pool: the one that is registered for the longest time. It
+    -- most likely still waits; a worker whose own shard this is registers for twice as long.
     -- Returns whether there was one.
     local function notify(waiters)
         for _ = 1, TRIES do
