@@ -38,7 +38,7 @@ test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison/test_fuzz.py $(ARGS)
 
-test-kills: $(READY) ## publishers and workers that are killed at random moments, many more rounds than in make test
+test-kills: $(READY) ## publishers, workers, spools and stores that are killed at random moments, many more rounds than in make test
 	LANEWAY_KILLS=200 LANEWAY_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)
 
 test-elections: $(READY) ## holders that die, stop and step down, with 50 candidates, many more successions than in make test

@@ -81,6 +81,12 @@ SECTIONS = (
         "Two worker processes beside one, on one SQLite file and on four.",
     ),
     Section("publish", "Publishing", "Messages per second by the way they are published."),
+    Section(
+        "spool",
+        "Publishing without waiting",
+        "Messages per second that one thread publishes into a buffer in memory and into a spool,"
+        " beside `publish_many`; and until the store has them.",
+    ),
     Section("latency", "Latency", "The time until an idle worker starts a message."),
     Section(
         "tasks",

@@ -115,7 +115,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     - `outcome`: see `Outcome`. Only `publish_many` answers `"refused"`; `publish` raises
       BacklogFull instead.
     - `joined`: the id of the waiting message, if the outcome is `"merged"`.
-    - `reason`: the limit, if the outcome is `"refused"`.
+    - `reason`: the limit, if the outcome is `"refused"` or `"dropped"`.
     """
 
     id: str

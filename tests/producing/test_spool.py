@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +118,15 @@ class Spooled:
 @pytest.fixture
 def store() -> Store:
     return Store()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SpoolFile]:
+    file = SpoolFile(str(path), syncs=False, create=False)
+    try:
+        yield file
+    finally:
+        file.close()
 
 
 def age(path: Path, seconds: float) -> None:
@@ -502,6 +512,47 @@ def test_several_processes_share_a_spool(tmp_path: Path) -> None:
             process.communicate()
     for n in range(3):
         assert [e.body for e in found if e.message.topic == f"t{n}"] == list(range(300))
+
+
+def test_a_short_program_forwards_what_it_can(tmp_path: Path) -> None:
+    """The end of the program waits for a store that answers, and not for one that is away."""
+    program = """
+import sys
+from laneway import Laneway, Spool
+Laneway(sys.argv[1], spool=Spool(sys.argv[2], exit_timeout=30)).publish("a", 1)
+"""
+    path = tmp_path / "spool.db"
+    began = time.monotonic()
+    run = [sys.executable, "-c", program, AWAY, str(path)]
+    subprocess.run(run, check=True, capture_output=True, timeout=60)
+    assert time.monotonic() - began < 25
+    with opened(path) as file:
+        assert file.usage.messages == 1
+    run = [sys.executable, "-c", program, f"sqlite:///{tmp_path}/a.db", str(path)]
+    subprocess.run(run, check=True, timeout=60)
+    with opened(path) as file:
+        assert file.usage.messages == 0
+    with Laneway(f"sqlite:///{tmp_path}/a.db") as app:
+        assert [each.body for each in app.lease(9)] == [1, 1]
+
+
+def test_a_hook_that_publishes_into_the_full_spool(tmp_path: Path) -> None:
+    """It gets ProducerFull instead of waiting for its own thread."""
+    app = Laneway(f"sqlite:///{tmp_path}/a.db", spool=Spool(tmp_path / "spool.db", max_messages=1))
+    errors: list[str] = []
+
+    @app.on_unsent
+    def again(message: Message, error: LanewayError) -> None:
+        del error
+        try:
+            app.publish(message.topic, "again")
+        except ProducerFull as full:
+            errors.append(type(full).__name__)
+
+    app.publish("a", "x" * 2_000_000)
+    assert app.flush(30) == 0
+    assert errors == ["ProducerFull"]
+    app.close()
 
 
 def test_a_forked_child_publishes_too(tmp_path: Path) -> None:

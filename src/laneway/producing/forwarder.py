@@ -54,6 +54,9 @@ How long to wait before the next attempt while the store is away; the wait doubl
 the second.
 """
 
+MAX_YIELD_SECONDS = 0.05
+"""How long the forwarder pauses at most after a batch, if the process published meanwhile."""
+
 MIN_ROOM_SECONDS, MAX_ROOM_SECONDS = 0.02, 1.0
 """How long a topic waits for room in its full backlog, likewise."""
 
@@ -91,6 +94,7 @@ class Forwarder(threading.Thread):
         self._news = threading.Event()
         self._ended = threading.Event()
         self._lock = -1
+        self._is_elsewhere = False  # another process forwards
         self._outage: LanewayError | None = None
         self._pause = MIN_RETRY_SECONDS
         self._has_error = False  # whether the file has one
@@ -108,7 +112,7 @@ class Forwarder(threading.Thread):
     @property
     def can_forward(self) -> bool:
         """Whether waiting for it may be of use: it forwards, and the store is not away."""
-        return self._lock >= 0 and self._outage is None and self.is_alive()
+        return not self._is_elsewhere and self._outage is None and self.is_alive()
 
     def wake(self) -> None:
         """Something was written."""
@@ -150,7 +154,9 @@ class Forwarder(threading.Thread):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
+            self._is_elsewhere = True
             return False
+        self._is_elsewhere = False
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         self._lock = lock
@@ -158,7 +164,7 @@ class Forwarder(threading.Thread):
 
     def _forward_all(self) -> None:
         self._begin()
-        file = SpoolFile(self.path, syncs=True)
+        file = SpoolFile(self.path, syncs=False)
         try:
             spool: str = file.get("id")
             self._has_error = file.get("error") is not None
@@ -181,9 +187,13 @@ class Forwarder(threading.Thread):
                 self._news.wait(self._seconds_until_next())
                 self._news.clear()
                 continue
+            self._news.clear()
+            began = time.monotonic()
             while not self._forward(spool, *batch, file):
                 if self._ended.is_set():
                     return
+            if self._news.is_set():  # this process publishes: leave it the interpreter as long
+                self._ended.wait(min(time.monotonic() - began, MAX_YIELD_SECONDS))
         self._write_down(file, None)
 
     def _write_down(self, file: SpoolFile, batch: tuple[str, list[Row]] | None) -> None:
@@ -192,6 +202,8 @@ class Forwarder(threading.Thread):
             return
         named = None if batch is None else (batch[0], [row.seq for row in batch[1]])
         file.next_batch(self._done, self._rejected, named)
+        if named is not None:
+            file.sync()  # a batch has to be known after any crash, before the store gets it
         self._done, self._rejected = [], []
         self.answered.set()
 

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 from laneway import arguments, config
@@ -137,7 +136,7 @@ class MessageSpool:
             if draft.id is None:
                 draft.id = f"{self._prefix}{next(self._numbers):x}"
         with self._mutex:
-            file, upkeep = self._open()
+            file, _ = self._open()
             if len(drafts) == 1:
                 written = 0
                 if self._fits(file.usage) or self._fits(file.refresh()):
@@ -146,13 +145,31 @@ class MessageSpool:
             else:
                 written = file.append_many(drafts, self._fits)
             reason = "" if written == len(drafts) else self._full(file.usage)
-        upkeep.wake()
-        assert self._forwarder is not None
-        self._forwarder.wake()
+        self._wake()
         receipts = [Receipt(draft.id or "", draft.topic, "spooled") for draft in drafts[:written]]
         if written == len(drafts):
             return receipts
         return receipts + self._without_room(drafts[written:], reason)
+
+    def put_now(self, draft: Draft) -> Receipt | None:
+        """As `put`, for one message, in half the time. None: there is no room; `put` says why."""
+        limits.check_times(draft)
+        message_id = draft.id
+        if message_id is None:
+            message_id = draft.id = f"{self._prefix}{next(self._numbers):x}"
+        with self._mutex:
+            file = self._file
+            if file is None or not self._fits(file.usage):
+                return None
+            file.append(draft)
+        self._wake()
+        return Receipt(message_id, draft.topic, "spooled")
+
+    def _wake(self) -> None:
+        upkeep, forwarder = self._upkeep, self._forwarder
+        if upkeep is not None and forwarder is not None:  # else it was closed meanwhile
+            upkeep.wake()
+            forwarder.wake()
 
     def _without_room(self, drafts: list[Draft], reason: str) -> list[Receipt]:
         outcome: Outcome = "refused"
@@ -278,6 +295,11 @@ class MessageSpool:
             upkeep.stop()
             file.close()
 
+    @property
+    def is_forwarding_here(self) -> bool:
+        """Whether the caller is the thread that forwards, so that it must not wait for room."""
+        return threading.current_thread() is self._forwarder
+
     def begin_in_child(self) -> None:
         """In a forked child: the lock is the parent's."""
         if self._forwarder is not None:
@@ -290,7 +312,6 @@ class _Upkeep(threading.Thread):
     def __init__(self, options: Spool) -> None:
         super().__init__(name="laneway-spool-sync", daemon=True)
         self._options = options
-        self._log = f"{options.path}-wal"
         self._interval = min(options.sync or AGE_SECONDS, AGE_SECONDS)
         self._written = threading.Event()
         self._ended = threading.Event()
@@ -321,12 +342,8 @@ class _Upkeep(threading.Thread):
     def _care(self) -> None:
         try:
             if self._options.sync:
-                descriptor = os.open(self._log, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-            if Path(self._log).stat().st_size > LOG_BYTES:
+                self._file.sync()
+            if self._file.log_size() > LOG_BYTES:
                 self._file.checkpoint()
             if self._options.max_age is not None:
                 self.oldest_us = self._file.oldest_us()

@@ -12,6 +12,7 @@ after any crash the same messages are sent under the same name (see `Queue.forwa
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
 import time
@@ -407,6 +408,30 @@ class SpoolFile:
         return None if row is None else row[0]
 
     # Upkeep
+
+    def sync(self) -> None:
+        """
+        Wait until everything that was written is on the disk. Unlike a transaction that syncs, this
+        does not keep publishers from writing meanwhile.
+        """
+        try:
+            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"spool {self.path}: it cannot be written to the disk ({error}); check its folder"
+                " and the room on the disk"
+            ) from error
+
+    def log_size(self) -> int:
+        """The size of SQLite's write-ahead log, in bytes."""
+        try:
+            return Path(f"{self.path}-wal").stat().st_size
+        except OSError:
+            return 0
 
     def checkpoint(self) -> None:
         """Move what was written into the main file, and start the log again."""

@@ -53,9 +53,18 @@ class SpoolProducer(Producer):
     def parts(self) -> list[object]:
         return [*super().parts(), self.spool]
 
+    def publish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:
+        assert self.spool is not None
+        if self._options.sync:  # else several threads share a wait for the disk
+            receipt = self.spool.put_now(draft)
+            if receipt is not None:
+                return receipt
+        return super().publish_draft(draft, timeout)
+
     def _has_to_wait(self, topic: str) -> bool:
         del topic
-        return self._options.on_full == "block"
+        assert self.spool is not None
+        return self._options.on_full == "block" and not self.spool.is_forwarding_here
 
     def _full(self, draft: Draft, receipt: Receipt) -> BacklogFull:
         return ProducerFull(f"topic {draft.topic}: {receipt.reason}", [receipt])
