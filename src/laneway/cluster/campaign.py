@@ -269,6 +269,7 @@ class Campaign:
 
     async def _end(self, renewal: TermRenewal, term: Term, *, handed_over: bool) -> None:
         """Tell the store that the term has ended, as long as nobody else can have it."""
+        renewal.close()  # first: a renewal that finds the term ended would report it as lost
         while True:
             try:
                 await self._do(
@@ -288,7 +289,6 @@ class Campaign:
             else:
                 log.info("election %s: term %d has ended here", self._name, term.number)
             break
-        renewal.close()
 
     # Waiting
 

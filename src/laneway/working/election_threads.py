@@ -30,6 +30,12 @@ class ElectionThreads:
         self._elections = () if options.burst else tuple(elections)
         self._threads: list[threading.Thread] = []
 
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
     def start(self) -> None:
         self._threads = [election.start() for election in self._elections]
 

@@ -54,9 +54,5 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
         ).run()
     elections = ElectionThreads(app.elections_in_workers, options)
     worker = Worker(app.engine, app.handlers, options, elections.stop)
-    with registry.running(worker):
-        elections.start()
-        try:
-            return worker.run()
-        finally:
-            elections.join()
+    with registry.running(worker), elections:
+        return worker.run()

@@ -30,6 +30,7 @@ import msgspec
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
 from laneway.working import child_processes, log_format
+from laneway.working.election_threads import ElectionThreads
 from laneway.working.options import Options, Summary
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker
@@ -298,13 +299,15 @@ def serve(
         if isinstance(target, str):
             app.use_store(*options.store)
         app.install_schedules()
-        worker = Worker(app.engine, app.handlers, options)
+        elections = ElectionThreads(app.elections_in_workers, options)
+        worker = Worker(app.engine, app.handlers, options, elections.stop)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
         sys.exit(_cannot_start(error, options, began))
     child_processes.when_orphaned(worker.stop)  # no supervisor would restart or stop it
     changed = _watch_files(worker, began) if options.reload else None
     try:
-        summary = worker.run((signal.SIGTERM,))
+        with elections:
+            summary = worker.run((signal.SIGTERM,))
     except child_processes.CannotStart as error:
         log.error("worker failed: %s", error)  # noqa: TRY400  # one sentence
         sys.exit(1)
