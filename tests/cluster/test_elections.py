@@ -76,7 +76,7 @@ def until_ending(term: Term) -> None:
     term.ending.wait(30)
 
 
-def test_order(store: Store, log: Log) -> None:
+def test_order(store: Store, log: Log, caplog: pytest.LogCaptureFixture) -> None:
     """A term is inaugurated, executed and handed over; the next one has a larger number."""
     terms: list[Term] = []
     with store.app() as app:
@@ -91,6 +91,7 @@ def test_order(store: Store, log: Log) -> None:
         again = app.election("a", plain(log, terms.append), zookeeper=store.zookeeper)
         again.run(terms=1)
         assert terms[2].number > terms[1].number, "also in a store that was closed"
+    assert [record for record in caplog.records if record.name == "laneway.election"] == []
 
 
 def test_coroutines(store: Store, log: Log) -> None:
