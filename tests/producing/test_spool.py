@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -35,6 +35,9 @@ from laneway.producing.limits import OnProducerFull
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool
 from laneway.producing.spool_file import SpoolFile
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
 
 AWAY = "valkey://127.0.0.1:1"
 
@@ -100,6 +103,38 @@ class Store:
     @property
     def bodies(self) -> list[bytes]:
         return [draft.body for draft in self.taken]
+
+
+class Forgetful:
+    """A real engine whose answers are lost, until its clock has moved."""
+
+    namespace, url = "default", "sqlite://"
+
+    def __init__(self, engine: FullEngine) -> None:
+        self._engine = engine
+        self._is_lossy = True
+        self._ahead_us = 0
+        self.lost = threading.Semaphore(0)
+
+    @property
+    def engine(self) -> Any:
+        return self
+
+    def policy_of(self, topic: str) -> Any:
+        return self._engine.policy_of(topic)
+
+    def forward(self, drafts: Sequence[Draft], *, spool: str, batch: str) -> list[Receipt]:
+        now = self._engine.time_us() + self._ahead_us
+        receipts = self._engine.forward(drafts, spool=spool, batch=batch, now_us=now)
+        if self._is_lossy and len(drafts) == 4:
+            self.lost.release()
+            raise EngineUnavailable("the answer was lost", applied=None)
+        return receipts
+
+    def go_on(self, days: int) -> None:
+        self._ahead_us = days * 86_400_000_000
+        self._engine.tick(now_us=self._engine.time_us() + self._ahead_us)
+        self._is_lossy = False
 
 
 class Spooled:
@@ -232,6 +267,32 @@ def test_a_lost_answer_and_a_new_process(tmp_path: Path, store: Store) -> None:
     assert store.bodies == [b"1", b"2", b"3"]
     assert store.batches[-2][0] == store.batches[0][0]
     after.spool.close()
+
+
+def test_a_store_that_stays_away_for_months(tmp_path: Path) -> None:
+    """
+    The answer was lost, the messages were handled, and the store has forgotten their ids: the
+    repeat stores nothing.
+    """
+    with Laneway(f"sqlite:///{tmp_path}/a.db") as app:
+        app.policy("b", max_backlog=1)
+        target = Forgetful(app.engine)
+        spooled = Spooled(tmp_path, cast("Store", target))
+        receipts = spooled.spool.put(
+            [
+                Draft(topic, body)
+                for topic, body in zip("aabb", (b"1", b"2", b"3", b"4"), strict=True)
+            ]
+        )
+        assert target.lost.acquire(timeout=10)
+        app.ack_many(app.lease(10))
+        target.go_on(days=100)
+        ids = [receipt.id for receipt in receipts]
+        assert app.lookup("a", ids) == dict.fromkeys(ids, "unknown")
+        assert spooled.spool.flush(30) == 0
+        assert [each.body for each in app.lease(10)] == [4]
+        assert app.lookup("a", ids[:2]) == dict.fromkeys(ids[:2], "unknown")
+        spooled.spool.close()
 
 
 def test_a_full_topic_waits_in_order_and_holds_up_nobody(tmp_path: Path, store: Store) -> None:

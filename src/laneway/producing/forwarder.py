@@ -57,6 +57,9 @@ the second.
 MAX_YIELD_SECONDS = 0.05
 """How long the forwarder pauses at most after a batch, if the process published meanwhile."""
 
+TTLS_SECONDS = 1.0
+"""For how long the ttls that the policies of topics have are remembered, in seconds."""
+
 MIN_ROOM_SECONDS, MAX_ROOM_SECONDS = 0.02, 1.0
 """How long a topic waits for room in its full backlog, likewise."""
 
@@ -98,6 +101,8 @@ class Forwarder(threading.Thread):
         self._outage: LanewayError | None = None
         self._pause = MIN_RETRY_SECONDS
         self._has_error = False  # whether the file has one
+        self._ttls: dict[str, int | None] = {}  # of the policies, by topic
+        self._ttls_until = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -271,7 +276,7 @@ class Forwarder(threading.Thread):
             self._wait_for_store(error, file)
             return False
         try:
-            receipts = self._send(engine, spool, name, _drafts(rows, engine))
+            receipts = self._send(engine, spool, name, self._drafts(rows, engine))
         except BadMessage as error:
             self._split(rows, error)
         except LanewayError as error:
@@ -291,6 +296,26 @@ class Forwarder(threading.Thread):
                 file.set("error_at", None)
         self._pause = MIN_RETRY_SECONDS
         return True
+
+    def _drafts(self, rows: Sequence[Row], engine: FullEngine) -> list[Draft]:
+        """The messages as the engine gets them: delay and ttl count from the call of publish."""
+        now = time.time_ns() // 1000
+        if time.monotonic() >= self._ttls_until:
+            self._ttls, self._ttls_until = {}, time.monotonic() + TTLS_SECONDS
+        ttls = self._ttls
+        drafts = []
+        for row in rows:
+            draft = row.draft()
+            elapsed = max(0, now - row.at_us)
+            if draft.topic not in ttls:
+                ttls[draft.topic] = engine.policy_of(draft.topic).ttl
+            ttl = draft.ttl_us if draft.ttl_us is not None else ttls[draft.topic]
+            if ttl is not None:
+                draft.ttl_us = max(1, ttl - elapsed)
+            if draft.delay_us:
+                draft.delay_us = max(0, draft.delay_us - elapsed)
+            drafts.append(draft)
+        return drafts
 
     @staticmethod
     def _send(engine: FullEngine, spool: str, name: str, drafts: list[Draft]) -> list[Receipt]:
@@ -366,25 +391,6 @@ class Forwarder(threading.Thread):
             full_now.at = now
             if not full_now.seqs:
                 del self._full[topic]
-
-
-def _drafts(rows: Sequence[Row], engine: FullEngine) -> list[Draft]:
-    """The messages as the engine gets them now: delay and ttl count from the call of publish."""
-    now = time.time_ns() // 1000
-    ttls: dict[str, int | None] = {}
-    drafts = []
-    for row in rows:
-        draft = row.draft()
-        elapsed = max(0, now - row.at_us)
-        if draft.topic not in ttls:
-            ttls[draft.topic] = engine.policy_of(draft.topic).ttl
-        ttl = draft.ttl_us if draft.ttl_us is not None else ttls[draft.topic]
-        if ttl is not None:
-            draft.ttl_us = max(1, ttl - elapsed)
-        if draft.delay_us:
-            draft.delay_us = max(0, draft.delay_us - elapsed)
-        drafts.append(draft)
-    return drafts
 
 
 def forwarding_process(path: str) -> int | None:
