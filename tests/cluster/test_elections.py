@@ -91,6 +91,8 @@ def test_order(store: Store, log: Log, caplog: pytest.LogCaptureFixture) -> None
         again = app.election("a", plain(log, terms.append), zookeeper=store.zookeeper)
         again.run(terms=1)
         assert terms[2].number > terms[1].number, "also in a store that was closed"
+    assert not any(term.is_held for term in terms)
+    assert all(term.ending for term in terms)
     assert [record for record in caplog.records if record.name == "laneway.election"] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +36,8 @@ zookeeper_option = click.option(
 @click.group()
 def election() -> None:
     """Show elections, and ask holders to step down."""
+    # an error is one line on standard error, and not one for each try of ZooKeeper's client
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 
 @election.command("list")

@@ -270,13 +270,13 @@ class Campaign:
     async def _end(self, renewal: TermRenewal, term: Term, *, handed_over: bool) -> None:
         """Tell the store that the term has ended, as long as nobody else can have it."""
         renewal.close()  # first: a renewal that finds the term ended would report it as lost
+        until = term.until
+        handed_over &= term.finish()
         while True:
             try:
-                await self._do(
-                    lambda: self._store.end(term.number, handed_over=handed_over and term.is_held)
-                )
+                await self._do(lambda: self._store.end(term.number, handed_over=handed_over))
             except LanewayError as error:
-                if term.is_held:
+                if clock() < until:
                     await asyncio.sleep(END_TRIES_SECONDS)
                     continue
                 log.warning(

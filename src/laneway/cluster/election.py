@@ -19,6 +19,7 @@ from laneway.cluster.term_store import EngineTerms
 from laneway.errors import UsageError
 from laneway.working.embedded_worker import refuse_running_loop
 from laneway.working.event_loop import cancel_tasks, run_to_end
+from laneway.working.user_imports import refuse_while_importing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ class Election:
         how many terms were held. Raises UsageError if an event loop runs in this thread: use
         `arun`; and if this election runs in this process already.
         """
+        refuse_while_importing("election.run")
         refuse_running_loop("election.run")
         loop = asyncio.new_event_loop()
         try:

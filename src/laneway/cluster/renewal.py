@@ -122,7 +122,7 @@ class TermRenewal:
             term.end_soon("its holder was asked to step down", times.bound)
 
     def _report_failure(self, error: Exception) -> None:
-        if self._failed:
+        if self._failed or self._is_over.is_set():
             return
         self._failed = True
         left = max(self._term.until - clock(), 0)

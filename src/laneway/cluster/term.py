@@ -110,6 +110,7 @@ class Term:
         self._lock = threading.Lock()
         self._steps: set[AtomicStep] = set()
         self._looked = clock()
+        self._is_over = False
 
     # For the career
 
@@ -128,7 +129,7 @@ class Term:
     @property
     def is_held(self) -> bool:
         """Whether this process holds the term now, by its own clock."""
-        return not self.lost.is_set() and clock() < self.until
+        return not (self._is_over or self.lost.is_set()) and clock() < self.until
 
     def check(self) -> None:
         """Raise TermLost unless this process holds the term."""
@@ -208,12 +209,21 @@ class Term:
     def lose(self, reason: str) -> None:
         """The process must not act any more. The first call counts."""
         with self._lock:
-            if self.lost.is_set():
+            if self._is_over or self.lost.is_set():
                 return
             self.lost.happen()
             self._ending.happen()
         log.warning("election %s: term %d is lost: %s", self.name, self.number, reason)
         self._abort_steps()
+
+    def finish(self) -> bool:
+        """The holder ends the term. Returns whether it has held it until now."""
+        with self._lock:
+            is_held = self.is_held
+            self._is_over = True
+            self._ending.happen()
+        self._abort_steps()
+        return is_held
 
     def loss(self) -> TermLost:
         """The error that says so."""
