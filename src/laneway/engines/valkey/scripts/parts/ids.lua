@@ -66,10 +66,15 @@ ids = part(function(ids)
         end
     end
 
+    -- From now on an id names a message that it joined. The caller counts it in the record.
+    function ids.add_joined(topic, mid, id)
+        call('RPUSH', key('j:' .. text(mid)), id)
+        ids.set(topic, id, mid)
+    end
+
     function ids.join(record, id)
         record.joined = record.joined + 1
-        call('RPUSH', key('j:' .. text(record.mid)), id)
-        ids.set(record.topic, id, record.mid)
+        ids.add_joined(record.topic, record.mid, id)
     end
 
     function ids.of(record)

@@ -6,8 +6,10 @@ local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
     -- have taken its last one.)
     local function place(arrivals)
+        local placed = {}
         for _, lane in ipairs(arrivals) do
-            if lane.place == IDLE or lane.ready == 0 then
+            if not placed[lane] and (lane.place == IDLE or lane.ready == 0) then
+                placed[lane] = true
                 lanes.place(lane)
                 has_arrivals = true
             end

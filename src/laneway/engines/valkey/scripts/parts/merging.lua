@@ -138,7 +138,7 @@ local merging = part(function(merging)
     function merging.join_brief(draft, policy)
         local which = policy.merge
         local replaces = which == 'last'
-        if (which ~= 'first' and not replaces) or policy.debounce or draft.id or draft.sticky
+        if (which ~= 'first' and not replaces) or policy.debounce or draft.sticky
             or (replaces and merging.explicit_due(draft)) then
             return nil
         end

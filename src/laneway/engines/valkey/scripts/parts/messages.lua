@@ -54,9 +54,9 @@ local messages = part(function(messages)
     -- of the latter fields has a usual value; a record has none of them if all are usual.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
-    local EXPIRES_AT = 29 -- in the head, before the size of the rare fields
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
+    local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
     local USUAL = {
         other_lane = false, attempts = 0, deliveries = 0, suspect = false, joined = 0, parts = 0,
             parts_bytes = 0, unhandled_from = 0, unhandled_times = 0,
@@ -143,56 +143,56 @@ local messages = part(function(messages)
 
     -- What an arrival, a delivery and an ack need of a record that is not plain, if it has nothing
     -- that is rarely used: 4 · serial + state, rank, seq, since, published, expires (0: never),
-    -- deliveries, the body's size, topic, key, id, merge key. Nil: it has more. Decoding all of it,
-    -- with a table, takes three times as long.
+    -- deliveries, the body's size, topic, key, id, merge key, number of joined ids. Nil: it has
+    -- more. Decoding all of it, with a table, takes three times as long.
     function messages.brief(stored)
         if string.byte(stored) ~= RICH then
             return nil
         end
         local _, flags, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
-        local deliveries = 0
+        local deliveries, joined = 0, 0
         if rare > 0 then
-            local other_lane, _, counted, suspect, joined, parts, _, _, _, mirrored, death =
+            local other_lane, suspect, parts, mirrored, death, _
+            other_lane, _, deliveries, suspect, joined, parts, _, _, _, mirrored, death =
                 values_of(string.sub(stored, 2 + HEAD_BYTES, HEAD_BYTES + rare))
-            if other_lane or suspect or joined > 0 or parts > 0 or mirrored or death then
+            if other_lane or suspect or parts > 0 or mirrored or death then
                 return nil
             end
-            deliveries = counted
         end
         local body_at, topic, key_of, id, _, sticky, mkey = content_at(stored, 1 + HEAD_BYTES
             + rare)
         if not sticky then
             return flags, rank - 512, seq, since, published, expires, deliveries,
-                #stored - body_at + 1, topic, key_of or false, id or false, mkey or false
+                #stored - body_at + 1, topic, key_of or false, id or false, mkey or false, joined
         end
     end
 
-    -- Topic, line (false: none) and id (false: generated) of a message that was loaded; nil: it is
-    -- decoded already, or has to be.
+    -- Topic, line (false: none), id (false: generated) and number of joined ids of a message that
+    -- was loaded; nil: it is decoded already, or has to be.
     function messages.names(mid)
         local stored = unread[mid]
         if not stored then
             return nil
         elseif string.byte(stored) ~= RICH then
             local _, topic, _, id, _, sticky = content_at(stored, 2)
-            return not sticky and topic or nil, false, id or false
+            return not sticky and topic or nil, false, id or false, 0
         end
-        local flags, _, _, _, _, _, _, _, topic, key_of, id = messages.brief(stored)
-        return topic, flags and flags > DEAD and topic .. '\0' .. key_of, id
+        local flags, _, _, _, _, _, _, _, topic, key_of, id, _, joined = messages.brief(stored)
+        return topic, flags and flags > DEAD and topic .. '\0' .. key_of, id, joined
     end
 
     local function rare_of(record)
-        local lane, values = record.lane, {}
+        local lane = record.lane
         if lane ~= record.topic or record.other_lane then
             record.other_lane = lane ~= record.topic and lane
         end
         if not record.is_rare then
             return ''
         end
-        for n = 1, #RARE do
-            values[n] = record[RARE[n]]
-        end
-        return packed(values)
+        return RARE_MARK .. packed(record.other_lane, record.attempts, record.deliveries,
+            record.suspect, record.joined, record.parts, record.parts_bytes,
+            record.unhandled_from, record.unhandled_times, record.mirrored, record.death,
+            record.history)
     end
 
     function messages.encode(record)
@@ -448,37 +448,71 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- A new message joins a waiting one of its merge key, which is loaded and has nothing rare, and
-    -- keeps its place. `replaces`: the waiting one takes the new one's body, headers and ttl.
-    -- Returns its lane and its id (false: generated). Nil, and nothing is changed, if it has to be
-    -- decoded. The caller knows that the new one has no id.
+    -- The rare fields of a message to which ids were joined, and nothing else that is rare.
+    local function rare_of_joined(joined)
+        return joined == 0 and '' or RARE_MARK .. packed(false, 0, 0, false, joined, 0, 0, 0, 0,
+            false, false, false)
+    end
+
+    -- A new message joins a waiting one of its merge key, which is loaded and not decoded.
+    -- `replaces`: the waiting one takes the new one's body, headers, ttl and priority. Returns its
+    -- lane and its id (false: generated). Nil, and nothing is changed, if it has to be decoded.
     function messages.join_brief(mid, draft, replaces)
         local stored = unread[mid]
-        if not stored or string.byte(stored) ~= RICH or unpack_from('>I4', stored, HEAD_BYTES - 3)
-            > 0 then
+        if not stored or string.byte(stored) ~= RICH then
             return nil
         end
-        local flags, rank, _, since, _, expires, _, size, topic, _, id = messages.brief(stored)
-        local lane = flags and lanes.find(topic)
-        if not lane or lane.is_bucket then
+        local flags, rank, seq, since, published, expires, _, size, topic, key_of, id, mkey,
+            joined = messages.brief(stored)
+        local content_from = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
+        if not flags or string.sub(stored, 1 + HEAD_BYTES, content_from - 1)
+            ~= rare_of_joined(joined) then
             return nil
+        end
+        local lane = lanes.find(topic)
+        local moves = replaces and rank ~= draft.rank
+        local is_delayed = flags % 4 == DELAYED
+        -- a delayed one that is due would arrive
+        if not lane or (moves and not is_delayed) or (replaces and is_delayed and since
+            <= shard.now) then
+            return nil
+        end
+        lanes.touch(lane)
+        if not replaces and not draft.id then
+            return lane, id
+        end
+        local content = nil
+        if not replaces then
+            content = string.sub(stored, content_from)
+        elseif id or draft.id then
+            content = content_of(topic, key_of, id, draft.headers, false, mkey, body_of(draft))
+        else -- both have the same topic and keys
+            content = draft.content
         end
         if replaces then
-            -- a delayed one that is due arrives
-            if id or rank ~= draft.rank or (flags % 4 == DELAYED and since <= shard.now) then
-                return nil
-            end
             local ends = draft.ttl and shard.now + draft.ttl or 0
             if ends ~= expires then
                 writes.set_member(keys.due, EXPIRES .. sortable(mid), ends > 0 and ends)
+                expires = ends
             end
             lane.bytes, shard.bytes = lane.bytes + draft.size - size, shard.bytes + draft.size
                 - size
-            -- the contents of both have the same topic, keys and ids
-            unread[mid], copied[mid] = string.sub(stored, 1, EXPIRES_AT - 1) .. pack('>I8I4', ends,
-                0) .. draft.content, true
         end
-        lanes.touch(lane)
+        if moves then
+            local aside = lanes.key_of('a', lane)
+            index_out_of_sequence(lane, false, mid, rank, seq, since, published, 0)
+            writes.set_member(aside, 'd' .. pack('>I2I7I7I7', rank + 512, since, seq, mid), false)
+            rank, seq = draft.rank, next_number()
+            index_out_of_sequence(lane, 0, mid, rank, seq, since, published, 0)
+            writes.set_member(aside, 'd' .. pack('>I2I7I7I7', rank + 512, since, seq, mid), 0)
+        end
+        if draft.id then
+            joined = joined + 1
+            ids.add_joined(topic, mid, draft.id)
+        end
+        local rare = rare_of_joined(joined)
+        unread[mid], copied[mid] = pack(HEAD, RICH, flags, rank + 512, seq, since, published,
+            expires, #rare) .. rare .. content, true
         return lane, id
     end
 
@@ -506,11 +540,12 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- The same without decoding the record. Returns line, id and merge key (false: none);
-    -- nil, and nothing is changed, if the message is decoded, has to be, or is expired.
+    -- The same without decoding the record. Returns line, id and merge key (false: none), and how
+    -- many ids joined; nil, and nothing is changed, if the message is decoded, has to be, or is
+    -- expired.
     function messages.leave_brief(lane, mid, stored)
         local flags, rank, seq, since, published, expires, deliveries, size, topic, key_of, id,
-            mkey = messages.brief(stored)
+            mkey, joined = messages.brief(stored)
         if not flags or known[mid] or lane.is_bucket or (expires > 0 and expires <= shard.now) then
             return nil
         end
@@ -519,7 +554,7 @@ local messages = part(function(messages)
         end_expiry_and_merging(mid, topic, expires > 0, mkey)
         index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
         lanes.touch(lane)
-        return flags > DEAD and topic .. '\0' .. key_of, id, mkey
+        return flags > DEAD and topic .. '\0' .. key_of, id, mkey, joined
     end
 
     -- Remove a waiting message from all indexes. The caller frees its serial key.
@@ -656,14 +691,19 @@ local messages = part(function(messages)
 
     -- The end
 
+    -- Delete the list of the ids that joined a message.
+    function messages.forget_joined(record)
+        if record.joined > 0 then
+            call('DEL', key('j:' .. text(record.mid)))
+        end
+    end
+
     function messages.remove(lane, record)
         messages.take_out(lane, record)
         if record.parts > 0 then
             call('DEL', key('b:' .. text(record.mid)), key('w:' .. text(record.mid)))
         end
-        if record.joined > 0 then
-            call('DEL', key('j:' .. text(record.mid)))
-        end
+        messages.forget_joined(record)
     end
 
     -- Delete the record, but not the lists that belong to it.

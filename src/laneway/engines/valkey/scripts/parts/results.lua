@@ -69,7 +69,10 @@ local results = part(function(results)
     -- not stored.
     local function milliseconds_of(record)
         local header = record.headers and record.headers['laneway-result-ttl']
-        local done, comma, otherwise = string.match(header or '', '^(%d+)(,?)(%d*)$')
+        if not header then
+            return nil
+        end
+        local done, comma, otherwise = string.match(header, '^(%d+)(,?)(%d*)$')
         if not done or #done > MAX_DIGITS or #otherwise > MAX_DIGITS or (comma == ''
             and otherwise ~= '') then
             return nil
@@ -99,11 +102,15 @@ local results = part(function(results)
             return
         end
         local milliseconds = milliseconds_of(record)
+        local has_notice = not is_reported and record.headers and record.headers['laneway-flow']
+        if not milliseconds and not has_notice then
+            return
+        end
         local outcome = '{"status":"' .. status .. '"' .. (reason and ',"reason":'
             .. cjson.encode(reason) or '')
             .. ',"topic":' .. cjson.encode(record.topic) .. string.format(',"published_us":%.0f}',
                 record.published)
-        if not is_reported and record.headers and record.headers['laneway-flow'] then
+        if has_notice then
             add_end_notice(record.topic, id_of(record), outcome, '"body":' .. body_of(record))
         end
         if milliseconds then

@@ -567,13 +567,15 @@ local serving = part(function(serving)
 
     local function deliver(given, policy, mid, stored)
         local lane = given.lane
-        local brief_line, id, mkey = nil, nil, nil
+        local brief_line, id, mkey, joined = nil, nil, nil, nil
         if not policy.at_most_once then
-            brief_line, id, mkey = messages.leave_brief(lane, mid, stored)
+            brief_line, id, mkey, joined = messages.leave_brief(lane, mid, stored)
         end
         if brief_line ~= nil then
-            add_lease(policy, mid, stored, brief_line and not id and tail_with_line(given, policy,
-                brief_line) or tail_of(given, policy, not (brief_line or id)), brief_line)
+            local has_ids = id or joined > 0
+            add_lease(policy, mid, stored, brief_line and not has_ids and tail_with_line(given,
+                policy, brief_line) or tail_of(given, policy, not (brief_line or has_ids)),
+                brief_line)
             if mkey and policy.merge == 'all' then
                 add_bodies({})
             end

@@ -222,6 +222,7 @@ local settling = part(function(settling)
     local function finish_brief(lane, mid, brief)
         lane.done, shard.done = lane.done + 1, shard.done + 1
         ids.finish(brief, true)
+        messages.forget_joined(brief)
         messages.forget(mid)
         messages.free_key(lane, brief.line, mid)
     end
@@ -276,12 +277,13 @@ local settling = part(function(settling)
         messages.load(wanted)
         for n, settlement in ipairs(of_wanted) do
             local mid = wanted[n]
-            local topic, line, id = nil, nil, nil
+            local topic, line, id, joined = nil, nil, nil, nil
             if settlement[ACTION] == 'ack' then
-                topic, line, id = messages.names(mid)
+                topic, line, id, joined = messages.names(mid)
             end
             if topic then
-                settlement.brief = { topic = topic, line = line, id = id, mid = mid, joined = 0 }
+                settlement.brief = { topic = topic, line = line, id = id, mid = mid, joined =
+                    joined }
             else
                 local record = messages.read(mid)
                 line = record and messages.line(record)

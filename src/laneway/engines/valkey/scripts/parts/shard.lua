@@ -152,8 +152,10 @@ end
 -- The content of a message, as it is published and stored: 2 bytes with the size of
 -- {topic, key, id, headers, sticky, merge key} as MessagePack, then these, then the body. Few
 -- changes of a message change its content, so that most copy it.
+local CONTENT_MARK = '\150' -- MessagePack's mark of a list of six, which needs no table
+
 local function content_of(topic, key_of, id, headers, sticky, mkey, body)
-    local meta = packed({ topic, key_of, id, headers, sticky, mkey })
+    local meta = CONTENT_MARK .. packed(topic, key_of, id, headers, sticky, mkey)
     return pack('>I2', #meta) .. meta .. body
 end
 
