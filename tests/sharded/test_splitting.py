@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laneway.engines.sharded.splitting import (
+    CallSize,
     Numbers,
     by_shard,
     group,
@@ -63,3 +64,33 @@ def test_an_error_after_the_first_part_says_that_the_effect_is_unknown(error: Ex
     with pytest.raises(type(error)), partial_call(is_first=False):
         raise error
     assert getattr(error, "applied", False) is None
+
+
+def test_a_call_size_adapts_to_the_last_call() -> None:
+    """It shrinks after a slow call, grows after a fast one that was full, and has bounds."""
+    size = CallSize(60, 250, 6_000)
+    assert size.limit == 155
+    size.fit(155, 3_999)
+    assert size.limit == 193
+    size.fit(193, 4_000)  # neither slow nor fast
+    size.fit(20, 100)  # a small call says nothing about large ones
+    size.fit(193, 100, is_full=False)
+    assert size.limit == 193
+    size.fit(193, 6_001)
+    assert size.limit == 144
+    size.fit(250, 6_001)  # a call that could not be split does not raise the limit
+    assert size.limit == 144
+    size.fit(10, 6_001)
+    assert size.limit == 60
+    for _ in range(10):
+        size.fit(size.limit, 0)
+    assert size.limit == 250
+
+
+def test_each_page_has_the_limit_of_its_time() -> None:
+    size = CallSize(2, 6, 6_000)
+    found = []
+    for page in size.pages(range(16)):
+        found.append(len(page))
+        size.fit(len(page), 9_000 if len(found) < 2 else 0)
+    assert found == [4, 3, 3, 3, 3]

@@ -110,7 +110,7 @@ class ShardedQueue(ABC):
     """`laneway.engines.base.Queue` over several shards."""
 
     most_at_once: ClassVar[int]
-    """Messages that one call on a shard puts atomically, or settles."""
+    """Messages that one call on a shard puts atomically, or settles with what they publish."""
 
     def __init__(self, namespace: ShardedNamespace, grants: Grants) -> None:
         self._namespace = namespace
@@ -412,7 +412,11 @@ class ShardedQueue(ABC):
         is_first = True
         by_shard = self._numbers.by_shard([settlement.handle for settlement in settlements])
         for shard in self._free_first(by_shard):
-            for page in pages(by_shard[shard], self.most_at_once):
+            for page in (
+                pages(by_shard[shard], self.most_at_once)  # a refused message undoes all of a call
+                if publish
+                else self._settle_pages(by_shard[shard])
+            ):
                 batch = [settlements[n] for n in page]
                 published = [
                     (index, draft)
@@ -426,6 +430,10 @@ class ShardedQueue(ABC):
                 for position, answer in zip(page, page_answers, strict=True):
                     answers[position] = answer
         return answers
+
+    def _settle_pages(self, positions: Sequence[int]) -> Iterable[Sequence[int]]:
+        """The parts of a shard's settlements that publish nothing, one for each call of it."""
+        return [positions]
 
     def _settle_page(
         self,

@@ -43,6 +43,41 @@ def pages(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
+class CallSize:
+    """
+    How many items a call of one kind may have. It adapts to the processor time of the last call,
+    because the server answers no other client meanwhile. The time until the answer says less: the
+    call may wait for others on the server.
+    """
+
+    def __init__(self, least: int, most: int, longest_us: int) -> None:
+        """
+        Arguments: the limit is between `least` and `most` items; `longest_us`: how many
+        microseconds of processor time a call may use.
+        """
+        self._least, self._most, self._longest_us = least, most, longest_us
+        self.limit = (least + most) // 2
+
+    def fit(self, count: int, call_us: int, *, is_full: bool = True) -> None:
+        """
+        Shrink the limit by a quarter if a call for `count` items took too long; let it grow by a
+        quarter if there is time for that. `is_full`: the call processed as many items as it asked
+        for.
+        """
+        if call_us > self._longest_us:
+            self.limit = max(self._least, min(self.limit, count * 3 // 4))
+        elif is_full and call_us < self._longest_us * 2 / 3:
+            self.limit = min(self._most, max(self.limit, count + count // 4))
+
+    def pages(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+        """The items in slices, each of which has the limit of when it is asked for."""
+        start = 0
+        while start < len(items):
+            size = self.limit
+            yield items[start : start + size]
+            start += size
+
+
 def rounds(
     by_shard_: Mapping[int, Sequence[T]], size: int
 ) -> Iterator[list[tuple[int, Sequence[T]]]]:

@@ -19,7 +19,7 @@ from laneway.engines.sharded.queue import (
     spread_of,
     waits_for_signals,
 )
-from laneway.engines.sharded.splitting import pages, partial_call
+from laneway.engines.sharded.splitting import CallSize, pages, partial_call
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import forwarded_key, merge_key
 from laneway.engines.shared.refusals import (
@@ -48,7 +48,7 @@ from laneway.message import (
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener, Settings, WorkListener
     from laneway.engines.sharded.routes import Route
@@ -59,30 +59,24 @@ Events, wakes and sweeps that one function call processes at most, because the s
 other client meanwhile.
 """
 
-AT_ONCE = 250
+PUT_US = SETTLE_US = 6_000
+"""How long a call of these functions should use the server's processor."""
+
+LEASE_US = 4_000
+"""The same for a lease, because the lanes of the next one may cost three times as much."""
+
+LEAST_AT_ONCE, AT_ONCE = 60, 250
 """
-Messages that one function call puts or settles at most: a call should block the server no longer
-than about 5 ms.
+The limit of messages that one function call puts, leases or settles is between these: it adapts to
+the last call, because some messages and lanes cost many times as much as others. A put of no more
+than `AT_ONCE` is one call however long it takes, because it has to be atomic.
 """
 
 PLAIN_AT_ONCE = 500
-"""The same for plain messages, which take less than half as long to put."""
+"""The highest limit for plain messages, which take less than half as long to put."""
 
 NOT_PLAIN = -1
 """Stands for the lane of a message that is not plain."""
-
-LEAST_LEASED, MOST_LEASED = 60, 250
-"""
-The limit of messages that one call leases is between these: each may be of another lane, and some
-lanes cost three times as much as others.
-"""
-
-LEASE_US = 4_000
-"""
-How long such a call may use the server's processor. The limit shrinks if the last call took longer,
-and grows if it took less than half as long. The time until the answer says less: the call may wait
-for others on the server, also for this worker's settlements.
-"""
 
 SOON_US = SECOND
 """Work that is due within this time needs a worker that is not busy."""
@@ -110,7 +104,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         )
         self._random = settings.random or random.random
         self._wakeup = Wakeup(self._space, self._grants, self._visits.own)
-        self._leased_at_once = MOST_LEASED // 2
+        self._plain_puts = CallSize(AT_ONCE, PLAIN_AT_ONCE, PUT_US)
+        self._puts = CallSize(LEAST_AT_ONCE, AT_ONCE, PUT_US)
+        self._leases = CallSize(LEAST_AT_ONCE, AT_ONCE, LEASE_US)
+        self._settles = CallSize(LEAST_AT_ONCE, AT_ONCE, SETTLE_US)
         self._cursors: dict[tuple[int, str, bytes], int] = {}
         """Where the next lease with the same `only` goes on, by shard, pool and patterns."""
 
@@ -119,10 +116,13 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         if len(drafts) == 1:
             return [self._put_one(shard, drafts[0], now_us)]
+        if len(drafts) <= AT_ONCE:
+            return self._put_page(shard, drafts, now_us)
         receipts: list[Receipt] = []
-        for page in pages(drafts, PLAIN_AT_ONCE):
+        while len(receipts) < len(drafts):
+            left = drafts[len(receipts) : len(receipts) + PLAIN_AT_ONCE]
             with partial_call(is_first=not receipts), _after(receipts):
-                receipts += self._put_page(shard, page, now_us)
+                receipts += self._put_page(shard, left, now_us, is_whole=False)
         return receipts
 
     def _forward_on(
@@ -156,16 +156,18 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         drafts: Sequence[Draft],
         now_us: int | None,
         forwarded: tuple[str, str] | None = None,
+        *,
+        is_whole: bool = True,
     ) -> list[Receipt]:
-        """`forwarded`: spool and batch; these messages are put with one call of the function."""
+        """
+        Put messages with one call of the function: all of them, or only the first, as many as a
+        call may have (`is_whole` is False). `forwarded`: spool and batch.
+        """
         space = self._space
         while True:
             version = space.routes.version
-            lanes, order, own_ids, messages = self._encoded(drafts)
-            if forwarded is None and len(drafts) > AT_ONCE and NOT_PLAIN in order:
-                first = self._put_page(shard, drafts[:AT_ONCE], now_us)
-                with partial_call(is_first=False), _after(first):
-                    return first + self._put_page(shard, drafts[AT_ONCE:], now_us)
+            lanes, order, own_ids, messages = self._encoded(drafts, is_whole=is_whole)
+            drafts = drafts[: len(order)]
             known = space.routes.known_own(drafts)
             head = (
                 version,
@@ -180,6 +182,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.routes.ttl_of(draft)))
+        (self._puts if NOT_PLAIN in order else self._plain_puts).fit(len(order), answers.pop())
         return [
             self._receipt(shard, draft, answer)
             for draft, answer in zip(drafts, answers, strict=True)
@@ -216,11 +219,12 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         return True
 
     def _encoded(
-        self, drafts: Sequence[Draft]
+        self, drafts: Sequence[Draft], *, is_whole: bool
     ) -> tuple[list[str], list[int], list[str | bool], list[bytes]]:
         """
         The lanes of plain messages, for each message the lane's number (`NOT_PLAIN`: none) and the
-        id of a plain one, and the encoded messages.
+        id of a plain one, and the encoded messages. Of all drafts, or (`is_whole` is False) of the
+        first, as many as a call may have.
         """
         route_of = self._space.routes.route
         heads: dict[tuple[str, int], bytes] = {}
@@ -228,13 +232,20 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         order: list[int] = []
         own_ids: list[str | bool] = []
         messages: list[bytes] = []
+        most = len(drafts) if is_whole else self._plain_puts.limit
+        most_if_rich = len(drafts) if is_whole else self._puts.limit
         for draft in drafts:
+            if len(messages) >= most:
+                break
             route = route_of(draft.topic)
             if _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
                 own_ids.append(draft.id or False)
                 messages.append(_plain_message(draft, route, heads))
+            elif len(messages) >= most_if_rich:
+                break
             else:
+                most = most_if_rich
                 order.append(NOT_PLAIN)
                 own_ids.append(False)
                 messages.append(self._rich(draft, route))
@@ -274,7 +285,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         leases: list[Lease] = []
         left = HOUSEKEEPING_LIMIT
         while True:
-            room = min(n - len(leases), self._leased_at_once)
+            room = min(n - len(leases), self._leases.limit)
             left -= HOUSE
             cursor = self._cursors.get((shard, pool, patterns), 0) if patterns else 0
             (
@@ -311,7 +322,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             if patterns:
                 self._cursors[shard, pool, patterns] = max(next_cursor, 0)
             count = len(records_) // 2
-            self._fit(room, call_us, is_full=count == room)
+            self._leases.fit(room, call_us, is_full=count == room)
             page = records.leases_of(
                 records_, runs, bodies, fence, nonce.decode(), space.shards, shard
             )
@@ -321,16 +332,6 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 return Batch(
                     leases, now, wake if wake >= 0 else None, bool(passed_over), next_cursor >= 0
                 )
-
-    def _fit(self, room: int, call_us: int, *, is_full: bool) -> None:
-        """
-        Adapt the limit to the processor time of the last call, because the server answers no other
-        client meanwhile.
-        """
-        if call_us > LEASE_US:
-            self._leased_at_once = max(LEAST_LEASED, room * 3 // 4)
-        elif is_full and call_us < LEASE_US / 2:
-            self._leased_at_once = min(MOST_LEASED, max(self._leased_at_once, room + room // 4))
 
     def _extend_on(
         self,
@@ -364,6 +365,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         return self._space.changed_us()
 
     # Settle
+
+    def _settle_pages(self, positions: Sequence[int]) -> Iterable[Sequence[int]]:
+        return self._settles.pages(positions)
 
     def _settle_on(
         self,
@@ -405,7 +409,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             if space.shards > 1 and not self._belong_to(shard, published):
                 raise Rerouted
         self._raise_refused(answers, published)
-        return call.answers(*answers)
+        unlike, rows, call_us = answers
+        self._settles.fit(len(settlements), call_us)
+        return call.answers(unlike, rows)
 
     def _raise_refused(self, answers: list[Any], published: Sequence[tuple[int, Draft]]) -> None:
         """Raise for a message that an ack publishes and that was refused: nothing was changed."""

@@ -20,7 +20,6 @@
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call begins or -1 if all
 -- lanes were seen, the processor time of this call in microseconds}; see `serving.lease`.
 
-local began = os.clock()
 adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]
 local more = housekeeping.run(tonumber(ARGV[8]))
@@ -43,4 +42,4 @@ if withheld or (#found > 0 and (#found == 2 * room or (wake
 end
 save()
 return { shard.now, wake or -1, 0, shard.nonce, first, found, runs, bodies, passed_over and 1 or 0,
-    goes_on, math.floor((os.clock() - began) * 1e6) }
+    goes_on, call_us() }

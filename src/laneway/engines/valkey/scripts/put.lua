@@ -8,9 +8,10 @@
 -- ARGV[8]: of a spool's batch: {spool, batch, keys of all messages} (packed); "": of none
 -- ARGV[9…]: the messages, as records.py encodes them
 --
--- Answers for each message its number, or {outcome, details}. {"stale", version}: the shard has
--- another version of the policies. {"own", …}: the client has to know other own policies, see
--- rules.lua. {"impossible", position, delay}: a delay outlasts its ttl. Then nothing was changed.
+-- Answers for each message its number, or {outcome, details}, and at last the processor time of
+-- this call in microseconds. {"stale", version}: the shard has another version of the policies.
+-- {"own", …}: the client has to know other own policies, see rules.lua. {"impossible", position,
+-- delay}: a delay outlasts its ttl. Then nothing was changed.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }
@@ -42,4 +43,5 @@ else
 end
 wakeup.lease_at_once(#order)
 save(next(drafts) ~= nil)
+answers[#answers + 1] = call_us()
 return answers

@@ -13,9 +13,9 @@
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
--- row of ARGV[4]}}. {"stale", version} and {"own", …} as put.lua; {"too large", position},
--- {"impossible", position, delay} and {"refused", id, topic, …}: a published message was not
--- accepted. Then nothing was changed.
+-- row of ARGV[4]}, the processor time of this call in microseconds}. {"stale", version} and
+-- {"own", …} as put.lua; {"too large", position}, {"impossible", position, delay} and {"refused",
+-- id, topic, …}: a published message was not accepted. Then nothing was changed.
 
 local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
@@ -140,4 +140,4 @@ for n = 1, #outcomes, 3 do
     end
 end
 save(#left > 0 or #settlements > 0) -- plain acks create no event
-return { unlike, answers }
+return { unlike, answers, call_us() }

@@ -329,6 +329,15 @@ local function adopt_tiers(record)
     tier_queues.read()
 end
 
+-- When this call began, in seconds of processor time.
+local began
+
+-- The processor time of this call so far, in microseconds. Clients adapt their next calls to it,
+-- see `CallSize` in sharded/splitting.py.
+local function call_us()
+    return math.floor((os.clock() - began) * 1e6)
+end
+
 -- Pools in which a lane became runnable: at the end of the call a waiting worker is notified.
 local pools_to_notify
 
@@ -348,6 +357,7 @@ end
 
 -- The beginning of every call. Returns an error if it cannot go on.
 local function begin(call_keys, arguments)
+    began = os.clock()
     begin_keys(call_keys, arguments)
     local refusal = open_shard()
     if refusal then

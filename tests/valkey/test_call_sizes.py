@@ -1,0 +1,138 @@
+"""The sizes of calls adapt to the processor time of the last one; here that time is faked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from laneway.engines.base import FullEngine
+from laneway.engines.valkey.engine import AT_ONCE, LEAST_AT_ONCE, PLAIN_AT_ONCE
+from laneway.engines.valkey.namespace import Namespace
+from laneway.message import Draft, Settlement
+from laneway.testing.servers import Server
+
+SLOW_US, FAST_US = 9_000, 100
+POSITION_OF_ORDER = 2
+
+
+class Calls:
+    """The number of items of each call. A call of more than `most` items seems to be slow."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.most = 0
+
+    def add(self, name: str, arguments: tuple[Any, ...], answers: list[Any]) -> None:
+        """Note a call, and replace its processor time."""
+        if name == "put":
+            size = len(msgspec.msgpack.decode(arguments[POSITION_OF_ORDER]))
+        elif name == "settle":
+            size = len(msgspec.msgpack.decode(arguments[0])) // 3
+        else:
+            return
+        self.sizes.append(size)
+        assert 0 <= answers[-1] < 10_000_000
+        answers[-1] = SLOW_US if size > self.most else FAST_US
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    noted = Calls()
+    run = Namespace.run
+
+    def measured(
+        space: Namespace, name: str, shard: int, now_us: int | None, *arguments: Any, **how: bool
+    ) -> Any:
+        answers = run(space, name, shard, now_us, *arguments, **how)
+        noted.add(name, arguments, answers)
+        return answers
+
+    monkeypatch.setattr(Namespace, "run", measured)
+    return noted
+
+
+@pytest.fixture
+def engine(opened: Callable[..., FullEngine]) -> Iterator[FullEngine]:
+    with Server() as server:
+        yield opened(server.url)
+
+
+def rich(count: int) -> list[Draft]:
+    """So many messages that are not plain."""
+    return [Draft("t", b"%d" % n, priority=1) for n in range(count)]
+
+
+def plain(count: int) -> list[Draft]:
+    return [Draft("t", b"%d" % n) for n in range(count)]
+
+
+def test_large_puts_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
+    receipts = engine.put(rich(1_000))
+    assert [receipt.outcome for receipt in receipts] == ["accepted"] * 1_000
+    assert len({receipt.id for receipt in receipts}) == 1_000
+    assert sum(calls.sizes) == 1_000
+    assert calls.sizes == sorted(calls.sizes, reverse=True)
+    assert calls.sizes[-2] == LEAST_AT_ONCE
+
+    calls.most = PLAIN_AT_ONCE
+    calls.sizes.clear()
+    engine.put(rich(2_000))
+    assert calls.sizes[0] == LEAST_AT_ONCE
+    assert max(calls.sizes) == AT_ONCE
+
+
+def test_a_put_that_has_to_be_atomic_is_one_call(engine: FullEngine, calls: Calls) -> None:
+    engine.put(rich(1_000))
+    calls.sizes.clear()
+    drafts = rich(AT_ONCE)
+    assert engine.is_put_atomic(drafts)
+    engine.put(drafts)
+    assert calls.sizes == [AT_ONCE]
+    assert not engine.is_put_atomic(rich(AT_ONCE + 1))
+
+
+def test_plain_messages_have_a_limit_of_their_own(engine: FullEngine, calls: Calls) -> None:
+    calls.most = PLAIN_AT_ONCE
+    engine.put(plain(5 * PLAIN_AT_ONCE))
+    assert max(calls.sizes) == PLAIN_AT_ONCE
+
+    calls.sizes.clear()
+    engine.put([*plain(300), *rich(300)])
+    assert calls.sizes[0] == 300  # of plain ones only
+    assert max(calls.sizes[1:]) <= AT_ONCE
+
+    calls.most = 0
+    engine.put(plain(5 * PLAIN_AT_ONCE))
+    assert calls.sizes[-2] == AT_ONCE
+
+
+def test_settlements_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
+    engine.put(plain(3_000))
+
+    def settle(count: int) -> list[int]:
+        leases = engine.lease(count).leases
+        calls.sizes.clear()
+        answers = engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+        assert answers == ["acked"] * count
+        return calls.sizes[:]
+
+    sizes = settle(1_000)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-2] == LEAST_AT_ONCE
+    calls.most = AT_ONCE
+    assert max(settle(2_000)) == AT_ONCE
+    assert not engine.lease(1).leases
+
+
+def test_settlements_that_publish_are_one_call(engine: FullEngine, calls: Calls) -> None:
+    """A refused message undoes all of it."""
+    engine.put(plain(AT_ONCE + 500))
+    leases = engine.lease(AT_ONCE + 500).leases
+    ends = [Settlement(lease.handle, lease.fence) for lease in leases]
+    engine.settle(ends[:500])
+    calls.sizes.clear()
+    engine.settle(ends[500:], publish={0: [Draft("next", b"")]})
+    assert calls.sizes == [AT_ONCE - 1]  # and one that publishes
