@@ -375,6 +375,30 @@ def test_cancelled_run(app: Laneway, log: Log) -> None:
     assert log.entries[-1] == "hand over"
 
 
+def test_second_signal(app: Laneway, log: Log) -> None:
+    """A second signal ends the holder at once; the term is not handed over."""
+
+    def hang(term: Term) -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            log.add("ended")
+
+    async def main(election: Election) -> int:
+        task = asyncio.create_task(election.arun())
+        await asyncio.to_thread(log.wait_for, "execute")
+        assert election._campaign is not None
+        for _ in range(2):
+            election._campaign.stop_by_signal()
+        return await task
+
+    election = app.election("q", plain(log, hang), term=LONG)
+    assert asyncio.run(main(election)) == 1
+    log.wait_for("ended")
+    assert (election.state().state, election.state().handed_over) == ("free", False)
+
+
 def test_several_elections(app: Laneway) -> None:
     """One process may hold several terms; closing the application ends them in order."""
     logs = [Log() for _ in range(4)]

@@ -37,3 +37,11 @@ def test_schedule_by_the_sun_without_its_extra_is_a_clear_error(
         UsageError, match=r"sun= needs the package astral; pip install 'laneway\[solar\]'"
     ):
         Laneway().schedule("lights", Message("lights", 1), sun=("sunrise", 52.5, 13.4))
+
+
+def test_election_by_zookeeper_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The election's definition raises an error with the command that installs the extra."""
+    monkeypatch.setitem(sys.modules, "kazoo.client", None)
+    monkeypatch.delitem(sys.modules, "laneway.cluster.zookeeper", raising=False)
+    with pytest.raises(UsageError, match=r'need kazoo; install it: pip install "laneway\[zoo'):
+        Laneway().election("index", zookeeper="localhost:2181")

@@ -73,7 +73,8 @@ class Campaign:
         self._is_stopping = False
         self._thread_id = 0
         self._signals = 0
-        self._task: asyncio.Task[int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._terms = 0
         self.ended = threading.Event()
         """Set once it does not use the store any more."""
         self.stop_seconds = times.bound + times.term
@@ -127,9 +128,11 @@ class Campaign:
                     self.stop()
                     if cancellations > 1:
                         task.cancel()
-            if cancellations and not (not task.cancelled() and task.exception()):
+            if not task.cancelled():
+                task.result()  # raises what makes the election impossible
+            if cancellations:
                 raise asyncio.CancelledError
-            return task.result()
+            return self._terms
         finally:
             self.ended.set()
 
@@ -138,22 +141,21 @@ class Campaign:
         if self._renewal is not None:
             self._renewal.step_down("this candidate is stopped")
 
-    async def _run(self) -> int:
-        terms = failures = 0
+    async def _run(self) -> None:
+        failures = 0
         try:
-            while not self._is_stopping and (self._most is None or terms < self._most):
+            while not self._is_stopping and (self._most is None or self._terms < self._most):
                 claim = await self._candidacy()
                 if claim is None:
                     break
-                terms += 1
+                self._terms += 1
                 is_success = await self._serve(claim)
                 failures = 0 if is_success else failures + 1
-                if terms != self._most:
+                if self._terms != self._most:
                     await self._pause(self._back_off(failures))
         finally:
             with contextlib.suppress(Exception):
                 await self._do(self._store.close)
-        return terms
 
     def _back_off(self, failures: int) -> float:
         """Long enough for another candidate to look in between."""

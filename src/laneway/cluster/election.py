@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -93,6 +94,7 @@ class Election:
         self._zookeeper = zookeeper
         self._lock = threading.Lock()
         self._campaign: Campaign | None = None
+        self._pid = 0  # of the campaign: a forked child has none of its parent's
 
     @property
     def threads(self) -> Executor:
@@ -144,7 +146,7 @@ class Election:
         does not wait.
         """
         with self._lock:
-            campaign = self._campaign
+            campaign = self._campaign if self._pid == os.getpid() else None
         if campaign is not None:
             campaign.stop()
 
@@ -166,9 +168,9 @@ class Election:
             self.name, self._make, self.times, self._store(), self._app.threads, terms
         )
         with self._lock:
-            if self._campaign is not None:
+            if self._campaign is not None and self._pid == os.getpid():
                 raise UsageError(f"election {self.name}: it runs in this process already")
-            self._campaign = campaign
+            self._campaign, self._pid = campaign, os.getpid()
         try:
             with self._registry().running(campaign), _signals(signals, campaign):
                 return await campaign.arun()
