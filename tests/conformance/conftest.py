@@ -45,6 +45,7 @@ EXACT_IN_A_SHARD: frozenset[str] = frozenset(
         "test_only_passes_over_a_bounded_number",
         "test_shares_of_tiers_in_every_pool",
         "test_shares_of_tiers_in_every_window",
+        "test_startable",
         "test_strict_tier",
         "test_weights_at_every_moment",
     )
