@@ -13,8 +13,9 @@ In a pass, in this order:
     lease     what the worker has room for, plus a few milliseconds of work (prefetch)
 
 It owns `held`: each lease that this worker has and has not settled, by fence.
-While the worker has free slots and nothing to lease, this thread itself waits for the engine's
-notification; `ArrivalThread` listens while the worker is busy.
+While the worker has free slots and nothing to lease, this thread registers for the engine's
+notification. The event loop receives it where it can, and begins what was leased with it at once;
+else this thread waits for it. `ArrivalThread` listens while the worker is busy.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from laneway import units
+from laneway.engines.base.wakeup import ReadableListener
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.engines.shared.waiting import WaitingListener
 from laneway.errors import EngineCorrupt, EngineUnavailable
@@ -100,6 +102,13 @@ if TYPE_CHECKING:
             """Call something on the event loop."""
             ...
 
+        def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
+            """
+            Receive what arrives at the listener, on the event loop. The worker closes the file, and
+            resets `is_watched` if its event loop cannot watch files.
+            """
+            ...
+
 
 log = logging.getLogger("laneway.worker")
 
@@ -137,6 +146,12 @@ How many messages a lease has while arrivals are frequent: 1/SHORT_LEASE_DIVISOR
 about a millisecond's work, and at least MIN_SHORT_LEASE; an arrival waits for the call under way.
 """
 
+RECEIVED_SECONDS = 1.0
+"""
+How often this thread looks at what the event loop has received, if a handler blocks the event loop
+so that it does not say so: in time to extend a lease of twice that.
+"""
+
 MAX_WAIT_SECONDS = 60.0
 """How long one wait for the engine's notification lasts at most; a lost one costs that long."""
 
@@ -145,6 +160,14 @@ MAX_BURST_TOPICS = 1_000
 How many topics are examined for ready messages when a burst seems over; a burst ends too early if
 all ready ones are behind these.
 """
+
+
+class _HeldBatch(NamedTuple):
+    """A batch whose leases are held."""
+
+    batch: Batch
+    handled: list[WorkerDelivery]
+    unhandled: list[Lease]
 
 
 class EngineThread(threading.Thread):
@@ -183,6 +206,12 @@ class EngineThread(threading.Thread):
         self._renewal = LeaseRenewal()
         self._listener: WorkListener | None = None
         """Notifies this worker while it has free slots; created with the first wait."""
+        self._watched = -1
+        """The generation of the listener's file that the event loop watches."""
+        self._readable: ReadableListener | None = None
+        """The listener, if the event loop can watch it."""
+        self._received: deque[_HeldBatch | None] = deque()
+        """What the event loop has received: a batch, or None for a notification."""
         self._listen_until: float | None = None
         """When to lease without a notification (monotonic seconds); None: the worker is busy."""
         self._arrivals = ArrivalThread(engine, options.pool, self.has_work)
@@ -219,7 +248,7 @@ class EngineThread(threading.Thread):
 
     def flush(self) -> None:
         """Messages have ended, or suspects are to start: tell the engine."""
-        if self._settles_here or self.starts:
+        if self._settles_here or self.starts or self._received:
             self.has_work.set()
         if not self._settles_here:
             self._wake_settle_thread()
@@ -228,6 +257,21 @@ class EngineThread(threading.Thread):
         super().start()
         if self._settle_thread is not None:
             self._settle_thread.start()
+
+    def receive(self, found: Batch | bool) -> list[WorkerDelivery]:
+        """
+        Take what the event loop has received from the listener. Returns the deliveries to begin;
+        set `has_work` once they have begun.
+        """
+        if isinstance(found, Batch):
+            batch = self._hold(found)
+            self._received.append(batch)
+            if any(each.length_us < 2 * RECEIVED_SECONDS * units.SECOND for each in batch.handled):
+                self.has_work.set()
+            return batch.handled
+        if found:
+            self._received.append(None)
+        return []
 
     def end(self, seconds: float) -> None:
         """
@@ -325,15 +369,47 @@ class EngineThread(threading.Thread):
         try:
             if self._listener is None:
                 self._listener = self._create_listener()
-            with self.has_work.waking(self._listener.wake) as is_set:
-                found = self._listener.poll(
-                    0.0 if is_set else max(0.0, min(left, seconds)), startable
-                )
+                if isinstance(self._listener, ReadableListener):
+                    self._readable = self._listener
+            listener, readable, seconds = self._listener, self._readable, min(left, seconds)
+            if readable is not None and (startable or readable.is_watched):
+                found = readable.poll(0.0, startable)
+                if found is False and self._is_watched(readable):
+                    seconds = min(seconds, readable.look_at - time.monotonic(), RECEIVED_SECONDS)
+                    self.has_work.wait(max(0.0, seconds))
+                    seconds = 0.0
+            if found is False and seconds > 0:
+                with self.has_work.waking(listener.wake) as is_set:
+                    found = listener.poll(0.0 if is_set else seconds, startable)
         except EngineUnavailable:
             log.debug("store unavailable while the worker waited for messages")
             found = True  # the next lease raises it again, or succeeds
         if found is not False or time.monotonic() >= until:
             self._take_notification(found)
+
+    def _is_watched(self, listener: ReadableListener) -> bool:
+        """Have the event loop watch the listener's file; returns whether it does."""
+        generation = listener.generation
+        if generation != self._watched:
+            file = -1
+            with contextlib.suppress(OSError):  # too many files
+                file = listener.duplicate_file()
+            if file < 0:
+                return False
+            self._watched, listener.is_watched = generation, True
+            self._callbacks.watch(listener, file, generation)
+        return listener.is_watched
+
+    def _take_received(self) -> None:
+        """Do what follows from what the event loop has received."""
+        while self._received:
+            received = self._received.popleft()
+            if received is None:
+                self._take_notification(found=True)
+            else:
+                if received.handled:
+                    self._renewal.add(received.handled)
+                self._follow_up(received, len(received.batch.leases) + 1)
 
     def _take_notification(self, found: Batch | bool) -> None:
         """The engine has notified this worker, or leased messages to it, or it is time to look."""
@@ -357,6 +433,8 @@ class EngineThread(threading.Thread):
         """The worker is busy: the engine should notify others."""
         self._listen_until = None
         if self._listener is not None:
+            if self._readable is not None and not self._is_leasing:
+                self._readable.is_watched = False  # the rest is received before this thread ends
             try:
                 found = self._listener.pause()
             except EngineUnavailable:
@@ -398,6 +476,7 @@ class EngineThread(threading.Thread):
             self._deliver(self._lease(size), size)
 
     def _pass(self) -> None:
+        self._take_received()
         seconds = RIVALS_PREFETCH_SECONDS if self._has_rivals else PREFETCH_SECONDS
         prefetch = min(MAX_PREFETCH, int(self.settler.pace * seconds))
         if self._arrivals.was_notified:
@@ -542,6 +621,14 @@ class EngineThread(threading.Thread):
 
     def _deliver(self, batch: Batch, size: int) -> None:
         """Give a batch, for which `size` messages were requested, to the worker."""
+        held = self._hold(batch)
+        if held.handled:
+            self._renewal.add(held.handled)
+            self._callbacks.leased(held.handled)
+        self._follow_up(held, size)
+
+    def _hold(self, batch: Batch) -> _HeldBatch:
+        """Add a batch to the held leases, and find their handlers."""
         now = time.monotonic()
         deliveries: list[WorkerDelivery] = []
         unhandled: list[Lease] = []
@@ -560,9 +647,14 @@ class EngineThread(threading.Thread):
             delivery = WorkerDelivery(lease, handler, expires, length_us)
             held[lease.fence] = delivery
             deliveries.append(delivery)
-        if deliveries:
-            self._renewal.add(deliveries)
-            self._callbacks.leased(deliveries)
+        return _HeldBatch(batch, deliveries, unhandled)
+
+    def _follow_up(self, held: _HeldBatch, size: int) -> None:
+        """
+        Do what is left to do for a batch for which `size` messages were requested, and decide when
+        to lease again.
+        """
+        batch, unhandled = held.batch, held.unhandled
         if unhandled:
             if self._options.topics is None and self._engine.capabilities.only:
                 self._filter.add_unhandled(unhandled)

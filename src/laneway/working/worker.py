@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from laneway.engines.base import FullEngine
+    from laneway.engines.base.wakeup import ReadableListener
     from laneway.message import Lease
     from laneway.working.buffer import HandlerQueue
     from laneway.working.child_processes import CannotStart
@@ -116,6 +117,8 @@ class Worker:
         self._begun_count = 0
         self._priority = EnginePriority(embedded=engine.capabilities.embedded)
         self._is_flush_due = False
+        self._watched_file = -1
+        """The file that tells of arrivals; -1: the event loop watches none."""
         self._is_reservation_timed = False
         self._unhandled = UnhandledWarnings()
         self._stop_count = 0
@@ -185,6 +188,7 @@ class Worker:
                 async with self._handlers.lifespans.entered():
                     is_cancelled = await self._run_until_stopped(ready)
         finally:
+            self._stop_watching()
             if health is not None:
                 await self._loop.run_in_executor(None, health.close)
             self.ended.set()
@@ -430,6 +434,12 @@ class Worker:
     def leased(self, deliveries: list[WorkerDelivery]) -> None:
         self._loop.call_soon_threadsafe(self._add_leased, deliveries)
 
+    def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._watch, listener, file, generation)
+        except RuntimeError:  # the worker has ended
+            os.close(file)
+
     def unhandled(self, leases: list[Lease]) -> None:
         self._loop.call_soon_threadsafe(self._settle_unhandled, leases)
 
@@ -455,6 +465,42 @@ class Worker:
     def failed(self, error: BaseException) -> None:
         self._failure = error
         self.stop()
+
+    # Receive
+
+    def _watch(self, listener: ReadableListener, file: int, generation: int) -> None:
+        self._stop_watching()
+        try:
+            self._loop.add_reader(file, self._receive, listener, generation)
+        except NotImplementedError:  # an event loop that watches no files
+            os.close(file)
+            listener.is_watched = False
+            self._engine_thread.has_work.set()
+        else:
+            self._watched_file = file
+
+    def _receive(self, listener: ReadableListener, generation: int) -> None:
+        """Something has arrived at the listener, or its file was closed."""
+        try:
+            found = listener.receive()
+            deliveries = self._engine_thread.receive(found)
+        except BaseException as error:  # noqa: BLE001  # as in the engine thread, the worker ends with it
+            self._stop_watching()
+            self.failed(error)
+            return
+        if listener.generation != generation:
+            self._stop_watching()
+        if deliveries:
+            self._add_leased(deliveries)
+            self._flush_soon()
+        else:
+            self._engine_thread.has_work.set()
+
+    def _stop_watching(self) -> None:
+        if self._watched_file >= 0:
+            self._loop.remove_reader(self._watched_file)
+            os.close(self._watched_file)
+            self._watched_file = -1
 
     # Begin
 

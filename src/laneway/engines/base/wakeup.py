@@ -115,6 +115,39 @@ class WorkListener(Protocol):
 
 
 @runtime_checkable
+class ReadableListener(WorkListener, Protocol):
+    """
+    A work listener with a file that another thread may watch, and read by `receive` when it is
+    readable. So an event loop begins a handler without the thread that calls the engine.
+    """
+
+    generation: int
+    """Grows with each new file; a watcher of an older one removes its watch."""
+
+    is_watched: bool
+    """Whether a thread watches the file; set by the caller of `poll`."""
+
+    @property
+    def look_at(self) -> float:
+        """When `poll` has to be called, whether or not something arrives (monotonic seconds)."""
+        ...
+
+    def duplicate_file(self) -> int:
+        """
+        A duplicate of the file, which the caller closes; -1: there is none now, or nothing is
+        leased to this listener. For the thread that calls `poll`. Raises OSError.
+        """
+        ...
+
+    def receive(self) -> Batch | bool:
+        """
+        Return at once what has arrived, as `poll` does, or False while another thread reads it.
+        Any thread may call it.
+        """
+        ...
+
+
+@runtime_checkable
 class Wakeup(Protocol):
     """Wait for work, and listen to arrivals, results and changes of topics."""
 

@@ -339,11 +339,17 @@ class StoreWorkListener:
         self._looks_always = looks_always
         self.max_lease_us: int | None = None
         """As in `Queue.lease`."""
+        self.generation = 0
+        self.is_watched = False
         self._name = ""
         self._socket: socket.socket | None = None
         self._waker: socket.socket | None = None
+        self._reading = threading.Lock()
+        """Held while a thread reads the socket."""
         self._look_at = 0.0
         """When to look for something to lease without a notification (monotonic seconds)."""
+        self._was_notified = False
+        """Whether a notification came together with a lease."""
         self._interrupt = Interrupt()
         wakeup.waiting.append(self)
 
@@ -354,13 +360,14 @@ class StoreWorkListener:
             return self._poll_in_process(timeout)
         while not self._interrupt.is_set:
             now = time.monotonic()
-            if now >= self._look_at:
+            if now >= self.look_at:
+                self._was_notified = False
                 # The socket is bound: later publishes send to it.
                 soon = self._wakeup.look(self._pool, self._topics)
                 self._look_at = now + min(soon, LOOK_AGAIN) if soon > 0 else now + LOOK_AGAIN
                 if soon <= 0:
                     return True
-            found = self._received(bound, min(deadline, self._look_at) - time.monotonic())
+            found = self._received(bound, min(deadline, self.look_at) - time.monotonic())
             if found is not False:
                 if not self._looks_always:
                     return found
@@ -413,7 +420,25 @@ class StoreWorkListener:
         with contextlib.suppress(OSError):  # the folder was emptied
             waker.connect(f"{self._folder}/{name}")
         self._socket, self._waker = bound, waker
+        self.generation += 1
         return bound
+
+    @property
+    def look_at(self) -> float:
+        return 0.0 if self._was_notified else self._look_at
+
+    def duplicate_file(self) -> int:
+        if self._socket is None or not self._wakeup.may_lease:
+            return -1
+        return os.dup(self._socket.fileno())
+
+    def receive(self) -> Batch | bool:
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            return self._socket is not None and self._read(self._socket)
+        finally:
+            self._reading.release()
 
     def _received(self, bound: socket.socket, seconds: float) -> Batch | bool:
         """What is received within so many seconds; ends early after `wake`."""
@@ -421,6 +446,10 @@ class StoreWorkListener:
             poll = select.poll()
             poll.register(bound, select.POLLIN)
             poll.poll(seconds * 1000)
+        with self._reading:
+            return self._read(bound)
+
+    def _read(self, bound: socket.socket) -> Batch | bool:
         is_notified, batch = False, None
         with contextlib.suppress(BlockingIOError):
             while content := bound.recv(MOST_BYTES):
@@ -435,8 +464,7 @@ class StoreWorkListener:
                     is_notified |= content != WAKE
         if batch is None:
             return is_notified
-        if is_notified:
-            self._look_at = 0.0
+        self._was_notified |= is_notified
         return batch
 
     def wake(self) -> None:
@@ -450,6 +478,7 @@ class StoreWorkListener:
         bound, waker, self._socket, self._waker = self._socket, self._waker, None, None
         if bound is None or waker is None:
             return False
+        self.generation += 1
         with contextlib.suppress(OSError):
             os.unlink(f"{self._folder}/{self._name}")
             os.rmdir(self._folder)  # unless others wait too

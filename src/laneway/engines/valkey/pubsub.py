@@ -35,6 +35,8 @@ class Subscription:
         self._connection: Any = None
         self._tried = 0.0
         self._silence, self._other_end = socket.socketpair()
+        self.generation = 0
+        """Grows with each connection and with its end."""
         self._connect()
 
     def fileno(self) -> int:
@@ -45,6 +47,11 @@ class Subscription:
             if connection is not None and connection._sock is not None  # noqa: SLF001
             else self._silence.fileno()
         )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `fileno` is that of a connection."""
+        return self._connection is not None
 
     def poll(self) -> list[bytes] | None:
         """
@@ -87,6 +94,7 @@ class Subscription:
         except (refusals.RedisError, OSError, hiredis.HiredisError):
             return False
         self._connection = connection
+        self.generation += 1
         return True
 
     def _subscribe(self, connection: Any) -> None:
@@ -97,6 +105,7 @@ class Subscription:
         if self._connection is not None:
             self._connection.disconnect()
             self._connection = None
+            self.generation += 1
 
     def close(self) -> None:
         """Stop listening."""

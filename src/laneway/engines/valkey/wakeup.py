@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import secrets
 import select
 import socket
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from laneway.engines.sharded.grants import EVERY
@@ -71,7 +73,7 @@ class _Channel:
 
     def __init__(self, space: Namespace) -> None:
         self.name = f"laneway:{space.name}:{secrets.token_hex(8)}"
-        self._subscription = space.server.subscription(self.name)
+        self.subscription = space.server.subscription(self.name)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -97,17 +99,22 @@ class _Channel:
         The messages that arrive within so many seconds; ends early after `wake`. None: messages may
         have been lost.
         """
-        messages = self._subscription.poll()
-        if messages == [] and seconds > 0 and not self._is_woken:
-            poll = select.poll()  # `select.select` is limited to 1,024 files
-            poll.register(self._subscription, select.POLLIN)
-            poll.register(self._woken, select.POLLIN)
-            poll.poll(math.ceil(seconds * 1000))
-            messages = self._subscription.poll()
+        messages = self.subscription.poll()
+        if messages == [] and seconds > 0:
+            self.wait(seconds)
+            messages = self.subscription.poll()
         return messages
 
+    def wait(self, seconds: float) -> None:
+        """Wait until something arrives, at most so many seconds; ends early after `wake`."""
+        if not self._is_woken:
+            poll = select.poll()  # `select.select` is limited to 1,024 files
+            poll.register(self.subscription, select.POLLIN)
+            poll.register(self._woken, select.POLLIN)
+            poll.poll(math.ceil(seconds * 1000))
+
     def close(self) -> None:
-        self._subscription.close()
+        self.subscription.close()
         self._woken.close()
         self._waker.close()
 
@@ -229,6 +236,11 @@ class StoreWorkListener:
         self._shards = set(range(space.shards))
         self._absent = set(self._shards)
         """The shards where this listener is not registered."""
+        self._left: deque[set[int]] = deque()
+        """Shards that removed the registration by what they published; added to `_absent` soon."""
+        self.is_watched = False
+        self._reading = threading.Lock()
+        """Held while a thread reads the channel."""
         self._look_at = 0.0
         """When to look for something to lease without a notification (monotonic seconds)."""
         self._look_again = _look_again(space)
@@ -242,6 +254,7 @@ class StoreWorkListener:
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
         deadline = time.monotonic() + timeout
         found = self._received(0.0)
+        self._note_left()
         while found is False and not self._channel.take_wake():
             now = time.monotonic()
             if now < self._rest_until:
@@ -254,29 +267,72 @@ class StoreWorkListener:
             if now >= deadline:
                 return False
             found = self._received(min(deadline, look_at) - now)
-        self._rest_until = time.monotonic() + REST_SECONDS if isinstance(found, Batch) else 0.0
+            self._note_left()
         return found
+
+    @property
+    def generation(self) -> int:
+        return self._channel.subscription.generation
+
+    @property
+    def look_at(self) -> float:
+        return self._rest_until if self._absent else self._look_at
+
+    def duplicate_file(self) -> int:
+        subscription = self._channel.subscription
+        with self._reading:
+            if len(self._shards) > 1 or not subscription.is_connected:
+                return -1
+            return os.dup(subscription.fileno())
+
+    def receive(self) -> Batch | bool:
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            subscription = self._channel.subscription
+            # `poll` connects again, which may take long.
+            return subscription.is_connected and self._read(subscription.poll())
+        finally:
+            self._reading.release()
+
+    def _note_left(self) -> None:
+        while self._left:
+            self._absent |= self._left.popleft()
 
     def _received(self, seconds: float) -> Batch | bool:
         """What a shard publishes to this listener within so many seconds."""
-        messages = self._channel.poll(seconds)
+        with self._reading:
+            messages = self._channel.subscription.poll()
+            found = self._read(messages)
+        if messages == [] and seconds > 0:
+            self._channel.wait(seconds)
+            with self._reading:
+                found = self._read(self._channel.subscription.poll())
+        return found
+
+    def _read(self, messages: list[bytes] | None) -> Batch | bool:
+        """What these messages say."""
         if messages is None:  # notifications may have been lost, and the server restarted
-            self._absent = set(self._shards)
+            self._left.append(self._shards)
             return True
         batch: Batch | None = None
         notified: set[int] = set()
         for message in messages:
             self._is_lease_coming = message == LEASED
             if message == LEASED:
-                self._absent = set(self._shards)
+                self._left.append(self._shards)
             elif message.isdigit():
                 notified.add(int(message))
             else:
                 leased = records.read_batch(message)
                 batch = leased if batch is None else joined(batch, leased)
-        self._absent |= notified
-        self._note_notified(notified)
-        return bool(notified) if batch is None else batch
+        if notified:
+            self._left.append(notified)
+            self._note_notified(notified)
+        if batch is None:
+            return bool(notified)
+        self._rest_until = time.monotonic() + REST_SECONDS
+        return batch
 
     def _look(self, startable: int, *, is_all: bool) -> bool:
         """
@@ -324,12 +380,15 @@ class StoreWorkListener:
 
     def pause(self) -> Batch | bool:
         was_notified = not self._leave()
+        if self.is_watched:  # the watcher receives the rest
+            return self._received(0.0)
         # What was published before it left is read: it may have been leased to this worker.
         found = self._received(DELIVERY_SECONDS if was_notified else 0.0)
         return self._received(DELIVERY_SECONDS) if self._is_lease_coming else found
 
     def _leave(self) -> bool:
         """Remove the registrations. Returns whether all of them still existed."""
+        self._note_left()
         registered = sorted(self._shards - self._absent)
         self._absent, self._look_at = set(self._shards), 0.0
         if not registered:
@@ -339,7 +398,8 @@ class StoreWorkListener:
         return all(existed for (existed, *_) in answers)
 
     def close(self) -> None:
-        self._channel.close()
+        with self._reading:
+            self._channel.close()
 
 
 def joined(batch: Batch, later: Batch) -> Batch:

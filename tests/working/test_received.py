@@ -1,0 +1,92 @@
+"""A worker whose event loop receives what publishes lease to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from laneway import Laneway, Message
+from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS
+from tests.working.support import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Received:
+    """A worker of one program, and another program that publishes to it while it is idle."""
+
+    def __init__(self, app: Laneway, other: Laneway) -> None:
+        self.other = other
+        self.seen: list[object] = []
+        self.blocks_seconds = 0.0
+        app.handler("t")(self._handle)
+        self.worker = app.worker(concurrency=20)
+
+    async def _handle(self, message: Message) -> None:
+        time.sleep(self.blocks_seconds)  # noqa: ASYNC251  # it blocks the event loop
+        self.seen.append(message.body)
+
+    def publish(self, topic: str, body: int) -> None:
+        time.sleep(0.1)  # the worker registers
+        self.other.publish(topic, body)
+
+
+@pytest.fixture
+def received(app: Laneway, tmp_path: Path) -> Iterator[Received]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as other:
+        received = Received(app, other)
+        thread = threading.Thread(target=received.worker.run)
+        thread.start()
+        try:
+            until(lambda: app.workers() != [])
+            yield received
+        finally:
+            received.worker.stop()
+            thread.join()
+
+
+def test_message_without_handler(received: Received) -> None:
+    """A worker that receives only a message without a handler goes on."""
+    received.publish("other", 1)
+    received.publish("t", 2)
+    until(lambda: received.seen == [2])
+
+
+def test_blocked_event_loop(received: Received) -> None:
+    """The lease is extended while the handler blocks the event loop that received it."""
+    received.blocks_seconds = SENT_LEASE_SECONDS + 1.0
+    received.publish("t", 1)
+    until(lambda: received.seen != [])
+    received.blocks_seconds = 0.0
+    received.publish("t", 2)
+    until(lambda: 2 in received.seen)
+    assert received.seen == [1, 2]
+
+
+def test_event_loop_without_files(
+    app: Laneway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the event loop watches no files, the engine thread receives."""
+
+    def add_reader(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", add_reader)
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as other:
+        received = Received(app, other)
+        thread = threading.Thread(target=received.worker.run)
+        thread.start()
+        try:
+            until(lambda: app.workers() != [])
+            for n in range(3):
+                received.publish("t", n)
+            until(lambda: received.seen == [0, 1, 2])
+        finally:
+            received.worker.stop()
+            thread.join()
