@@ -35,8 +35,8 @@ class Lifespans:
     def __init__(self) -> None:
         self._functions: dict[Any, Callable[[], Any]] = {}
         """By the type of the state, in the order in which they were declared."""
-        self._states: dict[asyncio.AbstractEventLoop, States] = {}
-        """By the event loop of the worker."""
+        self._states: dict[asyncio.AbstractEventLoop, list[States]] = {}
+        """By the event loop: the states of its workers."""
         self._asked: list[tuple[str, set[Any]]] = []
         """Functions that were registered so far, with the types of their parameters."""
 
@@ -104,7 +104,8 @@ class Lifespans:
             loop: Any = asyncio.get_running_loop()
         except RuntimeError:
             loop = getattr(threading.current_thread(), "worker_loop", None)
-        states = self._states.get(loop, {})
+        workers = self._states.get(loop)
+        states = workers[-1] if workers else {}
         for name, kind in wanted.items():
             if kind not in states:
                 raise UsageError(
@@ -124,11 +125,14 @@ class Lifespans:
                     states[kind] = await entering
                 else:
                     states[kind] = stack.enter_context(contextmanager(function)())
-            self._states[loop] = states
+            workers = self._states.setdefault(loop, [])
+            workers.append(states)
             try:
                 yield
             finally:
-                del self._states[loop]
+                workers[:] = [each for each in workers if each is not states]
+                if not workers:
+                    del self._states[loop]
 
 
 def asks_for_state(function: Callable[..., Any]) -> bool:
