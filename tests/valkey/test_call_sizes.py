@@ -23,6 +23,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.leases = 0
         self.most = 0
 
     def add(self, name: str, arguments: tuple[Any, ...], answers: list[Any]) -> None:
@@ -32,6 +33,7 @@ class Calls:
         elif name == "settle":
             size = len(msgspec.msgpack.decode(arguments[0])) // 3
         else:
+            self.leases += name == "lease"
             return
         self.sizes.append(size)
         assert 0 <= answers[-1] < 10_000_000
@@ -136,3 +138,17 @@ def test_settlements_that_publish_are_one_call(engine: FullEngine, calls: Calls)
     calls.sizes.clear()
     engine.settle(ends[500:], publish={0: [Draft("next", b"")]})
     assert calls.sizes == [AT_ONCE - 1]  # and one that publishes
+
+
+def test_a_lease_passes_over_few_settled_ones(engine: FullEngine, calls: Calls) -> None:
+    """After a burst, the ends of as many leases are due as it had messages."""
+    now, second, count = 2_200_000_000_000_000, 1_000_000, 3_000
+    engine.put(plain(count), now_us=now)
+    held = engine.lease(1, now_us=now).leases[0]
+    while leases := engine.lease(AT_ONCE, now_us=now).leases:
+        engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
+        now += 1
+    calls.leases = 0
+    found = engine.lease(2, now_us=now + 3_600 * second).leases
+    assert [lease.id for lease in found] == [held.id]
+    assert calls.leases > 2

@@ -367,7 +367,7 @@ local settling = part(function(settling)
     end
 
     -- End the leases of one time's events that have run out, at most so many, by fence. Returns how
-    -- many.
+    -- many, and how many were looked at, with those that were settled or extended.
     function settling.run_out_at(at, most)
         local entries, mids, held = {}, {}, {}
         for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0,
@@ -401,7 +401,7 @@ local settling = part(function(settling)
         if #held > 0 then
             settling.expect(math.max(next_deadline, at), held)
         end
-        return ended
+        return ended, #entries
     end
 
     -- Start and extend
