@@ -69,7 +69,7 @@ def test_an_error_after_the_first_part_says_that_the_effect_is_unknown(error: Ex
 def test_a_call_size_adapts_to_the_last_call() -> None:
     """It shrinks after a slow call, grows after a fast one that was full, and has bounds."""
     size = CallSize(60, 250, 6_000)
-    assert size.limit == 155
+    assert size.limit == 60
     size.fit(155, 3_999)
     assert size.limit == 193
     size.fit(193, 4_000)  # neither slow nor fast
@@ -88,9 +88,9 @@ def test_a_call_size_adapts_to_the_last_call() -> None:
 
 
 def test_each_page_has_the_limit_of_its_time() -> None:
-    size = CallSize(2, 6, 6_000)
+    size = CallSize(4, 6, 6_000)
     found = []
-    for page in size.pages(range(16)):
+    for page in size.pages(range(24)):
         found.append(len(page))
-        size.fit(len(page), 9_000 if len(found) < 2 else 0)
-    assert found == [4, 3, 3, 3, 3]
+        size.fit(len(page), 9_000 if len(found) == 3 else 0)
+    assert found == [4, 5, 6, 4, 5]

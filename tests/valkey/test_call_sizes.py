@@ -72,18 +72,19 @@ def plain(count: int) -> list[Draft]:
 
 
 def test_large_puts_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
+    calls.most = PLAIN_AT_ONCE
+    engine.put(rich(2_000))
+    assert calls.sizes[0] == LEAST_AT_ONCE
+    assert max(calls.sizes) == AT_ONCE
+
+    calls.most = 0
+    calls.sizes.clear()
     receipts = engine.put(rich(1_000))
     assert [receipt.outcome for receipt in receipts] == ["accepted"] * 1_000
     assert len({receipt.id for receipt in receipts}) == 1_000
     assert sum(calls.sizes) == 1_000
     assert calls.sizes == sorted(calls.sizes, reverse=True)
     assert calls.sizes[-2] == LEAST_AT_ONCE
-
-    calls.most = PLAIN_AT_ONCE
-    calls.sizes.clear()
-    engine.put(rich(2_000))
-    assert calls.sizes[0] == LEAST_AT_ONCE
-    assert max(calls.sizes) == AT_ONCE
 
 
 def test_a_put_that_has_to_be_atomic_is_one_call(engine: FullEngine, calls: Calls) -> None:
@@ -121,11 +122,12 @@ def test_settlements_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
         assert answers == ["acked"] * count
         return calls.sizes[:]
 
+    calls.most = AT_ONCE
+    assert max(settle(2_000)) == AT_ONCE
+    calls.most = 0
     sizes = settle(1_000)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-2] == LEAST_AT_ONCE
-    calls.most = AT_ONCE
-    assert max(settle(2_000)) == AT_ONCE
     assert not engine.lease(1).leases
 
 

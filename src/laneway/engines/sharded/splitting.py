@@ -56,7 +56,7 @@ class CallSize:
         microseconds of processor time a call may use.
         """
         self._least, self._most, self._longest_us = least, most, longest_us
-        self.limit = (least + most) // 2
+        self.limit = least  # nothing is known about the first call
 
     def fit(self, count: int, call_us: int, *, is_full: bool = True) -> None:
         """

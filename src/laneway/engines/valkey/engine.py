@@ -59,7 +59,7 @@ Events, wakes and sweeps that one function call processes at most, because the s
 other client meanwhile.
 """
 
-PUT_US = SETTLE_US = 6_000
+PUT_US = SETTLE_US = 5_000
 """How long a call of these functions should use the server's processor."""
 
 LEASE_US = 4_000
