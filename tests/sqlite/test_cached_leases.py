@@ -56,3 +56,20 @@ def test_another_process_may_settle(engines: tuple[Any, Any]) -> None:
     assert settle(one, leases, "retry") == ["lost", "lost"]
     states = one.lookup("t", ["id0", "id1", "id2"], now_us=NOW)
     assert states == {"id0": "finished", "id1": "finished", "id2": "waiting"}
+
+
+def test_settled_leases_wake_nobody(tmp_path: Path) -> None:
+    """When the first of many settled leases would end, the others' ends are forgotten too."""
+    with closing(open_engine(f"sqlite:///{tmp_path}/x.db", Settings())) as engine:
+        engine.put([Draft("t", b"x", id=str(n)) for n in range(50)], now_us=NOW)
+        ends_us = 0
+        for n in range(50):
+            (lease,) = engine.lease(1, now_us=NOW + n).leases
+            if n != 30:
+                settle(engine, [lease])
+            else:
+                ends_us = lease.deadline_us
+        first_us = ends_us - 30
+        assert engine.lease(1, now_us=first_us).next_wake_us == ends_us
+        (late,) = engine.lease(1, now_us=ends_us).leases
+        assert late.id == "30"

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 _dumps = msgspec.json.Encoder().encode
 
 
+LEASE_ENDS_AHEAD = 100
+"""
+How many of the next events are examined when leases' ends are due. Most leases were settled long
+before; without this, each such end would wake an idle worker.
+"""
+
+
 def run(tx: Transaction, budget: int) -> None:
     """
     Do everything that is due, at most `budget` of each kind; call it at the beginning of a
@@ -49,9 +56,12 @@ def next_wake(tx: Transaction) -> int | None:
 
 
 def _events(tx: Transaction, budget: int) -> None:
-    left = budget
+    left, had_lease_end = budget, False
     while left > 0 and (page := tx.all("events_due", tx.now, left)):
+        had_lease_end |= any(kind == LEASES_END for _, kind, _, _ in page)
         left -= _apply(tx, page, left)
+    if had_lease_end:
+        tx.run("lease_ends_forget", tx.now, LEASE_ENDS_AHEAD)
     tx.run("idents_forget", tx.now, budget)
     tx.run("edges_forget", tx.now, budget)
     tx.run("kept_forget", tx.now, budget)

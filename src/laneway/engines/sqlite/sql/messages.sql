@@ -66,6 +66,14 @@ DELETE FROM event WHERE (at, kind, a) IN (VALUES (?, ?, ?));
 -- name: events_due
 SELECT at, kind, a, b FROM event WHERE at <= ? ORDER BY at, kind, a LIMIT ?;
 
+-- name: lease_ends_forget
+-- Of the next events, the ends of leases that are all settled.
+DELETE FROM event WHERE (at, kind, a) IN (
+    SELECT e.at, e.kind, e.a FROM (
+        SELECT at, kind, a, b FROM event WHERE at > ? ORDER BY at, kind, a LIMIT ?
+    ) e WHERE e.kind = 1
+        AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN e.a AND e.b));
+
 -- name: serial_keys_read
 SELECT k.lane, k.key, k.head, k.held FROM (VALUES (?, ?)) v
   CROSS JOIN serial_key k ON k.lane = v.column1 AND k.key = v.column2;
