@@ -118,7 +118,8 @@ def test_a_file_without_inbox_gets_one(path: Path, engine: FullEngine) -> None:
     engine.close()
     with closing(sqlite3.connect(path)) as raw:
         raw.executescript(
-            "DROP TABLE inbox; DROP TABLE workers; DROP TABLE elections; PRAGMA user_version = 5"
+            "DROP TABLE inbox; DROP TABLE workers; DROP TABLE elections; DROP TABLE forwarded;"
+            "PRAGMA user_version = 5"
         )
     with closing(open_engine(f"sqlite:///{path}", Settings())) as again:
         again.put([Draft("a", b"")])
