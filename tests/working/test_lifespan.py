@@ -97,6 +97,31 @@ def test_each_worker_has_its_own(app: Laneway) -> None:
     assert len({id(db) for db in found}) == 2
 
 
+def test_each_worker_of_one_event_loop_has_its_own(app: Laneway) -> None:
+    @app.lifespan
+    async def database() -> AsyncIterator[Database]:
+        yield Database()
+
+    found: list[Database] = []
+
+    @app.handler("a")
+    async def handle(message: Message, db: Database) -> None:
+        found.append(db)
+        began.release()
+        await asyncio.wait_for(both.wait(), 30)
+
+    async def run() -> None:
+        async with app.worker(concurrency=1), app.worker(concurrency=1):
+            for n in range(2):  # the second when one worker is busy: the other gets it
+                await app.apublish("a", n)
+                await asyncio.wait_for(began.acquire(), 30)
+            both.set()
+
+    began, both = asyncio.Semaphore(0), asyncio.Event()
+    asyncio.run(run())
+    assert len({id(db) for db in found}) == 2
+
+
 def test_called_as_a_function_a_task_takes_the_state(app: Laneway) -> None:
     @app.lifespan
     def database() -> Iterator[Database]:

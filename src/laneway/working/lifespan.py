@@ -8,14 +8,13 @@ A handler asks for it with a parameter of that type, which its callers leave out
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import threading
 import types
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway.errors import UsageError
@@ -23,20 +22,24 @@ from laneway.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    States = dict[Any, Any]
-    """By type: what a lifespan has yielded."""
+States = dict[Any, Any]
+"""By type: what a lifespan has yielded."""
+
+STATES: ContextVar[States] = ContextVar("laneway-states")
+"""
+The states of the worker that runs this code. A worker sets it before it creates its executors,
+whose tasks and threads inherit it.
+"""
 
 ITERATORS = (AsyncIterator, AsyncGenerator, Iterator, Generator)
 
 
 class Lifespans:
-    """The lifespans of an application, and the states of its workers in this process."""
+    """The lifespans of an application."""
 
     def __init__(self) -> None:
         self._functions: dict[Any, Callable[[], Any]] = {}
         """By the type of the state, in the order in which they were declared."""
-        self._states: dict[asyncio.AbstractEventLoop, list[States]] = {}
-        """By the event loop: the states of its workers."""
         self._asked: list[tuple[str, set[Any]]] = []
         """Functions that were registered so far, with the types of their parameters."""
 
@@ -85,7 +88,7 @@ class Lifespans:
             given = {name: kwargs.pop(name) for name in wanted.keys() & kwargs.keys()}
             missing = {name: kind for name, kind in wanted.items() if name not in given}
             values = {**outer.bind(*args, **kwargs).arguments, **given}
-            values |= self._of_worker(where, missing)
+            values |= _of_worker(where, missing)
             ordered = {name: values[name] for name in signature.parameters if name in values}
             full = inspect.BoundArguments(signature, cast("Any", ordered))
             return function(*full.args, **full.kwargs)
@@ -99,45 +102,34 @@ class Lifespans:
         injected.asks_for_state = True
         return cast("Callable[..., Any]", injected)
 
-    def _of_worker(self, where: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        try:
-            loop: Any = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = getattr(threading.current_thread(), "worker_loop", None)
-        workers = self._states.get(loop)
-        states = workers[-1] if workers else {}
-        for name, kind in wanted.items():
-            if kind not in states:
-                raise UsageError(
-                    f"{where}: no worker runs here that has a {_name(kind)}; pass {name}="
-                )
-        return {name: states[kind] for name, kind in wanted.items()}
-
     @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """The states exist during the block, for the worker of the running event loop."""
-        loop = asyncio.get_running_loop()
+    async def entered(self, states: States) -> AsyncIterator[None]:
+        """Fill the states of a worker; they exist during the block."""
         async with AsyncExitStack() as stack:
-            states: States = {}
             for kind, function in self._functions.items():
                 if inspect.isasyncgenfunction(function):
                     entering = stack.enter_async_context(asynccontextmanager(function)())
                     states[kind] = await entering
                 else:
                     states[kind] = stack.enter_context(contextmanager(function)())
-            workers = self._states.setdefault(loop, [])
-            workers.append(states)
             try:
                 yield
             finally:
-                workers[:] = [each for each in workers if each is not states]
-                if not workers:
-                    del self._states[loop]
+                states.clear()
 
 
 def asks_for_state(function: Callable[..., Any]) -> bool:
     """Whether a lifespan provides parameters of the function."""
     return getattr(function, "asks_for_state", False)
+
+
+def _of_worker(where: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The wanted states, by the name of the parameter. Raises UsageError outside of a worker."""
+    states = STATES.get({})
+    for name, kind in wanted.items():
+        if kind not in states:
+            raise UsageError(f"{where}: no worker runs here that has a {_name(kind)}; pass {name}=")
+    return {name: states[kind] for name, kind in wanted.items()}
 
 
 def _yielded(function: Callable[..., Any]) -> Any:

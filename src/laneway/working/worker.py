@@ -46,6 +46,7 @@ from laneway.working.executors.processes import ProcessExecutor, fork_server_for
 from laneway.working.executors.threads import ThreadExecutor
 from laneway.working.heartbeat import Heartbeat
 from laneway.working.hook_thread import EngineWithHooks, HookThread
+from laneway.working.lifespan import STATES, States
 from laneway.working.notification_thread import NotificationThread
 from laneway.working.outcome import (
     dead_letter_for_fault,
@@ -169,7 +170,10 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was requested, or the last handler has ended
         health = self._open_health_server()  # first: the port may be taken
+        states: States = {}
+        outer = STATES.set(states)
         self._create_executors()
+        STATES.reset(outer)
         self._engine_thread = EngineThread(
             self._reporting_engine(), self._options, self, self._priority
         )
@@ -185,7 +189,7 @@ class Worker:
             )
             with self._signals(signals), contextlib.closing(notifications):
                 notifications.start()
-                async with self._handlers.lifespans.entered():
+                async with self._handlers.lifespans.entered(states):
                     is_cancelled = await self._run_until_stopped(ready)
         finally:
             self._stop_watching()

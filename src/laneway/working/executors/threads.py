@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from laneway.working.handler import CURRENT
+from laneway.working.lifespan import STATES
 from laneway.working.time_limits import raise_in_thread
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ class ThreadExecutor:
         self.priority = priority
         self.runner: Runner | None = None
         """Stops units; None: the thread that runs the unit does."""
+        self.states = STATES.get({})
+        """What lifespans have made for this worker."""
         self._finished = finished
         self._dispatch = dispatch
         self._middlewares = middlewares
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
         self._is_collect_due = False
         self._max_threads = max_threads
@@ -128,7 +131,7 @@ class ThreadExecutor:
             self._is_collect_due = True
             # A closed loop: a handler that was given up has ended after all.
             with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._collect)
+                self._loop.call_soon_threadsafe(self._collect)
 
     # On the event loop
 
@@ -148,7 +151,6 @@ class _HandlerThread(threading.Thread):
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
         self._executor = executor
-        self.worker_loop = executor.loop  # by which lifespans find the worker's state
         # Held while an exception is raised in this thread, and while its target changes.
         self._lock = threading.Lock()
         self._unit: WorkerDelivery | None = None
@@ -158,6 +160,7 @@ class _HandlerThread(threading.Thread):
         executor = self._executor
         ready = executor.ready
         executor.is_thread_waking = False
+        STATES.set(executor.states)
         while not self._is_abandoned:
             try:
                 unit = ready.popleft()
