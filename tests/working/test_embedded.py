@@ -207,6 +207,26 @@ def test_close_in_a_handler_is_refused(app: Laneway) -> None:
     )
 
 
+def test_a_worker_that_waits_gets_what_a_busy_one_cannot_start(app: Laneway) -> None:
+    """A second notification must not let the busy worker keep the next message for itself."""
+
+    @app.handler("a")
+    async def handle(message: Message) -> None:
+        began.release()
+        await both.wait()
+
+    async def run() -> None:
+        async with app.worker(concurrency=1), app.worker(concurrency=1):
+            for n in range(2):
+                await app.apublish("a", n)
+                await asyncio.wait_for(began.acquire(), 30)
+            both.set()
+
+    for _ in range(5):
+        began, both = asyncio.Semaphore(0), asyncio.Event()
+        asyncio.run(run())
+
+
 def test_two_workers_in_one_process(app: Laneway) -> None:
     """Each message is handled by one of two workers; ending one does not affect the other."""
 

@@ -455,8 +455,11 @@ class EngineThread(threading.Thread):
         if not self._is_leasing or self.is_paused or not self._should_lease:
             return 0
         if room < max(1, prefetch // REFILL_DIVISOR):
-            # The engine notified this worker only. It leases although it is full, so that the
-            # engine notifies another worker of what this one cannot start.
+            # The engine notified this worker only, which cannot start what came. It leases although
+            # it is full if nothing else makes the engine notify another worker.
+            if room <= 0 and self._was_notified and self._listener is not None:
+                self._stop_listening()  # else it could notify itself
+                self._was_notified = not self._listener.pass_on()
             return int(self._was_notified)
         if self._arrivals.are_frequent:
             return min(room, max(MIN_SHORT_LEASE, prefetch // SHORT_LEASE_DIVISOR))

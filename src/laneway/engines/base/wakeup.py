@@ -105,7 +105,17 @@ class WorkListener(Protocol):
 
     def pause(self) -> Batch | bool:
         """
-        Stop being notified until the next `poll`. Returns what had arrived before, as `poll` does.
+        Stop being notified until the next `poll`. Returns what had arrived before, as `poll` does;
+        an engine may instead pass a notification on to another worker that waits.
+        """
+        ...
+
+    def pass_on(self) -> bool:
+        """
+        Notify another worker that waits, because the caller cannot start what it was notified of.
+
+        False: the engine has no way to do that. The caller leases a message then, so that the
+        engine sees what is left.
         """
         ...
 

@@ -41,5 +41,9 @@ class WaitingListener:
         """Nothing to stop: the engine knows a waiter only while it waits."""
         return False
 
+    def pass_on(self) -> bool:
+        """The engine itself wakes others."""
+        return False
+
     def close(self) -> None:
         """Nothing to free."""

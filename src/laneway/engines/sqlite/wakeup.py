@@ -488,7 +488,15 @@ class StoreWorkListener:
         found = self._received(bound, 0.0)
         waker.close()
         bound.close()
-        return found
+        if found is True or self._was_notified:
+            # This worker is about to be busy: it would keep the message for itself.
+            self._was_notified = False
+            self.pass_on()
+        return found if isinstance(found, Batch) else False
+
+    def pass_on(self) -> bool:
+        self._wakeup.notify(self._pool, has_arrivals=True)
+        return True
 
     def close(self) -> None:
         self.pause()

@@ -386,6 +386,9 @@ class StoreWorkListener:
         found = self._received(DELIVERY_SECONDS if was_notified else 0.0)
         return self._received(DELIVERY_SECONDS) if self._is_lease_coming else found
 
+    def pass_on(self) -> bool:
+        return False
+
     def _leave(self) -> bool:
         """Remove the registrations. Returns whether all of them still existed."""
         self._note_left()
