@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from laneway import Laneway, Message, UsageError
 from tests.working.support import Running
+
+if TYPE_CHECKING:
+    from decimal import Decimal as OnlyForTypes
 
 
 class Database:
@@ -76,6 +79,19 @@ def test_handlers_and_tasks_get_the_state_of_their_worker(app: Laneway) -> None:
     assert sorted(connection.rows) == [1, 2, 4, 6, 500]
     assert job.result == 6
     assert events == ["database opened", "cache opened", "cache closed", "database closed"]
+
+
+def test_other_annotations_need_not_exist_at_run_time(app: Laneway) -> None:
+    @app.lifespan
+    def database() -> Iterator[Database]:
+        yield Database()
+
+    @app.handler("a")
+    def handle(message: Message, db: Database, other: OnlyForTypes | None = None) -> None:
+        db.rows.append(message.body)
+
+    app.publish("a", 1)
+    assert app.run_worker(burst=True).acked == 1
 
 
 def test_each_worker_has_its_own(app: Laneway) -> None:

@@ -5,9 +5,6 @@ The arguments of a call: checked by the function's signature, and converted to i
 from __future__ import annotations
 
 import inspect
-import logging
-import types
-import typing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,13 +13,12 @@ from laneway.errors import BadMessage, Reject
 from laneway.tasks.call_decoder import call_decoder
 from laneway.tasks.converting import convert, is_known
 from laneway.tasks.request import Request
+from laneway.working.annotations import alternatives, annotations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.tasks.call_decoder import CallDecoder
-
-log = logging.getLogger("laneway.task")
 
 _PLAIN = (Any, inspect.Parameter.empty, object)
 
@@ -38,11 +34,11 @@ class Binding:
     def __init__(self, task: str, function: Callable[..., Any], *, skips: bool) -> None:
         self._task = task
         parameters = list(inspect.signature(function).parameters.values())
-        hints = _hints(function)
+        hints = annotations_of(function)
         self.injected = [
             (place, each)
             for place, each in enumerate(parameters[int(skips) :])
-            if _is_request(hints.get(each.name))
+            if Request in alternatives(hints.get(each.name))
         ]
         given = {each.name for _, each in self.injected}
         self.returns = _returned(hints)
@@ -137,31 +133,3 @@ def _returned(hints: dict[str, Any]) -> Any:
     if returned in (None, type(None), *_PLAIN) or not is_known(returned):
         return None
     return returned
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """
-    The annotations as types, without those that cannot be evaluated (imported for type checkers
-    only).
-    """
-    function = inspect.unwrap(function)
-    try:
-        return typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001  # any expression can stand there
-        hints: dict[str, Any] = {}
-        for name, written in getattr(function, "__annotations__", {}).items():
-            holder = types.SimpleNamespace(__annotations__={name: written})
-            try:
-                hints |= typing.get_type_hints(
-                    holder, globalns=getattr(function, "__globals__", {})
-                )
-            except Exception as error:  # noqa: BLE001
-                log.debug("the type of argument %s of %s is unknown: %s", name, function, error)
-        return hints
-
-
-def _is_request(hint: Any) -> bool:
-    return hint is Request or (
-        typing.get_origin(hint) in (typing.Union, types.UnionType)
-        and Request in typing.get_args(hint)
-    )

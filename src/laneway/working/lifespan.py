@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -18,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway.errors import UsageError
+from laneway.working.annotations import alternatives, annotations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,13 +69,15 @@ class Lifespans:
 
         Their values are those of the worker that calls it. A caller may also pass them by name.
         """
-        hints = _hints(function)
-        self._asked.append((where, {kind for hint in hints.values() for kind in _kinds(hint)}))
+        hints = annotations_of(function)
+        self._asked.append(
+            (where, {kind for hint in hints.values() for kind in alternatives(hint)})
+        )
         wanted = {
             name: kind
             for name, hint in hints.items()
             if name != "return"
-            for kind in _kinds(hint)
+            for kind in alternatives(hint)
             if kind in self._functions
         }
         if not wanted:
@@ -134,25 +136,11 @@ def _of_worker(where: str, wanted: dict[str, Any]) -> dict[str, Any]:
 
 def _yielded(function: Callable[..., Any]) -> Any:
     """The type that a generator function yields; None: its annotation does not say."""
-    returned = _hints(function).get("return")
+    returned = annotations_of(function).get("return")
     if typing.get_origin(returned) not in ITERATORS:
         return None
     kind = typing.get_args(returned)[0]
     return None if kind in (Any, object, None, type(None)) else kind
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types that a parameter takes: its own, or the parts of a union."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001  # any expression can stand there
-        return {}
 
 
 def _name(kind: Any) -> str:
