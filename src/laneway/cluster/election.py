@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -19,11 +18,11 @@ from laneway.cluster.renewal import TermTimes
 from laneway.cluster.term_store import EngineTerms
 from laneway.errors import UsageError
 from laneway.working.embedded_worker import refuse_running_loop
-from laneway.working.event_loop import cancel_tasks, run_to_end
+from laneway.working.event_loop import cancel_tasks, caught, run_to_end
 from laneway.working.user_imports import refuse_while_importing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from laneway.cluster.career import Career
@@ -172,7 +171,7 @@ class Election:
                 raise UsageError(f"election {self.name}: it runs in this process already")
             self._campaign, self._pid = campaign, os.getpid()
         try:
-            with self._registry().running(campaign), _signals(signals, campaign):
+            with self._registry().running(campaign), caught(signals, campaign.stop_by_signal):
                 return await campaign.arun()
         finally:
             with self._lock:
@@ -226,22 +225,6 @@ class Election:
 
     def __repr__(self) -> str:
         return f"<Election {self.name}>"
-
-
-@contextlib.contextmanager
-def _signals(numbers: tuple[int, ...], campaign: Campaign) -> Iterator[None]:
-    """These signals stop the campaign, if this is the main thread."""
-    loop = asyncio.get_running_loop()
-    caught = []
-    for number in numbers:
-        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-            loop.add_signal_handler(number, campaign.stop_by_signal)
-            caught.append(number)
-    try:
-        yield
-    finally:
-        for number in caught:
-            loop.remove_signal_handler(number)
 
 
 def states(engine: Elections, limit: int, after: str) -> list[ElectionState]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -42,3 +46,23 @@ async def cancel_tasks() -> None:
         for task in stubborn:
             log.warning("task ignores its cancellation and is left behind: %r", task)
     await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+@contextlib.contextmanager
+def caught(signals: Sequence[int], callback: Callable[[], None]) -> Iterator[None]:
+    """
+    During the block these signals call `callback` on the running event loop, if this is the main
+    thread; in others the program stops what it runs by itself.
+    """
+    loop = asyncio.get_running_loop()
+    numbers = []
+    for number in signals:
+        # Loops without signal handlers, or outside of the main thread.
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            loop.add_signal_handler(number, callback)
+            numbers.append(number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

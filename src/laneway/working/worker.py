@@ -40,7 +40,7 @@ from laneway.working.buffer import Buffer
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.engine_priority import EnginePriority
 from laneway.working.engine_thread import EngineThread
-from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, run_to_end
+from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, caught, run_to_end
 from laneway.working.executors.coroutines import AsyncExecutor
 from laneway.working.executors.processes import ProcessExecutor, fork_server_for
 from laneway.working.executors.threads import ThreadExecutor
@@ -60,7 +60,7 @@ from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from laneway.working.unhandled_warnings import UnhandledWarnings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from laneway.engines.base import FullEngine
     from laneway.engines.base.wakeup import ReadableListener
@@ -187,7 +187,7 @@ class Worker:
             notifications = await self._loop.run_in_executor(
                 None, NotificationThread, self._engine, self.aborted, self._pinged
             )
-            with self._signals(signals), contextlib.closing(notifications):
+            with caught(signals, self._stop), contextlib.closing(notifications):
                 notifications.start()
                 async with self._handlers.lifespans.entered(states):
                     is_cancelled = await self._run_until_stopped(ready)
@@ -316,20 +316,6 @@ class Worker:
     def _stop(self) -> None:
         self._stop_count += 1
         self._change.set()
-
-    @contextlib.contextmanager
-    def _signals(self, signals: Sequence[int]) -> Iterator[None]:
-        caught = []
-        for number in signals:
-            # Works in the main thread only; elsewhere the program calls `stop`.
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                self._loop.add_signal_handler(number, self._stop)
-                caught.append(number)
-        try:
-            yield
-        finally:
-            for number in caught:
-                self._loop.remove_signal_handler(number)
 
     async def _wait_until(
         self, condition: Callable[[], bool], seconds: float | None = None
