@@ -143,7 +143,9 @@ class SpoolFile:
         self.path = path
         with self._errors():
             if not create and not Path(path).is_file():
-                raise UsageError(f"spool {path}: there is no such file")
+                raise UsageError(
+                    f"spool {path}: there is no such file; give the path of the program's spool="
+                )
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
