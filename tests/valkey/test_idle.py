@@ -85,3 +85,19 @@ def test_no_key_is_left_of_topics_that_are_done(opened: Callable[..., FullEngine
         left = {key.rpartition(":")[2] for key in own.run("KEYS", "laneway:*")}
         assert engine.overview(now_us=now).topics == 0
         assert left <= STAYS
+
+
+def test_settled_leases_wake_nobody(opened: Callable[..., FullEngine]) -> None:
+    """When the first of many settled leases would end, the others' ends are forgotten too."""
+    with Server() as own:
+        engine, ends_us = opened(own.url), 0
+        engine.put([Draft("t", b"x", id=str(n)) for n in range(50)], now_us=START)
+        for n in range(50):
+            (lease,) = engine.lease(1, now_us=START + n).leases
+            if n == 30:
+                ends_us = lease.deadline_us
+            else:
+                engine.settle([Settlement(lease.handle, lease.fence, "ack")], now_us=START + n)
+        assert engine.lease(1, now_us=ends_us - 30).next_wake_us == ends_us
+        (late,) = engine.lease(1, now_us=ends_us).leases
+        assert late.id == "30"

@@ -79,11 +79,14 @@ local housekeeping = part(function(housekeeping)
     -- are not due before all of its page; ends of leases cause earlier ones, and are processed one
     -- by one. Returns whether there are more.
     local function events(budget)
-        local left, leases_left = budget, MOST_LEASES
+        local left, leases_left, had_settled_one = budget, MOST_LEASES, false
         while true do
             local due = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
                 math.max(left, 1))
             if not due[1] or left <= 0 or leases_left <= 0 then
+                if had_settled_one then
+                    settling.forget_ends_ahead()
+                end
                 return due[1] ~= nil
             end
             local page = {}
@@ -97,6 +100,7 @@ local housekeeping = part(function(housekeeping)
                 local at = tonumber(call('ZSCORE', keys.due, due[1]))
                 local ended, seen = settling.run_out_at(at, left)
                 left, leases_left = left - ended, leases_left - seen
+                had_settled_one = had_settled_one or (seen == 1 and ended == 0)
             end
             load_messages(page)
             for _, event in ipairs(page) do

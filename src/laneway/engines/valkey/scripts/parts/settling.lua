@@ -8,6 +8,8 @@
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
+    local ENDS_AHEAD = 100 -- events examined for ends of settled leases
+    local END_OF_ONE = 20  -- bytes of an event that ends one lease
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
     -- list, which is slow to search.
     local REST_LEAST = 54
@@ -402,6 +404,26 @@ local settling = part(function(settling)
             settling.expect(math.max(next_deadline, at), held)
         end
         return ended, #entries
+    end
+
+    -- Forget, of the next events, the ends of single leases that were settled. Most were, long
+    -- before; each such end would wake an idle worker.
+    function settling.forget_ends_ahead()
+        local members, mids, fences = {}, {}, {}
+        for _, member in ipairs(call('ZRANGE', keys.due, '(' .. text(shard.now), '+inf', 'BYSCORE',
+            'LIMIT', 0, ENDS_AHEAD)) do
+            if #member == END_OF_ONE and string.sub(member, 1, 1) == LEASES_END then
+                members[#members + 1] = member
+                mids[#mids + 1], fences[#fences + 1] = unpack_from('>I6I6', member, 9)
+            end
+        end
+        local settled = {}
+        for n, lease in ipairs(settling.read(mids)) do
+            if not lease or lease.fence ~= fences[n] then
+                settled[#settled + 1] = members[n]
+            end
+        end
+        call_many('ZREM', keys.due, settled, 1)
     end
 
     -- Start and extend
