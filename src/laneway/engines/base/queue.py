@@ -126,8 +126,9 @@ class Queue(Protocol):
         Returns an answer for each settlement, in their order. `"lost"` and `"gone"` mean that
         nothing was changed.
 
-        Raises BadMessage or BacklogFull if a message in `publish` cannot be put; nothing is changed
-        then.
+        Raises BadMessage or BacklogFull if a message in `publish` cannot be put; what that message
+        belongs to is not changed then. An engine of several shards, or one that splits long calls,
+        may have settled others of the call: settled again, they are `"lost"`.
         """
         ...
 
