@@ -148,7 +148,7 @@ def test_celerys_names_of_the_same(app: Laneway) -> None:
         queue="q",
         expires=timedelta(hours=2),
     )
-    note.apply_async([1], expires=datetime.now(UTC) + timedelta(milliseconds=50), task_id="short")
+    note.apply_async([1], expires=datetime.now(UTC) + timedelta(seconds=1), task_id="short")
     assert app.topic("t").stats().delayed == 1
     assert app.topic("q").stats().delayed == 1
     deadline = time.monotonic() + 10

@@ -288,17 +288,24 @@ def test_who_waits_is_called(make_app: MakeApp) -> None:
 def test_progress_is_reported(make_app: MakeApp) -> None:
     """By `get`, by a watcher, on a terminal as a bar; from a coroutine too."""
     app = make_app()
+    was_seen = threading.Event()
 
     @app.task(bind=True)
     async def count(self: Task[..., Any], upto: int) -> int:
         for n in range(1, upto + 1):
             self.update_state(meta={"current": n, "total": upto, "message": f"at {n}"})
+            await asyncio.to_thread(was_seen.wait, SOON)
             await asyncio.sleep(0.02)  # the work
         return upto
 
     states: list[Any] = []
+
+    def see(state: Any) -> None:
+        states.append(state)
+        was_seen.set()
+
     with working(app):
-        assert count.delay(5).get(SOON, on_message=states.append) == 5
+        assert count.delay(5).get(SOON, on_message=see) == 5
         steps = [state.info["current"] for state in states[:-1]]
         assert steps
         assert steps == sorted(set(steps))
