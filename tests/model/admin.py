@@ -16,6 +16,7 @@ from laneway.engines.base import (
     MessageState,
     MessageView,
     Overview,
+    RecordKind,
     TierStats,
     TopicOrder,
     TopicStats,
@@ -198,6 +199,29 @@ class Model(Engine):
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
         return sorted(name for name in self.election_records if name > after)[:limit]
+
+    def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
+        return [self.kept_records.get((kind, name)) for name in names]
+
+    def record_swap(
+        self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
+    ) -> bool:
+        if self.kept_records.get((kind, name)) != before:
+            return False
+        self.kept_records.pop((kind, name), None)
+        if after is not None:
+            self.kept_records[kind, name] = after
+        return True
+
+    def records(
+        self, kind: RecordKind, *, limit: int = 1000, after: str = ""
+    ) -> list[tuple[str, bytes]]:
+        found = [
+            (name, record)
+            for (of_kind, name), record in self.kept_records.items()
+            if of_kind == kind and name > after
+        ]
+        return sorted(found)[:limit]
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
         if self.known_programs.get(name) != before:

@@ -69,6 +69,7 @@ class Lanes:
         self.policy_table = PolicyTable(self.tiers)
         self.known_programs: dict[str, bytes] = {}
         self.election_records: dict[str, bytes] = {}
+        self.kept_records: dict[tuple[str, str], bytes] = {}
         self.deadlines_given: set[int] = set()
 
     @property

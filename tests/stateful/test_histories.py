@@ -489,6 +489,17 @@ class Histories(RuleBasedStateMachine):
         self.do("election_swap", name, before, b'{"number":%d}' % number)
         assert self.lockstep.engine.elections() == self.lockstep.model.elections()
 
+    @rule(
+        name=st.sampled_from(["a", "b"]),
+        after=st.sampled_from([None, b"{}", b"[]"]),
+        knows=st.booleans(),
+    )
+    def record(self, name: str, after: bytes | None, *, knows: bool) -> None:
+        """As an election's, but it can be removed."""
+        before = self.lockstep.model.record_read("token", [name])[0] if knows else b"[1]"
+        self.do("record_swap", "token", name, before, after)
+        assert self.lockstep.engine.records("token") == self.lockstep.model.records("token")
+
     # Time
 
     @rule(seconds=st.sampled_from([0.001, 0.05, 0.2, 0.5, 1.0, 1.0, 3.0, 7.0, 70.0, 4000.0, -2.0]))

@@ -8,6 +8,7 @@ The protocols that every engine implements, one module for each role.
 | `Results` | outcomes and progress under message ids | tasks, flows |
 | `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, command line |
 | `Elections` | records of who holds which term | `laneway.cluster` |
+| `Records` | small records beside the queue, such as tokens | `laneway.gateway` |
 | `Transfer` | move messages to another store | `laneway migrate` |
 | `Coordination` | which workers are alive | workers, command line |
 
@@ -68,6 +69,7 @@ from laneway.engines.base.opening import (
     Settings,
 )
 from laneway.engines.base.queue import Queue
+from laneway.engines.base.records import RecordKind, Records
 from laneway.engines.base.results import CancelAnswer, Results
 from laneway.engines.base.transfer import ExportedMessage, ImportAnswer, Transfer
 from laneway.engines.base.views import (
@@ -126,6 +128,8 @@ __all__ = [
     "OpenEngine",
     "Overview",
     "Queue",
+    "RecordKind",
+    "Records",
     "ResultListener",
     "Results",
     "RunningMessage",

@@ -10,6 +10,7 @@ from laneway.engines.base.admin import Admin
 from laneway.engines.base.coordination import Coordination
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.queue import Queue
+from laneway.engines.base.records import Records
 from laneway.engines.base.results import Results
 from laneway.engines.base.transfer import Transfer
 from laneway.engines.base.wakeup import Wakeup
@@ -79,7 +80,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class FullEngine(Queue, Wakeup, Results, Admin, Elections, Transfer, Coordination, Protocol):
+class FullEngine(
+    Queue, Wakeup, Results, Admin, Elections, Records, Transfer, Coordination, Protocol
+):
     """All roles: what `laneway.engines.open_engine` returns."""
 
     capabilities: Capabilities

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         ImportAnswer,
         MessageView,
         Overview,
+        RecordKind,
         TopicOrder,
         TopicStats,
     )
@@ -144,6 +145,44 @@ class SqliteEngine(Core, PolicyChanges):
         with self._store.reading() as connection:
             rows = connection.execute(SQL["elections_list"], (after, limit)).fetchall()
         return [name for (name,) in rows]
+
+    # Records: no part of the queue, either
+
+    def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
+        with self._store.reading() as connection:
+            stored = [
+                connection.execute(SQL["setting_read"], (f"record:{kind}:{name}",)).fetchone()
+                for name in names
+            ]
+        return [each[0].encode() if each is not None else None for each in stored]
+
+    def record_swap(
+        self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
+    ) -> bool:
+        stored = f"record:{kind}:{name}"
+        if before is None:
+            if after is None:
+                return self.record_read(kind, [name]) == [None]
+            values: tuple[str, ...] = (stored, after.decode())
+            statement = "record_insert"
+        elif after is None:
+            statement, values = "record_remove", (stored, before.decode())
+        else:
+            statement, values = "record_replace", (after.decode(), stored, before.decode())
+        with self._store.lock:
+            self._store.refuse_nested()
+            with self._store.writing(durable=True) as connection:
+                return connection.execute(SQL[statement], values).rowcount == 1
+
+    def records(
+        self, kind: RecordKind, *, limit: int = 1000, after: str = ""
+    ) -> list[tuple[str, bytes]]:
+        prefix = f"record:{kind}:"
+        with self._store.reading() as connection:
+            rows = connection.execute(
+                SQL["records_list"], (prefix + after, f"record:{kind};", limit)
+            ).fetchall()
+        return [(name.removeprefix(prefix), value.encode()) for name, value in rows]
 
     def policy_own(self, topic: str) -> Layers:
         with self._view() as tx:

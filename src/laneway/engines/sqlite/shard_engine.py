@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ImportAnswer,
         MessageView,
         Overview,
+        RecordKind,
         ResultListener,
         Settings,
         TopicOrder,
@@ -330,6 +331,21 @@ class FilesEngine(FilesQueue, ShardedAdmin):
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
         return self._space.on(0, lambda file: file.program_swap(name, before, after))
+
+    # Records: in the first file
+
+    def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
+        return self._space.files[0].record_read(kind, names)
+
+    def record_swap(
+        self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
+    ) -> bool:
+        return self._space.on(0, lambda file: file.record_swap(kind, name, before, after))
+
+    def records(
+        self, kind: RecordKind, *, limit: int = 1000, after: str = ""
+    ) -> list[tuple[str, bytes]]:
+        return self._space.files[0].records(kind, limit=limit, after=after)
 
     # Elections: each is in the file of its name
 

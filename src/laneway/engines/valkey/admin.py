@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ExportedMessage,
         MessageView,
         Overview,
+        RecordKind,
         TopicStats,
     )
     from laneway.engines.valkey.records import Record
@@ -84,6 +85,30 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
             for name in self._space.read(shard, "HGETALL", "elections")[::2]
         )
         return heapq.nsmallest(limit, (name for name in names if name > after))
+
+    # Records: on the first shard, a hash for each kind
+
+    def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
+        if not names:
+            return []
+        found: list[bytes | None] = self._space.read(0, "HMGET", f"records:{kind}", *names)
+        return found
+
+    def record_swap(
+        self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
+    ) -> bool:
+        return bool(
+            self._space.run(
+                "swap", 0, None, f"records:{kind}", name, before or b"", after or b"", durable=True
+            )
+        )
+
+    def records(
+        self, kind: RecordKind, *, limit: int = 1000, after: str = ""
+    ) -> list[tuple[str, bytes]]:
+        found = self._space.read(0, "HGETALL", f"records:{kind}")
+        pairs = zip((name.decode() for name in found[::2]), found[1::2], strict=True)
+        return heapq.nsmallest(limit, (pair for pair in pairs if pair[0] > after))
 
     # One shard
 

@@ -27,6 +27,7 @@ PARTS = (
     "test_policy_changes",
     "test_put",
     "test_forward",
+    "test_records",
     "test_results",
     "test_settle",
     "test_tiers",

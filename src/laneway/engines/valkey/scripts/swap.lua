@@ -1,6 +1,6 @@
 -- Replace a record, if it is what the client has read (compare and swap).
 --
--- ARGV[3]: "programs", or "elections": the hash with the record
+-- ARGV[3]: "programs", "elections" or "records:KIND": the hash with the record
 -- ARGV[4]: the record's name
 -- ARGV[5]: the record that the client has read; "": none
 -- ARGV[6]: the new record; "": none

@@ -1,0 +1,44 @@
+"""Small records of the namespace that are no part of the queue: tokens, the audit log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RecordKind = Literal["audit", "gateway", "token"]
+"""
+What a record is about.
+
+`"gateway"`: what all gateways of a namespace share. `"token"`: a token of the gateway's API.
+`"audit"`: a change that was made through the API.
+"""
+
+
+@runtime_checkable
+class Records(Protocol):
+    """Records by kind and name, changed by compare and swap. `laneway.gateway` writes them."""
+
+    def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
+        """Read records (JSON) by name, in the order of the names; None: there is none."""
+        ...
+
+    def record_swap(
+        self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
+    ) -> bool:
+        """
+        Replace a record if it is still `before` (compare and swap). The change is as durable as a
+        message.
+
+        Arguments: `before`, `after`: JSON; None: no record.
+
+        Returns False if the record is another one by now; nothing is changed then.
+        """
+        ...
+
+    def records(
+        self, kind: RecordKind, *, limit: int = 1000, after: str = ""
+    ) -> list[tuple[str, bytes]]:
+        """List the (name, record) pairs of a kind by name, from the one after `after`."""
+        ...

@@ -1,0 +1,13 @@
+-- Records beside the queue: settings whose names begin with "record:" and their kind.
+
+-- name: record_insert
+INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;
+
+-- name: record_replace
+UPDATE setting SET value = ? WHERE name = ? AND value = ?;
+
+-- name: record_remove
+DELETE FROM setting WHERE name = ? AND value = ?;
+
+-- name: records_list
+SELECT name, value FROM setting WHERE name > ? AND name < ? ORDER BY name LIMIT ?;

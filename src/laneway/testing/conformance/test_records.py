@@ -1,0 +1,57 @@
+"""Records beside the queue: compare and swap, by kind and name."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from laneway.testing.engine_driver import EngineDriver
+
+
+def test_swap_of_a_record(driver: EngineDriver) -> None:
+    """A record is replaced or removed only by a caller who knows the present one."""
+    engine = driver.engine
+    assert engine.record_read("token", ["a"]) == [None]
+    assert engine.record_swap("token", "a", None, b'{"n":1}')
+    assert not engine.record_swap("token", "a", None, b'{"n":2}')
+    assert not engine.record_swap("token", "a", b"{}", b'{"n":2}')
+    assert not engine.record_swap("token", "a", b"{}", None)
+    assert not engine.record_swap("token", "a", None, None)
+    assert engine.record_swap("token", "a", b'{"n":1}', b'{"n":2}')
+    assert engine.record_read("token", ["b", "a"]) == [None, b'{"n":2}']
+    assert engine.record_swap("token", "a", b'{"n":2}', None)
+    assert engine.record_swap("token", "a", None, None)
+    assert engine.record_read("token", ["a"]) == [None]
+    assert engine.record_read("token", []) == []
+
+
+def test_records_by_kind_and_name(driver: EngineDriver) -> None:
+    """Kinds do not mix; names are listed in order, page by page, whatever characters they have."""
+    engine = driver.engine
+    names = ["a", "a b", "b:{x}", "index", "z\n", "ä", "\U0001f600"]
+    for name in reversed(names):
+        assert engine.record_swap("token", name, None, b'"%d"' % len(name))
+    assert engine.record_swap("audit", "b", None, b"{}")
+    assert engine.records("token") == [(name, b'"%d"' % len(name)) for name in names]
+    assert [name for name, _ in engine.records("token", limit=2)] == names[:2]
+    assert [name for name, _ in engine.records("token", limit=3, after="a b")] == names[2:5]
+    assert engine.records("token", after=names[-1]) == []
+    assert engine.records("audit") == [("b", b"{}")]
+    assert engine.records("gateway") == []
+
+
+def test_one_of_many_writers(driver: EngineDriver) -> None:
+    """Of many callers that know the same record, exactly one replaces it."""
+    engine = driver.engine
+    before = None
+    with ThreadPoolExecutor(8) as threads:
+        for turn in range(5):
+            records = [b'{"n":%d}' % (turn * 8 + n) for n in range(8)]
+            won = list(
+                threads.map(
+                    lambda record, before=before: engine.record_swap("token", "a", before, record),
+                    records,
+                )
+            )
+            assert won.count(True) == 1
+            before = records[won.index(True)]
+            assert engine.record_read("token", ["a"]) == [before]
