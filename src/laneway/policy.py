@@ -39,6 +39,10 @@ MAX_PARTITIONS = 1024
 MAX_BUCKETS = 65_536
 MAX_FACTOR = 1000
 MAX_DELAYS = 100
+MAX_GATES = 8
+GATE_SEPARATOR = "\x1f"
+"""Between the names of several gates in `Resolved.gate`; no name contains it."""
+
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
 """The value of `Resolved.dedupe` if ids stay known for ever."""
@@ -111,6 +115,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     on_unhandled: int | None = None
     serial: str | None = None
     gate: str | None = None
+    """The topic's gates; several are joined by `GATE_SEPARATOR`, see `gate_names`."""
     merge: str | None = None
     merge_limit: int = 1000
     window: int | None = None
@@ -212,6 +217,23 @@ def _word(value: Any) -> str:
     ):
         raise _expected("a name of 1 to 100 characters without control characters")(value)
     return value
+
+
+def _gate(value: Any) -> str | list[str]:
+    """One gate's name, or a list of names; a list of one is that name."""
+    if not isinstance(value, (list, tuple)):
+        return _word(value)
+    names = [_word(name) for name in value]
+    if not names or len(names) > MAX_GATES or len(set(names)) < len(names):
+        raise _expected(f"a gate's name, or 1 to {MAX_GATES} different names")(value)
+    return names if len(names) > 1 else names[0]
+
+
+def gate_names(gate: str | Sequence[str] | None) -> list[str]:
+    """Return the names of a policy's gates: of the field `gate`, or of `Resolved.gate`."""
+    if gate is None:
+        return []
+    return gate.split(GATE_SEPARATOR) if isinstance(gate, str) else list(gate)
 
 
 def is_unicode(text: str) -> bool:
@@ -340,7 +362,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
             ' "yield": the next message of the key may pass it'
         ),
     ),
-    "gate": (_word, "name of a limit that several topics share"),
+    "gate": (_gate, "name of a limit that several topics share, or a list of names"),
     "merge": (
         _choice("first", "last", "all"),
         "a message joins a waiting one of its key; the first, the last, or all bodies are kept",
@@ -408,7 +430,7 @@ class PolicyOptions(TypedDict, total=False):
     dead_ttl: units.Duration | None
     on_unhandled: units.Duration | None
     serial: Literal["hold", "yield"] | bool | None
-    gate: str | None
+    gate: str | Sequence[str] | None
     merge: Literal["first", "last", "all"] | None
     merge_limit: int | None
     window: units.Duration | None
@@ -648,6 +670,8 @@ def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "dedupe" in values:
         kept = values["dedupe"]
         values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
+    if "gate" in values:
+        values["gate"] = GATE_SEPARATOR.join(gate_names(values["gate"]))
     if isinstance(values.get("max_backlog"), str):
         values["max_backlog_bytes"] = units.size(values.pop("max_backlog"))
     return values

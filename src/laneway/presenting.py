@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.message import RAW
+from laneway.policy import gate_names
 from laneway.safetext import escaped, escaped_json
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ def setting_in_seconds(name: str, value: Any) -> Any:
     """A setting of a resolved policy, where durations are microseconds, in seconds."""
     if name == "dedupe" and value == -1:
         return "forever"
+    if name == "gate" and value is not None:
+        names = gate_names(value)
+        return names if len(names) > 1 else names[0]
     return value / 1e6 if name in DURATIONS and value is not None else value
 
 
@@ -177,6 +181,8 @@ def setting_in_words(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if name in DURATIONS and not isinstance(value, str):
         return exact_duration(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if name == "rate":
         return f"{value:g}/s" if value >= 1 or value == 0 else f"{value * 60:g}/min"
     if name in ("max_body", "max_backlog_bytes"):

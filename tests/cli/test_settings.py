@@ -234,6 +234,13 @@ def test_gates(laneway: Command) -> None:
     [gate] = laneway.json("gate", "list")
     assert (gate["name"], gate["rate"], gate["concurrency"]) == ("stripe", 100, 20)
     laneway("gate", "set", "nothing", code=2)
+    laneway("gate", "set", "eu", "--concurrency", "5")
+    laneway("policy", "set", "charge.*", "--gate", "stripe,eu")
+    shown = laneway.json("policy", "show", "charge.acme")["policy"]["gate"]
+    assert shown == ["stripe", "eu"]
+    assert "stripe, eu" in laneway("policy", "show", "charge.acme").stdout
+    refused = laneway("policy", "set", "charge.*", "--gate", "stripe,stripe", code=2)
+    assert "expected a gate's name, or 1 to 8 different names" in refused.stderr
 
 
 def test_tiers(laneway: Command) -> None:

@@ -31,6 +31,7 @@ from laneway.policy import (
     Resolved,
     check_changes,
     check_pattern,
+    gate_names,
     is_pattern,
     matches,
     sources,
@@ -132,10 +133,8 @@ class Model(Engine):
         now_us: int | None = None,
     ) -> list[dict[str, Any]]:
         checked = check_changes(changes)
-        if any(
-            fields.get("gate") is not None and fields["gate"] not in self.gates
-            for _, fields in checked
-        ):
+        named = {gate for _, fields in checked for gate in gate_names(fields.get("gate"))}
+        if not named <= self.gates.keys():
             raise BadPolicy("the gate is not defined")
         return self._change_policies(layer, checked, now_us)
 
@@ -279,7 +278,7 @@ class Model(Engine):
             if limits.rate is not None
             else None
         )
-        waiting = sum(lane.gate == gate.name for lane in self.lanes.values())
+        waiting = sum(gate.name in lane.gates for lane in self.lanes.values())
         return {
             "name": gate.name,
             "rate": limits.rate,
@@ -319,7 +318,7 @@ class Model(Engine):
                 continue
             self._free_serial_key(lease.lane, lease.serial_key, lease)
             lease.gone = True
-            self._free_gate(lease)
+            self._free_gates(lease)
             removed += 1
         for lane in lanes:
             if lane.topic is None:

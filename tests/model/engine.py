@@ -566,7 +566,7 @@ class Engine(Lanes):
 
     def _can_deliver(self, lane: Lane) -> bool:
         return lane.place == "runnable" or (
-            lane.place == "at_gate" and lane.gate is not None and self._gate_room(lane.gate) > 0
+            lane.place == "at_gate" and self._gates_room(lane.gates) > 0
         )
 
     def _serve(self, call: Call, candidates: list[Lane], room: int) -> int:
@@ -604,15 +604,15 @@ class Engine(Lanes):
             fairness.chunk(room, lanes, policy.weight),
             self._allowance(lane, policy),
         )
-        if policy.gate is not None:
-            take = min(take, self._gate_room(policy.gate))
+        gates = self._gates_of(policy)
+        take = min(take, self._gates_room(gates))
         if policy.limited:
             take = min(take, call.startable)
         if take <= 0:
             return 0
         call.startable -= take if policy.limited else 0
-        if policy.gate is not None:
-            self._take_from_gate(self.gates[policy.gate], take)
+        for name in gates:
+            self._take_from_gate(self.gates[name], take)
         self._charge(lane, policy, take, alone=lanes <= 1)
         for message in ready[:take]:
             self._deliver(call, message, policy)
@@ -678,7 +678,7 @@ class Engine(Lanes):
             self.now,
             charge,
             started,
-            policy.gate,
+            self._gates_of(policy),
             serial_key,
         )
         self.leases[self.fence] = held
@@ -713,9 +713,9 @@ class Engine(Lanes):
 
     def _uncount_delivery(self, lane: Lane, policy: Resolved) -> None:
         self._count(lane, "delivered", -1)
-        if policy.gate is not None:
-            self.gates[policy.gate].leased -= 1
-            self._set_gate_wake(self.gates[policy.gate])
+        for name in self._gates_of(policy):
+            self.gates[name].leased -= 1
+            self._set_gate_wake(self.gates[name])
 
     def _finish_at_delivery(self, held: HeldLease, message: Message) -> None:
         self._finish(message)
@@ -855,7 +855,7 @@ class Engine(Lanes):
     def _end(self, lease: HeldLease, cost_us: int) -> None:
         """Free what the lease holds, and correct its cost."""
         del self.leases[lease.fence]
-        self._free_gate(lease)
+        self._free_gates(lease)
         if lease.message is None:
             self._free_serial_key(lease.lane, lease.serial_key, lease)
         if lease.charge:
@@ -936,10 +936,10 @@ class Engine(Lanes):
         policy = self._policy(lease.lane)
         if policy.rate is not None:
             lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, 1)
-        gate = self.gates[lease.gate] if lease.gate is not None else None
-        if gate is not None and gate.limits.rate is not None:
-            gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, 1)
-            self._set_gate_wake(gate)
+        for gate in (self.gates[name] for name in lease.gates):
+            if gate.limits.rate is not None:
+                gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, 1)
+                self._set_gate_wake(gate)
 
     def _come_back(self, message: Message, due: int | None) -> None:
         """

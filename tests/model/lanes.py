@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
 from laneway.engines.shared import fairness
 from laneway.engines.shared.refusals import EXPIRED
-from laneway.policy import FOREVER, PolicyTable, Resolved
+from laneway.policy import FOREVER, PolicyTable, Resolved, gate_names
 from laneway.tiers import Tier, TierLayers, Tiers
 from tests.model.state import (
     CAN_DELIVER,
@@ -199,7 +199,8 @@ class Lanes:
         place, wake = self._where(lane, policy)
         if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
             lane.virtual = max(lane.virtual, lane.tier_queue.virtual)  # sleeping earns no credit
-        lane.place, lane.wake, lane.gate = place, wake, policy.gate if place == "at_gate" else None
+        lane.place, lane.wake = place, wake
+        lane.gates = self._gates_of(policy) if place == "at_gate" else ()
 
     def _where(self, lane: Lane, policy: Resolved) -> tuple[LaneState, int | None]:
         if policy.paused and self._waiting(lane):
@@ -221,7 +222,7 @@ class Lanes:
             if permit > self.now:
                 self._count_throttling(lane, permit)
                 return "asleep", permit
-        return ("at_gate", None) if policy.gate is not None else ("runnable", None)
+        return ("at_gate", None) if self._gates_of(policy) else ("runnable", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
         at = (
@@ -258,6 +259,14 @@ class Lanes:
 
     # Gates
 
+    def _gates_of(self, policy: Resolved) -> tuple[str, ...]:
+        """A delivery goes through all of these gates, or is not made."""
+        return tuple(gate_names(policy.gate))
+
+    def _gates_room(self, names: Sequence[str]) -> int:
+        """How many deliveries all of these gates admit now."""
+        return min((self._gate_room(name) for name in names), default=1 << 30)
+
     def _gate_room(self, name: str) -> int:
         """How many deliveries the gate admits now."""
         gate = self.gates[name]
@@ -283,10 +292,10 @@ class Lanes:
                 gate.tat, self.now, limits.rate, limits.effective_burst
             )
 
-    def _free_gate(self, lease: HeldLease) -> None:
-        if lease.gate is not None:
-            self.gates[lease.gate].leased -= 1
-            self._set_gate_wake(self.gates[lease.gate])
+    def _free_gates(self, lease: HeldLease) -> None:
+        for name in lease.gates:
+            self.gates[name].leased -= 1
+            self._set_gate_wake(self.gates[name])
 
     # Ends of messages
 

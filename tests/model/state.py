@@ -112,7 +112,7 @@ class HeldLease:
     granted: int
     charge: int
     started: bool
-    gate: str | None
+    gates: tuple[str, ...]
     serial_key: SerialKey | None
     gone: bool = False  # its topic was deleted
 
@@ -129,7 +129,7 @@ class Lane:
     virtual: int
     place: LaneState = "idle"
     wake: int | None = None  # asleep: until when; idle: when it is forgotten
-    gate: str | None = None
+    gates: tuple[str, ...] = ()  # while it is at a gate
     tat: int = 0
     back_off_us: int = 0  # above 0: the topic backs off, or probes
     backs_off_until: int = 0

@@ -59,7 +59,7 @@ def test_the_sum_of_grants_never_exceeds_the_concurrency(seed: int) -> None:
         for usage in shards.usage:
             usage.leased = draw.randint(0, usage.granted or 0)
             usage.waiting = draw.choice([0, 0, draw.randint(1, 9)])
-        grants._renew("account")
+        grants._renew("account", [draw.random() for _ in range(count)])
         assert sum(usage.granted or 0 for usage in shards.usage) <= concurrency
     assert shards.most <= concurrency
 
@@ -75,7 +75,7 @@ def test_a_gate_that_is_set_again_never_exceeds_its_concurrency(seed: int) -> No
     for _ in range(10):
         for usage in shards.usage:
             usage.leased, usage.waiting = draw.randint(0, usage.granted or 0), draw.randint(1, 9)
-        grants._renew("account")
+        grants._renew("account", [draw.random() for _ in range(count)])
         concurrency = draw.randint(1, 20)
         before, shards.most = sum(usage.granted or 0 for usage in shards.usage), 0
         grants.begin("account", Gate(None, None, concurrency))
@@ -85,17 +85,28 @@ def test_a_gate_that_is_set_again_never_exceeds_its_concurrency(seed: int) -> No
 
 
 def test_slots_follow_demand() -> None:
-    assert slots(10, [Usage(0, 3, None), Usage(0, 1, None), Usage(0, 0, None)]) in (
-        [8, 2, 0],
-        [7, 3, 0],
-    )
-    assert slots(None, [Usage(0, 3, None)]) == [0]
+    usage = [Usage(0, 3, None), Usage(0, 1, None), Usage(0, 0, None)]
+    assert slots(10, usage, [0.1, 0.2, 0.3]) in ([8, 2, 0], [7, 3, 0])
+    assert slots(None, [Usage(0, 3, None)], [0.5]) == [0]
 
 
 def test_fewer_slots_than_shards_go_round() -> None:
-    """Chance decides, so that each shard with demand gets one in turn."""
-    seen = {tuple(slots(1, [Usage(0, 1, None)] * 3)) for _ in range(200)}
+    """Luck decides, so that each shard with demand gets one in turn."""
+    draw = random.Random(1)
+    seen = {
+        tuple(slots(1, [Usage(0, 1, None)] * 3, [draw.random() for _ in range(3)]))
+        for _ in range(200)
+    }
     assert seen == {(1, 0, 0), (0, 1, 0), (0, 0, 1)}
+
+
+def test_scarce_slots_of_several_gates_go_to_the_same_shard() -> None:
+    """A lane that needs a slot of two gates finds both on its shard."""
+    luck = [0.7, 0.2, 0.5]
+    one = slots(1, [Usage(0, 9, None), Usage(0, 1, None), Usage(0, 4, None)], luck)
+    other = slots(2, [Usage(0, 1, None), Usage(0, 9, None), Usage(0, 4, None)], luck)
+    assert one == [0, 1, 0]
+    assert other[1]
 
 
 def test_a_gate_is_shut_where_nobody_waits() -> None:
@@ -105,7 +116,7 @@ def test_a_gate_is_shut_where_nobody_waits() -> None:
         written[shard] = grant
         return -1 if grant.concurrency is None else grant.concurrency
 
-    divide(Gate(100.0, 10, None), [Usage(1, 2, None), Usage(0, 0, None)], write)
+    divide(Gate(100.0, 10, None), [Usage(1, 2, None), Usage(0, 0, None)], [0.1, 0.2], write)
     assert written == {0: Grant(100.0, 10, None), 1: Grant(100.0, 1, 0)}
 
 

@@ -294,20 +294,27 @@ def test_a_bucket_is_in_one_file(opened: Opened) -> None:
     assert len(engine.topic_list(pattern="b.*", limit=50)) == 20
 
 
-def test_a_gate_is_never_passed_by_more_than_it_admits(opened: Opened) -> None:
-    """Fewer slots than files, and topics in all of them: every file has its turn."""
+@pytest.mark.parametrize("second", [None, 1])
+def test_gates_are_never_passed_by_more_than_they_admit(opened: Opened, second: int | None) -> None:
+    """
+    Fewer slots than files, and topics in all of them: every file has its turn.
+
+    A topic with two gates, too, gets grants of both at a time, whatever their order.
+    """
     engine = opened()
     engine.gate_set("g", Gate(concurrency=3))
-    engine.policy_set("code", "*", {"gate": "g"})
-    engine.put(some(40))
+    engine.gate_set("h", Gate(concurrency=second))
+    engine.policy_set("code", "*", {"gate": ["g", "h"]})
+    engine.policy_set("code", "t.1", {"gate": ["h", "g"]})
+    engine.put(some(12 if second else 40))
     served: Counter[str] = Counter()
     deadline = time.monotonic() + 60
-    while sum(served.values()) < 40:
+    while sum(served.values()) < (12 if second else 40):
         assert time.monotonic() < deadline, served
         leases = engine.lease(100).leases
-        assert len(leases) <= 3
-        (gate,) = engine.gate_list()
-        assert gate["leased"] <= gate["concurrency"] == 3
+        assert len(leases) <= (second or 3)
+        for gate in engine.gate_list():
+            assert gate["leased"] <= (gate["concurrency"] or 3)
         served.update(lease.topic for lease in leases)
         end(engine, leases)
         if not leases:

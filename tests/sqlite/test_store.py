@@ -30,7 +30,7 @@ from laneway.errors import (
     UsageError,
 )
 from laneway.message import Draft, Settlement
-from laneway.policy import Tier
+from laneway.policy import Gate, Tier
 from laneway.units import SECOND
 
 
@@ -211,6 +211,27 @@ def test_a_file_without_coordination_gets_it(tmp_path: Path) -> None:
         tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
     assert version == store.SCHEMA_VERSION
     assert {"workers", "elections"} <= tables
+
+
+def test_a_file_without_several_gates_gets_them(tmp_path: Path) -> None:
+    """A file of layout 9: its lane waits at one gate, and then at two."""
+    path = tmp_path / "q.db"
+    gated = """
+        INSERT INTO gate (name, code, leased, open)
+            VALUES ('g', '{"concurrency": 1}', 1, 0), ('h', '{"concurrency": 1}', 1, 0);
+        INSERT INTO policy VALUES ('code', 'a', '{"gate": "g"}');
+        UPDATE lane SET place = 3, gate = 'g';
+        INSERT INTO gate_entry VALUES (1, 'g', 0, 1, 0);
+    """
+    make_layout(path, 9, ONE_MESSAGE, gated)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        assert engine.lease(1).leases == []
+        engine.gate_set("g", Gate(concurrency=2))
+        engine.policy_set("code", "a", {"gate": ["g", "h"]})
+        assert engine.lease(1).leases == []
+        engine.gate_set("h", Gate(concurrency=2))
+        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+        assert [check for check in engine.doctor() if not check.ok] == []
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:

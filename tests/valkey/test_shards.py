@@ -121,19 +121,25 @@ def test_a_bucket_is_one_lane(opened: Opened) -> None:
     assert engine.overview().topics == 1
 
 
-def test_a_gate_is_never_passed_by_more_than_it_admits(opened: Opened) -> None:
-    """Fewer slots than shards, and topics on all of them: every shard has its turn."""
+@pytest.mark.parametrize("second", [None, 1])
+def test_gates_are_never_passed_by_more_than_they_admit(opened: Opened, second: int | None) -> None:
+    """
+    Fewer slots than shards, and topics on all of them: every shard has its turn.
+
+    A topic with two gates, too, gets grants of both at a time.
+    """
     engine = sharded(opened)
     engine.gate_set("g", Gate(concurrency=3))
-    engine.policy_set("code", "*", {"gate": "g"})
-    engine.put([Draft(f"t.{n}", b"x") for n in range(40)])
+    engine.gate_set("h", Gate(concurrency=second))
+    engine.policy_set("code", "*", {"gate": ["g", "h"]})
+    engine.put([Draft(f"t.{n}", b"x") for n in range(12 if second else 40)])
     served: Counter[str] = Counter()
     deadline = time.monotonic() + 60
-    while sum(served.values()) < 40:
+    while sum(served.values()) < (12 if second else 40):
         assert time.monotonic() < deadline, served
         leases = engine.lease(100).leases
-        assert len(leases) <= 3
-        assert engine.gate_list()[0]["leased"] <= 3
+        assert len(leases) <= (second or 3)
+        assert all(gate["leased"] <= (gate["concurrency"] or 3) for gate in engine.gate_list())
         served.update(lease.topic for lease in leases)
         end(engine, leases)
         if not leases:

@@ -21,7 +21,7 @@ METAVARS = {
     "max_backlog": "COUNT|SIZE",
     "tier": "TIER",
     "pool": "POOL",
-    "gate": "GATE",
+    "gate": "GATE[,GATE...]",
 }
 
 
@@ -86,11 +86,11 @@ def value_of(name: str, text: Any) -> Any:
         return int(text)
     if text == "true":
         return True
-    if name == "backoff" and text.startswith(("{", "[")):
+    if name in ("backoff", "gate") and text.startswith(("{", "[")):
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise click.BadParameter(f"not JSON: {error}", param_hint="--backoff") from error
-    if name == "backoff" and "," in text:
-        return [delay.strip() for delay in text.split(",")]
+            raise click.BadParameter(f"not JSON: {error}", param_hint=f"--{name}") from error
+    if name in ("backoff", "gate") and "," in text:
+        return [part.strip() for part in text.split(",")]
     return text

@@ -27,7 +27,8 @@ EVERY = 1.0
 class Usage(msgspec.Struct):
     """
     A gate on one shard: its leases, the lanes that wait at it, and the concurrency that was granted
-    (None: no grant yet).
+    (None: no grant yet). A lane with several gates waits at all of them: if it were a demand of one
+    only, grants of two gates could follow each other from shard to shard for ever.
     """
 
     leased: int
@@ -87,7 +88,8 @@ class Grants:
     def begin(self, gate: str, limits: Gate) -> None:
         """Divide a new or changed gate into equal parts, beside what is leased by now."""
         shards = self._gates.shards
-        most = slots(limits.concurrency, [Usage(0, 1, None) for _ in range(shards)])
+        luck = [random.random() for _ in range(shards)]
+        most = slots(limits.concurrency, [Usage(0, 1, None) for _ in range(shards)], luck)
         if limits.concurrency is not None:
             # Each shard keeps what is leased there and leases nothing more until all have answered.
             shut = [grant_of(limits, 1 / shards, 0)] * shards
@@ -108,26 +110,32 @@ class Grants:
         self._next = now + EVERY
         names = gates.gate_names()
         if names and gates.claim_grants(EVERY * 0.9):
+            luck = [random.random() for _ in range(gates.shards)]
             for name in names:
-                self._renew(name)
+                self._renew(name, luck)
         return bool(names)
 
-    def _renew(self, gate: str) -> None:
+    def _renew(self, gate: str, luck: Sequence[float]) -> None:
         limits_and_usage = self._gates.gate_usage(gate)
         if limits_and_usage is None:
             return
         limits, usage = limits_and_usage
         if any(each.demand for each in usage):
-            divide(limits, usage, lambda shard, grant: self._gates.grant(gate, shard, grant))
+            divide(limits, usage, luck, lambda shard, grant: self._gates.grant(gate, shard, grant))
 
 
-def divide(limits: Gate, usage: Sequence[Usage], write: Callable[[int, Grant], int]) -> None:
+def divide(
+    limits: Gate,
+    usage: Sequence[Usage],
+    luck: Sequence[float],
+    write: Callable[[int, Grant], int],
+) -> None:
     """
     Divide a gate's limits by demand. `write(shard, grant)` returns the concurrency that the shard
-    has then (negative: not limited): a shard cannot give up what is leased.
+    has then (negative: not limited): a shard cannot give up what is leased. `luck`: see `slots`.
     """
     total = sum(each.demand for each in usage)
-    wanted = slots(limits.concurrency, usage)
+    wanted = slots(limits.concurrency, usage, luck)
     left = limits.concurrency
     # Shards that shrink come first: the others get only what these gave up.
     for shard in sorted(
@@ -153,10 +161,12 @@ def grant_of(limits: Gate, share: float, concurrency: int) -> Grant:
     )
 
 
-def slots(concurrency: int | None, usage: Sequence[Usage]) -> list[int]:
+def slots(concurrency: int | None, usage: Sequence[Usage], luck: Sequence[float]) -> list[int]:
     """
     The concurrency of each shard: in proportion to its demand. If there are fewer slots than shards
-    with demand, chance decides, so that each gets one sooner or later.
+    with demand, those with the smallest `luck` get one. It is drawn for each renewal, so that each
+    shard gets a slot sooner or later, and is the same for all gates, so that a shard whose lanes
+    have several gates gets a slot of all of them at once.
     """
     if concurrency is None:
         return [0] * len(usage)
@@ -164,7 +174,7 @@ def slots(concurrency: int | None, usage: Sequence[Usage]) -> list[int]:
     parts = [concurrency * each.demand // total for each in usage]
     by_need = sorted(
         (n for n, each in enumerate(usage) if each.demand),
-        key=lambda n: (parts[n] > 0, random.random()),
+        key=lambda n: (parts[n] > 0, luck[n]),
     )
     for n in by_need[: concurrency - sum(parts)]:
         parts[n] += 1

@@ -15,6 +15,8 @@ from laneway.engines.shared import fairness
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.engines.base import MessageView
     from laneway.policy import Resolved
 
@@ -26,8 +28,9 @@ COUNTED = 10_000
 
 
 class GateFacts(msgspec.Struct, kw_only=True):
-    """The state of the gate that the message's topic goes through."""
+    """The state of a gate that the message's topic goes through."""
 
+    name: str
     room: int
     leased: int
     wake_us: int | None
@@ -57,7 +60,7 @@ class Facts(msgspec.Struct, kw_only=True):
     """Lanes of its tier queue that are served before its own."""
     busy_with: str | None = None
     """If it is parked: the id of the message that its serial key is busy with."""
-    gate: GateFacts | None = None
+    gates: Sequence[GateFacts] = ()
     unhandled_us: int | None = None
     """When a worker first had no handler for it."""
 
@@ -238,13 +241,13 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
                 f" {facts.left(permit)}"
             )
             at = max(at, permit) if at is not None else None
-    if policy.gate is not None and (facts.gate is None or not facts.gate.room):
-        explanation.reasons.append(
-            f'the gate "{policy.gate}" is shut'
-            + (f"; {facts.gate.leased} leases go through it" if facts.gate is not None else "")
-        )
-        wake = facts.gate.wake_us if facts.gate is not None else None
-        at = max(at, wake) if wake is not None and at is not None else None
+    for gate in facts.gates:
+        if not gate.room:
+            explanation.reasons.append(
+                f'the gate "{gate.name}" is shut; {gate.leased} leases go through it'
+            )
+            wake = gate.wake_us
+            at = max(at, wake) if wake is not None and at is not None else None
     return at
 
 

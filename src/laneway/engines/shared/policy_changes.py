@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import BadPolicy, TopicInUse
-from laneway.policy import PolicyTable, check_changes
+from laneway.policy import PolicyTable, check_changes, gate_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ def refuse_undefined_gates(changes: Changes, is_defined: Callable[[str], bool]) 
     """Raise BadPolicy where a policy names a gate that nobody defined."""
     patterns: dict[str, str] = {}
     for pattern, fields in changes:
-        if fields.get("gate") is not None:
-            patterns.setdefault(fields["gate"], pattern)
+        for gate in gate_names(fields.get("gate")):
+            patterns.setdefault(gate, pattern)
     for gate, pattern in patterns.items():
         if not is_defined(gate):
             raise BadPolicy(

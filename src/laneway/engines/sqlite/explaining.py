@@ -67,7 +67,7 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
             else 0
         ),
         busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None,
-        gate=_gate(tx, policy),
+        gates=_gates(tx, lane, policy),
         unhandled_us=(tx.one("note_read", row.mid) or (None,))[0],
     )
 
@@ -79,10 +79,9 @@ def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
     return tx.id_of(head) if head is not None else None
 
 
-def _gate(tx: Transaction, policy: Resolved) -> GateFacts | None:
-    gate = tx.gate(policy.gate) if policy.gate is not None else None
-    return (
-        GateFacts(room=gate.room(tx.now), leased=gate.leased, wake_us=gate.wake)
-        if gate is not None
-        else None
-    )
+def _gates(tx: Transaction, lane: Lane, policy: Resolved) -> list[GateFacts]:
+    key = tx.gate_of(lane, policy)
+    return [
+        GateFacts(name=gate.name, room=gate.room(tx.now), leased=gate.leased, wake_us=gate.wake)
+        for gate in (tx.lane_gates(key).defined if key is not None else ())
+    ]

@@ -68,21 +68,13 @@ def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> li
 
 
 def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
-    """The lease ended: free its slots in its lane and gate, and correct the lane's virtual time."""
+    """The lease ended: free its slots in lane and gates, and correct the lane's virtual time."""
     lane.leased -= 1
     tx.shard.leased -= 1
     if held.gate is not None:
-        free_gate(tx, held.gate)
+        tx.free_gates(held.gate)
     if held.charge:
         _correct_charge(tx, lane, held, cost_us)
-
-
-def free_gate(tx: Transaction, name: str) -> None:
-    """A lease that went through the gate ended."""
-    gate = tx.gate(name)
-    if gate is not None:
-        gate.leased -= 1
-        tx.touch_gate(gate)
 
 
 def _correct_charge(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
@@ -110,10 +102,9 @@ def _moved_mean(mean: int, cost: int) -> int:
 
 
 def return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
-    """The delivery never began: return its permits of the lane's rate and of the gate."""
+    """The delivery never began: return its permits of the lane's rate and of its gates."""
     policy = tx.policy_of(lane)
     if policy.rate is not None:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
-    gate = tx.gate(held.gate) if held.gate is not None else None
-    if gate is not None:
+    for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():
         gate.give_back(1)

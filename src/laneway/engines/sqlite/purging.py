@@ -84,9 +84,8 @@ def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     tx.run("lease_gone", held.fence)
     lane.leased -= 1
     tx.shard.leased -= 1
-    if held.gate is not None and (gate := tx.gate(held.gate)) is not None:
-        gate.leased -= 1
-        tx.touch_gate(gate)
+    if held.gate is not None:
+        tx.free_gates(held.gate)
     if row is not None:
         message_ends.message_ended(tx, row, topic, "cancelled")
         messages.remove_ended(tx, lane, row, topic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -10,6 +10,9 @@ from laneway.engines.shared import gates
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
 from laneway.policy import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Lane(msgspec.Struct, gc=False):
@@ -283,6 +286,31 @@ class GateState(msgspec.Struct, gc=False):
     def give_back(self, returned: int) -> None:
         """Return the permits of deliveries that never began."""
         self.tat = gates.give_back(self.limits, self.tat, returned)
+
+
+class LaneGates:
+    """
+    The gates of a lane. A delivery goes through all of them in one step, or is not made.
+
+    `key`: the value of `lane.gate`, `lease.gate` and `gate_entry.gate`: their names, joined by
+    `GATE_SEPARATOR`. Lanes with the same gates wait in one index. None among the `states`: a gate
+    that is not defined, which admits nothing.
+    """
+
+    __slots__ = ("key", "states")
+
+    def __init__(self, key: str, states: Sequence[GateState | None]) -> None:
+        self.key = key
+        self.states = states
+
+    def room(self, now: int) -> int:
+        """How many deliveries all of them admit now."""
+        return min([0 if state is None else state.room(now) for state in self.states])
+
+    @property
+    def defined(self) -> list[GateState]:
+        """Those that are defined."""
+        return [state for state in self.states if state is not None]
 
 
 LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]

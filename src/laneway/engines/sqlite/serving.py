@@ -18,7 +18,7 @@ from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
-from laneway.engines.sqlite import leases, messages
+from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of
 from laneway.message import Lease
 from laneway.policy import prefixes
@@ -26,7 +26,7 @@ from laneway.policy import prefixes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.rows import GateState
+    from laneway.engines.sqlite.rows import LaneGates
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Resolved
 
@@ -129,28 +129,28 @@ class Only:
         self._left -= 1
         return False
 
-    def begin(self, tier_queue: TierQueue, gate: GateState | None) -> tuple[int, int]:
+    def begin(self, tier_queue: TierQueue, gates: LaneGates | None) -> tuple[int, int]:
         """The position at which this call begins to read."""
-        return self._positions.get(self._position_key(tier_queue, gate), START)
+        return self._positions.get(self._position_key(tier_queue, gates), START)
 
     def may_go_on(
-        self, tier_queue: TierQueue, gate: GateState | None, after: tuple[int, int]
+        self, tier_queue: TierQueue, gates: LaneGates | None, after: tuple[int, int]
     ) -> bool:
         """Whether this call may read more; if not, the next one continues at `after`."""
         if self._left > 0:
             return True
-        self._positions[self._position_key(tier_queue, gate)] = after
+        self._positions[self._position_key(tier_queue, gates)] = after
         self.goes_on = True
         return False
 
-    def ended(self, tier_queue: TierQueue, gate: GateState | None) -> None:
+    def ended(self, tier_queue: TierQueue, gates: LaneGates | None) -> None:
         """Everything was read, in this call and earlier ones: the next begins at the start."""
-        self._positions.pop(self._position_key(tier_queue, gate), None)
+        self._positions.pop(self._position_key(tier_queue, gates), None)
 
     def _position_key(
-        self, tier_queue: TierQueue, gate: GateState | None
+        self, tier_queue: TierQueue, gates: LaneGates | None
     ) -> tuple[int, str | None, tuple[str, ...]]:
-        return tier_queue.number, gate.name if gate is not None else None, self._key
+        return tier_queue.number, gates.key if gates is not None else None, self._key
 
 
 def can_deliver(tx: Transaction, lane: Lane) -> bool:
@@ -158,8 +158,7 @@ def can_deliver(tx: Transaction, lane: Lane) -> bool:
     if lane.forgotten:
         return False
     if lane.place == AT_GATE:
-        gate = tx.gate(lane.gate or "")
-        return gate is not None and gate.room(tx.now) > 0
+        return tx.lane_gates(lane.gate or "").room(tx.now) > 0
     return lane.place == RUNNABLE
 
 
@@ -181,35 +180,35 @@ class _Candidates:
         self._heap: list[tuple[int, int, int, Any]] = []
         self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
         self._seen: set[int] = set()
-        self._gates: dict[str, GateState] = {}
         for lane in tx.came_up:
             self._offer(lane)
         self._read_more(None, START if only is None else only.begin(tier_queue, None))
-        names = [name for (name,) in tx.all("gate_entries_open", tier_queue.number, self._page)]
-        page = self._page if len(names) <= MANY_GATES else max(8, self._page // len(names))
-        for name in names:
-            gate = tx.gate(name)
-            if gate is not None and gate.room(tx.now):
-                self._read_more(gate, START if only is None else only.begin(tier_queue, gate), page)
+        keys = [key for (key,) in tx.all("gate_entries_open", tier_queue.number, self._page)]
+        page = self._page if len(keys) <= MANY_GATES else max(8, self._page // len(keys))
+        for key in keys:
+            gates = tx.lane_gates(key)
+            if gates.room(tx.now):
+                after = START if only is None else only.begin(tier_queue, gates)
+                self._read_more(gates, after, page)
 
     def _read_more(
-        self, gate: GateState | None, after: tuple[int, int], page: int | None = None
+        self, gates: LaneGates | None, after: tuple[int, int], page: int | None = None
     ) -> None:
         page = page or self._page
-        if gate is None:
+        if gates is None:
             rows = self._transaction.all("lanes_runnable", self.tier_queue.number, *after, page)
         else:
             rows = self._transaction.all(
-                "lanes_at_gate", gate.name, self.tier_queue.number, *after, page
+                "lanes_at_gate", gates.key, self.tier_queue.number, *after, page
             )
         self._transaction.load_numbers(number for number, _ in rows)
         for number, _ in rows:
             self._offer(self._transaction.lane(number))
         if len(rows) == page:
             number, vt = rows[-1]
-            heapq.heappush(self._heap, (vt, number, 1, (gate, (vt, number))))
+            heapq.heappush(self._heap, (vt, number, 1, (gates, (vt, number))))
         elif self._only is not None:
-            self._only.ended(self.tier_queue, gate)
+            self._only.ended(self.tier_queue, gates)
 
     def _offer(self, lane: Lane) -> None:
         """Add a lane once, if it still can deliver: this call may have changed it."""
@@ -233,11 +232,11 @@ class _Candidates:
             if not is_marker:
                 lane: Lane = entry
                 return lane
-            gate, after = entry
-            if self._only is not None and not self._only.may_go_on(self.tier_queue, gate, after):
+            gates, after = entry
+            if self._only is not None and not self._only.may_go_on(self.tier_queue, gates, after):
                 continue
-            if gate is None or gate.room(self._transaction.now):
-                self._read_more(gate, after)
+            if gates is None or gates.room(self._transaction.now):
+                self._read_more(gates, after)
         return None
 
     def count(self, most: int) -> int:
@@ -310,10 +309,10 @@ class _Plan:
             or tx.one("tier_queue_has_runnable", tier_queue.number)[0]
         ):
             return True
-        gates = (
-            tx.gate(name) for (name,) in tx.all("gate_entries_open", tier_queue.number, FIRST_PAGE)
+        return any(
+            tx.lane_gates(key).room(tx.now)
+            for (key,) in tx.all("gate_entries_open", tier_queue.number, FIRST_PAGE)
         )
-        return any(gate is not None and gate.room(tx.now) for gate in gates)
 
     def _serve_shares(
         self,
@@ -373,10 +372,9 @@ class _Plan:
         tx = self.tx
         policy = tx.policy_of(lane)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
-        gate = None
-        if policy.gate is not None:
-            gate = tx.gate(policy.gate)
-            take = min(take, gate.room(tx.now) if gate is not None else 0)
+        gate = tx.gate_of(lane, policy)
+        if gate is not None:
+            take = min(take, tx.lane_gates(gate).room(tx.now))
         if policy.limited:
             take = min(take, self.startable)
         if policy.paused or (lane.back_off_step and lane.back_off_until > tx.now):
@@ -388,8 +386,7 @@ class _Plan:
         if policy.limited:
             self.startable -= take
         if gate is not None:
-            gate.take(take, tx.now)
-            tx.touch_gate(gate)
+            tx.take_from_gates(gate, take)
         self._charge(lane, tier_queue, policy, take, alone=lanes <= 1)
         self.visits.append((lane, take))
         self.visited[lane.lane] = lane
@@ -522,7 +519,7 @@ class _Deliveries:
             if lane.lane in self._with_rows:
                 self._lease_rows(lane, taken, policy)
             elif (
-                policy.gate is not None
+                tx.gate_of(lane, policy) is not None
                 or lane.tier_queue in self._by_time
                 or policy.delivery == "at_most_once"
             ):
@@ -683,7 +680,7 @@ class _Deliveries:
         lane.leased -= 1
         lane.delivered -= 1
         self.tx.shard.delivered -= 1
-        self._free_gate(policy.gate)
+        self._free_gates(lane, policy)
 
     def _expire(self, lane: Lane, row: Row) -> None:
         """The message's ttl is over, and housekeeping did not come to it in time."""
@@ -691,15 +688,16 @@ class _Deliveries:
         lane.leased -= 1
         lane.delivered -= 1
         tx.shard.delivered -= 1
-        self._free_gate(tx.policy_of(lane).gate)
+        self._free_gates(lane, tx.policy_of(lane))
         self._end_waiting(lane, row)
         messages.expire(tx, lane, row)
         if row.serial:
             messages.free_key(tx, lane, row.line, row.mid)
 
-    def _free_gate(self, name: str | None) -> None:
-        if name is not None:
-            leases.free_gate(self.tx, name)
+    def _free_gates(self, lane: Lane, policy: Resolved) -> None:
+        gate = self.tx.gate_of(lane, policy)
+        if gate is not None:
+            self.tx.free_gates(gate)
 
     def _end_waiting(self, lane: Lane, row: Row) -> None:
         """The message no longer waits; its row in `ready` is deleted with those of the others."""
@@ -718,7 +716,7 @@ class _Deliveries:
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._leases
-        gate, at_most_once = policy.gate, policy.delivery == "at_most_once"
+        gate, at_most_once = tx.gate_of(lane, policy), policy.delivery == "at_most_once"
         charge = 0
         if lane.tier_queue in self._by_time:
             charge = lane.mean or tx.tier_queues[lane.tier_queue].mean or DEFAULT_MEAN_US

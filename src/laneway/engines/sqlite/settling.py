@@ -193,7 +193,7 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
         if message.parts or message.has_note:
             messages.delete_extras(tx, message)
         if message.gate is not None:
-            leases.free_gate(tx, message.gate)
+            tx.free_gates(message.gate)
         if message.serial and (line := message.line) is not None:
             serial_keys.append((lane, line))
     if serial_keys:

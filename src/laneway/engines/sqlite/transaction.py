@@ -21,7 +21,7 @@ from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rows import GateState, Lane, Row, Shard, TierQueue
+from laneway.engines.sqlite.rows import GateState, Lane, LaneGates, Row, Shard, TierQueue
 from laneway.engines.sqlite.statements import SQL, Statements
 from laneway.engines.sqlite.tables import (
     IdentTable,
@@ -31,7 +31,7 @@ from laneway.engines.sqlite.tables import (
     ReadyTable,
     Table,
 )
-from laneway.policy import PolicyTable, Resolved
+from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.tiers import TierLayers
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class Transaction(Statements):
         self._new_lanes: set[int] = set()  # created in this transaction
         self._changes = LaneChanges()
         self._gates: dict[str, GateState | None] = {}
+        self._lane_gates: dict[str, LaneGates] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_tier_queues: set[tuple[str, int]] = set()
         self._last_lane: int | None = None
@@ -560,6 +561,31 @@ class Transaction(Statements):
             self._gates[name] = GateState(*row) if row else None
         return self._gates[name]
 
+    def gate_of(self, lane: Lane, policy: Resolved) -> str | None:  # noqa: ARG002  # see below
+        """The key of the lane's gates, see `LaneGates`; None: it has none."""
+        # All gates of a lane come from its policy; a gate of the lane itself would be joined here.
+        return policy.gate
+
+    def lane_gates(self, key: str) -> LaneGates:
+        """The gates of a key."""
+        found = self._lane_gates.get(key)
+        if found is None:
+            states = [self.gate(name) for name in gate_names(key)]
+            found = self._lane_gates[key] = LaneGates(key, states)
+        return found
+
+    def take_from_gates(self, key: str, taken: int) -> None:
+        """So many deliveries go through the gates of this key."""
+        for state in self.lane_gates(key).defined:
+            state.take(taken, self.now)
+            self._dirty_gates[state.name] = state
+
+    def free_gates(self, key: str) -> None:
+        """A lease that went through the gates of this key ended."""
+        for state in self.lane_gates(key).defined:
+            state.leased -= 1
+            self._dirty_gates[state.name] = state
+
     def cached_gate(self, row: Sequence[Any]) -> GateState:
         """The gate of a row; one that was read before is preferred."""
         gate = self._gates.get(row[0])
@@ -572,6 +598,7 @@ class Transaction(Statements):
         gate = self.gate(name)
         if gate is None:
             gate = self._gates[name] = GateState(name, None, None, 0, 0, 1, None)
+            self._lane_gates.clear()
         self._dirty_gates[name] = gate
         return gate
 
@@ -589,7 +616,7 @@ class Transaction(Statements):
         if tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
             tier_queue = self._move(lane, policy)
         place, wake = self._place_of(lane, policy, tier_queue)
-        gate = policy.gate if place == AT_GATE else None
+        gate = self.gate_of(lane, policy) if place == AT_GATE else None
         if lane.place in (RUNNABLE, AT_GATE) and (place != lane.place or gate != lane.gate):
             self._has_departures = True
         if lane.place == AT_GATE and (place != AT_GATE or gate != lane.gate):
@@ -606,10 +633,8 @@ class Transaction(Statements):
 
     def _notify_pool(self, tier_queue: TierQueue, gate: str | None) -> None:
         """Wake a worker of the pool, unless the lane came to a gate that is shut."""
-        if gate is not None:
-            state = self.gate(gate)
-            if state is None or not state.room(self.now):
-                return
+        if gate is not None and not self.lane_gates(gate).room(self.now):
+            return
         self.pools_to_notify.add(tier_queue.pool)
 
     def _place_of(
@@ -643,9 +668,7 @@ class Transaction(Statements):
                         now, lane.wake or 0 if lane.place == ASLEEP else 0
                     )
                 return ASLEEP, permit
-        if policy.gate is not None:
-            return AT_GATE, None
-        return RUNNABLE, None
+        return RUNNABLE if self.gate_of(lane, policy) is None else AT_GATE, None
 
     def _forgotten_at(self, lane: Lane, policy: Resolved, tier_queue: TierQueue) -> int:
         if lane.place == IDLE and lane.wake is not None:
@@ -779,14 +802,18 @@ class Transaction(Statements):
     def _flush_gates(self) -> None:
         for gate in list(self._dirty_gates.values()):
             self.reopen(gate)
-        for name, tier_queue in self._gate_tier_queues:
-            state = self.gate(name)
-            head = self.one("gate_head", name, tier_queue)
+        for key, tier_queue in self._gate_tier_queues:
+            gates_of_entry = gate_names(key) if GATE_SEPARATOR in key else ()
+            head = self.one("gate_head", key, tier_queue)
             if head is None:
-                self.run("gate_entry_delete", tier_queue, name)
+                self.run("gate_entry_delete", tier_queue, key)
+                for name in gates_of_entry:
+                    self.run("gate_part_delete", name, tier_queue, key)
             else:
-                is_open = int(state is not None and state.room(self.now) > 0)
-                self.run("gate_entry_write", tier_queue, name, head[0], head[1], is_open)
+                is_open = int(self.lane_gates(key).room(self.now) > 0)
+                self.run("gate_entry_write", tier_queue, key, head[0], head[1], is_open)
+                for name in gates_of_entry:
+                    self.run("gate_part_insert", name, tier_queue, key)
         self._gate_tier_queues.clear()
         for gate in self._dirty_gates.values():
             self.run(
@@ -813,3 +840,8 @@ class Transaction(Statements):
         gate.open = int(is_open)
         self._dirty_gates[gate.name] = gate
         self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
+        for tier_queue, key in self.all("gate_parts", gate.name):
+            may_pass = int(self.lane_gates(key).room(self.now) > 0)
+            changed = self.run("gate_entry_open_set", may_pass, tier_queue, key, may_pass)
+            if may_pass and changed:
+                self.pools_to_notify.add(self.tier_queues[tier_queue].pool)

@@ -9,6 +9,7 @@ from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import records, views
+from laneway.policy import gate_names
 from laneway.tiers import share_text
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0,
         lanes_before=min(before, COUNTED),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
-        gate=_gate(view, shard, policy),
+        gates=_gates(view, shard, policy),
         unhandled_us=record.unhandled_from or None,
     )
 
@@ -103,14 +104,26 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
     return views.message_view(view, shard, head).id if head is not None else None
 
 
-def _gate(view: View, shard: int, policy: Resolved) -> GateFacts | None:
-    stored = (
-        view.space.read(shard, "HGET", "gates", policy.gate) if policy.gate is not None else None
-    )
-    if stored is None:
-        return None
-    gate, now = records.read_gate(stored), view.times[shard]
-    limits = gate.limits_here
-    room = gates.room(limits, gate.tat, gate.leased, now)
-    wake = gates.opens_us(limits, gate.tat, gate.leased, now)
-    return GateFacts(room=room, leased=gate.leased, wake_us=wake)
+def _gates(view: View, shard: int, policy: Resolved) -> list[GateFacts]:
+    names = gate_names(policy.gate)
+    found: list[GateFacts] = []
+    for name, stored in zip(names, _stored_gates(view, shard, names), strict=True):
+        if stored is not None:
+            gate, now = records.read_gate(stored), view.times[shard]
+            limits = gate.limits_here
+            found.append(
+                GateFacts(
+                    name=name,
+                    room=gates.room(limits, gate.tat, gate.leased, now),
+                    leased=gate.leased,
+                    wake_us=gates.opens_us(limits, gate.tat, gate.leased, now),
+                )
+            )
+    return found
+
+
+def _stored_gates(view: View, shard: int, names: list[str]) -> list[bytes | None]:
+    if not names:
+        return []
+    stored: list[bytes | None] = view.space.read(shard, "HMGET", "gates", *names)
+    return stored

@@ -545,11 +545,11 @@ class Namespace(ShardedNamespace):
         limits = None
         for shard in range(self.shards):
             counters = records.read_counters(self.read(shard, "GET", "shard"))
-            lanes = [
-                ("ZCARD", f"gate:{tier_queue}:{gate}")
-                for tier_queue in range(1, len(counters.tier_queues) + 1)
-            ]
-            stored, *waiting = self.read_many(shard, [("HGET", "gates", gate), *lanes])
+            stored, sets = self.read_many(
+                shard, [("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1)]
+            )
+            lanes = records.gate_lanes(gate, len(counters.tier_queues), sets)
+            waiting = self.read_many(shard, [("ZCARD", key) for key in lanes])
             if stored is None:
                 return None
             record = records.read_gate(stored)

@@ -228,6 +228,12 @@ def gate_record(gate: Gate) -> bytes:
     )
 
 
+def gate_lanes(gate: str, tier_queues: int, sets: Iterable[bytes]) -> list[str]:
+    """The keys with the lanes of a gate; `sets`: its `gate_sets:NAME`, see `gates.lua`."""
+    alone = [f"gate:{tier_queue}:{gate}" for tier_queue in range(1, tier_queues + 1)]
+    return alone + [f"gate:{member.decode()}" for member in sets]
+
+
 if FOREVER != -1:
     raise AssertionError("messages.lua knows it as -1")
 

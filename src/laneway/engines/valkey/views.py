@@ -648,10 +648,9 @@ def gates(view: View) -> list[dict[str, Any]]:
 
 def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     gate = records.read_gate(stored)
-    tier_queues = range(1, len(view.counters[shard].tier_queues) + 1)
-    waiting = sum(
-        view.space.read(shard, "ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in tier_queues
-    )
+    sets = view.space.read(shard, "ZRANGE", f"gate_sets:{name}", 0, -1)
+    lanes = records.gate_lanes(name, len(view.counters[shard].tier_queues), sets)
+    waiting = sum(view.space.read(shard, "ZCARD", key) for key in lanes)
     return shared_gates.view(
         name,
         gate.limits,

@@ -30,6 +30,7 @@ PARTS = (
     "test_records",
     "test_results",
     "test_settle",
+    "test_several_gates",
     "test_tiers",
     "test_topic_list",
     "test_topic_policies",

@@ -134,7 +134,13 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone F
 SELECT count(*) FROM (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1 LIMIT ?);
 
 -- name: gate_lanes
-SELECT count(*) FROM (SELECT 1 FROM lane WHERE gate = ? AND place = 3 LIMIT ?);
+-- The lanes at a gate, also those with several gates.
+SELECT count(*) FROM (
+    SELECT 1 FROM lane WHERE gate = ?1 AND place = 3
+    UNION ALL
+    SELECT 1 FROM gate_part p CROSS JOIN lane l ON l.gate = p.entry AND l.tier_queue = p.tier_queue
+        AND l.place = 3 WHERE p.gate = ?1
+    LIMIT ?2);
 
 -- name: lanes_before
 -- How many lanes of the tier are served before one. In two parts: the index is not searched by the

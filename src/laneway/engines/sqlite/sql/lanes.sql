@@ -133,6 +133,19 @@ DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
 -- name: gate_entries_open_set
 UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;
 
+-- name: gate_entry_open_set
+UPDATE gate_entry SET open = ? WHERE tier_queue = ? AND gate = ? AND open <> ?;
+
+-- name: gate_parts
+-- The entries of several gates of which this one is one.
+SELECT tier_queue, entry FROM gate_part WHERE gate = ?;
+
+-- name: gate_part_insert
+INSERT OR IGNORE INTO gate_part (gate, tier_queue, entry) VALUES (?, ?, ?);
+
+-- name: gate_part_delete
+DELETE FROM gate_part WHERE gate = ? AND tier_queue = ? AND entry = ?;
+
 -- name: policies
 SELECT layer, pattern, fields FROM policy;
 

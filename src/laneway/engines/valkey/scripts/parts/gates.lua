@@ -1,6 +1,8 @@
--- Gates: limits that many topics share. The lanes at a gate are in a sorted set for each tier
--- queue, `gate:N:NAME`. The first lane of an open gate is also in `heads:N`, so that a tier with a
--- thousand gates is served as fast as one without.
+-- Gates: limits that many topics share. A lane has a key of gates: the name of one, or the names
+-- of several joined by \31; a delivery goes through all of them, or is not made. The lanes at gates
+-- are in a sorted set for each tier queue and key, `gate:N:KEY`. While all gates of the key are
+-- open its first lane is also in `heads:N`, so that a tier with a thousand gates is served as fast
+-- as one without. `gate_sets:NAME` has N and KEY of the keys of several gates that name this one.
 --
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
@@ -8,10 +10,10 @@
 -- uses: fairness
 
 local gates = part(function(gates)
-    local known, changed, moved
+    local known, changed, moved, by_key
 
     at_begin(function()
-        known, changed, moved = {}, {}, {}
+        known, changed, moved, by_key = {}, {}, {}, {}
     end)
 
     local function limits_of(gate)
@@ -45,7 +47,7 @@ local gates = part(function(gates)
             gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
                 true, wake = 0,
                 grant = false }
-            known[name] = gate
+            known[name], by_key = gate, {}
         end
         gate[layer] = limits
         limits_of(gate)
@@ -55,8 +57,21 @@ local gates = part(function(gates)
         changed[gate] = true
     end
 
+    -- The gates of a key; false: one that is not defined.
+    local function of_key(name)
+        local found = by_key[name]
+        if not found then
+            found = {}
+            for each in string.gmatch(name, '[^\31]+') do
+                found[#found + 1] = gates.find(each) or false
+            end
+            by_key[name] = found
+        end
+        return found
+    end
+
     -- How many deliveries the gate admits now.
-    function gates.room(gate)
+    local function room_of(gate)
         local room = 2 ^ 30
         if gate.rate then
             room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now,
@@ -68,38 +83,50 @@ local gates = part(function(gates)
         return math.max(room, 0)
     end
 
-    function gates.is_open(name)
-        local gate = gates.find(name)
-        return gate ~= nil and gates.room(gate) > 0
-    end
-
-    function gates.take(gate, taken)
-        gate.leased = gate.leased + taken
-        if gate.rate then
-            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.depth),
-                shard.now, gate.step, taken)
+    -- How many deliveries all gates of a key admit now.
+    function gates.room(name)
+        local room = 2 ^ 30
+        for _, gate in ipairs(of_key(name)) do
+            room = math.min(room, gate and room_of(gate) or 0)
         end
-        changed[gate] = true
+        return room
     end
 
-    -- End a lease's use of a gate, by name ("": none).
-    function gates.free(name)
-        local gate = name ~= '' and gates.find(name)
-        if gate then
-            gate.leased = gate.leased - 1
+    function gates.is_open(name)
+        return gates.room(name) > 0
+    end
+
+    function gates.take(name, taken)
+        for _, gate in ipairs(of_key(name)) do
+            gate.leased = gate.leased + taken
+            if gate.rate then
+                gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.depth),
+                    shard.now, gate.step, taken)
+            end
             changed[gate] = true
+        end
+    end
+
+    -- End a lease's use of the gates of a key ("": none).
+    function gates.free(name)
+        for _, gate in ipairs(of_key(name)) do
+            if gate then
+                gate.leased = gate.leased - 1
+                changed[gate] = true
+            end
         end
     end
 
     function gates.give_back_permit(name)
-        local gate = name ~= '' and gates.find(name)
-        if gate and gate.rate then
-            gate.tat = fairness.return_permits(gate.tat, gate.step, 1)
-            changed[gate] = true
+        for _, gate in ipairs(of_key(name)) do
+            if gate and gate.rate then
+                gate.tat = fairness.return_permits(gate.tat, gate.step, 1)
+                changed[gate] = true
+            end
         end
     end
 
-    -- A lane was added to the gate or removed from it.
+    -- A lane was added to the gates of a key, or removed from them.
     function gates.moved(name, tier_queue)
         moved[name .. '\0' .. tier_queue] = { name, tier_queue }
     end
@@ -108,6 +135,7 @@ local gates = part(function(gates)
         return key('gate:' .. tier_queue .. ':' .. name)
     end
 
+    -- Returns whether there are lanes.
     local function write_head(name, tier_queue, is_open)
         local heads = key('heads:' .. tier_queue)
         local first = call('ZRANGE', gates.lanes_key(name, tier_queue), 0, 0, 'WITHSCORES')
@@ -116,11 +144,41 @@ local gates = part(function(gates)
         else
             call('ZREM', heads, name)
         end
+        return first[1] ~= nil
+    end
+
+    local function sets_key(gate)
+        return key('gate_sets:' .. gate.name)
+    end
+
+    -- Write the head of a key, and list it at its gates if these are several.
+    local function write_moved(name, tier_queue)
+        local has_lanes, found = write_head(name, tier_queue, gates.is_open(name)), of_key(name)
+        for n = 1, #found > 1 and #found or 0 do
+            local member = tier_queue .. ':' .. name
+            if found[n] and has_lanes then
+                call('ZADD', sets_key(found[n]), 0, member)
+            elseif found[n] then
+                call('ZREM', sets_key(found[n]), member)
+            end
+        end
+    end
+
+    -- The gate has opened or shut: write the heads of the keys of several gates that name it.
+    local function write_sets(gate)
+        for _, member in ipairs(call('ZRANGE', sets_key(gate), 0, -1)) do
+            local tier_queue, name = string.match(member, '^(%d+):(.*)$')
+            tier_queue = tonumber(tier_queue)
+            local is_open = gates.is_open(name)
+            if write_head(name, tier_queue, is_open) and is_open then
+                pools_to_notify[tier_queues[tier_queue].pool] = true
+            end
+        end
     end
 
     -- Write whether the gate is open; if only its rate shuts it, also when it opens.
     local function look(gate)
-        local is_open = gates.room(gate) > 0
+        local is_open = room_of(gate) > 0
         gate.wake = 0
         if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency)
             then
@@ -135,11 +193,11 @@ local gates = part(function(gates)
         if is_open ~= gate.is_open then
             gate.is_open = is_open
             for tier_queue = 1, #tier_queues do
-                write_head(gate.name, tier_queue, is_open)
-                if is_open and call('EXISTS', gates.lanes_key(gate.name, tier_queue)) == 1 then
+                if write_head(gate.name, tier_queue, is_open) and is_open then
                     pools_to_notify[tier_queues[tier_queue].pool] = true
                 end
             end
+            write_sets(gate)
         end
         call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
             gate.is_open, gate.wake, gate.grant))
@@ -162,7 +220,7 @@ local gates = part(function(gates)
             look(gate)
         end
         for _, each in pairs(moved) do
-            write_head(each[1], each[2], gates.is_open(each[1]))
+            write_moved(each[1], each[2])
         end
         changed, moved = {}, {}
     end

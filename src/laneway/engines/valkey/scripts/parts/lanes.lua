@@ -215,6 +215,12 @@ local lanes = part(function(lanes)
         return policy
     end
 
+    -- The key of the lane's gates, see gates.lua; false: it has none. All of them come from its
+    -- policy; a gate of the lane itself would be joined here.
+    function lanes.gate_of(_, policy)
+        return policy.gate
+    end
+
     -- Policies have changed in this call.
     function lanes.rules_changed()
         for _, lane in pairs(known) do
@@ -407,7 +413,7 @@ local lanes = part(function(lanes)
                 return ASLEEP, permit
             end
         end
-        return policy.gate and AT_GATE or RUNNABLE, 0
+        return lanes.gate_of(lane, policy) and AT_GATE or RUNNABLE, 0
     end
 
     local function can_deliver_at(place)
@@ -426,7 +432,7 @@ local lanes = part(function(lanes)
                 tier_queue.vt, IDLE, 0, ''
         end
         local place, wake = where(lane, policy, tier_queue)
-        local gate = place == AT_GATE and policy.gate or ''
+        local gate = place == AT_GATE and lanes.gate_of(lane, policy) or ''
         if can_deliver_at(place) and lane.place ~= place then
             if not can_deliver_at(lane.place) then
                 lane.vt = math.max(lane.vt, tier_queue.vt) -- sleeping earns no credit

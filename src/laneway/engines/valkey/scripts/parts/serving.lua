@@ -177,9 +177,8 @@ local serving = part(function(serving)
                 return entry[3]
             end
             advance(line.heap, source)
-            local gate = gates.find(entry[3])
-            if gate and gates.room(gate) > 0 then
-                begin(line.heap, gates.lanes_key(gate.name, line.tier_queue.number), true)
+            if gates.is_open(entry[3]) then
+                begin(line.heap, gates.lanes_key(entry[3], line.tier_queue.number), true)
             end
         end
     end
@@ -233,9 +232,9 @@ local serving = part(function(serving)
         local policy = lanes.rule(lane)
         local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight),
             lanes.allowance(lane, policy))
-        local gate = policy.gate and gates.find(policy.gate)
-        if policy.gate then
-            take = math.min(take, gate and gates.room(gate) or 0)
+        local gate = lanes.gate_of(lane, policy)
+        if gate then
+            take = math.min(take, gates.room(gate))
         end
         if policy.limited then
             take = math.min(take, calls.startable)
@@ -523,7 +522,7 @@ local serving = part(function(serving)
     local function uncount(lane, policy)
         lane.leased, lane.delivered = lane.leased - 1, lane.delivered - 1
         shard.delivered = shard.delivered - 1
-        gates.free(policy.gate or '')
+        gates.free(lanes.gate_of(lane, policy) or '')
     end
 
     -- Most leases of a lane without the fence, which they share. `quick`: see settling.lua.
@@ -531,8 +530,8 @@ local serving = part(function(serving)
         local charge = given.charge
         local rest = charge == 0 and out.tails[quick][policy]
         if not rest then
-            rest = settling.tail(deadline_of(policy), shard.now, charge, false, policy.gate
-                or '', false, false, false, quick)
+            rest = settling.tail(deadline_of(policy), shard.now, charge, false,
+                lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
             out.tails[quick][policy] = charge == 0 and rest
         end
         return packed(given.lane.name) .. rest
@@ -542,7 +541,7 @@ local serving = part(function(serving)
     local function tail_with_line(given, policy, line)
         if not given.line_tail then
             given.line_tail = { settling.around_line(given.lane.name, deadline_of(policy),
-                shard.now, given.charge, policy.gate or '') }
+                shard.now, given.charge, lanes.gate_of(given.lane, policy) or '') }
         end
         return given.line_tail[1] .. packed(line) .. given.line_tail[2]
     end
@@ -600,8 +599,8 @@ local serving = part(function(serving)
         local deadline, tail = deadline_of(policy), nil
         if is_empty or (record.suspect and calls.record_start) then
             tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
-                record.suspect and calls.record_start, policy.gate or '', is_empty, is_empty
-                and line, false, false)
+                record.suspect and calls.record_start, lanes.gate_of(lane, policy) or '', is_empty,
+                is_empty and line, false, false)
         else
             tail = tail_of(given, policy, not (line or record.id or record.sticky
                 or record.parts > 0 or record.joined > 0 or record.mirrored))

@@ -27,7 +27,8 @@
 --   sweeps              pattern → the lane up to which its lanes were placed again
 --   lanes, names        lane's name → its record; all names in order, see lanes.lua
 --   run:N, heads:N      runnable lanes of tier queue N; its open gates by their first lane
---   gates, gate:N:GATE, gate_wakes   gates; lanes at a gate; when shut gates open, see gates.lua
+--   gates, gate:N:KEY, gate_wakes    gates; lanes at gates; when shut gates open, see gates.lua
+--   gate_sets:GATE                   sets of lanes with several gates, of which this is one
 --   asleep, idle        lanes by the time at which they wake, or are forgotten
 --   top:CLASS           lanes by size class, for top lists
 --   m                   message's number → its record, see messages.lua
