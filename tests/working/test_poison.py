@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LEASE = 1.5
-SECONDS = 60.0
+SECONDS = 100.0
 
 NATIVE = """
 import ctypes, os, signal, time
