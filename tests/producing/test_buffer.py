@@ -301,6 +301,27 @@ for n in range(100):
         assert [each.body for each in app.lease(200)] == list(range(100))
 
 
+def test_a_forked_child_ends_while_its_parent_has_messages(tmp_path: Path) -> None:
+    """It sends its own, and leaves its parent's to the parent."""
+    program = """
+import multiprocessing, sys
+from laneway import Buffer, Laneway
+app = Laneway(sys.argv[1], buffer=Buffer(flush_interval=60))
+app.publish("parent", 0)
+child = multiprocessing.get_context("fork").Process(target=app.publish, args=("child", 0))
+child.start()
+child.join(20)
+print("child", child.exitcode)
+"""
+    url = f"sqlite:///{tmp_path}/a.db"
+    command = [sys.executable, "-W", "ignore", "-c", program, url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "child 0"
+    assert "not sent" not in ended.stderr
+    with Laneway(url) as app:
+        assert sorted(each.message.topic for each in app.lease(9)) == ["child", "parent"]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

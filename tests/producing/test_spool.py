@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
 import os
 import signal
 import sqlite3
@@ -631,6 +633,103 @@ def test_a_forked_child_publishes_too(tmp_path: Path) -> None:
         app.publish("a", "parent again")
         assert app.flush(30) == 0
         assert [each.body for each in app.lease(9)] == ["parent", "child", "parent again"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_forks_while_threads_publish(tmp_path: Path) -> None:
+    """A fork in the middle of a transaction leaves neither side waiting, and loses nothing."""
+    children, numbers = 6, range(5)
+    ended = threading.Event()
+    published = [0, 0, 0]
+
+    def publish(place: int) -> None:
+        while not ended.is_set():
+            app.publish(f"parent.{place}", published[place])
+            published[place] += 1
+
+    def publish_all(topic: str) -> None:
+        for number in numbers:
+            app.publish(topic, number)
+
+    with Laneway(f"sqlite:///{tmp_path}/a.db", spool=tmp_path / "spool.db") as app:
+        threads = [threading.Thread(target=publish, args=(place,)) for place in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for child in range(children):
+                process = multiprocessing.get_context("fork").Process(
+                    target=publish_all, args=(f"child.{child}",)
+                )
+                process.start()
+                process.join(30)
+                assert process.exitcode == 0
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        assert app.flush(60) == 0
+        for child in range(children):
+            assert app.topic(f"child.{child}").stats().waiting == len(numbers)
+        for place in range(3):
+            assert app.topic(f"parent.{place}").stats().waiting == published[place]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_the_parent_closes_before_its_child(tmp_path: Path) -> None:
+    """The child has locks of its own: what it publishes then is in the file."""
+    app = Laneway(AWAY, spool=Spool(tmp_path / "spool.db", exit_timeout=0))
+    app.publish("a", "parent")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            app.publish("a", "child")
+            os.read(reading, 1)
+            app.publish("a", "child again")
+        finally:
+            os._exit(0)
+    while app.spool_status().waiting < 2:
+        time.sleep(0.002)  # another process publishes
+    app.close()
+    with opened(tmp_path / "spool.db") as file:  # the last connection takes the log away
+        assert file.usage.messages == 2
+    os.write(writing, b"x")
+    os.waitpid(child, 0)
+    with opened(tmp_path / "spool.db") as file:
+        assert file.usage.messages == 3
+
+
+def test_a_link_to_a_spool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Processes that name the same file differently share its lock and its log."""
+    real, link = tmp_path / "disk" / "spool.db", tmp_path / "spool.db"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Laneway(url, spool=link) as app, Laneway(url, spool=real) as other:
+        app.publish("a", 1)
+        assert app.flush(30) == 0
+        other.publish("a", 2)
+        assert other.flush(30) == 0
+        assert other.spool_status().forwarder == app.spool_status().forwarder == os.getpid()
+        assert [each.body for each in app.lease(9)] == [1, 2]
+    assert not link.with_name("spool.db-lock").exists()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_program_that_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As daemons do; the spool stays where it was."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Laneway(f"sqlite:///{tmp_path}/a.db", spool="spool.db") as app:
+        monkeypatch.chdir(elsewhere)
+        app.publish("a", 1)
+        assert app.flush(30) == 0
+        assert [each.body for each in app.lease(9)] == [1]
+    assert list(elsewhere.iterdir()) == []
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def wait_for(condition: Callable[[], object]) -> None:

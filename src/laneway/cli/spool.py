@@ -110,7 +110,7 @@ def read(path: str) -> SpoolStatus:
 
     file = SpoolFile(path, syncs=False, create=False)
     try:
-        return file.status(forwarding_process(path))
+        return file.status(forwarding_process(file.path))
     finally:
         file.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -343,15 +344,16 @@ def _refused(
 def at_exit(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     """
     Call this method once when the program ends, while other threads still run, if its object still
-    exists then.
+    exists then. Not in a forked child: the object is its parent's.
 
     Functions of `atexit` are called when no thread can be started any more, and an engine starts
     some when it is opened.
     """
+    process = os.getpid()
 
     def call() -> None:
         bound = method()
-        if bound is not None:
+        if bound is not None and os.getpid() == process:
             bound()
 
     register = getattr(threading, "_register_atexit", atexit.register)

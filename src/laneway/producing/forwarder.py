@@ -154,17 +154,16 @@ class Forwarder(threading.Thread):
             self._ended.wait(LOCK_SECONDS)
 
     def _take_lock(self) -> bool:
-        lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Known before it is held: a forked child must not keep it.
+        self._lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(lock)
             self._is_elsewhere = True
             return False
         self._is_elsewhere = False
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        self._lock = lock
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         return True
 
     def _forward_all(self) -> None:
@@ -264,7 +263,8 @@ class Forwarder(threading.Thread):
 
     def _seconds_until_next(self) -> float:
         now = time.monotonic()
-        return max(0.0, min([POLL_SECONDS, *(full.at - now for full in self._full.values())]))
+        due = [full.at - now for full in self._full.values() if full.seqs]
+        return max(0.0, min([POLL_SECONDS, *due]))
 
     # One batch
 

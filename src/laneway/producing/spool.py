@@ -87,7 +87,7 @@ class Spool:
         config.refuse_unknown("Spool", unknown, OPTIONS)
         if not isinstance(path, (str, os.PathLike)) or not str(path) or "\0" in str(path):
             raise UsageError(f"Spool: expected path to be the path of a file, got {path!r:.80}")
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)  # the program may change its folder later
         self.max_messages = (
             None if max_messages is None else arguments.whole("Spool", "max_messages", max_messages)
         )
@@ -216,8 +216,8 @@ class MessageSpool:
                 file.close()
                 raise
             self._file = file
-            self._upkeep = _Upkeep(options)
-            self._forwarder = Forwarder(options.path, target, self._unsent)
+            self._upkeep = _Upkeep(options, file.path)
+            self._forwarder = Forwarder(file.path, target, self._unsent)
             self._upkeep.start()
             self._forwarder.start()
             if not self._is_registered:
@@ -253,7 +253,7 @@ class MessageSpool:
         assert forwarder is not None
         forwarder.wake()
         deadline = None if timeout is None else time.monotonic() + timeout
-        reader = SpoolFile(self.options.path, syncs=False)
+        reader = SpoolFile(file.path, syncs=False)
         try:
             while not reader.is_forwarded(goal):
                 if deadline is not None and time.monotonic() >= deadline:
@@ -268,7 +268,7 @@ class MessageSpool:
         """What the spool holds."""
         with self._mutex:
             file, _ = self._open()
-            return file.status(forwarding_process(self.options.path))
+            return file.status(forwarding_process(file.path))
 
     def close(self) -> None:
         """
@@ -309,13 +309,13 @@ class MessageSpool:
 class _Upkeep(threading.Thread):
     """Writes the file to the disk by time, shortens its log, and reads the oldest message's age."""
 
-    def __init__(self, options: Spool) -> None:
+    def __init__(self, options: Spool, path: str) -> None:
         super().__init__(name="laneway-spool-sync", daemon=True)
         self._options = options
         self._interval = min(options.sync or AGE_SECONDS, AGE_SECONDS)
         self._written = threading.Event()
         self._ended = threading.Event()
-        self._file = SpoolFile(options.path, syncs=False)
+        self._file = SpoolFile(path, syncs=False)
         self.oldest_us: int | None = self._file.oldest_us()
 
     def wake(self) -> None:
@@ -336,6 +336,7 @@ class _Upkeep(threading.Thread):
                 self._ended.wait(self._interval)
                 self._written.clear()
                 self._care()
+            self._care()  # what was written during the last round
         finally:
             self._file.close()
 

@@ -15,13 +15,16 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
+import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import msgspec
 
+from laneway.engines.shared import forking
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft
 
@@ -136,18 +139,23 @@ class SpoolStatus(msgspec.Struct, frozen=True, kw_only=True):
 class SpoolFile:
     """
     One connection to a spool's file; `syncs`: each transaction is on disk when it ends. Use it from
-    one thread at a time.
+    one thread at a time. In a forked child it is closed.
+
+    `path`: the file's own, as links lead to it; the names of the log and of the lock begin with it.
     """
 
     def __init__(self, path: str, *, syncs: bool, create: bool = True) -> None:
-        self.path = path
-        with self._errors():
+        self.path = os.path.realpath(path)
+        self.lock = threading.RLock()
+        """Held while the connection is used."""
+        with self._errors():  # a fork waits until it is open
             if not create and not Path(path).is_file():
                 raise UsageError(
                     f"spool {path}: there is no such file; give the path of the program's spool="
                 )
+            _files.add(self)
             self._connection = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
                 self._prepare(syncs=syncs)
@@ -200,10 +208,11 @@ class SpoolFile:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            raise self._error(error) from error
+        with self.lock:
+            try:
+                yield
+            except sqlite3.DatabaseError as error:
+                raise self._error(error) from error
 
     def _error(self, error: sqlite3.DatabaseError) -> EngineUnavailable:
         if not isinstance(error, sqlite3.OperationalError):
@@ -229,13 +238,25 @@ class SpoolFile:
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        with self.lock:
+            self._connection.close()
+
+    def close_in_child(self, *, is_quiet: bool) -> None:
+        """In a forked child. `is_quiet`: nothing used the connection during the fork."""
+        self.lock = threading.RLock()
+        if is_quiet and hasattr(self, "_connection"):
+            with suppress(sqlite3.Error):
+                self._connection.close()
+        else:  # what used it never ends here: closing could block forever
+            _abandoned.append(getattr(self, "_connection", None))
 
     # Facts by name
 
     def get(self, name: str) -> Any:
         """A stored fact, None if it is not there."""
-        row = self._connection.execute("SELECT value FROM spool WHERE name = ?", (name,)).fetchone()
+        with self._errors():
+            query = "SELECT value FROM spool WHERE name = ?"
+            row = self._connection.execute(query, (name,)).fetchone()
         return None if row is None else row[0]
 
     def set(self, name: str, value: Any) -> None:
@@ -266,18 +287,12 @@ class SpoolFile:
     def append(self, draft: Draft) -> None:
         """Write one message. It survives the end of the process when this returns."""
         size = len(draft.body)
+        now, options = time.time_ns() // 1000, _packed_options(draft)
         try:
-            cursor = self._execute(
-                _INSERT,
-                (
-                    time.time_ns() // 1000,
-                    size,
-                    draft.topic,
-                    draft.id,
-                    draft.body,
-                    _packed_options(draft),
-                ),
-            )
+            with self.lock:
+                cursor = self._execute(
+                    _INSERT, (now, size, draft.topic, draft.id, draft.body, options)
+                )
         except sqlite3.DatabaseError as error:
             raise self._error(error) from error
         last = cursor.lastrowid or 0
@@ -463,6 +478,38 @@ class SpoolFile:
                 error_at=self.get("error_at"),
             )
 
+
+# Forks: as for an engine's files (`engines/sqlite/store`), nothing uses a connection during a fork,
+# and the child closes those that it inherited before it opens any. Else it would take the parent's
+# locks for its own, and write into a log that the parent may remove.
+
+FORK_SECONDS = 5.0
+"""How long a fork waits for what uses a connection."""
+
+_files: WeakSet[SpoolFile] = WeakSet()
+_paused: list[SpoolFile] = []
+_abandoned: list[object] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = [file for file in list(_files) if file.lock.acquire(timeout=FORK_SECONDS)]
+
+
+def _after_fork_in_parent() -> None:
+    for file in _paused:
+        file.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    quiet = set(_paused)
+    _paused.clear()
+    for file in list(_files):
+        file.close_in_child(is_quiet=file in quiet)
+    _files.clear()
+
+
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 
 _FIELDS = Draft.__struct_fields__
 _ID = _FIELDS.index("id")
