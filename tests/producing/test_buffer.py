@@ -239,9 +239,36 @@ def test_a_hook_that_fails_or_publishes_hurts_nobody(caplog: pytest.LogCaptureFi
     reported = Reported(unsent)
     buffer.add(draft("b", "bad"))
     store.go_on.set()
+    buffer.flush(10)
     buffer.close()
     assert reported.messages == [("b", BadMessage)]
     assert "ProducerFull" in caplog.text
+    assert store.batches == [["again"]]
+
+
+def test_close_waits_for_what_a_hook_publishes() -> None:
+    """A message that comes while the buffer closes has the rest of `exit_timeout`, too."""
+    store = Store(held=True)
+    unsent = UnsentReports()
+    buffer = MessageBuffer(Buffer(), store.put, unsent)
+
+    def publish_again(message: Message, error: LanewayError) -> None:
+        del message, error
+        store.go_on.clear()
+        buffer.add(draft("again"))
+
+    unsent.add(publish_again)
+    reported = Reported(unsent)
+    buffer.add(draft("b", "bad"))
+    closing = threading.Thread(target=buffer.close)
+    closing.start()
+    store.go_on.set()
+    for _ in range(2):
+        assert store.attempts.acquire(timeout=10)
+    closing.join(0.1)  # it does not end
+    store.go_on.set()
+    closing.join()
+    assert reported.messages == [("b", BadMessage)]
     assert store.batches == [["again"]]
 
 

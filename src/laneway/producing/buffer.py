@@ -225,7 +225,7 @@ class MessageBuffer:
         options = self._options
         with self._mutex:
             while not self._waiting:
-                if self._closing or self._thread is not threading.current_thread():
+                if self._thread is not threading.current_thread():
                     return []
                 self._changed.wait()
             deadline = time.monotonic() + options.flush_interval
@@ -299,7 +299,10 @@ class MessageBuffer:
             return max(0, goal - self._answered_count)
 
     def close(self) -> None:
-        """Send what is left within `exit_timeout`, report the rest, and end the thread."""
+        """
+        Send what is left within `exit_timeout`, and what hooks and others publish meanwhile;
+        report the rest, and end the thread.
+        """
         with self._mutex:
             thread = self._thread
             self._closing = True
@@ -307,7 +310,8 @@ class MessageBuffer:
         if thread is None or thread is threading.current_thread():
             return
         try:
-            self.flush(self._options.exit_timeout)
+            with self._mutex:
+                self._answered.wait_for(lambda: not self.count, self._options.exit_timeout)
         finally:
             with self._mutex:
                 unsent = [*self._sending, *self._waiting]
