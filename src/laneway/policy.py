@@ -777,6 +777,10 @@ class PolicyTable:
             )
         return (topic, *patterns) if topic in self._layers and topic not in patterns else patterns
 
+    def pattern_of(self, topic: str) -> str:
+        """Return the most specific pattern that covers the topic; `"*"` if there is none."""
+        return next((name for name in self.covering(topic) if is_pattern(name)), "*")
+
     def resolve(self, topic: str) -> Resolved:
         """
         Return the policy that holds for a topic.

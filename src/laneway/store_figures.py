@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.errors import LanewayError
-from laneway.policy import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,9 +140,7 @@ def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
 def _grouped(topics: Iterable[TopicStats], policy_table: PolicyTable, now_us: int) -> Groups:
     groups: Groups = {}
     for stats in topics:
-        pattern = next(
-            (name for name in policy_table.covering(stats.topic) if is_pattern(name)), "*"
-        )
+        pattern = policy_table.pattern_of(stats.topic)
         key = (pattern, stats.tier, stats.pool)
         group = groups.get(key)
         if group is None:

@@ -515,3 +515,15 @@ def test_a_recreated_file_repeats_no_number(tmp_path: Path) -> None:
         )
     assert engine.settle([Settlement(lease.handle, lease.fence) for lease in new]) == ["acked"] * 5
     engine.close()
+
+
+def test_what_waits_in_a_file_without_tallies_is_counted(tmp_path: Path) -> None:
+    """A file of layout 10 has no tallies: its backlog counts from the first transaction on."""
+    path = tmp_path / "q.db"
+    make_layout(path, 10, ONE_MESSAGE)
+    with closing(engine_at(path)) as engine:
+        (tally,) = engine.tallies().tallies
+        assert (tally.tier, tally.pattern, tally.waiting) == ("mid", "*", 1)
+        assert len(engine.lease(1).leases) == 1
+        (tally,) = engine.tallies().tallies
+        assert (tally.delivered, tally.waiting) == (1, 0)

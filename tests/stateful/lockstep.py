@@ -157,6 +157,10 @@ class Lockstep:
         for snapshot in snapshots:
             snapshot["totals"]["tiers"].sort(key=lambda tier: (tier.pool, tier.tier))
         self.compare("snapshot", *snapshots)
+        tallies = self.engine.tallies(now_us=self.now).tallies
+        for name in ("published", "delivered", "done", "retried", "died", "merged", "waiting"):
+            counted = sum(getattr(each, name) for each in tallies)
+            self.compare(f"tallies.{name}", counted, snapshots[0]["totals"][name])
 
     def _difference(self, engines: Any, models: Any, where: str) -> tuple[str, Any, Any] | None:
         """The first difference: its path, the engine's value, the model's value."""

@@ -499,7 +499,7 @@ class Histories(RuleBasedStateMachine):
     def record(self, name: str, after: bytes | None, *, knows: bool) -> None:
         """As an election's, but it can be removed."""
         before = self.lockstep.model.record_read("token", [name])[0] if knows else b"[1]"
-        self.do("record_swap", "token", name, before, after)
+        self.lockstep.call("record_swap", ("token", name, before, after))
         assert self.lockstep.engine.records("token") == self.lockstep.model.records("token")
 
     # Time

@@ -55,6 +55,11 @@ def test_numbers() -> None:
     assert int(number("messages", "FOREVER")) == FOREVER
     assert int(number("merging", "MAX_WAIT_WINDOWS")) == refusals.MAX_WAIT_WINDOWS
     assert int(number("serving", "STEP")) == refusals.STEP
+    assert int(number("tallies", "MOST")) == base.MAX_TALLIES
+    assert number("tallies", "OTHER") == f"'{base.OTHER_PATTERNS}'"
+    bounds = re.search(r"BOUNDS = \{([^}]+)\}", text("tallies"))
+    assert bounds is not None
+    assert tuple(map(int, bounds[1].split(","))) == base.WAIT_BOUNDS_US
     seconds = {"SECOND": 1_000_000}
     answers = [
         (("settling", "BACK_OFF_FIRST"), base.BACK_OFF_FIRST_US),

@@ -11,6 +11,7 @@ The protocols that every engine implements, one module for each role.
 | `Records` | small records beside the queue, such as tokens | `laneway.gateway` |
 | `Transfer` | move messages to another store | `laneway migrate` |
 | `Coordination` | which workers are alive | workers, command line |
+| `History` | what happened so far, by tier and pattern | `laneway.history` |
 
 `FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.
 
@@ -61,6 +62,15 @@ from laneway.engines.base.coordination import (
     WorkerView,
 )
 from laneway.engines.base.elections import Elections
+from laneway.engines.base.history import (
+    MAX_TALLIES,
+    OTHER_PATTERNS,
+    WAIT_BOUNDS_US,
+    History,
+    Tallies,
+    Tally,
+    WaitCounts,
+)
 from laneway.engines.base.opening import (
     Capabilities,
     Durability,
@@ -98,8 +108,10 @@ __all__ = [
     "FORWARD_AT_ONCE",
     "HOUSEKEEPING_LIMIT",
     "MAX_PASSED_OVER",
+    "MAX_TALLIES",
     "MAX_WORKER_NAMES",
     "MAX_WORKER_TEXT",
+    "OTHER_PATTERNS",
     "PING",
     "RESULT_TTL_HEADER",
     "SIGNALS_HEADER",
@@ -108,6 +120,7 @@ __all__ = [
     "UNHANDLED_FIRST_US",
     "UNHANDLED_MAX_US",
     "UNTIL_SIGNALLED_US",
+    "WAIT_BOUNDS_US",
     "Admin",
     "ArrivalListener",
     "CancelAnswer",
@@ -120,6 +133,7 @@ __all__ = [
     "Explanation",
     "ExportedMessage",
     "FullEngine",
+    "History",
     "IdState",
     "ImportAnswer",
     "LaneState",
@@ -134,10 +148,13 @@ __all__ = [
     "Results",
     "RunningMessage",
     "Settings",
+    "Tallies",
+    "Tally",
     "TierStats",
     "TopicOrder",
     "TopicStats",
     "Transfer",
+    "WaitCounts",
     "Wakeup",
     "WorkListener",
     "WorkerFacts",

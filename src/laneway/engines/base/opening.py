@@ -9,6 +9,7 @@ import msgspec
 from laneway.engines.base.admin import Admin
 from laneway.engines.base.coordination import Coordination
 from laneway.engines.base.elections import Elections
+from laneway.engines.base.history import History
 from laneway.engines.base.queue import Queue
 from laneway.engines.base.records import Records
 from laneway.engines.base.results import Results
@@ -81,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class FullEngine(
-    Queue, Wakeup, Results, Admin, Elections, Records, Transfer, Coordination, Protocol
+    Queue, Wakeup, Results, Admin, Elections, Records, Transfer, Coordination, History, Protocol
 ):
     """All roles: what `laneway.engines.open_engine` returns."""
 

@@ -12,9 +12,11 @@ import msgspec
 
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.policy_changes import PolicyChanges
+from laneway.engines.shared.tallies import together
 from laneway.engines.sqlite import (
     doctor,
     explaining,
+    history,
     listing,
     lookups,
     messages,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         MessageView,
         Overview,
         RecordKind,
+        Tallies,
         TopicOrder,
         TopicStats,
     )
@@ -183,6 +186,20 @@ class SqliteEngine(Core, PolicyChanges):
                 SQL["records_list"], (prefix + after, f"record:{kind};", limit)
             ).fetchall()
         return [(name.removeprefix(prefix), value.encode()) for name, value in rows]
+
+    # History
+
+    def tallies(self, *, now_us: int | None = None) -> Tallies:
+        with self._view(now_us) as tx:
+            return together(tx.now, tx.tallies.all(), tx.tallies.waits())
+
+    def history_read(self, names: Sequence[str]) -> list[bytes | None]:
+        return history.read(self._store, names)
+
+    def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
+        with self._store.lock:
+            self._store.refuse_nested()
+            return history.write(self._store, name, before, records)
 
     def policy_own(self, topic: str) -> Layers:
         with self._view() as tx:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from laneway.engines.sqlite.rows import Ended, Lane, Shard, TierQueue
+    from laneway.engines.sqlite.tallies import TallyBook
 
 CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
 """
@@ -38,6 +39,7 @@ class LaneCache:
 
     def __init__(self) -> None:
         self.shard: Shard | None = None
+        self.tallies: TallyBook | None = None
         self.tier_queues: dict[int, TierQueue] = {}
         self.lanes: dict[int, Lane] = {}
         self.names: dict[str, Lane] = {}
@@ -48,6 +50,8 @@ class LaneCache:
         self.positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
         """Where the next lease with these patterns continues: by tier queue, gate and patterns."""
         self.is_inbox_empty = False
+        self.noise, self.noise_us = 0, 0
+        """The largest size class of a lane that is not noisy, and when it was read."""
         self._version = -1
         self._commits = -1
 
@@ -76,6 +80,7 @@ class LaneCache:
     def clear(self) -> None:
         """Drop everything but leases and positions."""
         self.shard = None
+        self.tallies = None
         self.tier_queues = {}
         self.lanes = {}
         self.names = {}

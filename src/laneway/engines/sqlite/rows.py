@@ -61,6 +61,12 @@ class Lane(msgspec.Struct, gc=False):
     watched_until: int = 0  # changes are notified until then, see Wakeup.watch_topic
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
+    # what tallies.py has counted of this lane
+    counted_published: int = 0
+    counted_delivered: int = 0
+    counted_done: int = 0
+    counted_waiting: int = 0
+    counted_rare: tuple[int, int, int, int] = (0, 0, 0, 0)
     is_new: bool = False
     forgotten: bool = False
 
@@ -105,6 +111,14 @@ class Lane(msgspec.Struct, gc=False):
             self.before,
             self.more or 0,
         )
+
+    def set_counted(self) -> None:
+        """The lane was just read: what it counts is in the tallies."""
+        self.counted_published = self.published
+        self.counted_delivered = self.delivered
+        self.counted_done = self.done
+        self.counted_waiting = self.ready + self.delayed + self.parked
+        self.counted_rare = (self.retried, self.died, self.merged, self.throttled)
 
     def unpack(self) -> None:
         """Decode `more`."""
@@ -238,6 +252,7 @@ class Shard(msgspec.Struct, gc=False):
     removed: int
     lanes: int
     own: int
+    tallies: Any  # bytes, see tallies.py; None: nothing was counted
 
 
 class GateState(msgspec.Struct, gc=False):
@@ -314,7 +329,7 @@ class LaneGates:
 
 
 LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]
-MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : -3]
+MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : Lane.__struct_fields__.index("stored_index")]
 ROW_COLUMNS = Row.__struct_fields__
 
 

@@ -47,7 +47,7 @@ Above this number of open gates in a tier queue only a few lanes of each are rea
 of as many as there is room for.
 """
 
-_SINCE, _EXPIRES, _RARE = 3, 5, 10
+_RANK, _SINCE, _EXPIRES, _RARE = 2, 3, 5, 10
 """Columns of `{head}`, see `statements`: what lease reads of a message."""
 
 _dumps = msgspec.json.Encoder().encode
@@ -626,6 +626,14 @@ class _Deliveries:
         if not taken:
             return
         tx, shard = self.tx, self.tx.shard
+        first, last = taken[0], taken[-1]
+        tx.tallies.count_waits(
+            tx,
+            lane,
+            (head[_SINCE] for head in taken),
+            len(taken),
+            *((first[_SINCE], last[_SINCE]) if first[_RANK] == last[_RANK] else (0, tx.now)),
+        )
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
@@ -721,12 +729,14 @@ class _Deliveries:
         if lane.tier_queue in self._by_time:
             charge = lane.mean or tx.tier_queues[lane.tier_queue].mean or DEFAULT_MEAN_US
         fence = first = tx.last_fence()
+        since: list[int] = []
         for row in taken:
             if row.expires is not None and row.expires <= now:
                 self._expire(lane, row)
                 continue
             self._end_waiting(lane, row)
             fence += 1
+            since.append(row.since)
             mid, own_id, key = row.mid, row.id, row.key
             line = line_of(row.topic, key) if row.serial else None
             if line is not None:
@@ -786,6 +796,7 @@ class _Deliveries:
             if lane.ready:
                 lane.old = row.since >> 23
         if fence > first:
+            tx.tallies.count_waits(tx, lane, since, len(since), min(since), max(since))
             self._add_deadline(deadline, first + 1, fence)
             shard.fence = fence
             shard.leased += fence - first

@@ -31,7 +31,7 @@ from laneway.engines.sqlite.wakeup import Wakeup
 from laneway.errors import BadMessage, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
         ArrivalListener,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         RecordKind,
         ResultListener,
         Settings,
+        Tallies,
         TopicOrder,
         TopicStats,
         WorkerFacts,
@@ -374,6 +375,18 @@ class FilesEngine(FilesQueue, ShardedAdmin):
                 for name in file.elections(limit=limit, after=after)
             ),
         )
+
+    # History: in the first file
+
+    def tallies(self, *, now_us: int | None = None) -> Tallies:
+        with self._view(now_us) as view:
+            return view.tallies()
+
+    def history_read(self, names: Sequence[str]) -> list[bytes | None]:
+        return self._space.files[0].history_read(names)
+
+    def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
+        return self._space.files[0].history_write(name, before, records)
 
     def _file_of(self, name: str) -> ShardFile:
         return self._space.files[self._space.routes.home(name)]

@@ -10,12 +10,13 @@ from laneway.engines.sharded import shard_views
 from laneway.engines.sharded.splitting import group
 from laneway.engines.shared import listing as shared_listing
 from laneway.engines.shared import views as shared
+from laneway.engines.shared.tallies import together
 from laneway.engines.sqlite import listing, views
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import MessageView, Overview, TopicStats
+    from laneway.engines.base import MessageView, Overview, Tallies, TopicStats
     from laneway.engines.shared.listing import Candidate
     from laneway.engines.sqlite.shard_namespace import FileNamespace
     from laneway.engines.sqlite.transaction import Transaction
@@ -104,6 +105,15 @@ class FilesView(ExitStack):
         )
         whole.last_number = max(tx.shard.seq - _first_number(tx) for tx in self.transactions)
         return whole
+
+    def tallies(self) -> Tallies:
+        """What was counted in all files."""
+        books = [tx.tallies for tx in self.transactions]
+        return together(
+            self.now,
+            chain.from_iterable(book.all() for book in books),
+            chain.from_iterable(book.waits() for book in books),
+        )
 
 
 def _first_number(tx: Transaction) -> int:

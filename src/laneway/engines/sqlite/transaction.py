@@ -31,6 +31,7 @@ from laneway.engines.sqlite.tables import (
     ReadyTable,
     Table,
 )
+from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.tiers import TierLayers
 
@@ -78,6 +79,8 @@ class Rules:
         """The policy of a topic without one of its own, or of a bucket's pattern."""
         self.owned: dict[tuple[str, int], Resolved] = {}
         """The policy of a topic that has one of its own, by topic and number of its set."""
+        self._patterns: dict[str, str] = {}
+        """The most specific pattern of topics, by the topics' stem."""
         self.sets: dict[int, Layers] = {}
         """By number: the layers of a set of own policies, see `own_set`."""
 
@@ -111,6 +114,17 @@ class Rules:
         self._by_topic.clear()
         self.owned.clear()
         self._resolved.clear()
+        self._patterns.clear()
+
+    def pattern_of(self, rule: str) -> str:
+        """The most specific pattern of a topic, or the pattern of a bucket; "*": none."""
+        stem = rule.rpartition(".")[0]
+        pattern = self._patterns.get(stem)
+        if pattern is None:
+            if len(self._patterns) >= MOST_SETS:
+                self._patterns.clear()
+            pattern = self._patterns[stem] = self.policy_table.pattern_of(rule)
+        return pattern
 
     def resolve_own(self, topic: str, own: int, layers: Layers) -> Resolved:
         """The policy of a topic with this set of its own."""
@@ -325,6 +339,16 @@ class Transaction(Statements):
         """The message's own id, else its generated id."""
         return row.id if row.id is not None else generated_id(self.shard.nonce, row.mid)
 
+    @property
+    def tallies(self) -> TallyBook:
+        """The tallies of the file."""
+        book = self.lane_cache.tallies
+        if book is None:
+            book = self.lane_cache.tallies = TallyBook(self.shard.tallies)
+            if self.shard.tallies is None and self.shard.waiting:
+                book.fill(self)
+        return book
+
     # Policies
 
     def policy_of(self, lane: Lane) -> Resolved:
@@ -453,6 +477,7 @@ class Transaction(Statements):
             lane.rule = row[2] or row[1]
             if lane.more is not None:
                 lane.unpack()
+            lane.set_counted()
             lane.stored_index = lane.index_columns()
             self.lane_cache.add(lane)
         return lane
@@ -729,6 +754,7 @@ class Transaction(Statements):
             lane = self.lane_cache.lanes.get(number)
             if lane is not None:
                 lane.forgotten = True
+                self.tallies.count(self, (lane,))
                 self._changes.dirty.pop(number, None)
                 self.lane_cache.drop(lane)
             self._absent.add(name)
@@ -754,6 +780,8 @@ class Transaction(Statements):
             )
         s = self.shard
         s.now = self.now
+        if self.tallies.has_changed:
+            s.tallies = self.tallies.encode()
         self.run(
             "shard_write",
             s.seq,
@@ -774,6 +802,7 @@ class Transaction(Statements):
             s.removed,
             s.lanes,
             s.own,
+            s.tallies,
         )
 
     def flush_departures(self) -> None:
@@ -787,6 +816,7 @@ class Transaction(Statements):
             self._flush_gates()
 
     def _write_lanes(self) -> None:
+        self.tallies.count(self, self._changes.all())
         self.changed_ids += self._changes.write(self, self.shard, self.lane_cache, self.now)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:

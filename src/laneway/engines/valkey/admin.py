@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, TopicOrder
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
+from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
@@ -20,7 +21,7 @@ from laneway.engines.valkey.views import View
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
         Check,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         MessageView,
         Overview,
         RecordKind,
+        Tallies,
         TopicStats,
     )
     from laneway.engines.valkey.records import Record
@@ -109,6 +111,22 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         found = self._space.read(0, "HGETALL", f"records:{kind}")
         pairs = zip((name.decode() for name in found[::2]), found[1::2], strict=True)
         return heapq.nsmallest(limit, (pair for pair in pairs if pair[0] > after))
+
+    # History: its records are on the first shard
+
+    def tallies(self, *, now_us: int | None = None) -> Tallies:
+        return views.tallies(self._view(now_us))
+
+    def history_read(self, names: Sequence[str]) -> list[bytes | None]:
+        return [
+            record
+            for page in pages(names, PAGE)
+            for record in self._space.read(0, "HMGET", "history", *page)
+        ]
+
+    def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
+        flat = [part for record in records.items() for part in record]
+        return bool(self._space.run("history", 0, None, name, before or b"", *flat))
 
     # One shard
 

@@ -24,6 +24,7 @@ PARTS = (
     "writes",
     "gates",
     "crc",
+    "tallies",
     "lanes",
     "lane_heads",
     "plain",
@@ -78,6 +79,7 @@ FUNCTIONS = (
     "watch",
     "states",
     "beat",
+    "history",
 )
 
 _FOLDER = resources.files("laneway.engines.valkey") / "scripts"

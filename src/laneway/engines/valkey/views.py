@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from laneway.engines.base import Tally, WaitCounts
 from laneway.engines.sharded import shard_views
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
@@ -15,6 +16,8 @@ from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.shared.states import (
     DEAD,
 )
+from laneway.engines.shared.tallies import WAIT_CLASSES
+from laneway.engines.shared.tallies import together as added_up
 from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import records
 from laneway.policy import is_pattern
@@ -22,7 +25,7 @@ from laneway.policy import is_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import MessageView, Overview, TopicStats
+    from laneway.engines.base import MessageView, Overview, Tallies, TopicStats
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
@@ -678,3 +681,43 @@ def overview(view: View) -> Overview:
         )
     ]
     return shared.overview(view.now, view.counters, shared.tier_stats(tiers, view.space.tiers))
+
+
+def tallies(view: View) -> Tallies:
+    """What was counted on all shards, see scripts/parts/tallies.lua."""
+    found: dict[tuple[int, str, str], Tally] = {}
+    waits: dict[tuple[int, str], WaitCounts] = {}
+    left: dict[tuple[int, str, str], int] = {}
+    shards = range(len(view.counters))
+    answers = together(view, [(shard, _fields(("HGETALL", "tallies"))) for shard in shards])
+    for shard, fields in zip(shards, answers, strict=True):
+        for name, value in zip(fields[::2], fields[1::2], strict=True):
+            tier, _, rest = name.decode().partition("\0")
+            pattern, has_counter, counter = rest.rpartition("\0")
+            if not has_counter:
+                continue
+            number = int(value)
+            if not pattern:
+                counts = waits.setdefault((shard, tier), _no_waits(tier))
+                place = int(counter) - 1
+                classes = counts.others if place < WAIT_CLASSES else counts.noisy
+                classes[place % WAIT_CLASSES] += number
+                continue
+            key = shard, tier, pattern
+            tally = found.setdefault(key, Tally(tier, pattern))
+            if counter == "left":
+                left[key] = number
+            else:
+                setattr(tally, "throttled_us" if counter == "throttled" else counter, number)
+    for key, tally in found.items():
+        tally.waiting = tally.published - tally.delivered - left.get(key, 0)
+    return added_up(view.now, found.values(), waits.values())
+
+
+def _fields(command: Command) -> Reads[list[bytes]]:
+    found: list[bytes] = (yield [command])[0]
+    return found
+
+
+def _no_waits(tier: str) -> WaitCounts:
+    return WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)

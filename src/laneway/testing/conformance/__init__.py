@@ -28,6 +28,7 @@ PARTS = (
     "test_put",
     "test_forward",
     "test_records",
+    "test_history",
     "test_results",
     "test_settle",
     "test_several_gates",

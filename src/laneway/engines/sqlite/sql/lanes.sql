@@ -3,14 +3,14 @@
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
     done, retried, died, merged,
-       expired, removed, lanes, own
+       expired, removed, lanes, own, tallies
   FROM shard;
 
 -- name: shard_write
 UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?,
     leased = ?, dead = ?, published = ?,
        delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?,
-           lanes = ?, own = ?;
+           lanes = ?, own = ?, tallies = ?;
 
 -- name: lane_last
 SELECT max(lane) FROM lane;

@@ -2,7 +2,7 @@
 -- change only its counts: then only the beginning of the record is decoded and encoded, and the
 -- rest is copied. Decoding and encoding all of it would cost twice as much.
 --
--- uses: fairness, rules, lanes
+-- uses: fairness, rules, tallies, lanes
 
 local lane_heads = part(function(lane_heads)
     local POOL = 512
@@ -19,7 +19,8 @@ local lane_heads = part(function(lane_heads)
         if not lane then
             lane = { name = '', stored = '', rest = 0, arrived = false, big = 0, old = 0, busy = 0,
                 slow = 0, place = 0, number = 0, ready = 0, delayed = 0,
-                parked = 0, listed = 0, bytes = 0, published = 0, latest = '' }
+                parked = 0, listed = 0, bytes = 0, published = 0, latest = '',
+                was_published = 0 }
             if taken <= POOL then
                 pool[taken] = lane
             end
@@ -27,7 +28,8 @@ local lane_heads = part(function(lane_heads)
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
             lane.parked, lane.listed, lane.bytes, lane.published,
             lane.latest, lane.rest = unpack_from(LANE_HEAD, stored)
-        lane.name, lane.stored, lane.arrived = name, stored, false
+        lane.name, lane.stored, lane.arrived, lane.was_published = name, stored, false,
+            lane.published
         return lane
     end
 
@@ -77,6 +79,8 @@ local lane_heads = part(function(lane_heads)
                     lane.listed, lane.bytes, lane.published, lane.latest
                 lanes.touch(whole)
             else
+                tallies.count_published(lane.name, unpack_from('<I2', lane.stored, lane.rest),
+                    lane.published - lane.was_published)
                 local n = #written
                 written[n + 1] = lane.name
                 written[n + 2] = pack(LANE_HEAD, lane.big, lane.old, lane.busy, lane.slow,

@@ -18,7 +18,7 @@
 -- list `q:N`; `sorted`: how many of its ready messages are in the sorted set `z:N`, see
 -- messages.lua.
 --
--- uses: fairness, rules, writes, gates, crc
+-- uses: fairness, rules, writes, gates, crc, tallies
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -36,10 +36,10 @@ local lanes = part(function(lanes)
         known, changed, watched = {}, {}, {}
     end)
 
-    -- A record has a fixed width as far as possible, and a lane is a table of the 32 fields that
-    -- need no larger one: decoding costs more than everything that is then done with a lane. Fields
-    -- that few lanes have are behind the record. It begins with the size classes and the fields
-    -- that an arriving plain message changes, see lane_heads.lua.
+    -- A record has a fixed width as far as possible, and a lane is a table of few fields: decoding
+    -- costs more than everything that is then done with a lane. Fields that few lanes have are
+    -- behind the record. It begins with the size classes and the fields that an arriving plain
+    -- message changes, see lane_heads.lua. Fields `was_…` are what `tallies` has counted.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
@@ -94,6 +94,7 @@ local lanes = part(function(lanes)
                     listed = 0, sorted = 0, latest = '', big = 0,
                 old = 0, busy = 0, slow = 0, policy = false, is_changed = false, arrived = false,
                     index = false, score = 0, head_since = false,
+                was_published = 0, was_delivered = 0, was_done = 0, was_waiting = 0,
             }, LANE)
             if taken <= POOL then
                 pool[taken] = lane
@@ -138,12 +139,15 @@ local lanes = part(function(lanes)
             latest, tier_queue, wake, vt, tat, leased, delivered,
                 done, seen, lately, before, sorted,
             gate
+        lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = published,
+            delivered, done, ready + delayed + parked
         begin_call(lane, name)
         if is_rare then
             -- the values of a list, without a table
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
                 lane.watched_until = values_of(string.sub(stored, rest + 1))
+            tallies.begin_rare(lane)
         end
         return lane
     end
@@ -248,6 +252,7 @@ local lanes = part(function(lanes)
                     lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
                 lane.gate, lane.latest = shard.lanes_created, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                     shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
+            lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = 0, 0, 0, 0
             begin_call(lane, name)
             local policy = lanes.rule(lane)
             local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
@@ -490,6 +495,7 @@ local lanes = part(function(lanes)
             if lane.is_rare and lane.watched_until > 0 then
                 watched[#watched + 1] = lane.name
             end
+            tallies.count(lane)
             known[lane.name], lane.is_changed = false, false
         end
         remove_all(names)
@@ -610,6 +616,7 @@ local lanes = part(function(lanes)
                     or (lane.is_rare and lane.throttled > 0) then
                     lanes.classify(lane)
                 end
+                tallies.count(lane)
                 local n = #written
                 written[n + 1], written[n + 2] = lane.name, encode(lane)
             end

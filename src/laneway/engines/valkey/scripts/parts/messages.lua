@@ -54,6 +54,7 @@ local messages = part(function(messages)
     -- of the latter fields has a usual value; a record has none of them if all are usual.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
+    local SINCE_AT = 13 -- of a rich record
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
     local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
@@ -63,6 +64,12 @@ local messages = part(function(messages)
         mirrored = false, death = false, history = false, sticky = false, plain = false, is_rare =
             false,
     }
+
+    -- Since when a message of this record was ready.
+    function messages.since_of(stored)
+        return string.byte(stored) == RICH and unpack_from('>I8', stored, SINCE_AT)
+            or unpack_from('>I7', stored, #stored - 6)
+    end
     local RECORD = {
         __index = USUAL,
         __newindex = function(record, field, value)

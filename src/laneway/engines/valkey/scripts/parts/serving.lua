@@ -2,7 +2,7 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, rules, gates, lanes, plain, messages, ids, settling
+-- uses: fairness, rules, gates, tallies, lanes, plain, messages, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
@@ -564,6 +564,11 @@ local serving = part(function(serving)
         out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
     end
 
+    local function waited(lane, stored)
+        local since = messages.since_of(stored)
+        tallies.waited(lane, since, since, 1)
+    end
+
     local function deliver(given, policy, mid, stored)
         local lane = given.lane
         local brief_line, id, mkey, joined = nil, nil, nil, nil
@@ -572,6 +577,7 @@ local serving = part(function(serving)
         end
         if brief_line ~= nil then
             local has_ids = id or joined > 0
+            waited(lane, stored)
             add_lease(policy, mid, stored, brief_line and not has_ids and tail_with_line(given,
                 policy, brief_line) or tail_of(given, policy, not (brief_line or has_ids)),
                 brief_line)
@@ -588,6 +594,7 @@ local serving = part(function(serving)
             messages.expire(lane, record)
             return
         end
+        waited(lane, stored)
         local line = messages.line(record)
         local is_empty = policy.at_most_once
         local bodies = false
@@ -621,6 +628,7 @@ local serving = part(function(serving)
     local function deliver_visit(given, policy, mids, records, first, last)
         local leases, found, deadline, size = out.leases, out.messages, deadline_of(policy), 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
+        local first_one, last_one = false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind = stored and string.byte(stored)
@@ -634,6 +642,7 @@ local serving = part(function(serving)
                 if not tail or is_quick ~= tail_is_quick then
                     tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
                 end
+                first_one, last_one = first_one or stored, stored
                 local n, m = #leases, #found
                 leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
                 found[m + 1], found[m + 2] = mid, stored
@@ -643,6 +652,14 @@ local serving = part(function(serving)
         end
         lane.bytes = lane.bytes - size
         shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - plain_ones
+        if first_one and not tallies.waited(lane, messages.since_of(first_one),
+            messages.since_of(last_one), plain_ones) then
+            for place = first, last do
+                if records[place] and string.byte(records[place]) ~= RICH then
+                    waited(lane, records[place])
+                end
+            end
+        end
     end
 
     local function deliver_all(visits)

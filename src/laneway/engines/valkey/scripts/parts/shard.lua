@@ -46,6 +46,8 @@
 --   dead, dead:TOPIC, dead_topics    dead letters
 --   o:ID, n:ID, f:ID    outcome, progress and followers of a message, see results.lua
 --   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
+--   tallies                what happened so far, see tallies.lua
+--   history                name → record of the history (first shard)
 --   workers, workers_until   worker's id → its last heartbeat; when to forget them, see beat.lua
 --   moving, moving_ids  exported messages
 --   forwarded           spool → its last batch, see forwarding.lua

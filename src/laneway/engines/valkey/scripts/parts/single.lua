@@ -2,7 +2,7 @@
 -- lane and counters of the shard, so the call reads and writes only these records: `begin` and
 -- `save` would cost three times as much as all the rest.
 --
--- uses: lanes, lane_heads, plain
+-- uses: tallies, lanes, lane_heads, plain
 
 local single = part(function(single)
     local AT = {}
@@ -10,8 +10,9 @@ local single = part(function(single)
         AT[COUNTERS[n]] = n
     end
     local LAYOUT_AT, SHARDS_AT, VERSION_AT, NOW_AT, SEQ_AT, WAITING_AT, BYTES_AT, PUBLISHED_AT,
-        MARKED_AT, LIMIT_AT, BYTES_LIMIT_AT = AT.layout, AT.shards, AT.version, AT.now, AT.seq,
-        AT.waiting, AT.bytes, AT.published, AT.marked, AT.max_backlog, AT.max_backlog_bytes
+        MARKED_AT, LIMIT_AT, BYTES_LIMIT_AT, TIER_QUEUES_AT = AT.layout, AT.shards, AT.version,
+        AT.now, AT.seq, AT.waiting, AT.bytes, AT.published, AT.marked, AT.max_backlog,
+        AT.max_backlog_bytes, AT.tier_queues
 
     -- The counters that this function wrote last: often nobody else has called since. `tail`: the
     -- packed ones behind those that it changes.
@@ -64,6 +65,8 @@ local single = part(function(single)
         run('HSET', keys.lanes, topic, pack(LANE_HEAD, big, old, busy, slow, place, number,
             ready + 1, delayed, parked, listed, bytes + size, published + 1, #latest, latest)
                 .. string.sub(stored, rest))
+        local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest)]
+        tallies.count_one(topic, tier_queue[2], version)
         local record = packed(unpack(values, 1, PUBLISHED_AT)) .. tail
         run('SET', keys.shard, record)
         written = record

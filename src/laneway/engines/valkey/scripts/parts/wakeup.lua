@@ -10,7 +10,7 @@
 -- leased (or the shard's number, if there is nothing to lease after all). So the worker needs no
 -- call of its own.
 --
--- uses: fairness, writes, gates, lanes, results, messages, intake, wakes, serving
+-- uses: fairness, writes, gates, tallies, lanes, results, messages, intake, wakes, serving
 
 local wakeup = part(function(wakeup)
     local TRIES = 8
@@ -155,6 +155,7 @@ local function save(is_timed)
     messages.save()
     gates.save()
     lanes.save()
+    tallies.save()
     writes.save()
     for _, name in ipairs(lanes.take_watched()) do
         results.notify('=' .. name)

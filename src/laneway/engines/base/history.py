@@ -1,0 +1,119 @@
+"""What happened so far, by tier and policy pattern, and where the history is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OTHER_PATTERNS = "(other)"
+"""The pattern under which an engine counts what is beyond `MAX_TALLIES`."""
+
+MAX_TALLIES = 100
+"""
+The most pairs of tier and pattern that a shard counts apart. Each tier beyond them has one more
+pair, with `OTHER_PATTERNS`.
+"""
+
+WAIT_BOUNDS_US = (
+    1_000,
+    5_000,
+    25_000,
+    100_000,
+    500_000,
+    1_000_000,
+    5_000_000,
+    15_000_000,
+    60_000_000,
+    300_000_000,
+    900_000_000,
+    3_600_000_000,
+    21_600_000_000,
+    86_400_000_000,
+)
+"""
+The upper bounds, exclusive, of the classes of waiting times, in microseconds; the last class, which
+is one more, has none.
+"""
+
+NOISY_PART = 100
+MOST_NOISY = 1000
+"""Of so many lanes one is noisy; at most `MOST_NOISY` are."""
+
+
+class Tally(msgspec.Struct, array_like=True, gc=False):
+    """
+    What happened in the topics of a tier whose most specific pattern is this one.
+
+    - `pattern`: `"*"` also for topics that no pattern covers; `OTHER_PATTERNS`: the engine counts
+      no further patterns apart.
+    - `published` … `merged`: how often, since the store began to count. A message that merged into
+      a waiting one counts as merged only.
+    - `throttled_us`: for how long a rate held ready messages back, in microseconds, of all topics.
+    - `waiting`: messages that wait now. If a pattern was added or removed meanwhile, a message may
+      be counted where it was published.
+    """
+
+    tier: str
+    pattern: str
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    throttled_us: int = 0
+    waiting: int = 0
+
+
+class WaitCounts(msgspec.Struct, array_like=True, gc=False):
+    """
+    How long the delivered messages of a tier had waited since they were published or due: how many
+    in each class of `WAIT_BOUNDS_US`, in the noisy topics and in the others.
+
+    Noisy are the topics with the largest backlogs: one in `NOISY_PART`, and at least one.
+    """
+
+    tier: str
+    noisy: list[int]
+    others: list[int]
+
+
+class Tallies(msgspec.Struct, gc=False):
+    """All tallies of a namespace. `now_us`: the store's clock."""
+
+    now_us: int
+    tallies: list[Tally]
+    waits: list[WaitCounts]
+
+
+@runtime_checkable
+class History(Protocol):
+    """
+    Tallies, which the engine counts in the transactions of the messages, and records, which
+    `laneway.history` makes of them. What both cost does not depend on the number of topics.
+    """
+
+    def tallies(self, *, now_us: int | None = None) -> Tallies:
+        """Read the tallies, added up over all shards."""
+        ...
+
+    def history_read(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read records of the history by name; None: there is none."""
+        ...
+
+    def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
+        """
+        Write records of the history, if the record `name` is still `before` (compare and swap).
+
+        They need not survive a power cut, whatever the durability of messages is.
+
+        Arguments: `before`: None: there is no such record; `records`: records by name; they stay
+        until they are replaced.
+
+        Returns False if the record is another one by now; nothing is written then.
+        """
+        ...

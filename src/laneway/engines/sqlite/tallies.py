@@ -1,0 +1,160 @@
+"""
+Tallies: what happened so far, by tier and pattern, see `base.history`.
+
+A transaction counts its lanes when it writes them: what their counters have become since they were
+written before. So a message costs nothing here; a lane costs a few additions. The tallies are a
+column of the shard's row, which every transaction writes in any case.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.base.history import (
+    MAX_TALLIES,
+    MOST_NOISY,
+    NOISY_PART,
+    OTHER_PATTERNS,
+    WAIT_BOUNDS_US,
+    Tally,
+    WaitCounts,
+)
+from laneway.engines.shared.tallies import WAIT_CLASSES
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from laneway.engines.sqlite.rows import Lane
+    from laneway.engines.sqlite.transaction import Transaction
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    """The column: tallies, and waiting times."""
+
+    tallies: list[Tally]
+    waits: list[WaitCounts]
+
+
+_loads = msgspec.msgpack.Decoder(_Stored).decode
+_dumps = msgspec.msgpack.Encoder().encode
+
+
+class TallyBook:
+    """The tallies of a file, as a transaction changes them."""
+
+    def __init__(self, stored: bytes | None) -> None:
+        found = _loads(stored) if stored is not None else _Stored([], [])
+        self._by_tier: dict[str, dict[str, Tally]] = {}
+        for tally in found.tallies:
+            self._by_tier.setdefault(tally.tier, {})[tally.pattern] = tally
+        self._count = len(found.tallies)
+        self._waits = {each.tier: each for each in found.waits}
+        self.has_changed = False
+
+    def encode(self) -> bytes:
+        """The tallies as they are stored."""
+        self.has_changed = False
+        return _dumps(_Stored(list(self.all()), list(self._waits.values())))
+
+    def all(self) -> Iterator[Tally]:
+        """All tallies."""
+        for tallies in self._by_tier.values():
+            yield from tallies.values()
+
+    def waits(self) -> list[WaitCounts]:
+        """All waiting times."""
+        return list(self._waits.values())
+
+    def fill(self, tx: Transaction) -> None:
+        """Count what waits in a file that was made before messages were counted."""
+        for rule, tier_queue, waiting in tx.all("lane_tallies"):
+            self._tally(tx, rule, tier_queue).waiting += waiting
+        self.has_changed = True
+
+    def count(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
+        """Count what has happened in these lanes since they were counted before."""
+        for lane in lanes:
+            published = lane.published - lane.counted_published
+            delivered = lane.delivered - lane.counted_delivered
+            done = lane.done - lane.counted_done
+            waiting = lane.ready + lane.delayed + lane.parked - lane.counted_waiting
+            rare = (
+                (lane.retried, lane.died, lane.merged, lane.throttled)
+                if lane.throttled or lane.retried or lane.merged or lane.died
+                else _NONE
+            )
+            if not (published or delivered or done or waiting or rare != lane.counted_rare):
+                continue
+            tally = self._tally(tx, lane.rule, lane.tier_queue)
+            if published:
+                tally.published += published
+                lane.counted_published = lane.published
+            if delivered:
+                tally.delivered += delivered
+                lane.counted_delivered = lane.delivered
+            if done:
+                tally.done += done
+                lane.counted_done = lane.done
+            if waiting:
+                tally.waiting += waiting
+                lane.counted_waiting += waiting
+            if rare != lane.counted_rare:
+                before, lane.counted_rare = lane.counted_rare, rare
+                tally.retried += rare[0] - before[0]
+                tally.died += rare[1] - before[1]
+                tally.merged += rare[2] - before[2]
+                tally.throttled_us += rare[3] - before[3]
+            self.has_changed = True
+
+    def count_waits(
+        self, tx: Transaction, lane: Lane, since: Iterable[int], count: int, first: int, last: int
+    ) -> None:
+        """
+        Count how long `count` messages of a lane that are delivered now have waited. `first` and
+        `last`: the least and largest of `since`, which is read only if their classes differ.
+        """
+        tier = tx.tier_queues[lane.tier_queue].tier
+        counts = self._waits.get(tier)
+        if counts is None:
+            counts = self._waits[tier] = WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
+        classes = counts.noisy if (lane.big or 0) > _noise(tx) else counts.others
+        now = tx.now
+        longest = bisect_right(WAIT_BOUNDS_US, now - first)
+        if count == 1 or longest == bisect_right(WAIT_BOUNDS_US, now - last):
+            classes[longest] += count
+        else:
+            for each in since:
+                classes[bisect_right(WAIT_BOUNDS_US, now - each)] += 1
+        self.has_changed = True
+
+    def _tally(self, tx: Transaction, rule: str, tier_queue: int) -> Tally:
+        tier, pattern = tx.tier_queues[tier_queue].tier, tx.rules.pattern_of(rule)
+        tallies = self._by_tier.get(tier)
+        if tallies is None:
+            tallies = self._by_tier[tier] = {}
+        tally = tallies.get(pattern)
+        if tally is None:
+            if self._count >= MAX_TALLIES:
+                pattern = OTHER_PATTERNS
+            tally = tallies.get(pattern)
+            if tally is None:
+                self._count += 1
+                tally = tallies[pattern] = Tally(tier, pattern)
+        return tally
+
+
+_NONE = (0, 0, 0, 0)
+
+
+def _noise(tx: Transaction) -> int:
+    """The largest size class that is not noisy. Read once a second: it changes slowly."""
+    lane_cache = tx.lane_cache
+    if not 0 <= tx.now - lane_cache.noise_us < SECOND:
+        noisy = min(max(tx.shard.lanes // NOISY_PART, 1), MOST_NOISY)
+        row = tx.one("lane_big_nth", noisy)
+        lane_cache.noise_us, lane_cache.noise = tx.now, row[0] if row is not None else 0
+    return lane_cache.noise
