@@ -606,6 +606,7 @@ GROUPS = {
     ],
     "Flows": ["Signature", "chain", "group", "chord"],
     "Queues by name": ["Queue", "Dependency"],
+    "Subscriptions": ["SubscriptionInfo"],
     "Workers": ["Summary", "WorkerInfo"],
     "Elections": ["Election", "Career", "Term", "ElectionState"],
 }

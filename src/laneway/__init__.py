@@ -6,6 +6,7 @@ This module has everything that a program needs; `Laneway` is the object to begi
 """
 
 from laneway.admin.dead_letters import DeadLetter
+from laneway.admin.subscriptions import SubscriptionInfo
 from laneway.admin.topic import Topic
 from laneway.admin.views import Stats
 from laneway.admin.workers import WorkerInfo
@@ -98,6 +99,7 @@ __all__ = [
     "SpoolStatus",
     "Stats",
     "StepAborted",
+    "SubscriptionInfo",
     "Summary",
     "Task",
     "Term",

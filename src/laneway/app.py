@@ -7,9 +7,19 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
-from laneway import arguments, codec, config, delivery, forks, programs, versions
+from laneway import (
+    arguments,
+    codec,
+    config,
+    delivery,
+    forks,
+    programs,
+    subscriptions,
+    versions,
+)
 from laneway.admin import dead_letters
 from laneway.admin import policies as admin_policies
+from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
 from laneway.admin.topic import Topic
 from laneway.admin.views import Stats, stats_of
@@ -73,6 +83,7 @@ if TYPE_CHECKING:
     from laneway.producing.spool import Spool
     from laneway.producing.spool_file import SpoolStatus
     from laneway.schedules.store import Planned, Schedule
+    from laneway.subscriptions import Kind, Where
     from laneway.tasks.decorator import TaskKeywords
     from laneway.tasks.task import AsyncTask
     from laneway.tiers import Tier
@@ -95,6 +106,7 @@ THREADS = 64
 """The most blocking calls of coroutines at once; further calls wait for a thread."""
 
 HANDLER_OPTIONS = (
+    "subscription",
     "concurrency",
     "isolation",
     "batch",
@@ -379,6 +391,40 @@ class Laneway:
         """
         return admin_policies.compare(self.engine, _application("compare_policies", other).engine)
 
+    # Subscriptions
+
+    def subscribe(
+        self,
+        /,
+        pattern: str,
+        name: str,
+        *,
+        kind: Kind = "shared",
+        where: Where | None = None,
+        **unknown: Never,
+    ) -> None:
+        """
+        Give a topic, or all topics under a dotted prefix, a named reader with a copy of each new
+        message. The subscription `audit` of the topic `orders` is the topic `orders#audit`.
+
+        Arguments: `kind`: `"shared"`: its consumers compete. `where`: values by header, like
+        `{"type": "order.*"}`: it gets only messages whose headers match all of them; a value may
+        be a list, and end in `*`.
+
+        It is a setting of the topic's policy: as `policy`, it belongs to the program before the
+        store is opened. A second call changes its settings. Raises BadPolicy, UsageError.
+        """
+        config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
+        settings = admin_subscriptions.settings_of(kind, where)
+        self._holder.set_policy(pattern, {subscriptions.field_of(name): settings})
+
+    def unsubscribe(self, pattern: str, name: str) -> int:
+        """
+        Remove a subscription of a topic or pattern, with everything that waits in it, its leases
+        and dead letters. Returns how many messages were removed. Raises Refused if there is none.
+        """
+        return admin_subscriptions.remove(self.engine, pattern, name)
+
     # Publishing
 
     def publish(
@@ -627,6 +673,7 @@ class Laneway:
         self,
         pattern: str,
         *,
+        subscription: str | None = None,
         concurrency: int | None = None,
         isolation: Isolation | None = None,
         batch: int | None = None,
@@ -638,6 +685,9 @@ class Laneway:
         """
         Register a function for the messages of a topic, or of all topics under a dotted prefix; the
         most specific pattern wins.
+
+        With `subscription` the function gets the copies of that subscription only, without it no
+        copies.
 
         `async def` runs on the event loop, `def` in threads, with `isolation="process"` in child
         processes. `concurrency`: the most calls at once in one worker. `batch=n`: the function gets
@@ -655,7 +705,12 @@ class Laneway:
             )
 
         def register(function: F) -> F:
-            options = {"concurrency": concurrency, "isolation": isolation, "batch": batch}
+            options = {
+                "subscription": subscription,
+                "concurrency": concurrency,
+                "isolation": isolation,
+                "batch": batch,
+            }
             name = getattr(function, "__qualname__", function)
             handler = Handler(
                 self.handlers.lifespans.inject(f"handler {name}", function),  # type: ignore[arg-type]
@@ -1091,6 +1146,8 @@ class Laneway:
     apolicy = async_variant(policy)
     atiers = async_variant(tiers)
     agate = async_variant(gate)
+    asubscribe = async_variant(subscribe)
+    aunsubscribe = async_variant(unsubscribe)
     acopy_policies = async_variant(copy_policies)
     acompare_policies = async_variant(compare_policies)
     aack_many = async_variant(ack_many)

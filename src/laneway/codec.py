@@ -17,7 +17,7 @@ from laneway import headers as control
 from laneway import texts, units
 from laneway.errors import BadMessage
 from laneway.message import RAW, Draft, Lease, Message
-from laneway.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_topic
+from laneway.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_publish_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -128,7 +128,8 @@ def message_of(lease: Lease) -> Message:
     )
 
 
-_usual_topic = re.compile(rf"[ -)+-~]{{1,{MAX_TOPIC_BYTES}}}").fullmatch  # "*" is between ) and +
+# "#" is between " and $, "*" between ) and +
+_usual_topic = re.compile(rf"[ -\"$-)+-~]{{1,{MAX_TOPIC_BYTES}}}").fullmatch
 
 
 def is_usual_topic(topic: object) -> bool:
@@ -139,7 +140,7 @@ def is_usual_topic(topic: object) -> bool:
 def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Draft:
     """Check and encode a message without options. Raises BadMessage, as `draft`."""
     if type(topic) is not str or _usual_topic(topic) is None:
-        check_topic(topic)
+        check_publish_topic(topic)
     if headers is not None and type(headers) is not CheckedHeaders:
         _check_headers(topic, headers)
     if isinstance(body, (bytes, bytearray, memoryview)):

@@ -14,12 +14,15 @@ RAW = "application/octet-stream"
 The `content-type` header of a body that was published as bytes. A body without it is JSON.
 """
 
-Outcome = Literal["accepted", "merged", "duplicate", "refused", "buffered", "spooled", "dropped"]
+Outcome = Literal[
+    "accepted", "merged", "duplicate", "refused", "unrouted", "buffered", "spooled", "dropped"
+]
 """
 The outcomes of a publish.
 
 `"accepted"`: stored. `"merged"`: it joined a waiting message. `"duplicate"`: its id is already
 known, nothing was stored. `"refused"`: a backlog limit is reached, nothing was stored.
+`"unrouted"`: its topic has no backlog of its own and no subscription takes it, nothing was stored.
 
 With a buffer or spool, the store decides later: `"buffered"`: in the producer's memory.
 `"spooled"`: in the producer's spool. `"dropped"`: the buffer or spool was full.
@@ -112,6 +115,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     The answer to a publish.
 
     - `id`: the message's id, your own or a generated one.
+    - `topic`: its topic; of a refused message, the topic whose backlog is full.
     - `outcome`: see `Outcome`. Only `publish_many` answers `"refused"`; `publish` raises
       BacklogFull instead.
     - `joined`: the id of the waiting message, if the outcome is `"merged"`.

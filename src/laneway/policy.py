@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
-from laneway import units
+from laneway import subscriptions, units
 from laneway.errors import BadMessage, BadPolicy
+from laneway.subscriptions import SEPARATOR, Subscription
 from laneway.tiers import USUAL, Tiers
 from laneway.tiers import Tier as Tier  # noqa: PLC0414  # users import it from here
 
@@ -132,6 +133,9 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     buckets_pattern: str | None = None
     delivery: str = "at_least_once"
     paused: bool = False
+    own_backlog: bool = True
+    subscriptions: tuple[Subscription, ...] = ()
+    """What gets a copy of the topic's messages, by name."""
 
     names_tier: bool = False
     """Whether a policy names the tier. Otherwise it is the default tier, which may change."""
@@ -146,6 +150,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """Each lane's burst, at least 1; by default the `default_burst` of its rate."""
     lane_concurrency: int | None = None
     """Each lane's part of the concurrency."""
+    is_copied: bool = False
+    """Whether a message may have copies, or is not stored itself."""
     accepts_plainly: bool = False
     """
     Whether a message without options is only appended to its topic's one lane: nothing merges,
@@ -172,10 +178,15 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         if self.concurrency is not None:
             derive(self, "lane_concurrency", self.concurrency // self.partitions)
         is_one_lane = self.partitions == 1 and self.buckets is None
+        is_copied = bool(self.subscriptions) or not self.own_backlog
+        derive(self, "is_copied", is_copied)
         derive(
             self,
             "accepts_plainly",
-            is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog,
+            is_one_lane
+            and self.merge is None
+            and self.ttl is None
+            and not (self.limits_backlog or is_copied),
         )
 
 
@@ -401,6 +412,10 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "at_most_once: acked at delivery and never retried; default at_least_once",
     ),
     "paused": (_flag, "accept messages and deliver none"),
+    "own_backlog": (
+        _flag,
+        "false: only the topic's subscriptions get its messages; default true",
+    ),
 }
 """
 Every policy field: the function that checks its value, and its meaning.
@@ -445,13 +460,41 @@ class PolicyOptions(TypedDict, total=False):
     buckets: int | None
     delivery: Literal["at_least_once", "at_most_once"] | None
     paused: bool | None
+    own_backlog: bool | None
 
 
 _TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait")
 
 
 def check_topic(name: str) -> str:
-    """Return `name` if it is valid as a topic's name. Raises BadMessage."""
+    """
+    Return `name` if it is valid as a topic's name, or as that of a subscription's topic
+    (`orders#audit`). Raises BadMessage.
+    """
+    if isinstance(name, str) and SEPARATOR in name:
+        base, subscription = subscriptions.split(name)
+        try:
+            subscriptions.check_name(subscription)
+        except BadPolicy as error:
+            raise BadMessage(
+                f'topic {name!r:.80}: "#" stands between a topic and its subscription, like'
+                f" orders#audit; {error}"
+            ) from error
+        _check_name(base)
+    return _check_name(name)
+
+
+def check_publish_topic(name: str) -> str:
+    """Return `name` if messages can be published to a topic of this name. Raises BadMessage."""
+    if isinstance(name, str) and SEPARATOR in name:
+        raise BadMessage(
+            f'topic {name!r:.80}: "#" is not allowed in a topic\'s name, it stands before the name'
+            " of a subscription; publish to the topic, and its subscriptions get a copy"
+        )
+    return _check_name(name)
+
+
+def _check_name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise BadMessage(f"topic: expected a name, got {name!r}")
     if CONTROL.search(name):
@@ -486,6 +529,11 @@ def check_pattern(pattern: str) -> str:
     """
     if pattern == "*":
         return pattern
+    if isinstance(pattern, str) and SEPARATOR in pattern and "*" in pattern:
+        raise BadPolicy(
+            f'policy {pattern!r:.80}: "#" and "*" cannot be combined; name one subscription, like'
+            " orders#audit"
+        )
     stem = pattern[:-2] if isinstance(pattern, str) and pattern.endswith(".*") else pattern
     if isinstance(stem, str) and "*" in stem:
         raise BadPolicy(
@@ -508,6 +556,9 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_pattern(pattern)
     checked: dict[str, Any] = {}
     for name, value in fields.items():
+        if name.startswith(subscriptions.FIELD):
+            checked[name] = _check_subscription(pattern, name, value)
+            continue
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(FIELDS)}"
@@ -525,6 +576,21 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             f' "{pattern}.*"'
         )
     return checked
+
+
+def _check_subscription(pattern: str, field: str, value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    name = field.removeprefix(subscriptions.FIELD)
+    if SEPARATOR in pattern:
+        raise BadPolicy(
+            f"subscription {name} of {pattern}: a subscription has no subscriptions; subscribe to"
+            f" {subscriptions.base_of(pattern)}"
+        )
+    try:
+        return subscriptions.check_field(field, value)
+    except BadPolicy as error:
+        raise BadPolicy(f"subscription {name} of {pattern}: {error}") from error
 
 
 def check_changes(
@@ -552,13 +618,28 @@ def check_changes(
 
 
 def prefixes(topic: str) -> list[str]:
-    """Return the topic and the patterns that match it, the most specific first."""
+    """
+    Return the topic and the patterns that match it, the most specific first. Those of a
+    subscription's topic are those of the part before `#`.
+    """
     found = [topic]
-    end = len(topic)
+    end = topic.find(SEPARATOR)
+    end = len(topic) if end < 0 else end
     while (end := topic.rfind(".", 0, end)) >= 0:
         found.append(topic[: end + 1] + "*")
     found.append("*")
     return found
+
+
+def handling_patterns(topic: str) -> list[str]:
+    """
+    Return the patterns by which a handler gets the topic's messages, the most specific first: of a
+    subscription's topic only those with the subscription's name, like `orders.*#audit`.
+    """
+    if SEPARATOR not in topic:
+        return prefixes(topic)
+    base, name = subscriptions.split(topic)
+    return [subscriptions.topic_of(pattern, name) for pattern in prefixes(base)]
 
 
 def matches(pattern: str, topic: str) -> bool:
@@ -692,7 +773,8 @@ class PolicyTable:
         self.tiers = tiers if isinstance(tiers, Tiers) else Tiers(tiers) if tiers else Tiers.usual()
         self._layers: dict[str, Layers] = {}
         self._own_of = own_of
-        self._resolved: dict[tuple[str, ...], Resolved] = {}
+        self._resolved: dict[tuple[tuple[str, ...], bool], Resolved] = {}
+        """By covering patterns, and whether the topic is that of a subscription."""
         self._stems: dict[str, tuple[str, ...]] = {}
         """A cache: the patterns that cover the topics with a dotted prefix."""
 
@@ -767,7 +849,7 @@ class PolicyTable:
         """Return the patterns with a policy that cover the topic, the most specific first."""
         if not self._layers:
             return ()
-        stem = topic.rpartition(".")[0]
+        stem = topic.rpartition(".")[0]  # the same for a topic and its subscriptions
         patterns = self._stems.get(stem)
         if patterns is None:
             if len(self._stems) >= MAX_STEMS:
@@ -791,18 +873,19 @@ class PolicyTable:
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
             return self.resolve_own(topic, own)
-        return self._of(self.covering(topic))
+        return self._of(self.covering(topic), is_copy=SEPARATOR in topic)
 
     def resolve_patterns(self, topic: str) -> Resolved:
         """Return the policy that a topic would have without a policy of its own."""
-        return self._of(tuple(pattern for pattern in self.covering(topic) if is_pattern(pattern)))
+        patterns = tuple(pattern for pattern in self.covering(topic) if is_pattern(pattern))
+        return self._of(patterns, is_copy=SEPARATOR in topic)
 
-    def _of(self, covering: tuple[str, ...]) -> Resolved:
-        found = self._resolved.get(covering)
+    def _of(self, covering: tuple[str, ...], *, is_copy: bool) -> Resolved:
+        found = self._resolved.get((covering, is_copy))
         if found is None:
             own_name = bool(covering) and not is_pattern(covering[0])
-            found = self._resolved[covering] = self._build(
-                self._merge(self._sets(covering)), own_name=own_name
+            found = self._resolved[covering, is_copy] = self._build(
+                self._merge(self._sets(covering)), own_name=own_name, is_copy=is_copy
             )
         return found
 
@@ -810,7 +893,8 @@ class PolicyTable:
         """
         Return the policy of a topic with these layers of its own. The answer is not cached.
         """
-        return self._build(self._merge(self._sets_with(topic, own)), own_name=True)
+        merged = self._merge(self._sets_with(topic, own))
+        return self._build(merged, own_name=True, is_copy=SEPARATOR in topic)
 
     def check(self, name: str, own: Layers | None = None) -> Resolved:
         """
@@ -821,7 +905,7 @@ class PolicyTable:
         sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
         merged = self._merge(sets)
         own_name = bool(sets) and not is_pattern(sets[0][0])
-        policy = self._build(merged, own_name=own_name)
+        policy = self._build(merged, own_name=own_name, is_copy=SEPARATOR in name)
         self._check_together(name, policy, merged, own_name=own_name)
         return policy
 
@@ -855,12 +939,20 @@ class PolicyTable:
                     merged.setdefault(name, (value, layer, pattern))
         return merged
 
-    def _build(self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> Resolved:
+    def _build(
+        self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool, is_copy: bool
+    ) -> Resolved:
         values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
+        declared = [name for name in values if name.startswith(subscriptions.FIELD)]
+        read = [subscriptions.read(name, values.pop(name)) for name in sorted(declared)]
+        if is_copy:
+            values.pop("own_backlog", None)
+        elif read:
+            values["subscriptions"] = tuple(read)
         _drop_ineffective(values)
         values = engine_values(values)
         if "buckets" in values:
-            if own_name:
+            if own_name or is_copy:
                 del values["buckets"]
             else:
                 values["buckets_pattern"] = merged["buckets"][2]

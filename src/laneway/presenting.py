@@ -191,6 +191,8 @@ def setting_in_words(name: str, value: Any) -> str:
         return backoff_in_words(value)
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

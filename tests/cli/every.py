@@ -28,6 +28,13 @@ CALLS: dict[str, list[list[str]]] = {
     "policy reset": [["{topic}"], ["{hostile}"]],
     "policy copy": [["other"]],
     "policy diff": [["other"], ["other", "--json"]],
+    "subscription list": [["{topic}"], ["{hostile}", "--json"]],
+    "subscription add": [
+        ["push.*", "audit", "--where", "type=a*"],
+        ["{topic}", "{hostile}"],
+        ["{topic}", "x", "--where", "{hostile}"],
+    ],
+    "subscription remove": [["{topic}", "{hostile}"], ["{hostile}", "audit"]],
     "gate list": [[], ["--json"]],
     "gate set": [["g", "--rate", "5/s"], ["g"]],
     "schedules list": [[], ["--json"]],

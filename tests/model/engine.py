@@ -35,8 +35,10 @@ from tests.model.state import (
     MergeKey,
     Message,
     TierQueue,
+    copies_of,
     explicit_due,
     first_of,
+    has_copies,
     is_past,
     merge_key,
     moving_mean,
@@ -166,11 +168,13 @@ class Engine(Lanes):
         return receipts
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
-        return not any(self.policy_table.resolve(draft.topic).limits_backlog for draft in drafts)
+        policies = [self.policy_table.resolve(draft.topic) for draft in drafts]
+        return not any(policy.limits_backlog or has_copies(policy) for policy in policies)
 
     def _check_drafts(self, drafts: Iterable[Draft], now: int) -> None:
         for draft in drafts:
             policy = self.policy_table.resolve(draft.topic)
+            self._check_drafts(copies_of(draft, policy), now)
             if draft.signal is not None:
                 continue
             if len(draft.body) > policy.max_body:
@@ -194,7 +198,7 @@ class Engine(Lanes):
                 receipts.append(Receipt(draft.id or "", draft.topic, "refused", None, "full"))
                 continue
             policy = self.policy_table.resolve(draft.topic)
-            receipts.append(self._accept(draft, policy, arrivals))
+            receipts.append(self._accept_with_copies(draft, policy, arrivals))
             if full_topics is not None and receipts[-1].outcome == "refused":
                 full_topics.add(draft.topic)
         for lane in arrivals:
@@ -202,8 +206,55 @@ class Engine(Lanes):
                 self._place(lane)
         return receipts
 
-    def _accept(self, draft: Draft, policy: Resolved, arrivals: list[Lane]) -> Receipt:
-        """Answer duplicate, merged, refused or accepted, checked in this order."""
+    def _accept_with_copies(self, draft: Draft, policy: Resolved, arrivals: list[Lane]) -> Receipt:
+        """Accept a message and all copies for its subscriptions, or nothing."""
+        if draft.signal is not None or not has_copies(policy):
+            return self._accept(draft, policy, arrivals)
+        if policy.own_backlog and draft.id is not None and self._is_known(draft.topic, draft.id):
+            return Receipt(draft.id, draft.topic, "duplicate")
+        copies = [
+            (copy, self.policy_table.resolve(copy.topic)) for copy in copies_of(draft, policy)
+        ]
+        for copy, its_policy in copies:
+            if not self._takes_copy(copy, its_policy):
+                return Receipt(draft.id or "", copy.topic, "refused", None, "full")
+        receipt = self._accept(draft, policy, arrivals) if policy.own_backlog else None
+        if receipt is not None and receipt.outcome == "refused":
+            return receipt
+        if receipt is None and copies and self._reached(draft, policy, "namespace"):
+            return Receipt(draft.id or "", draft.topic, "refused", None, "full")
+        answers = [self._accept(copy, its, arrivals, is_copy=True) for copy, its in copies]
+        if receipt is not None:
+            return receipt
+        if not copies:
+            self.counts.update(("published", "removed"))
+            return Receipt(draft.id or "", draft.topic, "unrouted")
+        best = min(
+            answers, key=lambda answer: ("accepted", "merged", "duplicate").index(answer.outcome)
+        )
+        return Receipt(best.id, draft.topic, best.outcome, best.joined)
+
+    def _takes_copy(self, copy: Draft, policy: Resolved) -> bool:
+        """Whether there is room for a copy, or can be made, or it needs none."""
+        if copy.id is not None and self._is_known(copy.topic, copy.id):
+            return True
+        merges_by = merge_key(copy.key, copy.body) if policy.merge else None
+        name, _ = self._lane_name(policy, copy.topic, spread_by(copy.key, merges_by), 0)
+        if merges_by is not None and name in self.lanes:
+            waiting = self.lanes[name].collectors.get((copy.topic, *merges_by))
+            if waiting is not None and (
+                policy.merge != "all" or len(waiting.bodies) < policy.merge_limit
+            ):
+                return True
+        over = self._reached(copy, policy, "topic")
+        return over is None or (over[2] == "drop_oldest" and over[1] <= over[0])
+
+    def _accept(
+        self, draft: Draft, policy: Resolved, arrivals: list[Lane], *, is_copy: bool = False
+    ) -> Receipt:
+        """
+        Answer duplicate, merged, refused or accepted, checked in this order. A copy is not refused.
+        """
         if draft.signal is not None:
             return self._signal(draft, draft.signal, arrivals)
         if draft.id is not None and self._is_known(draft.topic, draft.id):
@@ -220,7 +271,7 @@ class Engine(Lanes):
         if survivor is not None:
             arrivals.append(survivor.lane)
             return Receipt(draft.id or survivor.id, draft.topic, "merged", survivor.id)
-        if not self._has_room(draft, policy):
+        if not self._has_room(draft, policy, "topic" if is_copy else "all") and not is_copy:
             return Receipt(draft.id or "", draft.topic, "refused", None, "full")
         lane = self._make_lane(name, rule)
         arrivals.append(lane)
@@ -395,31 +446,38 @@ class Engine(Lanes):
 
     # Backlog limits
 
-    def _has_room(self, draft: Draft, policy: Resolved) -> bool:
-        """Whether the backlog limits admit it, after dropping the oldest messages if configured."""
-        while True:
-            topics = [message for message in self._waiting_all() if message.topic == draft.topic]
-            limits = (
-                (policy.max_backlog, len(topics), 1, policy.on_full),
-                (policy.max_backlog_bytes, size_of(topics), len(draft.body), policy.on_full),
-                (self.max_backlog, len(self._waiting_all()), 1, self.on_full),
-                (
-                    self.max_backlog_bytes,
-                    size_of(self._waiting_all()),
-                    len(draft.body),
-                    self.on_full,
-                ),
-            )
-            over = [
-                (limit, need, on_full)
-                for limit, used, need, on_full in limits
-                if limit is not None and used + need > limit
+    def _reached(self, draft: Draft, policy: Resolved, which: str) -> tuple[int, int, str] | None:
+        """
+        The first limit that a message exceeds, what it needs of it, and what happens then.
+
+        `which`: "topic", "namespace" or "all"; None: it exceeds none.
+        """
+        waiting, size = self._waiting_all(), len(draft.body)
+        mine = [message for message in waiting if message.topic == draft.topic]
+        limits: list[tuple[int | None, int, int, str]] = []
+        if which != "namespace":
+            limits += [
+                (policy.max_backlog, len(mine), 1, policy.on_full),
+                (policy.max_backlog_bytes, size_of(mine), size, policy.on_full),
             ]
-            if not over:
-                return True
-            limit, need, on_full = over[0]
-            if on_full != "drop_oldest" or need > limit or not self._drop_oldest(topics):
+        if which != "topic":
+            limits += [
+                (self.max_backlog, len(waiting), 1, self.on_full),
+                (self.max_backlog_bytes, size_of(waiting), size, self.on_full),
+            ]
+        for limit, used, need, on_full in limits:
+            if limit is not None and used + need > limit:
+                return limit, need, on_full
+        return None
+
+    def _has_room(self, draft: Draft, policy: Resolved, which: str) -> bool:
+        """Whether the backlog limits admit it, after dropping the oldest messages if configured."""
+        while (over := self._reached(draft, policy, which)) is not None:
+            limit, need, on_full = over
+            mine = [message for message in self._waiting_all() if message.topic == draft.topic]
+            if on_full != "drop_oldest" or need > limit or not self._drop_oldest(mine):
                 return False
+        return True
 
     def _drop_oldest(self, among: list[Message]) -> bool:
         """

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from laneway.engines.base import SIGNALS_HEADER, LaneState
+import msgspec
+
+from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, LaneState
+from laneway.headers import FLOW
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
 from laneway.units import SECOND
@@ -204,6 +207,44 @@ def explicit_due(draft: Draft, now: int) -> int | None:
     if draft.at_us is not None:
         return max(draft.at_us, now)
     return now + draft.delay_us if draft.delay_us > 0 else None
+
+
+def has_copies(policy: Resolved) -> bool:
+    """Whether the topic's messages are copied, or are not stored in the topic itself."""
+    return bool(policy.subscriptions) or not policy.own_backlog
+
+
+def copies_of(draft: Draft, policy: Resolved) -> list[Draft]:
+    """The copies for the subscriptions whose `where` the headers match, by name."""
+    if draft.signal is not None:
+        return []
+    headers = draft.headers or {}
+    copies = []
+    for subscription in policy.subscriptions:
+        is_taken = all(
+            any(
+                headers[header].startswith(value[:-1])
+                if value.endswith("*")
+                else headers[header] == value
+                for value in values
+            )
+            for header, values in subscription.where
+            if header in headers
+        ) and all(header in headers for header, _ in subscription.where)
+        if is_taken:
+            copies.append(
+                msgspec.structs.replace(
+                    draft,
+                    topic=f"{draft.topic}#{subscription.name}",
+                    headers={
+                        name: text
+                        for name, text in headers.items()
+                        if name not in (RESULT_TTL_HEADER, SIGNALS_HEADER, FLOW)
+                    }
+                    or None,
+                )
+            )
+    return copies
 
 
 def merge_key(key: str | None, body: bytes) -> MergeKey:

@@ -46,9 +46,10 @@ SHORT = 65
 ENTIRE = ("sqlite file", "sqlite folder", "sqlite memory", "valkey")
 STEPS = 50
 
-TOPICS = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]
-BUSY = [*TOPICS, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
-PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1"]
+PUBLISHED = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]
+TOPICS = [*PUBLISHED, "a.1#s", "b.1#s", "c.1#s", "d.1#s", "e.2#s"]
+BUSY = [*PUBLISHED, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
+PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1", "b.1#s", "c.1#s"]
 YEARS = 90_000_000 * SECOND
 RESULT_TTL = {RESULT_TTL_HEADER: "90000000,90000000"}
 WAITS = {**RESULT_TTL, SIGNALS_HEADER: "2"}
@@ -62,11 +63,18 @@ CROWDS = 2  # per history: all their messages are compared after every step
 BASE: dict[str, dict[str, Any]] = {
     "a.1": {"tier": "high", "weight": 7, "serial": "yield"},
     "a.2": {"tier": "high", "weight": 0.5, "dedupe": 1},
-    "b.*": {"tier": "low"},
-    "c.1": {"dedupe": 1, "merge": "last", "window": 1, "edge": "leading"},
+    "b.*": {"tier": "low", "subscription:s": {"kind": "shared"}},
+    "c.1": {
+        "subscription:s": {"where": {"a": "b"}},
+        "dedupe": 1,
+        "merge": "last",
+        "window": 1,
+        "edge": "leading",
+    },
     "d.*": {"partitions": 2, "rate": 5, "serial": "hold"},
     "e.*": {"buckets": 2},
     "e.2": {"weight": 2, "dedupe": 1},
+    "c.1#s": {"max_backlog": 2, "on_full": "drop_oldest"},
     "*": {"retries": 1, "backoff": 0.5, "lease": 5},
 }
 
@@ -104,6 +112,9 @@ FIELDS: dict[str, list[Any]] = {
     "buckets": [1, 2],
     "delivery": ["at_most_once"],
     "paused": [True],
+    "own_backlog": [False],
+    "subscription:s": [{}, {"where": {"a": "b*"}}],
+    "subscription:t": [{}, {"where": {"a": ["b", "c"]}}],
 }
 # combinations that are unlikely to be drawn field by field
 COMBINATIONS: list[dict[str, Any]] = [
@@ -136,6 +147,10 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"concurrency": 4, "partitions": 2},
     {"rate": 0.2, "burst": 3},
     {"lease": 1},
+    {"subscription:s": {}, "subscription:t": {"where": {"a": "*"}}},
+    {"subscription:s": {}, "own_backlog": False},
+    {"subscription:s": {}, "max_backlog": 3},
+    {"subscription:s": {}, "merge": "last", "serial": "hold"},
     {"ttl": 2, "lease": 1, "retries": 0},
     {"tier": "low", "lease": 5, "concurrency": 4},
     {"tier": "low", "lease": 1},

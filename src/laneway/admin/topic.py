@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Never, Unpack
 
 from laneway import arguments
 from laneway.admin import dead_letters
+from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
 from laneway.errors import UsageError
+from laneway.subscriptions import topic_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
     from laneway.admin.dead_letters import DeadLetter
+    from laneway.admin.subscriptions import SubscriptionInfo
     from laneway.engines.base import FullEngine, IdState, ResultListener
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
+    from laneway.subscriptions import Kind, Where
     from laneway.tasks.host import Host
     from laneway.units import Duration
 
@@ -89,6 +93,24 @@ class Topic:
             field: value
             for field, (value, _, _) in self._host.engine.policies().why(self.name).items()
         }
+
+    def subscribe(
+        self, /, name: str, *, kind: Kind = "shared", where: Where | None = None, **unknown: Never
+    ) -> Topic:
+        """
+        Give the topic a named reader with a copy of each new message; see `Laneway.subscribe`.
+        Returns the topic of the copies, like `orders#audit`. Raises BadPolicy, UsageError.
+        """
+        self._host.subscribe(self.name, name, kind=kind, where=where, **unknown)
+        return Topic(self._host, topic_of(self.name, name))
+
+    def unsubscribe(self, name: str) -> int:
+        """As `Laneway.unsubscribe`, of this topic."""
+        return self._host.unsubscribe(self.name, name)
+
+    def subscriptions(self) -> list[SubscriptionInfo]:
+        """List its subscriptions by name, those of patterns included."""
+        return admin_subscriptions.find(self._host.engine, self.name)
 
     def pause(self) -> None:
         """
@@ -182,6 +204,9 @@ class Topic:
 
     astats = async_variant(stats)
     apolicy = async_variant(policy)
+    asubscribe = async_variant(subscribe)
+    aunsubscribe = async_variant(unsubscribe)
+    asubscriptions = async_variant(subscriptions)
     apause = async_variant(pause)
     aresume = async_variant(resume)
     apurge = async_variant(purge)

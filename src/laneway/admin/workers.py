@@ -10,7 +10,8 @@ import msgspec
 from laneway import units
 from laneway.engines.base import Check, WorkerState
 from laneway.errors import Refused
-from laneway.policy import matches
+from laneway.policy import handling_patterns
+from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,8 +183,9 @@ class Coverage:
                 or (
                     (facts.topics is None or topic in facts.topics)
                     and (
-                        facts.patterns is None
-                        or any(matches(pattern, topic) for pattern in facts.patterns)
+                        not is_copy(topic)
+                        if facts.patterns is None
+                        else any(each in facts.patterns for each in handling_patterns(topic))
                     )
                 )
             )

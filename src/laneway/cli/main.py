@@ -24,6 +24,7 @@ COMMANDS = {
     "workers": "workers",
     "ping": "workers",
     "policy": "policy",
+    "subscription": "subscription",
     "gate": "gate",
     "tier": "tier",
     "schedules": "schedules",

@@ -173,7 +173,7 @@ def wait_for_room(
     while waiting := [
         n
         for n, answer in enumerate(answers)
-        if answer.outcome == "refused" and has_to_wait(drafts[n].topic)
+        if answer.outcome == "refused" and has_to_wait(answer.topic)
     ]:
         left = pause if deadline is None else deadline - time.monotonic()
         if left <= 0:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping, Sequence
     from concurrent.futures import Executor
-    from typing import Unpack
+    from typing import Never, Unpack
 
     from laneway.engines.base import FullEngine
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.producer import Producer
     from laneway.producing.publish_options import PublishOptions
+    from laneway.subscriptions import Kind, Where
     from laneway.tasks.waiter import ResultWaiter
     from laneway.units import Duration
     from laneway.working.handler import Handlers
@@ -93,6 +94,22 @@ class Host(Protocol):
 
     def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """Set fields of a policy. Raises BadPolicy."""
+        ...
+
+    def subscribe(
+        self,
+        pattern: str,
+        name: str,
+        *,
+        kind: Kind = "shared",
+        where: Where | None = None,
+        **unknown: Never,
+    ) -> None:
+        """Declare a subscription. Raises BadPolicy, UsageError."""
+        ...
+
+    def unsubscribe(self, pattern: str, name: str) -> int:
+        """Remove a subscription. Returns how many messages were removed. Raises Refused."""
         ...
 
     def publish(

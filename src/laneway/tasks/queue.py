@@ -14,7 +14,7 @@ from laneway import headers as control
 from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
-from laneway.policy import check_topic
+from laneway.policy import check_publish_topic
 from laneway.tasks import flow, outcomes, tagged_values
 from laneway.tasks.flow import Flow, Target
 from laneway.tasks.job import Job
@@ -133,7 +133,7 @@ class Queue:
         default_timeout: Duration | None = None,
     ) -> None:
         self.app = app
-        self.name = check_topic(name)
+        self.name = check_publish_topic(name)
         self.prefix = PREFIX_APART if isolation == "process" else PREFIX
         self._timeout = default_timeout
         self.tags = "json"

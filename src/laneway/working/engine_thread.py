@@ -34,6 +34,7 @@ from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.engines.shared.waiting import WaitingListener
 from laneway.errors import EngineCorrupt, EngineUnavailable
 from laneway.message import Batch, Settlement
+from laneway.subscriptions import is_copy
 from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
@@ -661,7 +662,9 @@ class EngineThread(threading.Thread):
         if unhandled:
             if self._options.topics is None and self._engine.capabilities.only:
                 self._filter.add_unhandled(unhandled)
-            self._callbacks.unhandled(unhandled)
+                unhandled = self._release_copies(unhandled)
+            if unhandled:
+                self._callbacks.unhandled(unhandled)
         if self._taken() < self._options.concurrency and len(batch.leases) < size:
             # There is no more. With every slot taken, the next settlement leases again instead.
             if batch.goes_on:
@@ -676,6 +679,22 @@ class EngineThread(threading.Thread):
             self._stop_listening()
             if self._options.topics is None and self._filter.only is None:
                 self._arrivals.listen()
+
+    def _release_copies(self, leases: list[Lease]) -> list[Lease]:
+        """
+        Release at once what belongs to a subscription of other workers and no worker has had
+        before; this worker leases by its patterns from now on. Returns the other leases.
+        """
+        copies = [lease for lease in leases if is_copy(lease.topic) and lease.deliveries == 1]
+        if not copies:
+            return leases
+        self._engine.settle(
+            [Settlement(lease.handle, lease.fence, "release", begun=False) for lease in copies]
+        )
+        fences = {lease.fence for lease in copies}
+        for fence in fences:
+            self.held.pop(fence, None)
+        return [lease for lease in leases if lease.fence not in fences]
 
     def _wait_for_messages(self, batch: Batch) -> None:
         is_last = not batch.leases and not self.held

@@ -10,10 +10,11 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from laneway import arguments, codec, headers, units
+from laneway import arguments, codec, headers, subscriptions, units
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import BadPolicy, Reject, UnknownHandler, UsageError
-from laneway.policy import check_pattern
+from laneway.policy import check_pattern, handling_patterns
+from laneway.subscriptions import SEPARATOR
 from laneway.working.lifespan import Lifespans, asks_for_state
 from laneway.working.middleware import HandlingMiddlewares
 
@@ -52,7 +53,8 @@ class Handler:
     A function that handles messages, and how it runs.
 
     `function`: called with a Message, or with a list of them if `batch` is set.
-    `pattern`: the topics that it handles.
+    `pattern`: the topics that it handles. `subscription`: it handles their copies for this
+    subscription instead; the attribute `pattern` is then like `orders.*#audit`.
     `name`: for logs and errors; default: the function's qualified name.
     `concurrency`: how many calls of it may run at once in one worker; None: no limit of its own.
     `isolation`: "thread" or "process" for a plain function; a coroutine function has none.
@@ -70,6 +72,7 @@ class Handler:
         function: Callable[..., Any],
         pattern: str,
         *,
+        subscription: str | None = None,
         name: str | None = None,
         concurrency: int | None = None,
         isolation: Isolation | None = None,
@@ -84,9 +87,9 @@ class Handler:
         As `function`, but leaves it to the caller to make its argument current; None: the lease
         is current while the function runs.
         """
-        self.pattern = pattern
         self.name = name or str(getattr(function, "__qualname__", function))
         where = f"handler {self.name}"
+        self.pattern = _pattern_of(where, pattern, subscription)
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)
         self.batch = _count(where, "batch", batch)
@@ -154,6 +157,23 @@ class Handler:
             log.debug("handler %s returned %.200r; the value is ignored", self.name, returned)
         del lease, settlement
         return ()
+
+
+def _pattern_of(where: str, pattern: str, subscription: str | None) -> str:
+    if not isinstance(pattern, str):
+        return pattern  # `Handlers.add` refuses it
+    if SEPARATOR in pattern:
+        base, name = subscriptions.split(pattern)
+        raise UsageError(
+            f'{where}: "#" is not allowed in a handler\'s pattern; write'
+            f' @app.handler("{base}", subscription="{name}")'
+        )
+    if subscription is None:
+        return pattern
+    try:
+        return subscriptions.topic_of(pattern, subscriptions.check_name(subscription))
+    except BadPolicy as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None) -> str:
@@ -291,7 +311,7 @@ class Handlers:
         Register a handler for its pattern. Raises UsageError if the pattern has a handler.
         """
         try:
-            check_pattern(handler.pattern)
+            check_pattern(subscriptions.base_of(handler.pattern))
         except BadPolicy as error:
             raise UsageError(
                 f"handler {handler.name}: {str(error).removeprefix('policy ')}"
@@ -324,7 +344,8 @@ class Handlers:
 
     def handled_patterns(self) -> list[str] | None:
         """
-        Patterns that cover the topics of all handlers, tasks and queues; None: any topic.
+        Patterns that cover the topics of all handlers, tasks and queues; None: any topic, but no
+        subscription.
         """
         patterns = [
             handler.pattern
@@ -335,7 +356,8 @@ class Handlers:
             )
         ]
         covering = {_covering(pattern) for pattern in patterns} | set(self.queues)
-        return None if "*" in covering else sorted(covering)
+        covers_all = "*" in covering and not any(map(subscriptions.is_copy, covering))
+        return None if covers_all else sorted(covering)
 
     def by_pattern(self) -> list[Handler]:
         """The handlers that have a pattern, sorted by it."""
@@ -371,9 +393,14 @@ class Handlers:
     def find(self, lease: Lease) -> Handler | None:
         """
         The handler of a message: the task that it names, else the handler with the most specific
-        pattern. None: there is none.
+        pattern. A subscription's copy of a task's call is a message like others. None: there is
+        none.
         """
-        if lease.headers is not None and (task := lease.headers.get(TASK_HEADER)) is not None:
+        if (
+            lease.headers is not None
+            and (task := lease.headers.get(TASK_HEADER)) is not None
+            and SEPARATOR not in lease.topic
+        ):
             handler = self._by_task.get(task) or self._own.get(task)
             if handler is None and self.find_named is not None:
                 return self.find_named(task, lease.topic)
@@ -395,6 +422,10 @@ class _ByTopic(dict[str, "Handler | None"]):
             self.clear()
         by_pattern = self._by_pattern
         handler = by_pattern.get(topic)
+        if SEPARATOR in topic:
+            found = map(by_pattern.get, handling_patterns(topic))
+            self[topic] = handler = next(filter(None, found), None)
+            return handler
         end = len(topic)
         # As `policy.prefixes`, without the list: each message may have a topic of its own.
         while handler is None and (end := topic.rfind(".", 0, end)) >= 0:

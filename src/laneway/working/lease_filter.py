@@ -19,7 +19,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from laneway.policy import prefixes
+from laneway.policy import handling_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,12 +54,13 @@ class LeaseFilter:
     """
     Chooses the patterns to lease by. For the engine thread alone.
 
-    `patterns`: what the handlers cover; None: this worker may handle any topic.
+    `patterns`: what the handlers cover; None: this worker may handle any topic, but no
+    subscription.
     """
 
     def __init__(self, patterns: Sequence[str] | None) -> None:
-        self._patterns = None if patterns is None else list(patterns)
-        self._covered = frozenset(patterns or ())
+        self._patterns = ["*"] if patterns is None else list(patterns)
+        self._covered = frozenset(self._patterns)
         self.only: list[str] | None = None
         """The patterns to lease by; None: lease everything."""
         self.search_at = 0.0
@@ -70,17 +71,11 @@ class LeaseFilter:
 
     def covers(self, topic: str) -> bool:
         """Whether this worker may handle messages of a topic."""
-        return self._patterns is None or any(
-            pattern in self._covered for pattern in prefixes(topic)
-        )
+        return any(pattern in self._covered for pattern in handling_patterns(topic))
 
     def add_unhandled(self, leases: Iterable[Lease]) -> None:
         """No handler was found for these messages: lease by patterns if a topic is not covered."""
-        if (
-            self._patterns is None
-            or self.only is not None
-            or all(self.covers(lease.topic) for lease in leases)
-        ):
+        if self.only is not None or all(self.covers(lease.topic) for lease in leases):
             return
         self.only = self._patterns
         self._met_at = time.monotonic()
@@ -93,7 +88,7 @@ class LeaseFilter:
 
     def add_handled(self, topics: Iterable[str]) -> None:
         """A handler was found for a message of each of these topics: lease them too."""
-        if self.only is None or self._patterns is None:
+        if self.only is None:
             return
         for topic in topics:
             if not self.covers(topic) and len(self._patterns) < MAX_LEARNED:

@@ -23,12 +23,14 @@ from laneway.engines.shared.policy_changes import (
     topic_in_use,
 )
 from laneway.policy import PROGRAM, change_layers, is_pattern, matches, sources, with_code
+from laneway.subscriptions import base_of, is_copy, topic_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from laneway.engines.sharded.namespace import ShardedNamespace
     from laneway.policy import Layers, PolicyTable
+    from laneway.subscriptions import Subscription
 
     Changes = Sequence[tuple[str, dict[str, Any]]]
     """(pattern or topic, its checked fields; None removes a field)"""
@@ -275,7 +277,9 @@ class Policies:
         joining: dict[str, OwnPolicy] = {}
         if not is_pattern(name):
             if not before.layers(name):
-                own = self._namespace.own_policies([name])
+                # Its subscriptions' policies follow it to its shards.
+                readers = [topic_of(name, each.name) for each in self._subscriptions(name)]
+                own = self._namespace.own_policies([name, *readers])
                 joining = {topic: policy for topic, policy in own.items() if policy.layers}
         elif may_change_lanes(changes):
             for each, fields in changes:
@@ -290,6 +294,10 @@ class Policies:
         for each, fields in changes:
             after.put(layer, each, fields)
         return after, joining
+
+    def _subscriptions(self, topic: str) -> Sequence[Subscription]:
+        own = self._namespace.own_layers([topic])[topic]
+        return self._policy_table().resolve_own(topic, own).subscriptions
 
     def _leave(self, after: PolicyTable, topic: str) -> Layers | None:
         """Remove a topic whose policy no longer has to be shared. Returns its layers."""
@@ -365,5 +373,9 @@ def is_shared(policy_table: PolicyTable, topic: str, layers: Layers) -> bool:
     """Whether every client has to know a topic's own policy to find the shard of a message."""
     if any("partitions" in fields for fields in layers.values()):
         return True
-    policy = policy_table.resolve_patterns(topic)
+    policy = (
+        policy_table.resolve(base_of(topic))
+        if is_copy(topic)
+        else policy_table.resolve_patterns(topic)
+    )
     return bool(layers) and (policy.partitions > 1 or policy.buckets is not None)

@@ -20,6 +20,7 @@ import msgspec
 from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
 from laneway.engines.sharded.splitting import Numbers, by_shard, pages, partial_call
 from laneway.engines.sharded.visits import Visits
+from laneway.engines.shared.copies import copies_of
 from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, StoredResult
@@ -251,8 +252,9 @@ class ShardedQueue(ABC):
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         route_of = self._namespace.routes.route
+        policies = (route_of(topic).policy for topic in {draft.topic for draft in drafts})
         if len(drafts) > self.most_at_once or any(
-            route_of(topic).policy.limits_backlog for topic in {draft.topic for draft in drafts}
+            policy.limits_backlog or policy.is_copied for policy in policies
         ):
             return False
         return self._namespace.shards == 1 or len(self._split(drafts)) == 1
@@ -264,12 +266,15 @@ class ShardedQueue(ABC):
         """
         routes = self._namespace.routes
         for draft in drafts:
+            policy = routes.route(draft.topic).policy
+            if policy.is_copied:
+                self._check(copies_of(draft, policy), is_current=is_current)
             try:
                 # Only a delay is compared with the ttl here, before a part of the call is done: a
                 # due time needs the server's clock.
                 check_draft(
                     draft,
-                    routes.route(draft.topic).policy,
+                    policy,
                     0 if draft.delay_us and draft.at_us is None else None,
                 )
             except BadMessage:
@@ -373,11 +378,7 @@ class ShardedQueue(ABC):
     def _shards_of_topics(self, topics: Sequence[str]) -> Iterable[int]:
         """The shards of named topics, in the order of the names."""
         routes = self._namespace.routes
-        return dict.fromkeys(
-            routes.shard_of(topic, part)
-            for topic in topics
-            for part in range(routes.route(topic).policy.partitions)
-        )
+        return dict.fromkeys(shard for topic in topics for shard in routes.shards_of(topic))
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         return self._extend(leases, None, now_us)

@@ -14,6 +14,7 @@ import msgspec
 
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.policy import PolicyTable, Resolved
+from laneway.subscriptions import FIELD, base_of, is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
 MOST_ROUTES = 200_000
 """Topics whose route is cached."""
 
-CHANGES_ROUTES = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog"))
-"""Fields of a topic's own policy that decide how a client writes a message."""
+CHANGES_ROUTES = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog", "own_backlog"))
+"""
+Fields of a topic's own policy that decide how a client writes a message. Subscriptions do, too.
+"""
 
 
 def changes_routes(layers: Layers) -> bool:
     """Whether clients have to know a topic's own policy."""
-    return any(not CHANGES_ROUTES.isdisjoint(fields) for fields in layers.values())
+    return any(
+        not CHANGES_ROUTES.isdisjoint(fields) or any(field.startswith(FIELD) for field in fields)
+        for fields in layers.values()
+    )
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -41,14 +47,16 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
     `own`: the id of the topic's own policy, b"" where none is known. `shard`: that of the topic, or
     of its first partition. `is_plain`: the policy needs nothing but a plain message (no merge, ttl,
-    partitions, buckets or backlog limit). `is_serial`: a message with a key is not plain. `head`:
-    what the engine writes before the body of a message without key, id and headers.
+    partitions, buckets or backlog limit). `is_copied`: its messages may have copies. `is_serial`: a
+    message with a key is not plain. `head`: what the engine writes before the body of a message
+    without key, id and headers.
     """
 
     policy: Resolved
     own: bytes
     shard: int
     is_plain: bool
+    is_copied: bool
     is_serial: bool
     head: bytes
 
@@ -144,27 +152,31 @@ class Routes:
         return Route(
             policy,
             own,
-            hashed % self._shards,
+            self.route(base_of(topic)).shard if is_copy(topic) else hashed % self._shards,
             is_plain,
+            policy.is_copied,
             policy.serial is not None,
             self._head_of(topic),
         )
 
     def shard_of(self, topic: str, part: int) -> int:
         """The shard of a message's lane. `part` selects the partition."""
-        route = self.route(topic)
+        route = self.route(base_of(topic))
         return (route.shard + part % route.policy.partitions) % self._shards
 
     def shards_of(self, topic: str) -> list[int]:
-        """The shards of a topic's lanes: its partitions are on neighboring shards."""
-        route = self.route(topic)
+        """
+        The shards of a topic's lanes: its partitions are on neighboring shards. A subscription's
+        copies are where their messages are.
+        """
+        route = self.route(base_of(topic))
         return sorted(
             {(route.shard + part) % self._shards for part in range(route.policy.partitions)}
         )
 
     def home(self, topic: str) -> int:
-        """The shard that stores the topic's own policy."""
-        return zlib.crc32(topic.encode()) % self._shards
+        """The shard that stores the topic's own policy; of a subscription, that of its topic."""
+        return zlib.crc32(base_of(topic).encode()) % self._shards
 
     def ttl_of(self, draft: Draft) -> int:
         """Microseconds after which a message expires; 0: never."""

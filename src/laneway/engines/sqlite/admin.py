@@ -218,9 +218,8 @@ class SqliteEngine(Core, PolicyChanges):
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         with self._view() as tx:
-            return not any(
-                tx.policy(topic).limits_backlog for topic in {draft.topic for draft in drafts}
-            )
+            policies = map(tx.policy, {draft.topic for draft in drafts})
+            return not any(policy.limits_backlog or policy.is_copied for policy in policies)
 
     # Gates
 

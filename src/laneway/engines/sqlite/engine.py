@@ -19,6 +19,7 @@ from laneway.engines.base import (
     Capabilities,
     Settings,
 )
+from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.shared.explaining import CLOCK_SLACK_US
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import lane_name
@@ -263,12 +264,20 @@ class Core:
         if len(drafts) == 1 and (receipt := self._put_in_inbox(drafts[0], now_us)) is not None:
             return [receipt]
         is_inbox_full = self._inbox.is_full
-        with self._transaction(now_us, durable=True) as tx:
-            receipts = putting.put(tx, drafts)
-            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
-                self._notify_soon(tx)
+        receipts = self._put(drafts, now_us)
+        while len(receipts) < len(drafts):
+            with partial_call(is_first=False):
+                receipts += self._put(drafts[len(receipts) :], now_us)
         if is_inbox_full:
             self._store.checkpoint()
+        return receipts
+
+    def _put(self, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+        """Put messages; only the first ones, where they have many copies."""
+        with self._transaction(now_us, durable=True) as tx:
+            receipts = putting.put(tx, drafts, is_whole=False)
+            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
+                self._notify_soon(tx)
         return receipts
 
     def forward(

@@ -22,6 +22,7 @@ from laneway.engines.shared.policy_changes import (
 )
 from laneway.engines.sqlite import housekeeping, views
 from laneway.policy import PolicyTable, change_layers, is_pattern, matches, sources
+from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,7 +188,7 @@ class OwnPolicies:
         self._rows: dict[str, int] = {}
         self._uses: Counter[int] = Counter()
         self._numbers: dict[str, int] = {}
-        self._checked: dict[tuple[tuple[str, ...], str], Resolved] = {}
+        self._checked: dict[tuple[tuple[str, ...], bool, str], Resolved] = {}
 
     def load(self, topics: Sequence[str]) -> None:
         """Read the own policies of these topics together."""
@@ -270,7 +271,7 @@ class OwnPolicies:
     def _check(self, topic: str, layers: Layers, text: str) -> Resolved:
         """The policy after the change; equal sets under the same patterns are checked once."""
         policy_table = self._tx.rules.policy_table
-        key = (policy_table.covering(topic), text)
+        key = (policy_table.covering(topic), is_copy(topic), text)
         policy = self._checked.get(key)
         if policy is None:
             policy = self._checked[key] = policy_table.check(topic, layers)

@@ -7,11 +7,19 @@ are written together (see `tables`).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from laneway.engines.base import SIGNALS_HEADER, UNTIL_SIGNALLED_US
+from laneway.engines.shared.copies import (
+    MOST_AT_ONCE,
+    copies_of,
+    count_within,
+    is_copied,
+    receipt_of_copies,
+)
 from laneway.engines.shared.naming import PARTITION, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
 from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
@@ -30,13 +38,22 @@ _SERIAL = {None: 0, "hold": HOLD, "yield": YIELD}
 _dumps = msgspec.json.Encoder().encode
 
 
-def put(tx: Transaction, drafts: Sequence[Draft], *, keeps_order: bool = False) -> list[Receipt]:
+def put(
+    tx: Transaction,
+    drafts: Sequence[Draft],
+    *,
+    keeps_order: bool = False,
+    is_whole: bool = True,
+) -> list[Receipt]:
     """
     Put messages in their order. `keeps_order`: after a refused message, refuse the later ones of
-    its topic. Raises BadMessage before anything is changed.
+    its topic. `is_whole` False: it may put only the first ones, where they have many copies. Raises
+    BadMessage before anything is changed.
     """
     policies = tx.policies([draft.topic for draft in drafts])
     plains = list(map(is_plain, drafts, policies))
+    if not all(plains) and any(map(is_copied, drafts, policies)):
+        return _put_copied(tx, drafts, policies, keeps_order=keeps_order, is_whole=is_whole)
     for draft, policy, plain in zip(drafts, policies, plains, strict=True):
         if not plain or len(draft.body) > policy.max_body:
             check_draft(draft, policy, tx.now)
@@ -91,6 +108,46 @@ def _put_in_order(
     return receipts
 
 
+def _put_copied(
+    tx: Transaction,
+    drafts: Sequence[Draft],
+    policies: Sequence[Resolved],
+    *,
+    keeps_order: bool,
+    is_whole: bool,
+) -> list[Receipt]:
+    """Put messages of which some have copies, or are not stored themselves."""
+    copies = list(map(copies_of, drafts, policies))
+    if not is_whole:
+        copies = copies[: count_within(list(map(len, copies)), MOST_AT_ONCE)]
+    every = [
+        each
+        for draft, its in zip(drafts, copies, strict=False)  # only the first ones
+        for each in (draft, *its)
+    ]
+    every_policy = tx.policies([draft.topic for draft in every])
+    for draft, policy in zip(every, every_policy, strict=True):
+        check_draft(draft, policy, tx.now)
+    intake = _Intake(tx, only_plain=False)
+    specials = list(map(intake.special, every, every_policy))
+    intake.load(every, every_policy, specials)
+    entries = iter(list(map(_Entry, every, every_policy, specials)))
+    receipts: list[Receipt] = []
+    full: dict[str, Receipt] = {}
+    for its in copies:
+        entry = next(entries)
+        topic = entry.draft.topic
+        entries_of_copies = list(islice(entries, len(its)))
+        if topic in full:
+            receipts.append(msgspec.structs.replace(full[topic], id=entry.draft.id or ""))
+            continue
+        receipts.append(intake.accept_copied(entry, entries_of_copies))
+        if keeps_order and receipts[-1].outcome == "refused":
+            full[topic] = receipts[-1]
+    intake.end()
+    return receipts
+
+
 def put_from_inbox(
     tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes, int | None]]
 ) -> list[int]:
@@ -135,6 +192,14 @@ class _Special(NamedTuple):
     rule: str
     mkey: bytes | None
     is_blocked: bool
+
+
+class _Entry(NamedTuple):
+    """A message or a copy, with what is known of it."""
+
+    draft: Draft
+    policy: Resolved
+    special: _Special
 
 
 class _Intake:
@@ -291,8 +356,61 @@ class _Intake:
         self.messages.append((mid, lane.lane, rank, now, headers, bytearray(body)))
         return mid
 
-    def accept(self, draft: Draft, policy: Resolved, special: _Special) -> Receipt:
-        """Decide one message: duplicate, merged, refused or accepted, checked in this order."""
+    def accept_copied(self, entry: _Entry, copies: Sequence[_Entry]) -> Receipt:
+        """Accept a message with all its copies, or none of them: it is known, or one is refused."""
+        tx, draft = self.tx, entry.draft
+        if not is_copied(draft, entry.policy):
+            return self.accept(*entry)
+        is_stored = entry.policy.own_backlog
+        if is_stored and draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
+            return Receipt(draft.id, draft.topic, "duplicate")
+        for copy in copies:
+            reason = self._why_full(*copy)
+            if reason is not None:
+                return Receipt(draft.id or "", copy.draft.topic, "refused", None, reason)
+        receipt = self.accept(*entry) if is_stored else None
+        if receipt is not None and receipt.outcome == "refused":
+            return receipt
+        if (
+            receipt is None
+            and copies
+            and (reason := make_room(tx, draft, entry.policy, "", _NAMESPACE)) is not None
+        ):
+            return Receipt(draft.id or "", draft.topic, "refused", None, reason)
+        receipts = [
+            self.append(copy.draft)
+            if is_plain(copy.draft, copy.policy)
+            else self.accept(*copy, is_copy=True)
+            for copy in copies
+        ]
+        if receipt is not None:
+            return receipt
+        if not copies:
+            tx.shard.published += 1
+            tx.shard.removed += 1
+        return receipt_of_copies(draft, receipts)
+
+    def _why_full(self, draft: Draft, policy: Resolved, special: _Special) -> str | None:
+        """Why a copy refuses its message: there is no room for it, and none can be made."""
+        tx = self.tx
+        if not policy.limits_backlog:
+            return None
+        if draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
+            return None
+        lane = tx.find_lane(special.name) if special.mkey is not None else None
+        if lane is not None and special.mkey is not None:
+            row = merging.waiting_message(tx, lane, special.mkey)
+            if row is not None and (policy.merge != "all" or row.parts + 1 < policy.merge_limit):
+                return None
+        return make_room(tx, draft, policy, special.name, _TOPIC, may_drop=False)
+
+    def accept(
+        self, draft: Draft, policy: Resolved, special: _Special, *, is_copy: bool = False
+    ) -> Receipt:
+        """
+        Decide one message: duplicate, merged, refused or accepted, checked in this order.
+        `is_copy`: it is not refused; see `accept_copied`.
+        """
         tx = self.tx
         topic = draft.topic
         if draft.signal is not None:
@@ -312,8 +430,8 @@ class _Intake:
             or tx.rules.has_backlog_limit
         )
         if is_limited and not draft.own:
-            reason = make_room(tx, draft, policy, name)
-            if reason is not None:
+            reason = make_room(tx, draft, policy, name, _TOPIC if is_copy else _EVERY)
+            if reason is not None and not is_copy:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
         lane = tx.ensure_lane(name, rule)
         self.arrivals[lane.lane] = lane
@@ -443,17 +561,28 @@ class _Intake:
 
 # Backlog limits
 
+_EVERY, _TOPIC, _NAMESPACE = slice(4), slice(2), slice(2, 4)
+"""Which of the four limits count: those of the topic and of the namespace, by count and size."""
 
-def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str | None:
+
+def make_room(
+    tx: Transaction,
+    draft: Draft,
+    policy: Resolved,
+    name: str,
+    which: slice = _EVERY,
+    *,
+    may_drop: bool = True,
+) -> str | None:
     """
     Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
-    policy says so. Returns why there is no room; None: there is.
+    policy says so (`may_drop` False: later). Returns why there is no room; None: there is.
     """
     rules, size = tx.rules, len(draft.body)
     lanes = _lanes_of(tx, draft.topic, policy, name)
     while True:
         count, held = _waiting_of(tx, draft.topic, lanes, policy)
-        limits = (
+        limits: tuple[tuple[int | None, int, int, str, str, str], ...] = (
             (policy.max_backlog, count, 1, f"topic {draft.topic}", "messages", policy.on_full),
             (policy.max_backlog_bytes, held, size, f"topic {draft.topic}", "bytes", policy.on_full),
             (rules.max_backlog, tx.shard.waiting, 1, "the namespace", "messages", rules.on_full),
@@ -467,12 +596,18 @@ def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str
             ),
         )
         over = next(
-            (entry for entry in limits if entry[0] is not None and entry[1] + entry[2] > entry[0]),
+            (
+                entry
+                for entry in limits[which]
+                if entry[0] is not None and entry[1] + entry[2] > entry[0]
+            ),
             None,
         )
         if over is None:
             return None
         limit, waiting, needed, whose, unit, on_full = over[0] or 0, *over[1:]
+        if not may_drop and on_full == "drop_oldest" and needed <= limit:
+            return None
         # A message that is larger than the limit by itself would drop all others in vain.
         if on_full != "drop_oldest" or needed > limit or not _drop_oldest(tx, lanes, draft.topic):
             return full(whose, waiting, unit, limit)

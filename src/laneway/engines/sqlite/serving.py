@@ -21,7 +21,7 @@ from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, R
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of
 from laneway.message import Lease
-from laneway.policy import prefixes
+from laneway.policy import handling_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +123,8 @@ class Only:
 
     def takes(self, lane: Lane) -> bool:
         """Whether the lane's topic matches a pattern; if not, it counts as passed over."""
-        if lane.topic is None or any(pattern in self._patterns for pattern in prefixes(lane.topic)):
+        topic = lane.topic
+        if topic is None or any(each in self._patterns for each in handling_patterns(topic)):
             return True
         self.passed_over = True
         self._left -= 1

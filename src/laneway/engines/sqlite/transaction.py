@@ -33,6 +33,7 @@ from laneway.engines.sqlite.tables import (
 )
 from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
+from laneway.subscriptions import base_of, is_copy
 from laneway.tiers import TierLayers
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Rules:
         self.random = random
         self.version = -1
         self.policy_table = PolicyTable(self.tiers)
-        self._resolved: dict[tuple[tuple[str, ...], int], Resolved] = {}
+        self._resolved: dict[tuple[tuple[str, ...], int, bool], Resolved] = {}
         self.max_backlog: int | None = None
         self.max_backlog_bytes: int | None = None
         self.on_full = "refuse"
@@ -135,12 +136,16 @@ class Rules:
         return policy
 
     def _shared(self, covering: tuple[str, ...], topic: str, own: int, layers: Layers) -> Resolved:
-        """Topics with equal sets under the same patterns share one policy object."""
-        policy = self._resolved.get((covering, own))
+        """
+        Topics with equal sets under the same patterns share one policy object, except that
+        subscriptions have another one than topics.
+        """
+        key = (covering, own, is_copy(topic))
+        policy = self._resolved.get(key)
         if policy is None:
             if len(self._resolved) >= MOST_SETS:
                 self._resolved.clear()
-            policy = self._resolved[covering, own] = self.policy_table.resolve_own(topic, layers)
+            policy = self._resolved[key] = self.policy_table.resolve_own(topic, layers)
         return policy
 
     def cache_set(self, own: int, layers: Layers) -> None:
@@ -440,7 +445,7 @@ class Transaction(Statements):
         """
         place = self.rules.place
         if place is not None and place.shards > 1 and policy.partitions > 1 and spread_by is None:
-            first = (place.shard - zlib.crc32(topic.encode())) % place.shards
+            first = (place.shard - zlib.crc32(base_of(topic).encode())) % place.shards
             here = max(1, -(-(policy.partitions - first) // place.shards))
             number = first + number % here * place.shards
         return lane_name(policy, topic, spread_by, number)

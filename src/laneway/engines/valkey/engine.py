@@ -5,6 +5,7 @@ The hot path of the Valkey engine: how drafts, leases and settlements look to th
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,11 @@ from laneway.engines.sharded.queue import (
     waits_for_signals,
 )
 from laneway.engines.sharded.splitting import CallSize, pages, partial_call
+from laneway.engines.shared.copies import (
+    copies_of,
+    is_copied,
+    receipt_of_copies,
+)
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import forwarded_key, merge_key
 from laneway.engines.shared.refusals import (
@@ -75,6 +81,8 @@ than `AT_ONCE` is one call however long it takes, because it has to be atomic.
 PLAIN_AT_ONCE = 500
 """The highest limit for plain messages, which take less than half as long to put."""
 
+UNLIMITED = 1 << 30
+
 NOT_PLAIN = -1
 """Stands for the lane of a message that is not plain."""
 
@@ -116,9 +124,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         if len(drafts) == 1:
             return [self._put_one(shard, drafts[0], now_us)]
-        if len(drafts) <= AT_ONCE:
-            return self._put_page(shard, drafts, now_us)
         receipts: list[Receipt] = []
+        if len(drafts) <= AT_ONCE:
+            receipts = self._put_page(shard, drafts, now_us)
         while len(receipts) < len(drafts):
             left = drafts[len(receipts) : len(receipts) + PLAIN_AT_ONCE]
             with partial_call(is_first=not receipts), _after(receipts):
@@ -135,7 +143,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         while True:
             version = space.routes.version
             route = space.routes.route(draft.topic)
-            if route.own or draft.id is not None or not _is_plain(draft, route):
+            if route.own or route.is_copied or draft.id is not None or not _is_plain(draft, route):
                 return self._put_page(shard, [draft], now_us)[0]
             answer = space.run(
                 "put_one",
@@ -161,32 +169,37 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     ) -> list[Receipt]:
         """
         Put messages with one call of the function: all of them, or only the first, as many as a
-        call may have (`is_whole` is False). `forwarded`: spool and batch.
+        call may have (`is_whole` is False, or they have many copies). `forwarded`: spool and batch;
+        then all of them.
         """
         space = self._space
         while True:
             version = space.routes.version
-            lanes, order, own_ids, messages = self._encoded(drafts, is_whole=is_whole)
-            drafts = drafts[: len(order)]
-            known = space.routes.known_own(drafts)
+            page = self._encoded(drafts, is_whole=is_whole, is_forwarded=forwarded is not None)
+            drafts = drafts[: page.count]
+            known = space.routes.known_own(page.drafts)
             head = (
                 version,
-                *map(records.pack, (lanes, order, known)),
-                records.pack(own_ids) if any(own_ids) else b"",
-                b"" if forwarded is None else _batch_record(forwarded, drafts),
+                *map(records.pack, (list(page.lanes), page.order, known)),
+                records.pack(page.own_ids) if any(page.own_ids) else b"",
+                b"" if forwarded is None else _batch_record(forwarded, page),
+                records.pack(page.copied) if page.copied else b"",
             )
-            answers = space.run("put", shard, now_us, *head, *messages, durable=True)
+            answers = space.run("put", shard, now_us, *head, *page.messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
             self._check_again(shard, drafts)
         if answers and answers[0] == b"impossible":
-            draft = drafts[answers[1]]
+            draft = page.drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.routes.ttl_of(draft)))
-        (self._puts if NOT_PLAIN in order else self._plain_puts).fit(len(order), answers.pop())
-        return [
+        (self._puts if NOT_PLAIN in page.order else self._plain_puts).fit(
+            len(page.order), answers.pop()
+        )
+        receipts = [
             self._receipt(shard, draft, answer)
-            for draft, answer in zip(drafts, answers, strict=True)
+            for draft, answer in zip(page.drafts, answers, strict=True)
         ]
+        return page.without_copies(receipts) if page.copied else receipts
 
     def _check_again(self, shard: int, drafts: Sequence[Draft]) -> None:
         """Check messages for a shard against the policies that were read just now."""
@@ -218,38 +231,54 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             self._space.agree(shard, answer[1])
         return True
 
-    def _encoded(
-        self, drafts: Sequence[Draft], *, is_whole: bool
-    ) -> tuple[list[str], list[int], list[str | bool], list[bytes]]:
+    def _encoded(self, drafts: Sequence[Draft], *, is_whole: bool, is_forwarded: bool) -> _PutPage:
         """
-        The lanes of plain messages, for each message the lane's number (`NOT_PLAIN`: none) and the
-        id of a plain one, and the encoded messages. Of all drafts, or (`is_whole` is False) of the
-        first, as many as a call may have.
+        The arguments of one call of `put`: of all drafts, or (`is_whole` is False, or they have
+        many copies) of the first, as many as a call may have.
         """
         route_of = self._space.routes.route
-        heads: dict[tuple[str, int], bytes] = {}
-        lanes: dict[str, int] = {}
-        order: list[int] = []
-        own_ids: list[str | bool] = []
-        messages: list[bytes] = []
-        most = len(drafts) if is_whole else self._plain_puts.limit
-        most_if_rich = len(drafts) if is_whole else self._puts.limit
+        page = _PutPage()
+        lanes, order, own_ids, messages = page.lanes, page.order, page.own_ids, page.messages
+        most = UNLIMITED if is_whole else self._plain_puts.limit
+        most_if_rich = UNLIMITED if is_whole else self._puts.limit
         for draft in drafts:
             if len(messages) >= most:
                 break
             route = route_of(draft.topic)
-            if _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
+            if route.is_copied and is_copied(draft, route.policy):
+                copies = copies_of(draft, route.policy)
+                if messages and not is_forwarded and len(messages) + len(copies) >= PLAIN_AT_ONCE:
+                    break
+                if self._add_copied(page, draft, route, copies):
+                    most = most_if_rich
+            elif _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
                 own_ids.append(draft.id or False)
-                messages.append(_plain_message(draft, route, heads))
+                messages.append(_plain_message(draft, route, page.heads))
             elif len(messages) >= most_if_rich:
                 break
             else:
                 most = most_if_rich
-                order.append(NOT_PLAIN)
-                own_ids.append(False)
-                messages.append(self._rich(draft, route))
-        return list(lanes), order, own_ids, messages
+                page.add_rich(self._rich(draft, route))
+        page.end(drafts)
+        return page
+
+    def _add_copied(
+        self, page: _PutPage, draft: Draft, route: Route, copies: Sequence[Draft]
+    ) -> bool:
+        """Add a message with its copies. Returns whether one of them is not plain."""
+        is_stored, has_rich = route.policy.own_backlog, False
+        page.add_group(draft, copies, is_stored=is_stored)
+        if not is_stored:  # its topic is sent, so that the shard compares its policy
+            page.add_plain(draft, b"")
+        for each in (draft, *copies) if is_stored else copies:
+            its = self._space.routes.route(each.topic)
+            if _is_plain(each, its) and (each.id is None or self._is_plain_id(each)):
+                page.add_plain(each, _plain_message(each, its, page.heads))
+            else:
+                has_rich = True
+                page.add_rich(self._rich(each, its))
+        return has_rich
 
     def _is_plain_id(self, draft: Draft) -> bool:
         """Whether the id needs nothing but to be looked up and stored."""
@@ -380,16 +409,16 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         call = SettleCall(shard, self._numbers, settlements, {at for at, _ in published})
         call.encode(self._random)
         while True:
-            routes = [space.routes.route(draft.topic) for _, draft in published]
+            every = self._with_copies(published)
+            routes = [space.routes.route(draft.topic) for _, draft, _ in every]
             messages = [
-                self._rich(draft, route)
-                for (_, draft), route in zip(published, routes, strict=True)
+                self._rich(draft, route) for (_, draft, _), route in zip(every, routes, strict=True)
             ]
             places = [
-                (call.row_of(at), len(draft.body) > route.policy.max_body)
-                for (at, draft), route in zip(published, routes, strict=True)
+                (call.row_of(at), len(draft.body) > route.policy.max_body, *group)
+                for (at, draft, group), route in zip(every, routes, strict=True)
             ]
-            known = space.routes.known_own([draft for _, draft in published])
+            known = space.routes.known_own([draft for _, draft, _ in every])
             answers: list[Any] = space.run(
                 "settle",
                 shard,
@@ -408,19 +437,37 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 break
             if space.shards > 1 and not self._belong_to(shard, published):
                 raise Rerouted
-        self._raise_refused(answers, published)
+        self._raise_refused(answers, [draft for _, draft, _ in every])
         unlike, rows, call_us = answers
         self._settles.fit(len(settlements), call_us)
         return call.answers(unlike, rows)
 
-    def _raise_refused(self, answers: list[Any], published: Sequence[tuple[int, Draft]]) -> None:
+    def _with_copies(
+        self, published: Sequence[tuple[int, Draft]]
+    ) -> list[tuple[int, Draft, tuple[bool | int, ...]]]:
+        """
+        The messages that settlements publish, with their copies: the settlement's position, the
+        draft, and whether it is a copy, see `settle.lua`.
+        """
+        every: list[tuple[int, Draft, tuple[bool | int, ...]]] = []
+        for at, draft in published:
+            policy = self._space.routes.route(draft.topic).policy
+            if not is_copied(draft, policy):
+                every.append((at, draft, (False,)))
+                continue
+            copies = copies_of(draft, policy)
+            every.append((at, draft, (False, len(copies), policy.own_backlog)))
+            every += [(at, copy, (True,)) for copy in copies]
+        return every
+
+    def _raise_refused(self, answers: list[Any], published: Sequence[Draft]) -> None:
         """Raise for a message that an ack publishes and that was refused: nothing was changed."""
         space = self._space
         if answers[0] == b"too large":
-            draft = published[cast("int", answers[1])][1]
+            draft = published[cast("int", answers[1])]
             check_draft(draft, space.routes.route(draft.topic).policy, None)
         if answers[0] == b"impossible":
-            draft = published[cast("int", answers[1])][1]
+            draft = published[cast("int", answers[1])]
             raise BadMessage(
                 delay_outlasts_ttl(draft, cast("int", answers[2]), space.routes.ttl_of(draft))
             )
@@ -522,6 +569,85 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         self._space.server.close()
 
 
+_COPIED = Receipt("", "")
+"""Stands for the receipt of a message that only subscriptions get."""
+
+
+class _PutPage:
+    """The arguments of one call of `put`."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, int] = {}
+        """The lanes of plain messages, with their numbers."""
+        self.order: list[int] = []
+        """For each message the number of its lane; `NOT_PLAIN`: it is not plain."""
+        self.own_ids: list[str | bool] = []
+        """For each message its id, if it is plain and has one."""
+        self.messages: list[bytes] = []
+        self.copied: list[int | bool] = []
+        """
+        Position, number of copies, whether it is stored and size of each message with copies.
+        """
+        self.heads: dict[tuple[str, int], bytes] = {}
+        self.count = 0
+        """How many messages it has, without copies."""
+        self.drafts: Sequence[Draft] = ()
+        """All messages and copies."""
+        self._copies: dict[int, Sequence[Draft]] = {}
+
+    def add_plain(self, draft: Draft, message: bytes) -> None:
+        """Add a plain message."""
+        self.order.append(self.lanes.setdefault(draft.topic, len(self.lanes) + 1))
+        self.own_ids.append(draft.id or False)
+        self.messages.append(message)
+
+    def add_rich(self, message: bytes) -> None:
+        """Add a message that is not plain."""
+        self.order.append(NOT_PLAIN)
+        self.own_ids.append(False)
+        self.messages.append(message)
+
+    def add_group(self, draft: Draft, copies: Sequence[Draft], *, is_stored: bool) -> None:
+        """The next message has these copies; `is_stored`: its topic has a backlog of its own."""
+        position = len(self.order)
+        self._copies[position] = copies
+        self.copied += (position + 1, len(copies), is_stored, len(draft.body))
+
+    def end(self, drafts: Sequence[Draft]) -> None:
+        """All messages are added: the first ones of `drafts`."""
+        self.count = len(self.order) - sum(map(len, self._copies.values()))
+        if not self._copies:
+            self.drafts = drafts[: self.count]
+            return
+        every: list[Draft] = []
+        for draft in drafts[: self.count]:
+            copies = self._copies.get(len(every), ())
+            every += (draft, *copies)
+        self.drafts = every
+
+    def messages_of_copies(self) -> Iterator[Draft]:
+        """For each message or copy, the message."""
+        position = 0
+        while position < len(self.drafts):
+            copies = self._copies.get(position, ())
+            yield from itertools.repeat(self.drafts[position], 1 + len(copies))
+            position += 1 + len(copies)
+
+    def without_copies(self, receipts: Sequence[Receipt]) -> list[Receipt]:
+        """The receipts of the messages, from those of all messages and copies."""
+        answers: list[Receipt] = []
+        position = 0
+        while position < len(receipts):
+            copies = self._copies.get(position, ())
+            following = receipts[position + 1 : position + 1 + len(copies)]
+            receipt = receipts[position]
+            if receipt is _COPIED:
+                receipt = receipt_of_copies(self.drafts[position], following)
+            answers.append(receipt)
+            position += 1 + len(copies)
+        return answers
+
+
 @contextmanager
 def _after(receipts: list[Receipt]) -> Iterator[None]:
     """A part of a put: the shard has accepted others of its messages."""
@@ -563,9 +689,11 @@ def _plain_message(draft: Draft, route: Route, heads: dict[tuple[str, int], byte
     return head + draft.body
 
 
-def _batch_record(forwarded: tuple[str, str], drafts: Sequence[Draft]) -> bytes:
-    """A spool's batch, as the function `put` reads it."""
-    return records.pack([*forwarded, [forwarded_key(draft).hex() for draft in drafts]])
+def _batch_record(forwarded: tuple[str, str], page: _PutPage) -> bytes:
+    """A spool's batch, as the function `put` reads it; copies have the key of their message."""
+    return records.pack(
+        [*forwarded, [forwarded_key(draft).hex() for draft in page.messages_of_copies()]]
+    )
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
@@ -576,8 +704,12 @@ def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
         own_id = draft.id if draft.id is not None else merged_into
         return Receipt(own_id, draft.topic, "merged", merged_into)
     if outcome == "refused":
-        return Receipt(draft.id or "", draft.topic, "refused", None, _full(draft.topic, *details))
-    return Receipt(cast("str", draft.id), draft.topic, cast("Outcome", outcome))
+        what, waiting, limit, *copy = details
+        topic = copy[0] if copy else draft.topic
+        return Receipt(draft.id or "", topic, "refused", None, _full(topic, what, waiting, limit))
+    if outcome == "copied":
+        return _COPIED
+    return Receipt(draft.id or "", draft.topic, cast("Outcome", outcome))
 
 
 def _full(topic: str, what: str, waiting: str, limit: str) -> str:

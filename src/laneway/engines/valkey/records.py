@@ -16,6 +16,7 @@ from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
+from laneway.subscriptions import FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -110,7 +111,9 @@ def _or_false(limit: int | None) -> int | bool:
 def rule_of(policy_table: PolicyTable, name: str, shards: int) -> bytes:
     """What holds for a pattern or topic of the policy table, as the functions read it."""
     by_operator = [
-        field for field, (_, layer, _) in policy_table.why(name).items() if layer == "operator"
+        field
+        for field, (_, layer, _) in policy_table.why(name).items()
+        if layer == "operator" and not field.startswith(FIELD)
     ]
     return rule_record(policy_table.resolve(name), shards, by_operator)
 
@@ -128,6 +131,7 @@ _IN_LUA = {
     "max_backlog": ("max_backlog", "max_backlog_bytes"),
     "delivery": ("at_most_once",),
     "max_body": (),
+    "own_backlog": (),
 }
 """The names of fields in `rules.lua`, where they differ."""
 
@@ -182,7 +186,9 @@ def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in Lua's names and units."""
     values = engine_values(fields)
     found: dict[str, Any] = {
-        field: value for field, value in values.items() if field not in _IN_LUA
+        field: value
+        for field, value in values.items()
+        if field not in _IN_LUA and field != "own_backlog" and not field.startswith(FIELD)
     }
     if "rate" in values:
         found["rate"] = values["rate"]

@@ -35,6 +35,7 @@ PARTS = (
     "signals",
     "backlog",
     "putting",
+    "copies",
     "intake",
     "forwarding",
     "acks",

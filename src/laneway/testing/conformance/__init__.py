@@ -32,6 +32,7 @@ PARTS = (
     "test_results",
     "test_settle",
     "test_several_gates",
+    "test_subscriptions",
     "test_tiers",
     "test_topic_list",
     "test_topic_policies",

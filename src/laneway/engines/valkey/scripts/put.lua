@@ -6,7 +6,9 @@
 -- ARGV[6]: the ids of the own policies that the client knows, by topic (packed)
 -- ARGV[7]: for each message its id if it is plain and has one, else false (packed); "": none has
 -- ARGV[8]: of a spool's batch: {spool, batch, keys of all messages} (packed); "": of none
--- ARGV[9…]: the messages, as records.py encodes them
+-- ARGV[9]: {position, how many copies follow, whether it is stored, bytes of its body} of each
+--   message that may have copies, flat (packed); "": none may. See copies.lua
+-- ARGV[10…]: the messages, as records.py encodes them
 --
 -- Answers for each message its number, or {outcome, details}, and at last the processor time of
 -- this call in microseconds. {"stale", version}: the shard has another version of the policies.
@@ -18,7 +20,7 @@ if tonumber(ARGV[3]) ~= shard.version then
 end
 local order, stored, drafts = values_of(ARGV[5]), {}, {}
 for n = 1, #order do
-    stored[n] = ARGV[8 + n]
+    stored[n] = ARGV[9 + n]
     if order[n] < 0 then
         drafts[n] = putting.decode(stored[n])
     end
@@ -32,14 +34,22 @@ local impossible, by = putting.impossible(drafts)
 if impossible then
     return { 'impossible', impossible - 1, by }
 end
+local copied
+if ARGV[9] ~= '' then
+    copied = {}
+    local groups = values_of(ARGV[9])
+    for n = 1, #groups, 4 do
+        copied[groups[n]] = { groups[n + 1], groups[n + 2], groups[n + 3] }
+    end
+end
 local own_ids = ARGV[7] ~= '' and values_of(ARGV[7]) or {}
 local answers
 if ARGV[8] == '' then
-    answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids)
+    answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids, false, copied)
 else
     local spool, batch, names = unpack(values_of(ARGV[8]))
     answers = forwarding.accept_batch(spool, batch, names, plain_topics, order, stored, drafts,
-        own_ids)
+        own_ids, copied)
 end
 wakeup.lease_at_once(#order)
 save(next(drafts) ~= nil)

@@ -8,8 +8,9 @@
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
 -- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
 --   the own policies that it knows by topic} (packed)
--- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large} of each
---   published message (packed)
+-- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large, whether it
+--   is a copy; of a message that may have copies: how many follow, whether it is stored} of each
+--   published message and copy (packed)
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
@@ -19,7 +20,7 @@
 
 local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
-local follow = {}
+local follow, groups = {}, {}
 if ARGV[6] ~= '' then
     local version, known = unpack(values_of(ARGV[6]))
     if version ~= shard.version then
@@ -39,9 +40,9 @@ if ARGV[6] ~= '' then
     end
     local leases = settling.read(mids)
     for n, each in ipairs(values_of(ARGV[7])) do
-        local position, is_too_large = each[1], each[2]
+        local position, is_too_large, is_copy, copies_of, is_stored = unpack(each)
         local settlement, lease = settlements[position], leases[position]
-        counted[position] = (counted[position] or 0) + 1
+        counted[position] = (counted[position] or 0) + (is_copy and 0 or 1)
         if lease and lease.fence == settlement[2] and not lease.gone and ENDS[settlement[3]] then
             if is_too_large then
                 return { 'too large', n - 1 }
@@ -58,6 +59,7 @@ if ARGV[6] ~= '' then
                 return { 'impossible', n - 1, by }
             end
             follow[#follow + 1] = draft
+            groups[draft] = copies_of and { copies_of, is_stored, draft.size }
         end
     end
     undo.begin()
@@ -121,16 +123,18 @@ for _, lane in ipairs(ended) do
         lanes.place(lane)
     end
 end
-local accepted = {}
+local accepted, copied = {}, {}
 for _, draft in ipairs(follow) do
     if answers[draft.position] == 'acked' or answers[draft.position] == 'died' then
         accepted[#accepted + 1] = draft
+        copied[#accepted] = groups[draft] or nil
     end
 end
-for n, answer in ipairs(intake.accept_all(accepted)) do
+for n, answer in ipairs(intake.accept_all(accepted, next(copied) and copied)) do
     if type(answer) == 'table' and answer[1] == 'refused' then
         undo.run()
-        return { 'refused', accepted[n].id, accepted[n].topic, answer[2], answer[3], answer[4] }
+        return { 'refused', accepted[n].id, answer[5] or accepted[n].topic, answer[2], answer[3],
+            answer[4] }
     end
 end
 for n = 1, #outcomes, 3 do

@@ -21,21 +21,29 @@ local backlog = part(function(backlog)
         return count, bytes
     end
 
-    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, what
-    -- the message needs, on_full, "topic" or "namespace" and the unit}
-    local function limit_reached(topic, policy, size)
-        local count, bytes = waiting_of(topic, policy)
-        local limits = {
-            { count, policy.max_backlog, 1, policy.on_full, 'topic messages' },
-            { bytes, policy.max_backlog_bytes, size, policy.on_full, 'topic bytes' },
-            { shard.waiting, shard.max_backlog, 1, shard.on_full, 'namespace messages' },
-            { shard.bytes, shard.max_backlog_bytes, size, shard.on_full, 'namespace bytes' },
-        }
+    local function first_reached(limits)
         for _, limit in ipairs(limits) do
             if limit[2] and limit[1] + limit[3] > limit[2] then
                 return limit
             end
         end
+    end
+
+    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, what
+    -- the message needs, on_full, "topic" or "namespace" and the unit}
+    local function limit_of_topic(topic, policy, size)
+        local count, bytes = waiting_of(topic, policy)
+        return first_reached({
+            { count, policy.max_backlog, 1, policy.on_full, 'topic messages' },
+            { bytes, policy.max_backlog_bytes, size, policy.on_full, 'topic bytes' },
+        })
+    end
+
+    function backlog.refuses_in_namespace(size)
+        return first_reached({
+            { shard.waiting, shard.max_backlog, 1, shard.on_full, 'namespace messages' },
+            { shard.bytes, shard.max_backlog_bytes, size, shard.on_full, 'namespace bytes' },
+        })
     end
 
     local function may_go(record)
@@ -131,10 +139,21 @@ local backlog = part(function(backlog)
         return true
     end
 
-    -- Nil if there is room, perhaps after the oldest were dropped; else the limit.
-    function backlog.make_room(topic, policy, size)
+    -- The limit of its topic for which a copy refuses its message; nil: there is none, or the
+    -- oldest messages can be dropped.
+    function backlog.refuses_copy(topic, policy, size)
+        local limit = limit_of_topic(topic, policy, size)
+        if limit and not (limit[4] == 'drop_oldest' and limit[3] <= limit[2]) then
+            return limit
+        end
+    end
+
+    -- Nil if there is room, perhaps after the oldest were dropped; else the limit. Copies are
+    -- accepted with their message, whose call has checked the namespace's limits.
+    function backlog.make_room(topic, policy, size, is_copy)
         while true do
-            local limit = limit_reached(topic, policy, size)
+            local limit = limit_of_topic(topic, policy, size)
+                or not is_copy and backlog.refuses_in_namespace(size) or nil
             -- A message that is larger than the limit would drop all others for nothing.
             if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2]
                 or not drop_oldest(topic, policy) then

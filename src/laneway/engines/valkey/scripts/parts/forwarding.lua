@@ -45,12 +45,14 @@ local forwarding = part(function(forwarding)
     end
 
     -- As intake.accept_batch, for the messages that were not taken. `names`: the keys of all
-    -- messages, see `forwarded_key` in naming.py.
-    function forwarding.accept_batch(spool, batch, names, topics, order, stored, drafts, own_ids)
+    -- messages, see `forwarded_key` in naming.py; a copy has that of its message.
+    function forwarding.accept_batch(spool, batch, names, topics, order, stored, drafts, own_ids,
+        copied)
         local before, is_taken = taken_of(spool, batch)
         local taken = { before }
         local left, answers = {}, {}
         local left_order, left_stored, left_drafts, left_ids = {}, {}, {}, {}
+        local left_copied = copied and {}
         for n = 1, #order do
             if is_taken[names[n]] then
                 answers[n] = { 'duplicate' }
@@ -58,15 +60,18 @@ local forwarding = part(function(forwarding)
                 local place = #left + 1
                 left[place], left_order[place], left_stored[place] = n, order[n], stored[n]
                 left_drafts[place], left_ids[place] = drafts[n], own_ids[n] or false
+                if copied then
+                    left_copied[place] = copied[n]
+                end
             end
         end
         local found = intake.accept_batch(topics, left_order, left_stored, left_drafts, left_ids,
-            true)
+            true, left_copied)
         for place, n in ipairs(left) do
             local answer = found[place]
             answers[n] = answer
-            if type(answer) ~= 'table' or answer[1] ~= 'refused' then
-                taken[#taken + 1] = names[n]
+            if (type(answer) ~= 'table' or answer[1] ~= 'refused') and not is_taken[names[n]] then
+                taken[#taken + 1], is_taken[names[n]] = names[n], true
             end
         end
         local record = packed(batch) .. packed(shard.now) .. packed(table.concat(taken))

@@ -1,6 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, lane_heads, plain, ids, backlog, putting
+-- uses: rules, lanes, lane_heads, plain, ids, backlog, putting, copies
 
 local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
@@ -16,11 +16,20 @@ local intake = part(function(intake)
         end
     end
 
-    function intake.accept_all(drafts)
+    -- `copied`: see copies.lua
+    function intake.accept_all(drafts, copied)
         local arrivals, answers = {}, {}
         putting.load(drafts)
+        copies.begin()
         for n, draft in ipairs(drafts) do
-            answers[n] = putting.accept(draft, arrivals)
+            answers[n] = copied and copies.answer(n, copied, draft.topic, draft.id,
+                draft.generated_mid, drafts)
+            if not answers[n] then
+                answers[n] = putting.accept(draft, arrivals, copied and copies.is_copy(n, copied))
+                if copied then
+                    copies.follow(n, copied, answers[n])
+                end
+            end
         end
         place(arrivals)
         return answers
@@ -62,8 +71,8 @@ local intake = part(function(intake)
     -- `topics`: the topics of plain messages; `order`: for each message the position of its topic,
     -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain;
     -- `own_ids`: the ids of plain ones; `keeps_order`: after a refused message, the later ones of
-    -- its topic are refused.
-    function intake.accept_batch(topics, order, stored, drafts, own_ids, keeps_order)
+    -- its topic are refused; `copied`: see copies.lua, nil: no message has copies.
+    function intake.accept_batch(topics, order, stored, drafts, own_ids, keeps_order, copied)
         local arrivals, answers = {}, {}
         local full = {} -- the answers that refused messages, by topic
         local at = {} -- the lanes, or their beginnings, by the topic's position
@@ -73,10 +82,25 @@ local intake = part(function(intake)
         putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
         lane_heads.load(topics)
         load_ids(topics, order, own_ids)
+        if copied then
+            copies.begin()
+        end
         for n = 1, #order do
             local position, message = order[n], stored[n]
             local refusal = keeps_order and
                 full[position < 0 and drafts[n].topic or topics[position]]
+            local is_copy = false
+            if copied then
+                if is_plain and copies.have_limits(n, copied, drafts) then
+                    write() -- limits count the messages of this call
+                    at = {}
+                end
+                local draft = position < 0 and drafts[n]
+                refusal = copies.answer(n, copied, draft and draft.topic or topics[position],
+                    draft and draft.id or own_ids[n], draft and draft.generated_mid, drafts,
+                    refusal)
+                is_copy = copies.is_copy(n, copied)
+            end
             if refusal then
                 answers[n] = refusal
             elseif position < 0 then
@@ -84,14 +108,14 @@ local intake = part(function(intake)
                     write()
                     at, is_plain = {}, false
                 end
-                answers[n] = putting.accept(drafts[n], arrivals)
+                answers[n] = putting.accept(drafts[n], arrivals, is_copy)
             else
                 is_plain = true
                 local size = #message - 3 - unpack_from('>I2', message, 2)
                 local id, answer = own_ids[n], false
                 if id and ids.is_known(topics[position], id) then
                     answer = { 'duplicate' }
-                elseif is_limited then
+                elseif is_limited and not is_copy then
                     answer, at = refused(topics[position], size), {}
                 end
                 if not answer then
@@ -116,6 +140,9 @@ local intake = part(function(intake)
                         shard.waiting + 1, shard.bytes + size
                 end
                 answers[n] = answer
+            end
+            if copied then
+                copies.follow(n, copied, answers[n])
             end
             if keeps_order and type(answers[n]) == 'table' and answers[n][1] == 'refused' then
                 full[position < 0 and drafts[n].topic or topics[position]] = answers[n]

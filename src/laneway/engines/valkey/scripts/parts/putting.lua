@@ -119,7 +119,8 @@ local putting = part(function(putting)
     end
 
     -- Duplicate, merged, refused or accepted, in this order. Returns the number, or {outcome, …}.
-    function putting.accept(draft, arrivals)
+    -- A copy is not refused.
+    function putting.accept(draft, arrivals, is_copy)
         if draft.signal then
             return signals.receive(draft, arrivals)
         end
@@ -140,8 +141,8 @@ local putting = part(function(putting)
         end
         if not draft.own and (policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog
             or shard.max_backlog_bytes) then
-            local limit = backlog.make_room(draft.topic, policy, draft.size)
-            if limit then
+            local limit = backlog.make_room(draft.topic, policy, draft.size, is_copy)
+            if limit and not is_copy then
                 return { 'refused', limit[5], text(limit[1]), text(limit[2]) }
             end
         end

@@ -150,6 +150,19 @@ local rules = part(function(rules)
         return found
     end
 
+    -- Subscriptions' topics do not fold into buckets.
+    local function unfolded(base)
+        local policy = base.combined['#']
+        if not policy then
+            policy = {}
+            for n = 1, #FIELDS do
+                policy[FIELDS[n]] = base[FIELDS[n]]
+            end
+            base.combined['#'] = fit(policy)
+        end
+        return policy
+    end
+
     local function is_pattern(name)
         return name == '*' or string.sub(name, -2) == '.*'
     end
@@ -287,6 +300,9 @@ local rules = part(function(rules)
                 found = of_stem(string.match(name, '^(.*%.)') or '')
                 local id = shard.own > 0 and not is_pattern(name) and own_id(name)
                 found = id and combined(found, id) or found
+                if found.buckets and string.find(name, '#', 1, true) then
+                    found = unfolded(found)
+                end
             end
             by_name[name] = found
         end

@@ -81,15 +81,20 @@ local serving = part(function(serving)
         source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
     end
 
-    -- Whether a pattern of `only` matches the lane's topic. All buckets are taken.
+    -- Whether a pattern of `only` matches the lane's topic. All buckets are taken. Of a
+    -- subscription's topic (a#s) only patterns with its name do, like "*#s".
     local function takes(lane)
-        local topic = lanes.topic(lane)
-        if not topic or calls.only[topic] or calls.only['*'] then
+        local topic, star = lanes.topic(lane), '*'
+        local cut = topic and string.find(topic, '#', 1, true)
+        if cut then
+            star = star .. string.sub(topic, cut)
+        end
+        if not topic or calls.only[topic] or calls.only[star] then
             return true
         end
         local stem = string.match(topic, '^(.*%.)[^.]*$')
         while stem do
-            if calls.only[stem .. '*'] then
+            if calls.only[stem .. star] then
                 return true
             end
             stem = string.match(stem, '^(.*%.)[^.]*%.$')

@@ -1,0 +1,132 @@
+"""`laneway subscription`: the named readers of topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+from laneway.subscriptions import Kind
+
+if TYPE_CHECKING:
+    from laneway.subscriptions import Where
+
+COLUMNS = ("topic", "kind", "where", "set for", "set by", "waiting", "leased", "dead")
+
+
+@click.group(short_help="Show and change the subscriptions of topics.")
+def subscription() -> None:
+    """
+    Show and change subscriptions: named readers of a topic, each with a copy of its messages.
+
+    Other commands take the subscription `audit` of the topic `orders` as `orders#audit`.
+    """
+
+
+@subscription.command("list", epilog="Example: laneway subscription list orders")
+@click.argument("topic")
+@json_option
+@pass_session
+def list_subscriptions(session: Session, topic: str, *, as_json: bool) -> None:
+    """List the subscriptions of TOPIC, those of patterns included."""
+    import msgspec
+
+    from laneway.admin import subscriptions
+    from laneway.policy import check_topic
+
+    found = subscriptions.find(session.engine(), check_topic(topic))
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [
+        (
+            each.topic,
+            each.kind,
+            where_in_words(each.where) or "every message",
+            each.pattern,
+            each.layer,
+            f"{each.waiting:,}",
+            f"{each.leased:,}",
+            f"{each.dead:,}",
+        )
+        for each in found
+    ]
+    table(COLUMNS, rows, empty=f"{topic} has no subscriptions")
+
+
+def where_in_words(where: Where) -> str:
+    """The headers that a subscription takes, as the option --where has them."""
+    return ", ".join(
+        f"{header}={value if isinstance(value, str) else '|'.join(value)}"
+        for header, value in where.items()
+    )
+
+
+@subscription.command(
+    "add",
+    short_help="Add a subscription, or change its settings.",
+    epilog="Example: laneway subscription add 'orders.*' audit --where 'type=order.*'",
+)
+@click.argument("pattern")
+@click.argument("name")
+@click.option(
+    "--kind",
+    type=click.Choice(get_args(Kind)),
+    default="shared",
+    show_default=True,
+    help="How its consumers divide its messages; shared: they compete.",
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="HEADER=VALUE",
+    help=(
+        "Only messages with this header; VALUE may end in *. Several headers must all match,"
+        " several values of one header are alternatives."
+    ),
+)
+@pass_session
+def add(session: Session, pattern: str, name: str, kind: Kind, where: tuple[str, ...]) -> None:
+    """
+    Give the topics of PATTERN a subscription NAME, as the operator: it gets a copy of each message
+    that is published from now on.
+    """
+    from laneway.admin import subscriptions
+    from laneway.subscriptions import field_of
+
+    settings = subscriptions.settings_of(kind, _where(where))
+    session.engine(create=True).policy_set("operator", pattern, {field_of(name): settings})
+    say(f"{pattern} has the subscription {name}")
+
+
+def _where(texts: tuple[str, ...]) -> Where | None:
+    """The values by header; None: every message is taken."""
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        header, separator, value = text.partition("=")
+        if not separator or not header:
+            raise click.BadParameter(
+                f"expected HEADER=VALUE, like 'type=order.*', got {text!r}", param_hint="--where"
+            )
+        values.setdefault(header, []).append(value)
+    return {
+        header: found[0] if len(found) == 1 else found for header, found in values.items()
+    } or None
+
+
+@subscription.command("remove", short_help="Remove a subscription and its messages.")
+@click.argument("pattern")
+@click.argument("name")
+@pass_session
+def remove(session: Session, pattern: str, name: str) -> None:
+    """
+    Remove the subscription NAME of PATTERN from all layers, with all messages that it holds.
+
+    A program that declares it adds it again when it changes what it declares.
+    """
+    from laneway.admin import subscriptions
+
+    count = subscriptions.remove(session.engine(), pattern, name)
+    removed = "1 message was" if count == 1 else f"{count:,} messages were"
+    say(f"{pattern} has no subscription {name} any more; {removed} removed")

@@ -1,0 +1,95 @@
+-- Messages with copies for subscriptions. A client puts the copies behind their message; all of
+-- them are accepted, or none: the message is known, or there is no room for it or for a copy.
+--
+-- `copied`: by the position of such a message: {how many copies follow, whether it is stored, the
+-- bytes of its body}. One that is not stored is sent without its body.
+--
+-- uses: rules, lanes, ids, merging, backlog
+
+local copies = part(function(copies)
+    local last, verdict -- of the message whose copies follow: the last copy; why none is accepted
+
+    function copies.begin()
+        last, verdict = 0, nil
+    end
+
+    local function has_limit(draft)
+        local policy = rules.of(draft.topic)
+        return policy.max_backlog or policy.max_backlog_bytes
+    end
+
+    -- Whether a copy of the message has a backlog limit.
+    function copies.have_limits(n, copied, drafts)
+        for at = n + 1, n + (copied[n] and copied[n][1] or 0) do
+            if drafts[at] and has_limit(drafts[at]) then
+                return true
+            end
+        end
+        return false
+    end
+
+    -- Whether the draft would join a waiting message.
+    local function joins(draft, policy)
+        local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)
+        return waiting and lanes.find(waiting.lane)
+            and (policy.merge ~= 'all' or waiting.parts + 1 < policy.merge_limit)
+    end
+
+    -- Why a copy refuses its message; nil: it does not.
+    local function refusal(draft)
+        local policy = rules.of(draft.topic)
+        if not has_limit(draft) or joins(draft, policy) or (draft.id and ids.is_known(draft.topic,
+            draft.id, draft.generated_mid)) then
+            return nil
+        end
+        local limit = backlog.refuses_copy(draft.topic, policy, draft.size)
+        return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]), draft.topic }
+    end
+
+    local function decide(n, copied, topic, id, generated_mid, drafts)
+        local count, is_stored, size = unpack(copied[n])
+        if is_stored and id and ids.is_known(topic, id, generated_mid) then
+            return { 'duplicate' }
+        end
+        for at = n + 1, n + count do
+            local refused = drafts[at] and refusal(drafts[at])
+            if refused then
+                return refused
+            end
+        end
+        local limit = not is_stored and count > 0 and backlog.refuses_in_namespace(size)
+        return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) } or nil
+    end
+
+    -- The answer of a message (or copy) that needs not be accepted; nil: it has to be. `refused`:
+    -- why it is refused before anything else is decided.
+    function copies.answer(n, copied, topic, id, generated_mid, drafts, refused)
+        if n <= last then
+            return verdict
+        end
+        verdict = refused
+        if not copied[n] then
+            return refused
+        end
+        last = n + copied[n][1]
+        verdict = verdict or decide(n, copied, topic, id, generated_mid, drafts)
+        if verdict or copied[n][2] then
+            return verdict
+        elseif copied[n][1] > 0 then
+            return { 'copied' }
+        end
+        shard.published, shard.removed = shard.published + 1, shard.removed + 1
+        return { 'unrouted' }
+    end
+
+    -- A message was accepted or refused: if it was refused, its copies are too.
+    function copies.follow(n, copied, answer)
+        if copied[n] and type(answer) == 'table' and answer[1] == 'refused' then
+            verdict = answer
+        end
+    end
+
+    function copies.is_copy(n, copied)
+        return n <= last and not copied[n]
+    end
+end)

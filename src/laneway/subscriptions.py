@@ -1,0 +1,184 @@
+"""
+Subscriptions: their names, their settings, and which messages they get a copy of.
+
+The subscription `audit` of the topic `orders` is the topic `orders#audit`. A policy stores its
+settings as the field `subscription:audit`, so patterns, layers and programs hold for it as for any
+other field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+
+from laneway.errors import BadPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SEPARATOR = "#"
+"""Between a topic and the name of its subscription; no other name contains it."""
+
+FIELD = "subscription:"
+"""The beginning of the names of policy fields that declare subscriptions."""
+
+Kind = Literal["shared"]
+"""How the consumers of a subscription divide its messages. `"shared"`: they compete."""
+
+Where = dict[str, "str | list[str]"]
+"""Values by header; a value may end in `*`, and several are alternatives."""
+
+MAX_HEADERS, MAX_VALUES = 20, 100
+"""Most headers that `where` names, and most values of one of them."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """
+    A named reader of a topic, with a copy of each message.
+
+    - `kind`: see `Kind`.
+    - `where`: by header, the values with which a message is copied; a `*` at the end stands for any
+      rest. All headers have to match. Empty: every message.
+    """
+
+    name: str
+    kind: Kind = "shared"
+    where: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def takes(self, headers: Mapping[str, str] | None) -> bool:
+        """Whether a message with these headers is copied."""
+        if not self.where:
+            return True
+        if headers is None:
+            return False
+        return all(
+            (text := headers.get(header)) is not None
+            and any(
+                text.startswith(value[:-1]) if value.endswith("*") else text == value
+                for value in values
+            )
+            for header, values in self.where
+        )
+
+    @property
+    def where_by_header(self) -> Where:
+        """`where` as it was written."""
+        return {
+            header: values[0] if len(values) == 1 else list(values) for header, values in self.where
+        }
+
+
+def is_copy(topic: str) -> bool:
+    """Whether the name is that of a subscription's topic."""
+    return SEPARATOR in topic
+
+
+def topic_of(base: str, name: str) -> str:
+    """The name of the topic of a subscription."""
+    return f"{base}{SEPARATOR}{name}"
+
+
+def split(topic: str) -> tuple[str, str]:
+    """The part of a topic's name before `#`, and the subscription's name; "": it has none."""
+    base, _, name = topic.partition(SEPARATOR)
+    return base, name
+
+
+def base_of(topic: str) -> str:
+    """The part of a topic's name before `#`, which decides its shard."""
+    return topic.partition(SEPARATOR)[0]
+
+
+def check_name(name: object) -> str:
+    """Return the name of a subscription. Raises BadPolicy."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise BadPolicy(
+            f"subscription {name!r:.80}: expected a name of 1 to 64 letters, digits, - and _"
+        )
+    return name
+
+
+def field_of(name: object) -> str:
+    """The policy field that declares a subscription. Raises BadPolicy."""
+    return FIELD + check_name(name)
+
+
+def read(field: str, value: Mapping[str, Any]) -> Subscription:
+    """The subscription that a checked policy field declares."""
+    return Subscription(
+        field.removeprefix(FIELD),
+        value.get("kind", "shared"),
+        tuple(
+            (header, (values,) if isinstance(values, str) else tuple(values))
+            for header, values in value.get("where", {}).items()
+        ),
+    )
+
+
+def check_field(field: str, value: Any) -> dict[str, Any]:
+    """Check the settings of a subscription and return them as JSON values. Raises BadPolicy."""
+    check_name(field.removeprefix(FIELD))
+    if not isinstance(value, dict):
+        raise BadPolicy(f"expected settings by name, got {value!r:.80}")
+    unknown = value.keys() - SETTINGS.keys()
+    if unknown:
+        raise BadPolicy(
+            f"unknown settings {sorted(unknown)!r:.80}; there are {', '.join(SETTINGS)}"
+        )
+    checked = {
+        name: read_setting(value[name])
+        for name, read_setting in SETTINGS.items()
+        if value.get(name) is not None
+    }
+    return {"kind": "shared", **checked}
+
+
+def _kind(value: Any) -> str:
+    if value not in get_args(Kind):
+        names = ", ".join(f'"{name}"' for name in get_args(Kind))
+        raise BadPolicy(f"expected kind to be one of {names}, got {value!r:.80}")
+    return str(value)
+
+
+def _where(value: Any) -> Where:
+    if not isinstance(value, dict) or not value or len(value) > MAX_HEADERS:
+        raise BadPolicy(
+            f"expected where to have 1 to {MAX_HEADERS} headers with their values, like"
+            f' {{"type": "order.*"}}, got {value!r:.80}'
+        )
+    for header, values in value.items():
+        alternatives = values if isinstance(values, (list, tuple)) else [values]
+        if (
+            not isinstance(header, str)
+            or not header
+            or not 0 < len(alternatives) <= MAX_VALUES
+            or not all(map(_is_value, alternatives))
+        ):
+            raise BadPolicy(
+                "expected where to have texts by header, or lists of them, with * at the end of a"
+                f" text only, got {header!r:.40}: {values!r:.80}"
+            )
+    return {
+        header: list(values) if isinstance(values, tuple) else values
+        for header, values in value.items()
+    }
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, str) and "*" not in value[:-1] and _is_unicode(value)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {"kind": _kind, "where": _where}
+"""Every setting of a subscription: the function that checks its value."""

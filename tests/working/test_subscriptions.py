@@ -1,0 +1,211 @@
+"""Workers and subscriptions: a handler gets copies only if it names the subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from laneway import BacklogFull, BadMessage, BadPolicy, Laneway, Message, Refused, UsageError
+from laneway.working.handler import Handlers
+from tests.working.support import Running, until
+
+
+def application(tmp_path: Path) -> Laneway:
+    return Laneway(f"sqlite:///{tmp_path}/q.db", durability="memory")
+
+
+def test_handlers_get_their_own_copies(tmp_path: Path) -> None:
+    """The most specific pattern of the subscription's name decides; others get nothing of it."""
+    seen: list[tuple[str, str]] = []
+    with application(tmp_path) as app:
+        app.subscribe("orders.*", "audit")
+
+        @app.handler("*")
+        def everything(message: Message) -> None:
+            seen.append(("everything", message.topic))
+
+        @app.handler("*", subscription="audit")
+        def audit(message: Message) -> None:
+            seen.append(("audit", message.topic))
+
+        @app.handler("orders.eu", subscription="audit")
+        def audit_eu(message: Message) -> None:
+            seen.append(("audit_eu", message.topic))
+
+        app.publish("orders.eu", 1)
+        app.publish("orders.us", 1)
+        app.publish("stock", 1)
+        assert app.run_worker(burst=True).acked == 5
+    assert sorted(seen) == [
+        ("audit", "orders.us#audit"),
+        ("audit_eu", "orders.eu#audit"),
+        ("everything", "orders.eu"),
+        ("everything", "orders.us"),
+        ("everything", "stock"),
+    ]
+
+
+def test_two_programs_read_one_topic(tmp_path: Path) -> None:
+    """
+    A worker that leases a copy of another program's subscription releases it at once, and leases by
+    its own patterns from then on.
+    """
+    shipped: list[int] = []
+    recorded: list[int] = []
+    with application(tmp_path) as shop, application(tmp_path) as audit:
+        shop.topic("orders").subscribe("audit")
+        shop.handler("*")(lambda message: shipped.append(message.body))
+        audit.handler("orders", subscription="audit")(lambda message: recorded.append(message.body))
+        with Running(shop):
+            shop.publish_many(Message("orders", n) for n in range(50))
+            until(lambda: len(shipped) == 50)
+            with Running(audit):
+                until(lambda: len(recorded) == 50)
+                shop.publish("orders", 50)
+                until(lambda: len(recorded) == len(shipped) == 51)
+        assert shop.topic("orders#audit").stats().waiting == 0
+    assert sorted(shipped) == sorted(recorded) == list(range(51))
+
+
+def test_copy_of_a_call_is_a_message(tmp_path: Path) -> None:
+    """The task runs once; its result is its own; the subscription's handler sees the call."""
+    ran: list[int] = []
+    seen: list[str] = []
+    with application(tmp_path) as app:
+        app.subscribe("sums", "audit")
+
+        @app.task(topic="sums")
+        def double(number: int) -> int:
+            ran.append(number)
+            return 2 * number
+
+        @app.handler("sums", subscription="audit")
+        def audit(message: Message) -> None:
+            seen.append(message.topic)
+
+        job = double.delay(4)
+        app.run_worker(burst=True)
+        assert job.get(timeout=10) == 8
+    assert (ran, seen) == ([4], ["sums#audit"])
+
+
+def test_what_handlers_of_subscriptions_cover(tmp_path: Path) -> None:
+    with application(tmp_path) as app:
+        app.handler("orders.*", subscription="audit")(print)
+        app.handler("orders.*")(print)
+        covered = app.handlers.handled_patterns()
+        assert covered is not None
+        assert {"orders.*", "orders.*#audit"} <= set(covered)
+        app.handler("*")(print)
+        covered = app.handlers.handled_patterns()
+        assert covered is not None
+        assert {"*", "orders.*#audit"} <= set(covered)
+    assert Handlers().handled_patterns() == []
+
+
+def test_wrong_handlers(tmp_path: Path) -> None:
+    with application(tmp_path) as app:
+        with pytest.raises(UsageError, match='"orders", subscription="audit"'):
+            app.handler("orders#audit")(print)
+        with pytest.raises(UsageError, match="expected a name of 1 to 64 letters"):
+            app.handler("orders", subscription="a.b")(print)
+        app.handler("orders", subscription="audit")(print)
+        with pytest.raises(UsageError, match='"orders#audit" is handled by print already'):
+            app.handler("orders", subscription="audit")(print)
+
+
+def test_explain_without_a_worker(tmp_path: Path) -> None:
+    """A worker of the topic is none of the subscription."""
+    with application(tmp_path) as app:
+        app.topic("orders").subscribe("audit")
+        app.handler("orders")(lambda message: None)
+        with Running(app):
+            until(lambda: len(app.workers()) == 1)
+            app.publish("orders", 1, id="x")
+            reasons = app.explain("x", "orders#audit").reasons
+    assert 'no worker of pool "default" handles topic "orders#audit"' in reasons
+
+
+def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
+    with application(tmp_path) as app:
+        copies = app.topic("orders.eu").subscribe("tax", where={"type": ["a", "b*"]})
+        app.subscribe("orders.*", "audit")
+        app.publish("orders.eu", 1, headers={"type": "bc"})
+        assert (copies.name, copies.stats().waiting) == ("orders.eu#tax", 1)
+        audit, tax = app.topic("orders.eu").subscriptions()
+        assert (audit.name, audit.topic, audit.pattern, audit.waiting) == (
+            "audit",
+            "orders.eu#audit",
+            "orders.*",
+            1,
+        )
+        assert (tax.kind, tax.where, tax.layer) == ("shared", {"type": ["a", "b*"]}, "code")
+        assert app.topic("orders.eu").unsubscribe("tax") == 1
+        assert app.unsubscribe("orders.*", "audit") == 1
+        assert app.topic("orders.eu").subscriptions() == []
+        with pytest.raises(Refused, match=r"subscription audit of orders\.\*: there is none"):
+            app.unsubscribe("orders.*", "audit")
+        assert app.topic("orders.eu").stats().waiting == 1
+
+
+def test_async_variants(tmp_path: Path) -> None:
+    async def run(app: Laneway) -> None:
+        topic = app.topic("orders")
+        await topic.asubscribe("audit")
+        await app.asubscribe("orders", "tax")
+        assert [each.name for each in await topic.asubscriptions()] == ["audit", "tax"]
+        assert await topic.aunsubscribe("audit") == await app.aunsubscribe("orders", "tax") == 0
+
+    with application(tmp_path) as app:
+        asyncio.run(run(app))
+
+
+def test_wrong_names_and_options(tmp_path: Path) -> None:
+    with application(tmp_path) as app:
+        with pytest.raises(BadMessage, match="publish to the topic"):
+            app.publish("orders#audit", 1)
+        with pytest.raises(BadMessage, match="stands between a topic and its subscription"):
+            app.topic("orders#")
+        with pytest.raises(BadPolicy, match="has no subscriptions"):
+            app.topic("orders#audit").subscribe("again")
+        with pytest.raises(UsageError, match='did you mean "where"'):
+            app.subscribe("orders", "audit", wher={})  # type: ignore[arg-type]
+        with pytest.raises(BadPolicy, match="cannot be combined"):
+            app.policy("orders.*#audit", rate=1)
+
+
+def test_a_full_subscription_blocks_its_producers(tmp_path: Path) -> None:
+    """Its policy decides, not the topic's."""
+    with application(tmp_path) as app:
+        app.topic("orders").subscribe("audit")
+        app.policy("orders#audit", max_backlog=1, on_full="block")
+        app.publish("orders", 1)
+        with pytest.raises(BacklogFull, match="topic orders#audit: 1 messages wait"):
+            app.publish("orders", 2, timeout=0.05)
+        app.handler("orders", subscription="audit")(lambda message: None)
+        with Running(app):
+            assert app.publish("orders", 3).outcome == "accepted"
+        app.topic("orders#audit").purge()
+        app.policy("orders#audit", on_full="refuse")
+        app.policy("orders", on_full="block")
+        app.publish("orders", 4)
+        with pytest.raises(BacklogFull):
+            app.publish("orders", 5)
+
+
+def test_a_program_declares_its_subscriptions(tmp_path: Path) -> None:
+    """A newer version that no longer declares one removes it; another program's stays."""
+    url = f"sqlite:///{tmp_path}/q.db"
+    with Laneway(url, program="shop", version="1") as first:
+        first.subscribe("orders.*", "old")
+        first.topic("orders.eu").subscribe("kept")
+        first.publish("orders.eu", 1)
+    with Laneway(url, program="audit", version="1") as other:
+        other.subscribe("orders.*", "audit")
+        other.publish("orders.eu", 2)
+    with Laneway(url, program="shop", version="2") as second:
+        second.topic("orders.eu").subscribe("kept")
+        names = [each.name for each in second.topic("orders.eu").subscriptions()]
+    assert names == ["audit", "kept"]
