@@ -10,22 +10,29 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import json
 import re
 import sys
 import textwrap
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
+import msgspec
 
 import laneway
 from laneway import Laneway, errors, policy
 from laneway.cli.main import COMMANDS, main
 from laneway.engines.valkey import address
+from laneway.gateway.problems import KINDS
+from laneway.gateway.route_table import ROUTES
 from laneway.working.options import Options, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from laneway.gateway.routing import Route
 
 DOCS = Path(__file__).resolve().parent
 SOURCES = DOCS.parent / "src" / "laneway"
@@ -406,6 +413,87 @@ These options stand before or after every command.
 # Metrics
 
 
+# The HTTP API
+
+
+def http_page() -> str:
+    """Every route with its parameters, fields and answer; and the kinds of problems."""
+    parts = [
+        "# HTTP API\n",
+        NOTE,
+        "`laneway serve` answers these requests; [its guide](../gateway.md) has examples.\n",
+        *(route_text(route) for route in ROUTES),
+        "## Kinds of problems\n",
+        "The `type` of an error is `/problems/` and its kind.\n",
+        table(
+            ("kind", "status", "meaning"),
+            ((f"`{kind}`", str(status), title) for kind, (status, title) in KINDS.items()),
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def route_text(route: Route) -> str:
+    """A route: what it does, what it takes, what it answers."""
+    lines = [f"## {route.method} {route.path}\n", prose(route.description) + "\n"]
+    if route.scope is not None:
+        lines.append(f"Scope: `{route.scope}`.\n")
+    lines += struct_text("Parameters", route.query)
+    lines += struct_text("Body", route.reads)
+    lines += struct_text(f"Answer ({route.status})", route.answer)
+    return "\n".join(lines)
+
+
+def struct_text(title: str, kind: Any) -> list[str]:
+    """The fields of a struct, or of a list of them."""
+    is_list = get_origin(kind) in (list, Annotated)
+    while kind is not None and not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        kind = next(iter(get_args(kind)), None) if is_list else None
+    if kind is None or not kind.__struct_fields__:
+        return []
+    rows = [
+        (f"`{field.encode_name}`", type_text(field.type), default_text(field))
+        for field in msgspec.structs.fields(kind)
+    ]
+    what = f"{title}, a list of:" if is_list else f"{title}:"
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return [f"{what}\n", table(("field", "type", "default"), rows), prose(text) + "\n"]
+
+
+def type_text(kind: Any) -> str:
+    """A type as people read it."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return type_text(parts[0])
+    if origin is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if origin is list:
+        return f"list of {type_text(parts[0])}"
+    if origin is dict:
+        return f"{type_text(parts[1])} by name"
+    if parts:
+        return " or ".join(dict.fromkeys(map(type_text, parts)))
+    named = {
+        msgspec.Raw: "any JSON",
+        Any: "any JSON",
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        datetime: "time",
+        type(None): "null",
+    }
+    return named.get(kind, kind.__name__)
+
+
+def default_text(field: Any) -> str:
+    """A field's default; "-" if it has none."""
+    if field.default is msgspec.NODEFAULT:
+        return "-" if field.default_factory is msgspec.NODEFAULT else "empty"
+    value = "null" if isinstance(field.default, msgspec.Raw) else json.dumps(field.default)
+    return f"`{value}`"
+
+
 def metrics_page() -> str:
     from prometheus_client import CollectorRegistry
 
@@ -692,6 +780,7 @@ GENERATED = {
     "modules.md": modules_page,
     "api.md": api_page,
     "cli.md": cli_page,
+    "http.md": http_page,
     "settings.md": settings_page,
     "policy.md": policy_page,
     "metrics.md": metrics_page,

@@ -37,6 +37,7 @@ COMMANDS = {
     "purge": "purge",
     "doctor": "doctor",
     "config": "config",
+    "serve": "serve",
     "exporter": "exporter",
     "spool": "spool",
     "migrate": "migrate",

@@ -117,13 +117,16 @@ class Producer:
         with self.middlewares.around_many(messages, put) as stream:
             return put_all(stream, stream.put, has_to_wait, timeout=seconds, progress=shown)
 
-    def publish_drafts(self, drafts: Iterable[Draft]) -> list[Receipt]:
+    def publish_drafts(
+        self, drafts: Iterable[Draft], timeout: Duration | None = None
+    ) -> list[Receipt]:
         """Publish encoded messages in batches, past the middlewares."""
+        seconds = arguments.seconds_or_none("publish_drafts", "timeout", timeout)
         return put_all(
             drafts,
-            self._bulk_put(None),
+            self._bulk_put(seconds),
             self._has_to_wait,
-            timeout=None,
+            timeout=seconds,
             progress=False,
             overlaps=self.overlaps,
         )

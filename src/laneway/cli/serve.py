@@ -1,0 +1,96 @@
+"""`laneway serve`: the HTTP API."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import click
+
+from laneway.cli.loading import load_app
+from laneway.cli.session import Session, pass_session, say
+
+if TYPE_CHECKING:
+    from laneway import Laneway
+
+EXAMPLES = """\b
+Examples:
+  laneway serve                            the store at http://127.0.0.1:7878
+  laneway serve shop:app --bind :8000      with the application's middlewares
+  curl localhost:7878/v1/topics
+"""
+
+
+@click.command(short_help="Serve the HTTP API.", epilog=EXAMPLES)
+@click.argument("target", metavar="[MODULE[:APP]]", required=False)
+@click.option(
+    "-b",
+    "--bind",
+    default="127.0.0.1:7878",
+    show_default=True,
+    help="The address, HOST:PORT; port 0: any free one.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="Let every client do everything, also from other machines."
+)
+@click.option("--root-path", default="", help="The prefix under which a proxy serves the API.")
+@click.option(
+    "--trusted-proxy",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Believe X-Forwarded-… headers of this address or network; may be repeated.",
+)
+@click.option("--tls-certificate", type=click.Path(dir_okay=False), help="PEM file; HTTPS.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file of its private key.")
+@click.option("--max-connections", type=click.IntRange(1, 100_000), default=1000, show_default=True)
+@pass_session
+def serve(
+    session: Session,
+    target: str | None,
+    *,
+    bind: str,
+    insecure: bool,
+    root_path: str,
+    trusted_proxy: tuple[str, ...],
+    tls_certificate: str | None,
+    tls_key: str | None,
+    max_connections: int,
+) -> None:
+    """
+    Serve the HTTP API of the store, or of an application, until SIGTERM or Ctrl-C.
+
+    It answers this machine only.
+    """
+    from laneway.gateway import server
+    from laneway.gateway.gateway import Gateway
+
+    host, port = server.bind_of(bind)
+    options = server.Options(
+        host=host,
+        port=port,
+        certificate=tls_certificate,
+        key=tls_key,
+        max_connections=max_connections,
+        trusted_proxies=trusted_proxy,
+    )
+    server.check_bind(host, is_open=insecure)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with _app(session, target) as app:
+        _ = app.engine  # a store that cannot be opened is an error now
+        gateway = Gateway(app, is_open=insecure, prefix=root_path.rstrip("/"))
+        try:
+            server.serve(
+                gateway,
+                options,
+                lambda url: say(f"namespace {app.namespace} at {url}; Ctrl-C stops"),
+            )
+        finally:
+            gateway.close()
+
+
+def _app(session: Session, target: str | None) -> Laneway:
+    if target is None:
+        return session.app(create=True)
+    app = load_app(target)
+    app.use_store(session.url, session.namespace if session.namespace_given else None)
+    return app

@@ -1,0 +1,128 @@
+"""Who may do what: scopes, topic patterns, and the rule for a gateway without tokens."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from laneway.engines.shared.listing import common_prefix
+from laneway.gateway.problems import Problem
+from laneway.policy import is_pattern, matches
+
+if TYPE_CHECKING:
+    from laneway.gateway.http import Request
+
+Scope = Literal["publish", "consume", "read", "bodies", "operate", "admin"]
+"""
+What a token allows.
+
+`publish`: publish. `consume`: lease and settle. `read`: topics, messages without their bodies,
+policies, dead letters, workers. `bodies`: bodies of messages. `operate`: change policies, pause,
+purge, redrive. `admin`: tokens and the audit log.
+"""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""The values of `Host` that a gateway without tokens accepts, with any port."""
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who sent a request. `patterns`: the topics that it may see and change."""
+
+    name: str
+    scopes: frozenset[str]
+    patterns: tuple[str, ...] = ("*",)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether no topic is hidden from it."""
+        return "*" in self.patterns
+
+    def check_scope(self, scope: Scope) -> None:
+        """Raise Problem if the caller lacks a scope."""
+        if scope not in self.scopes:
+            raise Problem(
+                "forbidden",
+                f'the token "{self.name}" lacks the scope {scope}; it has'
+                f" {', '.join(sorted(self.scopes)) or 'none'}",
+            )
+
+    def covers(self, topic: str) -> bool:
+        """Whether the caller may see and change a topic."""
+        return self.sees_all or any(matches(pattern, topic) for pattern in self.patterns)
+
+    def check_topic(self, topic: str) -> None:
+        """Raise Problem if the caller may not see a topic, or all topics of a pattern."""
+        if not self._covers_all(topic):
+            raise Problem(
+                "forbidden",
+                f'the token "{self.name}" is for topics {", ".join(self.patterns)}, not for'
+                f" {topic[:80]}",
+            )
+
+    def _covers_all(self, name: str) -> bool:
+        if self.sees_all or not is_pattern(name):
+            return self.covers(name)
+        return name != "*" and any(
+            is_pattern(own) and name[:-1].startswith(own[:-1]) for own in self.patterns
+        )
+
+    def check_everything(self) -> None:
+        """Raise Problem if the caller sees some topics only."""
+        if not self.sees_all:
+            raise Problem(
+                "forbidden",
+                f'the token "{self.name}" is for topics {", ".join(self.patterns)}; this is about'
+                " the whole namespace",
+            )
+
+    def narrowed(self, pattern: str) -> list[str]:
+        """The patterns that cover what both the caller and a list's pattern cover."""
+        if self.sees_all:
+            return [pattern]
+        found = []
+        for own in self.patterns:
+            if not is_pattern(own) or not is_pattern(pattern):
+                name, cover = (own, pattern) if not is_pattern(own) else (pattern, own)
+                found += [name] if matches(cover, name) else []
+            elif (prefix := common_prefix(own, pattern)) is not None:
+                found.append(f"{prefix}*")
+        return sorted(set(found))
+
+
+EVERYTHING = Caller("local", frozenset(SCOPES))
+"""A caller without a token, where the gateway needs none."""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address reaches this machine only."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_local(request: Request) -> None:
+    """
+    The rule for a gateway without tokens: only clients of this machine, and only if the browser or
+    client knows it by a local name. So no web page reaches it by a name that points here.
+
+    Raises Problem.
+    """
+    host = (request.header(b"host") or "").lower()
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if name not in LOCAL_NAMES:
+        raise Problem(
+            "forbidden",
+            f'the gateway answers only for localhost, not for "{host[:80]}"',
+        )
+    if request.address and not is_loopback(request.address):
+        raise Problem(
+            "forbidden",
+            "the gateway answers only clients of its own machine",
+        )

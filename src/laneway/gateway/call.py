@@ -1,0 +1,65 @@
+"""`Call`: a request that has been let in, as its handler gets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.gateway.problems import Problem
+from laneway.policy import check_pattern, check_topic
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
+    from laneway.gateway.access import Caller
+    from laneway.gateway.http import Request
+    from laneway.gateway.services import Services
+
+
+class Call(msgspec.Struct, frozen=True):
+    """
+    A request with its caller.
+
+    `parameters`: of the path. `query`, `body`: decoded as the route says.
+    """
+
+    services: Services
+    request: Request
+    caller: Caller
+    parameters: dict[str, str]
+    query: Any
+    body: Any = None
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine. Raises EngineUnavailable."""
+        return self.services.host.engine
+
+    @property
+    def topic(self) -> str:
+        """The path's topic, which the caller may see. Raises BadMessage, Problem."""
+        topic = check_topic(self.parameters["topic"])
+        self.caller.check_topic(topic)
+        return topic
+
+    @property
+    def pattern(self) -> str:
+        """The path's pattern, which the caller may see. Raises BadPolicy, Problem."""
+        pattern = check_pattern(self.parameters["pattern"])
+        self.caller.check_topic(pattern)
+        return pattern
+
+    @property
+    def shows_bodies(self) -> bool:
+        """Whether the caller may see bodies of messages."""
+        return "bodies" in self.caller.scopes
+
+    def confirm(self, confirmed: str, name: str) -> None:
+        """Raise Problem unless the request's `confirm` is the name."""
+        if confirmed != name:
+            raise Problem(
+                "bad-request",
+                f'body: confirm: expected the name "{name}", got "{confirmed[:80]}"; nothing was'
+                " changed",
+                pointer="#/confirm",
+            )

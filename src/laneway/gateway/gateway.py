@@ -1,0 +1,191 @@
+"""`Gateway`: the ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.gateway import access, problems
+from laneway.gateway.call import Call
+from laneway.gateway.http import (
+    JSON_TYPES,
+    MAX_HEAD,
+    PROBLEM,
+    Disconnected,
+    Request,
+    Response,
+    Stream,
+)
+from laneway.gateway.problems import Problem, ProblemBody
+from laneway.gateway.route_table import ROUTES
+from laneway.gateway.routing import Router
+from laneway.gateway.schema import NoQuery
+from laneway.gateway.services import Services
+from laneway.gateway.wire import encode
+
+if TYPE_CHECKING:
+    from laneway.gateway.access import Caller
+    from laneway.gateway.host import Host
+    from laneway.gateway.http import Receive, Scope, Send
+    from laneway.gateway.routing import Route
+
+log = logging.getLogger("laneway.gateway")
+
+ROUTER = Router(ROUTES)
+NO_QUERY = NoQuery()
+
+
+class Gateway:
+    """
+    The HTTP API of an application, as an ASGI application.
+
+    `is_open`: every client may do everything, without a token. `prefix`: of all paths, behind a
+    proxy; a program that mounts the application gives it in ASGI's way.
+    """
+
+    def __init__(self, host: Host, *, is_open: bool = False, prefix: str = "") -> None:
+        self.services = Services(host)
+        self.prefix = prefix
+        self.is_open = is_open
+
+    def stop(self) -> None:
+        """End the waiting requests, so that the server can stop."""
+        self.services.stop()
+
+    def close(self) -> None:
+        """Wait for what runs in threads."""
+        self.services.close()
+
+    # One request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI calls it."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._exchange(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = await receive()
+            if event["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await asyncio.to_thread(self.close)
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], "unknown"
+        request = Request(scope, receive, send, self.prefix)
+        answer: Response | Stream
+        try:
+            route, parameters = ROUTER.find(method, request.path())
+            path = route.path
+            answer = await self._answer(request, route, parameters)
+        except Disconnected:
+            return
+        except Exception as error:  # noqa: BLE001  # every error has an answer
+            answer = self._problem(scope, error)
+        self.services.answers[method if method in METHODS else "other", path, answer.status] += 1
+        try:
+            if isinstance(answer, Stream):
+                await request.stream(answer)
+            else:
+                await request.respond(answer)
+        except Disconnected:
+            pass
+
+    async def _answer(
+        self, request: Request, route: Route, parameters: dict[str, str]
+    ) -> Response | Stream:
+        _check_head(request)
+        caller = access.EVERYTHING
+        if route.scope is not None:
+            caller = await self._caller(request)
+            caller.check_scope(route.scope)
+        query = NO_QUERY
+        if route.query is not NoQuery or request.scope["query_string"]:
+            query = _converted(request.query, route.query)
+        body = None
+        if route.body is not None:
+            body = await _decoded(request, route)
+        call = Call(self.services, request, caller, parameters, query, body)
+        if route.is_async:
+            answer: Response | Stream = await route.handler(call)
+            return answer
+        found = await self.services.run(route.handler, call)
+        return found if isinstance(found, Response) else Response(route.status, encode(found))
+
+    async def _caller(self, request: Request) -> Caller:
+        if not self.is_open:
+            access.check_local(request)
+        return access.EVERYTHING
+
+    def _problem(self, scope: Scope, error: Exception) -> Response:
+        body, headers = problems.body_of(error)
+        body.instance = scope["path"][:1000]
+        body.request_id = secrets.token_hex(8)
+        if body.status >= problems.CLIENT_ERROR:
+            log.error(
+                "%s %s: %d %s (request %s)",
+                scope["method"],
+                body.instance,
+                body.status,
+                error if isinstance(error, Problem) else repr(error),
+                body.request_id,
+                exc_info=error if body.type == "/problems/internal-error" else None,
+            )
+        return problem_response(body, headers)
+
+
+METHODS = frozenset(route.method for route in ROUTES) | {"HEAD"}
+
+
+def problem_response(body: ProblemBody, headers: problems.Headers = ()) -> Response:
+    """The answer with a problem."""
+    return Response(
+        body.status,
+        encode(body),
+        PROBLEM,
+        [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers],
+    )
+
+
+def _check_head(request: Request) -> None:
+    size = len(request.scope["query_string"]) + len(request.scope["path"])
+    for name, value in request.headers:
+        size += len(name) + len(value)
+    if size > MAX_HEAD:
+        raise Problem(
+            "header-too-large", f"the head of the request has more than {MAX_HEAD:,} bytes"
+        )
+
+
+def _converted(query: dict[str, str], kind: type[msgspec.Struct]) -> Any:
+    try:
+        return msgspec.convert(query, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise problems.invalid(error, kind, "query") from None
+
+
+async def _decoded(request: Request, route: Route) -> Any:
+    """The decoded body. Raises Problem."""
+    if request.content_type not in JSON_TYPES:
+        raise Problem(
+            "unsupported-media",
+            f"expected the content type application/json, got {request.content_type:.80}; with"
+            " curl: -H 'content-type: application/json'",
+        )
+    content = await request.body()
+    assert route.body is not None
+    try:
+        return route.body.decode(content)
+    except problems.DECODE_ERRORS as error:
+        raise problems.invalid(error, route.reads, "body") from None

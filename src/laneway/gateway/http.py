@@ -1,0 +1,303 @@
+"""Requests and answers of one HTTP exchange, on ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from laneway.gateway.problems import Problem
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+
+MAX_BODY = 16 << 20
+"""Most bytes of a request's body; a stream of lines has no end, and each line at most so many."""
+
+MAX_HEAD = 32 << 10
+"""Most bytes of a request's line and headers."""
+
+IDLE_SECONDS = 60.0
+"""How long a client may send nothing in the middle of a request, or read nothing of an answer."""
+
+JSON = b"application/json"
+JSON_TYPES = ("application/json", "")
+"""Content types of requests that are read as JSON."""
+
+PROBLEM = b"application/problem+json"
+NDJSON = b"application/x-ndjson"
+
+SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (
+        b"content-security-policy",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+            b" connect-src 'self'; font-src 'self'; form-action 'self'; frame-ancestors 'none';"
+            b" base-uri 'none'"
+        ),
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Headers of every answer."""
+
+
+class Disconnected(Exception):  # not an error of the gateway
+    """The client has gone."""
+
+
+class Response(msgspec.Struct):
+    """
+    An answer.
+
+    `on_lost`: called if the client has gone before the answer was sent.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    content_type: bytes = JSON
+    headers: list[tuple[bytes, bytes]] = []
+    on_lost: Callable[[], Awaitable[None]] | None = None
+
+
+class Stream(msgspec.Struct):
+    """An answer that is sent piece by piece; the client may read more slowly than it is made."""
+
+    chunks: AsyncIterator[bytes]
+    content_type: bytes = NDJSON
+    status: int = 200
+    headers: list[tuple[bytes, bytes]] = []
+
+
+class Request:
+    """One request. Its body is read by `body`, `chunks` or `lines`, once."""
+
+    __slots__ = ("_is_read", "_prefix", "_query", "_receive", "_send", "headers", "method", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
+        """`prefix`: of the path, which a proxy may have removed."""
+        self.scope = scope
+        self._prefix: str = scope.get("root_path") or prefix
+        self.method: str = scope["method"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._receive = receive
+        self._send = send
+        self._is_read = False
+        self._query: dict[str, str] | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """The value of a header; the first one if it comes twice. `name`: in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+    def path(self) -> list[str]:
+        """
+        The decoded segments of the path, relative to the mount point. Raises Problem.
+
+        They are separated before they are decoded, so a topic's name may contain `/`, as `%2F`.
+        """
+        return _path_of(self.scope, self._prefix)
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the body, without parameters; "" if there is none."""
+        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the URL. Raises Problem if one comes twice."""
+        if self._query is None:
+            self._query = _query_of(self.scope["query_string"])
+        return self._query
+
+    @property
+    def address(self) -> str:
+        """The client's address; "" if the server does not know it."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
+    # The body
+
+    async def body(self, limit: int = MAX_BODY) -> bytes:
+        """The whole body. Raises Problem if it is too large or too slow, and Disconnected."""
+        length = self.header(b"content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        chunk, is_last = await self._next_chunk()
+        if is_last:
+            if len(chunk) > limit:
+                raise _too_large(limit)
+            return chunk
+        chunks, size = [chunk], len(chunk)
+        while not is_last:
+            chunk, is_last = await self._next_chunk()
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+        return b"".join(chunks)
+
+    async def lines(self) -> AsyncIterator[list[bytes]]:
+        """
+        The lines of the body as they arrive, without empty ones. Raises as `body`, for each line.
+        """
+        rest, is_last = b"", False
+        while not is_last:
+            chunk, is_last = await self._next_chunk()
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_BODY:
+                raise _too_large(MAX_BODY)
+            if found := [line for line in lines if line.strip()]:
+                yield found
+        if rest.strip():
+            yield [rest]
+
+    async def _next_chunk(self) -> tuple[bytes, bool]:
+        if self._is_read:
+            return b"", True
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                event = await self._receive()
+        except TimeoutError:
+            raise Problem(
+                "timeout", f"nothing arrived of the request for {IDLE_SECONDS:g} s"
+            ) from None
+        if event["type"] == "http.disconnect":
+            raise Disconnected
+        self._is_read = not event.get("more_body", False)
+        return event.get("body", b""), self._is_read
+
+    # A client that goes away
+
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """
+        Await `work`. If the client goes meanwhile, cancel it and raise Disconnected.
+
+        For a request whose body has been read.
+        """
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._wait_gone())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Disconnected
+        finally:
+            await _cancel(gone)
+            await _cancel(task)
+
+    async def is_gone(self) -> bool:
+        """Whether the client has gone by now, as far as the server knows."""
+        gone = asyncio.ensure_future(self._wait_gone())
+        await asyncio.sleep(0)
+        is_gone = gone.done() and not gone.cancelled() and gone.exception() is None
+        await _cancel(gone)
+        return is_gone
+
+    async def _wait_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # The answer
+
+    async def respond(self, response: Response) -> None:
+        """Send the answer."""
+        if response.on_lost is not None and await self.is_gone():
+            await response.on_lost()
+            raise Disconnected
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": [
+                    (b"content-type", response.content_type),
+                    (b"content-length", b"%d" % len(response.body)),
+                    *SECURITY_HEADERS,
+                    *response.headers,
+                ],
+            }
+        )
+        body = b"" if self.method == "HEAD" else response.body
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def stream(self, stream: Stream) -> None:
+        """Send an answer piece by piece. It ends early if the client goes."""
+        async with contextlib.aclosing(stream.chunks) as chunks:  # type: ignore[type-var]
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": stream.status,
+                    "headers": [
+                        (b"content-type", stream.content_type),
+                        *SECURITY_HEADERS,
+                        *stream.headers,
+                    ],
+                }
+            )
+            async for chunk in chunks:
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self._send({"type": "http.response.body", "body": b""})
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait for its end; its error, if any, belongs to nobody."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+def _path_of(scope: Scope, prefix: str) -> list[str]:
+    raw = scope.get("raw_path")
+    path: str = raw.decode("latin-1") if raw else scope["path"]
+    path = path.partition("?")[0]
+    if prefix and path.startswith(prefix + "/"):
+        path = path[len(prefix) :]
+    segments = path.split("/")[1:]
+    if "%" not in path:
+        return segments
+    try:
+        return [unquote(segment, errors="strict") for segment in segments]
+    except UnicodeDecodeError as error:
+        raise Problem("bad-request", f"the path is not UTF-8 ({error.reason})") from None
+
+
+def _query_of(query: bytes) -> dict[str, str]:
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=100,
+        )
+    except ValueError as error:  # also text that is not UTF-8
+        raise Problem("bad-request", f"the query cannot be read: {error}") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Problem("bad-request", f"query: {name:.80} comes twice; give it once")
+        found[name] = value
+    return found
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(
+        "too-large",
+        f"the request has more than {limit:,} bytes; send less at once, or lines of"
+        " application/x-ndjson",
+    )

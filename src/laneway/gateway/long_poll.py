@@ -1,0 +1,279 @@
+"""
+Leases that wait for messages: one thread waits for all requests that want the same.
+
+Requests for the same pool and topics form a line. The line's thread leases for the first request;
+if there is nothing, it blocks in the engine's `wait`, so nothing polls and a waiting request costs
+no thread. What was leased for a request that has ended meanwhile goes to the next one, or back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.engines.shared.interrupt import Interrupt
+from laneway.gateway.problems import Problem
+from laneway.message import Batch, Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+
+    from laneway.engines.base import FullEngine
+    from laneway.gateway.access import Caller
+    from laneway.gateway.host import Host
+    from laneway.message import Lease
+
+MAX_LINES = 64
+"""Most different combinations of pool and topics that requests wait for; each has a thread."""
+
+MAX_WAITING = 200
+"""Most requests of one token that wait at the same time."""
+
+WAIT_SECONDS = 30.0
+"""How long a line's thread waits at most before it leases again."""
+
+MIN_PAUSE, MAX_PAUSE = 0.02, 0.5
+"""
+Seconds before a line that sees only some topics leases again after it was woken for others' topics;
+doubled from the first to the second.
+"""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """
+    What a request leases. Requests with equal values share a line.
+
+    `only`: patterns; other topics are passed over. `max_lease_us`: when the leases end at the
+    latest, in microseconds.
+    """
+
+    pool: str = "default"
+    topics: tuple[str, ...] | None = None
+    only: tuple[str, ...] | None = None
+    max_lease_us: int | None = None
+
+
+def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
+    """Lease up to `count` messages without waiting."""
+    return engine.lease(
+        count,
+        pool=wanted.pool,
+        topics=wanted.topics,
+        only=wanted.only,
+        record_start=True,
+        max_lease_us=wanted.max_lease_us,
+    )
+
+
+def release(engine: FullEngine, leases: Sequence[Lease]) -> None:
+    """Give messages back that nobody has seen."""
+    if leases:
+        engine.settle(
+            [Settlement(each.handle, each.fence, "release", begun=False) for each in leases]
+        )
+
+
+class _Waiting:
+    """One request in a line."""
+
+    __slots__ = ("caller", "count", "future", "is_done", "loop")
+
+    def __init__(self, count: int, caller: str) -> None:
+        self.count = count
+        self.caller = caller
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Batch] = self.loop.create_future()
+        self.is_done = False  # guarded by the lock of `LongPolls`
+
+
+class _Line:
+    """Requests that want the same."""
+
+    __slots__ = ("interrupt", "waiting", "wanted")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.waiting: deque[_Waiting] = deque()
+        self.interrupt = Interrupt()
+
+
+class LongPolls:
+    """All lines of a gateway. `threads`: where messages are released."""
+
+    def __init__(self, host: Host, threads: Executor) -> None:
+        self._host = host
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._lines: dict[Wanted, _Line] = {}
+        self._count_by_caller: dict[str, int] = {}
+        self._is_stopping = False
+
+    @property
+    def count(self) -> int:
+        """How many requests wait."""
+        return sum(self._count_by_caller.values())
+
+    async def lease(self, wanted: Wanted, count: int, seconds: float, caller: Caller) -> Batch:
+        """
+        Lease up to `count` messages; wait for the first one at most `seconds`.
+
+        A cancelled call releases what arrives for it. Raises Problem if too many wait.
+        """
+        waiting = _Waiting(count, caller.name)
+        self._join(wanted, waiting)
+        timer = waiting.loop.call_later(seconds, self._end, waiting)
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            if waiting.future.done() and not waiting.future.cancelled():
+                self.release(waiting.future.result())
+            raise
+        finally:
+            timer.cancel()
+            self._leave(waiting)
+
+    def release(self, batch: Batch) -> None:
+        """Release messages in a thread."""
+        if batch.leases:
+            self._threads.submit(release, self._host.engine, batch.leases)
+
+    def stop(self) -> None:
+        """Answer all waiting requests, with nothing; later ones do not wait."""
+        with self._lock:
+            self._is_stopping = True
+            waiting = [each for line in self._lines.values() for each in line.waiting]
+            lines = list(self._lines.values())
+        for line in lines:
+            line.interrupt.set()
+        for each in waiting:
+            each.loop.call_soon_threadsafe(self._end, each)
+
+    def _join(self, wanted: Wanted, waiting: _Waiting) -> None:
+        with self._lock:
+            if self._is_stopping:
+                waiting.future.set_result(Batch([], time.time_ns() // 1000))
+                return
+            count = self._count_by_caller.get(waiting.caller, 0)
+            line = self._lines.get(wanted)
+            if count >= MAX_WAITING:
+                raise _too_many(f"{MAX_WAITING} lease requests of this token wait already")
+            if line is None and len(self._lines) >= MAX_LINES:
+                raise _too_many(
+                    f"requests for {MAX_LINES} different pools and lists of topics wait already"
+                )
+            self._count_by_caller[waiting.caller] = count + 1
+            if line is not None:
+                line.waiting.append(waiting)
+                return
+            line = self._lines[wanted] = _Line(wanted)
+            line.waiting.append(waiting)
+        threading.Thread(
+            target=self._run, args=[line], name="laneway-long-poll", daemon=True
+        ).start()
+
+    def _leave(self, waiting: _Waiting) -> None:
+        """The request has ended."""
+        with self._lock:
+            waiting.is_done = True
+            left = self._count_by_caller.get(waiting.caller, 1) - 1
+            if left:
+                self._count_by_caller[waiting.caller] = left
+            else:
+                self._count_by_caller.pop(waiting.caller, None)
+            for line in self._lines.values():
+                if waiting in line.waiting:
+                    line.waiting.remove(waiting)
+                    if not line.waiting:
+                        line.interrupt.set()
+                    break
+
+    def _end(self, waiting: _Waiting) -> None:
+        """The time of the request is over. On its event loop."""
+        if not waiting.future.done():
+            waiting.future.set_result(Batch([], time.time_ns() // 1000))
+
+    # The line's thread
+
+    def _run(self, line: _Line) -> None:
+        pause = MIN_PAUSE
+        while (first := self._first(line)) is not None:
+            try:
+                batch = lease(self._host.engine, line.wanted, first.count)
+                if batch.leases:
+                    pause = MIN_PAUSE
+                    self._deliver(line, batch)
+                elif self._wait(line, batch) and batch.passed_over:
+                    time.sleep(pause)
+                    pause = min(2 * pause, MAX_PAUSE)
+            except Exception as error:  # noqa: BLE001  # the requests get it
+                self._fail(line, error)
+
+    def _first(self, line: _Line) -> _Waiting | None:
+        """The first request; None: there is none, and the line has ended."""
+        with self._lock:
+            if line.waiting and not self._is_stopping:
+                if line.interrupt.is_set:  # it was empty for a moment
+                    line.interrupt = Interrupt()
+                return line.waiting[0]
+            if self._lines.get(line.wanted) is line:
+                del self._lines[line.wanted]
+            return None
+
+    def _wait(self, line: _Line, batch: Batch) -> bool:
+        seconds = WAIT_SECONDS
+        if batch.next_wake_us is not None:
+            until = (batch.next_wake_us - batch.now_us) / units.SECOND
+            seconds = min(seconds, max(0.0, until))
+        return self._host.engine.wait(
+            seconds,
+            pool=line.wanted.pool,
+            topics=line.wanted.topics,
+            interrupt=line.interrupt,
+        )
+
+    def _deliver(self, line: _Line, batch: Batch) -> None:
+        """Give the messages to the requests in their order, and what is left back."""
+        leases = batch.leases
+        while leases and (waiting := self._next(line)) is not None:
+            part, leases = leases[: waiting.count], leases[waiting.count :]
+            self._answer(waiting, msgspec.structs.replace(batch, leases=part))
+        release(self._host.engine, leases)
+
+    def _next(self, line: _Line) -> _Waiting | None:
+        with self._lock:
+            while line.waiting:
+                waiting = line.waiting.popleft()
+                if not waiting.is_done:
+                    return waiting
+        return None
+
+    def _answer(self, waiting: _Waiting, batch: Batch) -> None:
+        def answer() -> None:
+            if waiting.future.done():  # its time was over, or its client has gone
+                self.release(batch)
+            else:
+                waiting.future.set_result(batch)
+
+        try:
+            waiting.loop.call_soon_threadsafe(answer)
+        except RuntimeError:  # the event loop has ended
+            release(self._host.engine, batch.leases)
+
+    def _fail(self, line: _Line, error: Exception) -> None:
+        def fail(waiting: _Waiting) -> None:
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
+
+        while (waiting := self._next(line)) is not None:
+            waiting.loop.call_soon_threadsafe(fail, waiting)
+
+
+def _too_many(text: str) -> Problem:
+    return Problem("rate-limited", f"{text}; wait for one of them", headers=(("retry-after", "1"),))

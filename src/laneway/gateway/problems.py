@@ -1,0 +1,195 @@
+"""
+Errors as `application/problem+json` (RFC 9457), with the texts of the library's errors.
+
+`KINDS` has every kind of problem with its status and title. The kind of a LanewayError is its
+`kind`, with dashes. What the gateway itself refuses is a `Problem`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from laneway.errors import BacklogFull, EngineUnavailable, LanewayError
+from laneway.safetext import without_passwords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+KINDS: dict[str, tuple[int, str]] = {
+    "bad-request": (400, "The request is not valid"),
+    "unknown-field": (400, "The request has a field that does not exist"),
+    "usage-error": (400, "An argument is not valid"),
+    "bad-policy": (400, "The policy is not valid"),
+    "bad-message": (400, "The message cannot be published"),
+    "unauthenticated": (401, "The request needs a valid token"),
+    "forbidden": (403, "The token does not allow this"),
+    "not-found": (404, "There is no such thing"),
+    "unknown-handler": (404, "Nothing is registered under that name"),
+    "method-not-allowed": (405, "The path does not support this method"),
+    "timeout": (408, "The request took too long"),
+    "conflict": (409, "The request does not fit the present state"),
+    "refused": (409, "The present state does not allow this"),
+    "topic-in-use": (409, "The topic is in use"),
+    "lease-lost": (409, "The lease has ended"),
+    "too-large": (413, "The request is too large"),
+    "unsupported-media": (415, "The content type is not supported"),
+    "backlog-full": (429, "The backlog is full"),
+    "producer-full": (429, "The producer's buffer is full"),
+    "rate-limited": (429, "Too many requests"),
+    "header-too-large": (431, "The head of the request is too large"),
+    "internal-error": (500, "The gateway has a defect"),
+    "engine-unavailable": (503, "The store does not answer"),
+    "no-namespace": (503, "The namespace does not exist"),
+    "engine-corrupt": (503, "The store is damaged"),
+    "schema-mismatch": (503, "The store belongs to another version"),
+    "stopping": (503, "The gateway is stopping"),
+}
+"""Status and title by kind."""
+
+CLIENT_ERROR = 500
+"""Statuses below this are the client's to correct."""
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class ProblemBody(msgspec.Struct, omit_defaults=True):
+    """
+    A problem as it is sent.
+
+    - `type`: `/problems/KIND`. `title`: what KIND means. `detail`: what happened here.
+    - `instance`: the request's path. `request_id`: the same as in the gateway's log.
+    - `pointer`: the wrong part of the request's body (a JSON pointer). `hint`: a correction.
+    - `applied`: of a store that does not answer: whether the change may have happened.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str = ""
+    pointer: str | None = None
+    hint: str | None = None
+    applied: str | None = None
+    request_id: str = ""
+
+
+class Problem(Exception):  # as RFC 9457 calls it
+    """
+    A request that the gateway refuses.
+
+    `kind`: of `KINDS`. `detail`: the text. `headers`: for the answer, such as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        *,
+        pointer: str | None = None,
+        hint: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.pointer = pointer
+        self.hint = hint
+        self.headers = headers
+
+
+def body_of(error: Exception) -> tuple[ProblemBody, Headers]:
+    """The body of an error's answer, and headers that belong to it."""
+    kind, pointer, hint, applied = "internal-error", None, None, None
+    headers: Headers = ()
+    detail = "the request failed; the gateway's log has more under the request_id"
+    if isinstance(error, Problem):
+        kind, pointer, hint, headers = error.kind, error.pointer, error.hint, error.headers
+        detail = str(error)
+    elif isinstance(error, LanewayError):
+        kind, detail = _kind_of(error), without_passwords(str(error))
+        if isinstance(error, EngineUnavailable):
+            applied = "perhaps" if error.applied is None else "no"
+        if isinstance(error, (EngineUnavailable, BacklogFull)):
+            headers = (("retry-after", "1"),)
+    status, title = KINDS[kind]
+    return (
+        ProblemBody(
+            f"/problems/{kind}", title, status, detail, pointer=pointer, hint=hint, applied=applied
+        ),
+        headers,
+    )
+
+
+def _kind_of(error: LanewayError) -> str:
+    """The kind of the class, or of the nearest base that `KINDS` knows."""
+    for base in type(error).__mro__:
+        kind = getattr(base, "kind", "").replace("_", "-")
+        if kind in KINDS:
+            return kind
+    return "internal-error"
+
+
+# What a request's body or query has wrong
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a request's body may raise."""
+
+_AT = re.compile(r" - at `\$(.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([^.\[]+)")
+
+
+def invalid(error: Exception, kind: Any, what: str) -> Problem:
+    """
+    The problem of a body or query that cannot be decoded.
+
+    Arguments: `kind`: the type that was expected. `what`: how the text calls it.
+    """
+    if not isinstance(error, msgspec.ValidationError):
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return Problem("bad-request", f"{what}: {reason}")
+    text = str(error)
+    found = _AT.search(text)
+    path = found[1] if found else ""
+    text = _AT.sub("", text)
+    steps = [index or name or "-" for index, name in _STEP.findall(path)]
+    pointer = "#" + "".join(f"/{_escaped(step)}" for step in steps) if steps else None
+    where = f"{what}: {'.'.join(steps)}" if steps else what
+    unknown = _UNKNOWN.fullmatch(text)
+    if unknown is None:
+        return Problem("bad-request", f"{where}: {text[:1].lower()}{text[1:]}", pointer=pointer)
+    name = unknown[1]
+    known = sorted(set(_fields(kind)))
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known)}"
+    return Problem(
+        "unknown-field",
+        f'{where}: unknown field "{name:.80}"; {hint}',
+        pointer=f"{pointer or '#'}/{_escaped(name[:80])}",
+        hint=hint,
+    )
+
+
+def _escaped(step: str) -> str:
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+def _fields(kind: Any) -> Iterator[str]:
+    """The names of all fields that a value of the type may have."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            yield field.encode_name
+            yield from _fields(field.type)
+    for part in get_args(kind):
+        yield from _fields(part)
+
+
+def kinds_of_status() -> Mapping[int, list[str]]:
+    """The kinds by status, for the documentation."""
+    found: dict[int, list[str]] = {}
+    for kind, (status, _) in KINDS.items():
+        found.setdefault(status, []).append(kind)
+    return found

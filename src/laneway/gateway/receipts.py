@@ -1,0 +1,56 @@
+"""
+Receipts: how a client names a lease when it settles it.
+
+A receipt is the lease's handle and fence with a signature, so that nobody settles leases that the
+gateway did not give out. All gateways of a namespace sign with the same key, which they keep in the
+store; so a lease may be settled at another gateway, and after a restart.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import secrets
+import struct
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from laneway.engines.base import Records
+
+SIGNATURE_BYTES = 12
+"""A guess is right once in 2^96."""
+
+KEY = "receipt key"
+_NUMBERS = struct.Struct(">QQ")
+
+
+def shared_key(engine: Records) -> bytes:
+    """The namespace's key; the first gateway makes it. Raises EngineUnavailable."""
+    while True:
+        (stored,) = engine.record_read("gateway", [KEY])
+        if stored is not None:
+            return bytes.fromhex(cast("str", json.loads(stored)))
+        engine.record_swap("gateway", KEY, None, json.dumps(secrets.token_hex(32)).encode())
+
+
+def write(key: bytes, handle: int, fence: int) -> str:
+    """The receipt of a lease."""
+    numbers = _NUMBERS.pack(handle, fence)
+    signed = numbers + hmac.digest(key, numbers, "sha256")[:SIGNATURE_BYTES]
+    return base64.urlsafe_b64encode(signed).decode().rstrip("=")
+
+
+def read(key: bytes, receipt: str) -> tuple[int, int] | None:
+    """The handle and fence of a receipt; None: it is not one of this namespace's."""
+    try:
+        signed = base64.urlsafe_b64decode(receipt + "=" * (-len(receipt) % 4))
+    except (ValueError, binascii.Error):
+        return None
+    numbers, signature = signed[: _NUMBERS.size], signed[_NUMBERS.size :]
+    expected = hmac.digest(key, numbers, "sha256")[:SIGNATURE_BYTES]
+    if len(numbers) < _NUMBERS.size or not hmac.compare_digest(signature, expected):
+        return None
+    handle, fence = _NUMBERS.unpack(numbers)
+    return handle, fence

@@ -1,0 +1,241 @@
+"""Policies, gates and tiers."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway import arguments
+from laneway.admin.policies import every_policy
+from laneway.errors import BadPolicy
+from laneway.gateway.http import Response
+from laneway.gateway.problems import Problem
+from laneway.gateway.schema import (
+    FieldAnswer,
+    GateAnswer,
+    GateBody,
+    GatesAnswer,
+    PoliciesAnswer,
+    PolicyAnswer,
+    PolicyChange,
+    PolicyDetails,
+    TierBody,
+    TiersAnswer,
+    TierSettingAnswer,
+)
+from laneway.gateway.wire import encode, moment_or_none
+from laneway.policy import PROGRAM, Gate, check_fields, check_pattern, is_pattern, matches, sources
+from laneway.tiers import Tier, check_tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from laneway.engines.base import FullEngine
+    from laneway.gateway.call import Call
+    from laneway.policy import Layers, PolicyTable
+
+
+def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:
+    """The fields that are set for a topic, with their sources."""
+    return {field: FieldAnswer(*source) for field, source in policies.why(name).items()}
+
+
+def list_policies(call: Call) -> PoliciesAnswer:
+    """List the policies that a pattern covers: those of patterns, then those of topics."""
+    pattern, limit = check_pattern(call.query.pattern), call.query.limit
+    rows = list(
+        islice(
+            (
+                row
+                for row in every_policy(call.engine)
+                if matches(pattern, row[1]) and call.caller.covers(row[1])
+            ),
+            limit + 1,
+        )
+    )
+    return PoliciesAnswer([_policy_answer(*row) for row in rows[:limit]], len(rows) > limit)
+
+
+def _policy_answer(layer: str, pattern: str, fields: dict[str, Any]) -> PolicyAnswer:
+    if layer.startswith(PROGRAM):
+        return PolicyAnswer(pattern, "code", fields, layer.removeprefix(PROGRAM))
+    return PolicyAnswer(pattern, layer, fields)
+
+
+def _layers(engine: FullEngine, pattern: str) -> Layers:
+    if is_pattern(pattern):
+        return engine.policies().layers(pattern)
+    return engine.policy_own(pattern)
+
+
+def show_policy(call: Call) -> Response:
+    """
+    Show what is set for a pattern or topic, and what holds for it.
+
+    The header `ETag` is the version of the operator's fields, for `If-Match`.
+    """
+    engine, pattern = call.engine, call.pattern
+    layers = _layers(engine, pattern)
+    stem = pattern.removesuffix(".*") if pattern != "*" else "*"
+    found = engine.policies()
+    effective = (
+        field_answers(found, stem + ".") if is_pattern(pattern) else field_answers(found, pattern)
+    )
+    details = PolicyDetails(pattern, sources(layers), effective)
+    return Response(200, encode(details), headers=[_etag(layers.get("operator", {}))])
+
+
+def _etag(fields: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    content = msgspec.json.encode(fields, order="deterministic")
+    return b"etag", b'"%s"' % hashlib.sha256(content).hexdigest()[:16].encode()
+
+
+def set_policy(call: Call) -> Response:
+    """
+    Set the operator's policy of a pattern or topic: these fields and no others.
+
+    It overrides what code declares and applies to waiting messages too. With `If-Match`, it is
+    changed only if the operator's fields are still those of that `ETag`.
+    """
+    body: dict[str, Any] = call.body
+    engine, pattern = call.engine, call.pattern
+    before = _layers(engine, pattern).get("operator", {})
+    _check_match(call, before)
+    fields = {**dict.fromkeys(before), **body}
+    if call.query.dry_run:
+        after = {name: v for name, v in check_fields(pattern, fields).items() if v is not None}
+    elif fields:
+        after = engine.policy_set("operator", pattern, fields)
+    else:
+        after = {}
+    return _changed(call, pattern, before, after)
+
+
+def change_policy(call: Call) -> Response:
+    """
+    Change some fields of the operator's policy of a pattern or topic; null removes a field.
+
+    As PUT, but the fields that are not named stay.
+    """
+    body: dict[str, Any] = call.body
+    engine, pattern = call.engine, call.pattern
+    before = _layers(engine, pattern).get("operator", {})
+    _check_match(call, before)
+    if call.query.dry_run:
+        changed = {**before, **check_fields(pattern, body)}
+        after = {name: value for name, value in changed.items() if value is not None}
+    elif body:
+        after = engine.policy_set("operator", pattern, body)
+    else:
+        after = dict(before)
+    return _changed(call, pattern, before, after)
+
+
+def reset_policy(call: Call) -> Response:
+    """Remove the operator's policy of a pattern or topic; the code's holds again."""
+    engine, pattern = call.engine, call.pattern
+    before = _layers(engine, pattern).get("operator", {})
+    _check_match(call, before)
+    if not before:
+        raise Problem("not-found", f"policy {pattern}: the operator has set nothing for it")
+    if not call.query.dry_run:
+        engine.policy_reset("operator", pattern)
+    return _changed(call, pattern, before, {})
+
+
+def _check_match(call: Call, before: Mapping[str, Any]) -> None:
+    wanted, etag = call.request.header(b"if-match"), _etag(before)[1].decode()
+    if wanted is not None and wanted.strip() not in ("*", etag):
+        raise Problem(
+            "conflict",
+            f"the policy has changed since it was read: If-Match is {wanted[:80]}, its ETag is"
+            f" {etag}; read it again",
+        )
+
+
+def _changed(
+    call: Call, pattern: str, before: Mapping[str, Any], after: dict[str, Any]
+) -> Response:
+    change = PolicyChange(pattern, after, dict(before), call.query.dry_run)
+    return Response(200, encode(change), headers=[_etag(after)])
+
+
+# Gates
+
+
+def list_gates(call: Call) -> GatesAnswer:
+    """List the gates: limits that several topics share."""
+    call.caller.check_everything()
+    return GatesAnswer([_gate_answer(gate) for gate in call.engine.gate_list()])
+
+
+def set_gate(call: Call) -> GateAnswer:
+    """Define or change a gate, for the operator. It overrides the code's."""
+    call.caller.check_everything()
+    body: GateBody = call.body
+    name = call.parameters["name"]
+    if body.rate is None and body.concurrency is None:
+        raise BadPolicy(f"gate {name[:80]}: expected a rate, a concurrency or both")
+    gate = Gate.of(name, body.rate, body.burst, body.concurrency)
+    call.engine.gate_set(name, gate, layer="operator")
+    for each in call.engine.gate_list():
+        if each["name"] == name:
+            return _gate_answer(each)
+    raise BadPolicy(f"gate {name}: it was removed meanwhile")
+
+
+def _gate_answer(gate: Mapping[str, Any]) -> GateAnswer:
+    return GateAnswer(
+        name=gate["name"],
+        rate=gate["rate"],
+        burst=gate["burst"],
+        concurrency=gate["concurrency"],
+        leased=gate["leased"],
+        waiting=gate["waiting"],
+        next_permit=moment_or_none(gate["next_permit_us"]),
+    )
+
+
+# Tiers
+
+
+def list_tiers(call: Call) -> TiersAnswer:
+    """List the tiers with their shares, and who set them."""
+    call.caller.check_everything()
+    layers = call.engine.tier_layers()
+    found = layers.in_force()
+    return TiersAnswer(
+        [
+            TierSettingAnswer(
+                name,
+                tier.share,
+                tier.fair_by,
+                "operator" if name in layers.operator else "code",
+                name == found.default,
+            )
+            for name, tier in found.items()
+        ]
+    )
+
+
+def set_tier(call: Call) -> TiersAnswer:
+    """Add or change a tier, for the operator. Every process uses it from its next lease on."""
+    call.caller.check_everything()
+    body: TierBody = call.body
+    name = arguments.name("tier", "the name", call.parameters["name"])
+    before = call.engine.tier_layers().in_force().get(name)
+    by = body.fair_by or (before.fair_by if before is not None else "messages")
+    call.engine.tier_set("operator", check_tiers({name: Tier(body.share, by)}))  # type: ignore[arg-type]  # it is checked there
+    return list_tiers(call)
+
+
+def reset_tier(call: Call) -> TiersAnswer:
+    """Remove the operator's setting of a tier; the code's holds again."""
+    call.caller.check_everything()
+    name = arguments.name("tier", "the name", call.parameters["name"])
+    if not call.engine.tier_reset(name):
+        raise Problem("not-found", f"tier {name[:80]}: the operator has not set it")
+    return list_tiers(call)

@@ -1,0 +1,55 @@
+"""Probes: whether the process is up, and whether its store answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.errors import LanewayError
+from laneway.gateway.http import Response
+from laneway.gateway.problems import KINDS, Problem
+from laneway.gateway.schema import HealthAnswer
+from laneway.safetext import without_passwords
+
+if TYPE_CHECKING:
+    from laneway.gateway.call import Call
+
+READY_SECONDS = 1.0
+"""How long the store may take to answer."""
+
+OK = msgspec.json.encode(HealthAnswer("ok"))
+
+
+async def health(call: Call) -> Response:
+    """Whether the process is up."""
+    del call
+    return Response(200, OK)
+
+
+async def ready(call: Call) -> Response:
+    """
+    Whether the store answers within a second; 503 says why not.
+    """
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await call.services.run(call.engine.time_us)
+    except TimeoutError:
+        return _unavailable(f"the store did not answer within {READY_SECONDS:g} s")
+    except LanewayError as error:
+        return _unavailable(without_passwords(str(error)))
+    return Response(200, OK)
+
+
+def _unavailable(detail: str) -> Response:
+    return Response(503, msgspec.json.encode(HealthAnswer("unavailable", detail)))
+
+
+async def problem_kind(call: Call) -> Response:
+    """What a kind of problem means."""
+    kind = call.parameters["kind"]
+    if kind not in KINDS:
+        raise Problem("not-found", f'there is no kind of problem "{kind[:80]}"')
+    status, title = KINDS[kind]
+    return Response(200, msgspec.json.encode({"type": kind, "status": status, "title": title}))

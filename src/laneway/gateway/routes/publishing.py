@@ -1,0 +1,223 @@
+"""Publish: one message, many, and a stream of lines."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import codec
+from laneway.errors import BadMessage, LanewayError
+from laneway.gateway import problems
+from laneway.gateway.http import JSON_TYPES, NDJSON, Response, Stream
+from laneway.gateway.problems import Problem
+from laneway.gateway.schema import (
+    MAX_BATCH,
+    LineAnswer,
+    MessageBody,
+    Messages,
+    ReceiptAnswer,
+    TopicMessageBody,
+)
+from laneway.gateway.wire import draft_of, encode, message_of, set_sticky_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from laneway.gateway.access import Caller
+    from laneway.gateway.call import Call
+    from laneway.gateway.http import Request
+    from laneway.message import Draft, Receipt
+
+FORM = "application/x-www-form-urlencoded"
+LINES = "application/x-ndjson"
+
+STORED_LATER = ("buffered", "spooled")
+PREFIX = b"x-laneway-"
+OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "at_front")
+
+_read_message = msgspec.json.Decoder(MessageBody).decode
+_read_messages = msgspec.json.Decoder(Messages).decode
+_read_line = msgspec.json.Decoder(TopicMessageBody).decode
+
+
+async def publish(call: Call) -> Response:
+    """
+    Publish a message.
+
+    The body is a JSON object; or the message's own body, with another content type or `raw=1`, and
+    its options in `X-Laneway-…` headers. `Idempotency-Key` is the message's id, which stays known
+    for 24 hours. 201: stored; 200: a duplicate; 202: the gateway's buffer or spool has it.
+    """
+    request, topic = call.request, call.topic
+    content = await request.body()
+    raw: bytes | None = None
+    if call.query.raw or request.content_type not in JSON_TYPES:
+        message, raw = _raw_message(request, content)
+    else:
+        try:
+            message = _read_message(content)
+        except problems.DECODE_ERRORS as error:
+            raise problems.invalid(error, MessageBody, "body") from None
+    draft = draft_of(topic, message, raw)
+    if (sticky_id := request.header(b"idempotency-key")) is not None:
+        set_sticky_id(draft, sticky_id)
+    receipt = await _publish(call, draft, message)
+    status = 200 if receipt.outcome == "duplicate" else 201
+    if receipt.outcome in STORED_LATER:
+        status = 202
+    return Response(status, encode(_answer(receipt)))
+
+
+async def _publish(call: Call, draft: Draft, message: MessageBody) -> Receipt:
+    producer = call.services.host.producer
+    if not producer.middlewares:
+        return await producer.apublish_draft(draft, 0)
+    with producer.middlewares.around(message_of(draft, message)) as passage:
+        changed = codec.draft(passage.message)
+        changed.sticky = draft.sticky
+        passage.receipt = await producer.apublish_draft(changed, 0)
+    return passage.receipt
+
+
+async def publish_many(call: Call) -> Response | Stream:
+    """
+    Publish many messages: a JSON list of at most 10,000, or lines of `application/x-ndjson`.
+
+    A list is answered in its order, with 207 if a message was refused; if one is not valid, none is
+    stored. Lines are stored as they arrive and answered one by one, also those that are not valid.
+    """
+    request = call.request
+    if request.content_type == LINES:
+        return Stream(_lines(call), NDJSON)
+    if request.content_type not in JSON_TYPES:
+        raise Problem(
+            "unsupported-media",
+            f"expected application/json or {LINES}, got {request.content_type:.80}; with curl:"
+            f" -H 'content-type: {LINES}'",
+        )
+    content = await request.body()
+    try:
+        messages = _read_messages(content)
+    except problems.DECODE_ERRORS as error:
+        if "length <=" in str(error):
+            raise Problem(
+                "too-large", f"the list has more than {MAX_BATCH:,} messages; send several lists"
+            ) from None
+        raise problems.invalid(error, Messages, "body") from None
+    drafts = [_checked(call.caller, position, message) for position, message in enumerate(messages)]
+    receipts = await _put(call, drafts, messages)
+    is_refused = any(each.outcome in ("refused", "dropped") for each in receipts)
+    return Response(207 if is_refused else 200, encode([_answer(each) for each in receipts]))
+
+
+def _checked(caller: Caller, position: int, message: TopicMessageBody) -> Draft:
+    try:
+        draft = draft_of(message.topic, message)
+    except BadMessage as error:
+        raise Problem(
+            "bad-message", f"message {position}: {error}", pointer=f"#/{position}"
+        ) from error
+    if not caller.sees_all:
+        caller.check_topic(draft.topic)
+    return draft
+
+
+async def _put(
+    call: Call, drafts: list[Draft], messages: Sequence[TopicMessageBody]
+) -> list[Receipt]:
+    """Publish in batches, together with other requests'. Nobody waits for a full backlog."""
+    producer = call.services.host.producer
+    if producer.middlewares:
+        whole = [message_of(*each) for each in zip(drafts, messages, strict=True)]
+        put = functools.partial(producer.publish_many, whole, progress=False, timeout=0)
+    else:
+        put = functools.partial(producer.publish_drafts, drafts, timeout=0)
+    return await call.services.run(put)
+
+
+async def _lines(call: Call) -> AsyncIterator[bytes]:
+    """The answers to the lines, as they arrive."""
+    number = 0
+    async for lines in call.request.lines():
+        for first in range(0, len(lines), MAX_BATCH):
+            part = lines[first : first + MAX_BATCH]
+            answers = await _answer_lines(call, number, part)
+            number += len(part)
+            yield b"".join(encode(answer) + b"\n" for answer in answers)
+
+
+async def _answer_lines(call: Call, number: int, lines: list[bytes]) -> list[LineAnswer]:
+    answers: list[LineAnswer] = []
+    drafts: list[Draft] = []
+    messages: list[TopicMessageBody] = []
+    stored: list[LineAnswer] = []
+    for line in lines:
+        number += 1
+        answer = LineAnswer(number)
+        answers.append(answer)
+        try:
+            message = _read_line(line)
+            drafts.append(_checked(call.caller, number, message))
+        except problems.DECODE_ERRORS as error:
+            answer.problem = str(problems.invalid(error, TopicMessageBody, f"line {number}"))
+        except (Problem, LanewayError) as error:
+            answer.problem = str(error)
+        else:
+            messages.append(message)
+            stored.append(answer)
+    try:
+        receipts = await _put(call, drafts, messages) if drafts else []
+    except LanewayError as error:
+        for answer in stored:
+            answer.problem = str(error)
+        return answers
+    for answer, receipt in zip(stored, receipts, strict=True):
+        answer.id, answer.outcome = receipt.id, receipt.outcome
+        answer.joined, answer.reason = receipt.joined, receipt.reason
+    return answers
+
+
+def _answer(receipt: Receipt) -> ReceiptAnswer:
+    return ReceiptAnswer(receipt.id, receipt.outcome, receipt.joined, receipt.reason)
+
+
+# A request whose body is the message's
+
+
+def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes | None]:
+    """
+    The message with its options in headers, and its body, if that is not JSON.
+    """
+    if request.content_type == FORM:
+        raise Problem(
+            "unsupported-media",
+            f"the content type {FORM} is what curl sends by default; add -H 'content-type:"
+            " application/json', or the body's own type",
+        )
+    options: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    for key, encoded in request.headers:
+        if key.startswith(PREFIX):
+            name, value = key[len(PREFIX) :].decode("latin-1"), encoded.decode("latin-1")
+            if name.startswith("header-"):
+                headers[name[len("header-") :]] = value
+            elif name.replace("-", "_") in OPTIONS:
+                options[name.replace("-", "_")] = value
+            else:
+                known = ", ".join(f"x-laneway-{each}" for each in OPTIONS).replace("_", "-")
+                raise Problem(
+                    "unknown-field",
+                    f'unknown header "x-laneway-{name[:80]}"; there are: {known},'
+                    " x-laneway-header-NAME",
+                )
+    try:
+        message: MessageBody = msgspec.convert(options, MessageBody, strict=False)
+    except msgspec.ValidationError as error:
+        raise problems.invalid(error, MessageBody, "headers x-laneway-…") from None
+    message.headers = headers or None
+    if request.content_type == JSON_TYPES[0]:
+        message.body = msgspec.Raw(content)
+        return message, None
+    return message, content

@@ -1,0 +1,201 @@
+"""Topics and their messages: read, pause, purge, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from laneway import arguments
+from laneway.admin import workers
+from laneway.engines.shared.listing import MEASURES, ORDERS
+from laneway.errors import UsageError
+from laneway.gateway.problems import Problem
+from laneway.gateway.routes.policies import field_answers
+from laneway.gateway.schema import (
+    ConfirmBody,
+    CountAnswer,
+    CursorAnswer,
+    ExplainAnswer,
+    ListTopicsQuery,
+    LookupAnswer,
+    LookupBody,
+    MessageAnswer,
+    MessagesAnswer,
+    TopicAnswer,
+    TopicDetails,
+    TopicsAnswer,
+)
+from laneway.gateway.wire import message_answer, moment_or_none, topic_fields
+from laneway.policy import check_pattern, check_topic
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine, MessageView, TopicOrder, TopicStats
+    from laneway.gateway.call import Call
+
+
+def list_topics(call: Call) -> TopicsAnswer:
+    """
+    List topics by name, page by page, or the first ones by backlog, age, rate or throttling.
+
+    A list costs the same whatever the number of topics.
+    """
+    query: ListTopicsQuery = call.query
+    if query.order not in ORDERS:
+        raise UsageError(
+            f"topics: expected order to be one of {', '.join(ORDERS)}, got {query.order!r:.80}"
+        )
+    engine, order = call.engine, cast("TopicOrder", query.order)
+    found: list[TopicStats] = []
+    for pattern in call.caller.narrowed(check_pattern(query.pattern)):
+        found += engine.topic_list(
+            order=order,
+            pattern=pattern,
+            limit=query.limit,
+            after=None if query.after is None else arguments.name("topics", "after", query.after),
+        )
+    now_us = engine.time_us()
+    if query.order == "name":
+        found.sort(key=lambda stats: stats.topic)
+    else:
+        measure = MEASURES[query.order]
+        found.sort(key=lambda stats: (-measure(stats, now_us), stats.topic))
+    unique = list({stats.topic: stats for stats in found}.values())[: query.limit]
+    is_full = query.order == "name" and len(unique) == query.limit
+    return TopicsAnswer(
+        [TopicAnswer(**topic_fields(stats, now_us)) for stats in unique],
+        unique[-1].topic if is_full else None,
+    )
+
+
+def show_topic(call: Call) -> TopicDetails:
+    """
+    Show a topic: its state, its counters, and its policy with the source of each field.
+
+    Of a topic that is idle or unknown, all numbers are 0.
+    """
+    engine, topic = call.engine, call.topic
+    stats = engine.topic_stats(topic)
+    return TopicDetails(
+        **topic_fields(stats, engine.time_us(topic)),
+        policy=field_answers(engine.policies(), topic),
+        cursors=[
+            CursorAnswer(priority, scan, done)
+            for priority, (scan, done) in sorted(stats.cursors.items())
+        ],
+    )
+
+
+def list_messages(call: Call) -> MessagesAnswer:
+    """
+    List the messages that will be delivered next, then the delayed ones. Nothing is changed.
+    """
+    limit: int = call.query.limit
+    views = call.engine.topic_peek(call.topic, limit=limit + 1)
+    return MessagesAnswer(
+        [message_answer(view, shows_body=call.shows_bodies) for view in views[:limit]],
+        truncated=len(views) > limit,
+    )
+
+
+def show_message(call: Call) -> MessageAnswer:
+    """
+    Show a message that waits, is leased or is dead.
+
+    An id of your own is unique in its topic only, so name the topic.
+    """
+    return message_answer(_view(call), shows_body=call.shows_bodies)
+
+
+def explain(call: Call) -> ExplainAnswer:
+    """Explain what a message waits for, and when it will probably start."""
+    topic = call.topic if "topic" in call.parameters else None
+    found = workers.explain(call.engine, _id(call), topic)
+    if found.topic is not None and not call.caller.covers(found.topic):
+        raise _missing(call)
+    message = found.message
+    return ExplainAnswer(
+        id=found.id,
+        topic=found.topic,
+        state=found.state,
+        reasons=found.reasons,
+        starts_at=moment_or_none(found.starts_us),
+        ahead=found.ahead,
+        message=(
+            None if message is None else message_answer(message, shows_body=call.shows_bodies)
+        ),
+    )
+
+
+def _id(call: Call) -> str:
+    return arguments.name("message", "the id", call.parameters["id"])
+
+
+def _view(call: Call) -> MessageView:
+    topic = call.topic if "topic" in call.parameters else None
+    view = call.engine.find(_id(call), topic)
+    if view is None or not call.caller.covers(view.topic):
+        raise _missing(call)
+    return view
+
+
+def _missing(call: Call) -> Problem:
+    return Problem(
+        "not-found",
+        f'no message with the id "{call.parameters["id"][:80]}" waits, is leased or is dead; ids of'
+        " your own need their topic in the path",
+    )
+
+
+def lookup(call: Call) -> LookupAnswer:
+    """Look up the states of many messages of a topic by their ids."""
+    body: LookupBody = call.body
+    call.caller.check_topic(check_topic(body.topic))
+    return LookupAnswer(call.engine.lookup(body.topic, arguments.texts("lookup", "ids", body.ids)))
+
+
+# Changes
+
+
+def pause(call: Call) -> TopicAnswer:
+    """Stop delivery from a topic; it still accepts messages."""
+    call.engine.policy_set("operator", call.topic, {"paused": True})
+    return _answer(call.engine, call.topic)
+
+
+def resume(call: Call) -> TopicAnswer:
+    """Deliver from a topic again, also if a pattern's policy pauses it."""
+    engine, topic = call.engine, call.topic
+    engine.policy_set("operator", topic, {"paused": None})
+    if engine.policy_of(topic).paused:
+        engine.policy_set("operator", topic, {"paused": False})
+    return _answer(engine, topic)
+
+
+def purge(call: Call) -> CountAnswer:
+    """
+    Remove all messages of a topic that wait. Leases stay valid.
+
+    `confirm` is the topic's name.
+    """
+    body: ConfirmBody = call.body
+    call.confirm(body.confirm, call.topic)
+    if body.dry_run:
+        return CountAnswer(call.engine.topic_stats(call.topic).waiting, dry_run=True)
+    return CountAnswer(call.engine.topic_purge(call.topic))
+
+
+def delete(call: Call) -> CountAnswer:
+    """
+    Remove everything of a topic: messages, leases, dead letters, known ids, counters.
+
+    `confirm` is the topic's name.
+    """
+    body: ConfirmBody = call.body
+    call.confirm(body.confirm, call.topic)
+    if body.dry_run:
+        stats = call.engine.topic_stats(call.topic)
+        return CountAnswer(stats.waiting + stats.leased + stats.dead, dry_run=True)
+    return CountAnswer(call.engine.topic_delete(call.topic))
+
+
+def _answer(engine: FullEngine, topic: str) -> TopicAnswer:
+    return TopicAnswer(**topic_fields(engine.topic_stats(topic), engine.time_us(topic)))

@@ -1,0 +1,152 @@
+"""Routes: one declaration of each, from which dispatch, access, OpenAPI and pages are derived."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.gateway.problems import Problem
+from laneway.gateway.schema import NoQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from laneway.gateway.access import Scope
+    from laneway.gateway.call import Call
+
+
+class Route:
+    """
+    One method of one path.
+
+    - `path`: segments in braces are parameters: `/v1/topics/{topic}`.
+    - `scope`: what the caller needs; None: no token, for probes and descriptions.
+    - `handler`: a coroutine function that returns a `Response` or `Stream`; or a plain function
+      that returns an answer, and runs in a thread. Its docstring describes the route.
+    - `body`: the type of the request's body, if the gateway decodes it before the handler runs.
+    - `reads`: the same, if the handler itself reads the body; for the documentation.
+    - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success.
+    """
+
+    __slots__ = (
+        "answer",
+        "body",
+        "handler",
+        "is_async",
+        "method",
+        "path",
+        "query",
+        "reads",
+        "scope",
+        "status",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        scope: Scope | None,
+        handler: Callable[[Call], Any],
+        *,
+        body: Any = None,
+        reads: Any = None,
+        query: type[msgspec.Struct] = NoQuery,
+        answer: Any = None,
+        status: int = 200,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.scope = scope
+        self.handler = handler
+        self.is_async = inspect.iscoroutinefunction(handler)
+        self.body = msgspec.json.Decoder(body) if body is not None else None
+        self.reads = body if body is not None else reads
+        self.query = query
+        self.answer = answer
+        self.status = status
+
+    @property
+    def summary(self) -> str:
+        """The first line of the handler's docstring."""
+        return self.description.partition("\n")[0]
+
+    @property
+    def description(self) -> str:
+        """The handler's docstring."""
+        return inspect.cleandoc(self.handler.__doc__ or "")
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the path's parameters."""
+        return [name[1:-1] for name in self.path.split("/") if name.startswith("{")]
+
+    def __repr__(self) -> str:
+        return f"<Route {self.method} {self.path}>"
+
+
+class _Node:
+    """One segment of the paths."""
+
+    __slots__ = ("any", "named", "routes")
+
+    def __init__(self) -> None:
+        self.named: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.routes: dict[str, Route] = {}
+
+
+class Router:
+    """Finds the route of a request. A fixed segment precedes a parameter."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Node()
+        for route in routes:
+            node = self._root
+            for segment in route.path.split("/")[1:]:
+                if segment.startswith("{"):
+                    node.any = node = node.any or _Node()
+                else:
+                    node = node.named.setdefault(segment, _Node())
+            if route.method in node.routes:
+                raise ValueError(f"{route} is declared twice")
+            node.routes[route.method] = route
+
+    def find(self, method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
+        """
+        Return the route, and the parameters by name.
+
+        Raises Problem if there is no such path, or if it does not support the method.
+        """
+        values: list[str] = []
+        node = self._walk(self._root, segments, 0, values)
+        if node is None:
+            raise Problem("not-found", "there is no such path")
+        route = node.routes.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join(sorted(node.routes))
+            raise Problem(
+                "method-not-allowed",
+                f"the path does not support {method[:20]}, only {allowed}",
+                headers=(("allow", allowed),),
+            )
+        if not values:
+            return route, {}
+        return route, dict(zip(route.parameters, values, strict=True))
+
+    def _walk(self, node: _Node, segments: list[str], at: int, values: list[str]) -> _Node | None:
+        if at == len(segments):
+            return node if node.routes else None
+        segment = segments[at]
+        if (named := node.named.get(segment)) is not None:
+            found = self._walk(named, segments, at + 1, values)
+            if found is not None:
+                return found
+        if node.any is None or not segment:
+            return None
+        values.append(segment)
+        found = self._walk(node.any, segments, at + 1, values)
+        if found is None:
+            values.pop()
+        return found

@@ -1,0 +1,577 @@
+"""
+What requests and answers consist of: the one source of validation, OpenAPI and documentation.
+
+Durations in requests are seconds or texts like `"10m"`; times are RFC 3339, in requests also Unix
+seconds. Fields that a request may not have are errors.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from laneway.message import Outcome, SettlementAnswer
+
+Span = float | str
+"""A duration: seconds, or a text like `"10m"`."""
+
+NULL = msgspec.Raw(b"null")
+
+MAX_BATCH = 10_000
+"""Most messages, settlements or ids of one request."""
+
+MAX_LEASE = 500
+"""Most messages of one lease request."""
+
+MAX_WAIT = 60.0
+"""Most seconds that a lease request waits."""
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of a request."""
+
+
+# Publish
+
+
+class MessageBody(_Body):
+    """
+    A message. `body` is any JSON; bytes go as `body_base64`.
+
+    Of `delay` and `at` give one. `id` is your own, unique in its topic: publishing it again is a
+    `duplicate`.
+    """
+
+    body: msgspec.Raw = NULL
+    body_base64: str | None = None
+    key: str | None = None
+    priority: int = 0
+    delay: Span | None = None
+    at: float | datetime | None = None
+    ttl: Span | None = None
+    id: str | None = None
+    headers: dict[str, str] | None = None
+    at_front: bool = False
+
+
+class TopicMessageBody(MessageBody, kw_only=True):
+    """A message and its topic."""
+
+    topic: str
+
+
+Messages = Annotated[list[TopicMessageBody], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class ReceiptAnswer(msgspec.Struct, omit_defaults=True):
+    """
+    What became of a message. `joined`: the id of the message that it was merged into. `reason`: why
+    it was refused.
+    """
+
+    id: str
+    outcome: Outcome
+    joined: str | None = None
+    reason: str | None = None
+
+
+class LineAnswer(msgspec.Struct, omit_defaults=True):
+    """
+    What became of a line, counted from 1: `id` and `outcome`, or `problem`, the text of the error.
+    """
+
+    line: int
+    id: str | None = None
+    outcome: str | None = None
+    joined: str | None = None
+    reason: str | None = None
+    problem: str | None = None
+
+
+# Lease and settle
+
+
+class LeaseBody(_Body):
+    """
+    Which messages to lease. `wait`: for the first one, at most 60 s. `topics`: only these, strictly
+    in their order. `lease`: the leases end after so long at the latest.
+    """
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE)] = 1
+    wait: Span = 0.0
+    pool: str = "default"
+    topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1000)] | None = None
+    lease: Span | None = None
+
+
+class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
+    """
+    A leased message. Settle it by its `receipt` before `deadline`.
+
+    `body` is JSON; that of a message that was published as bytes is `body_base64`.
+    """
+
+    receipt: str
+    id: str
+    topic: str
+    body: msgspec.Raw = NULL
+    body_base64: str | None = None
+    key: str | None = None
+    priority: int = 0
+    headers: dict[str, str] | None = None
+    attempt: int
+    deliveries: int
+    deadline: datetime
+    published_at: datetime
+
+
+class LeaseAnswer(msgspec.Struct):
+    """
+    The leased messages; none if the time was over first. `next_wake`: when something will be due.
+    """
+
+    deliveries: list[DeliveryAnswer]
+    next_wake: datetime | None = None
+
+
+SettleAction = Literal["ack", "retry", "dead", "release", "back_off", "extend"]
+
+
+class SettleBody(_Body):
+    """
+    What to do with a leased message.
+
+    - `ack`: it is finished; `publish` are messages to publish in the same transaction.
+    - `retry`: again after `delay`, or after the policy's backoff. `error`: kept in its history.
+    - `dead`: a dead letter, with `reason`.
+    - `release`: back without counting an attempt.
+    - `back_off`: release it, and let the whole topic back off for `delay`.
+    - `extend`: extend the lease to `delay` from now.
+    """
+
+    receipt: str
+    action: SettleAction = "ack"
+    delay: Span | None = None
+    reason: str | None = None
+    error: str | None = None
+    publish: list[TopicMessageBody] = []
+
+
+Settlements = Annotated[list[SettleBody], msgspec.Meta(max_length=MAX_BATCH)]
+
+SettleOutcome = Literal[SettlementAnswer, "extended", "refused"]
+
+
+class SettleAnswer(msgspec.Struct, omit_defaults=True):
+    """
+    What became of a lease. `lost`: it had ended, `gone`: its topic was deleted, `refused`: a
+    message of `publish` cannot be stored; nothing was changed then, `reason` says why.
+    """
+
+    receipt: str
+    outcome: SettleOutcome
+    reason: str | None = None
+
+
+# Topics and messages
+
+
+class FieldAnswer(msgspec.Struct):
+    """The value of a policy field, and the layer and pattern that set it."""
+
+    value: Any
+    layer: str
+    pattern: str
+
+
+class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
+    """
+    A topic's state and counters.
+
+    `oldest_age`, `throttled`: seconds. `wakes_at`: when it can deliver again. `rate`: deliveries a
+    second, recently. `published` and the others count since the topic was last empty.
+    """
+
+    topic: str
+    state: str
+    waiting: int
+    ready: int
+    delayed: int
+    parked: int
+    leased: int
+    dead: int
+    bytes: int
+    oldest_age: float | None
+    wakes_at: datetime | None
+    backs_off_until: datetime | None
+    pool: str
+    tier: str
+    rate: float
+    throttled: float
+    published: int
+    delivered: int
+    done: int
+    retried: int
+    died: int
+    merged: int
+    expired: int
+    removed: int
+
+
+class CursorAnswer(msgspec.Struct):
+    """The cursors of one priority, see the concepts."""
+
+    priority: int
+    scan: int
+    done: int
+
+
+class TopicDetails(TopicAnswer, kw_only=True):
+    """A topic with its policy, field by field, and its cursors."""
+
+    policy: dict[str, FieldAnswer]
+    cursors: list[CursorAnswer]
+
+
+class TopicsAnswer(msgspec.Struct):
+    """Topics; `next`: the value of `after` for the next page, of a list by name."""
+
+    topics: list[TopicAnswer]
+    next: str | None = None
+
+
+class EventAnswer(msgspec.Struct):
+    """A failure in a message's history."""
+
+    at: datetime
+    what: str
+    error: str | None = None
+
+
+class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """
+    A message that waits, is leased or is dead.
+
+    `body`: a list where several were merged; `body_base64` if it is not JSON; `body_hidden`: the
+    token lacks the scope `bodies`.
+    """
+
+    id: str
+    topic: str
+    state: str
+    body: msgspec.Raw = NULL
+    body_base64: str | None = None
+    body_hidden: bool = False
+    key: str | None = None
+    priority: int = 0
+    headers: dict[str, str] | None = None
+    sequence: int = 0
+    published_at: datetime
+    since: datetime
+    expires_at: datetime | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    deadline: datetime | None = None
+    reason: str | None = None
+    error: str | None = None
+    died_at: datetime | None = None
+    history: list[EventAnswer] = []
+
+
+class MessagesAnswer(msgspec.Struct):
+    """The next messages of a topic, in the order of delivery, then the delayed ones."""
+
+    messages: list[MessageAnswer]
+    truncated: bool
+
+
+class ExplainAnswer(msgspec.Struct, kw_only=True):
+    """What a message waits for: sentences, the first one decides; and when it probably starts."""
+
+    id: str
+    topic: str | None
+    state: str
+    reasons: list[str]
+    starts_at: datetime | None
+    ahead: int | None
+    message: MessageAnswer | None
+
+
+class LookupBody(_Body):
+    """Ids of a topic."""
+
+    topic: str
+    ids: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class LookupAnswer(msgspec.Struct):
+    """The state of each id."""
+
+    states: dict[str, Literal["unknown", "waiting", "leased", "finished", "dead"]]
+
+
+class ConfirmBody(_Body):
+    """`confirm`: the topic's name. `dry_run`: only count."""
+
+    confirm: str
+    dry_run: bool = False
+
+
+class CountAnswer(msgspec.Struct, omit_defaults=True):
+    """How many messages were changed, or would be."""
+
+    count: int
+    dry_run: bool = False
+
+
+# Policies, gates, tiers
+
+
+class PolicyAnswer(msgspec.Struct, omit_defaults=True):
+    """
+    The fields that one layer sets for a pattern. `layer`: `operator` or `code`; `program`: whose
+    code declares it.
+    """
+
+    pattern: str
+    layer: str
+    fields: dict[str, Any]
+    program: str | None = None
+
+
+class PoliciesAnswer(msgspec.Struct):
+    """Policies; `truncated`: there are more than the limit."""
+
+    policies: list[PolicyAnswer]
+    truncated: bool
+
+
+class PolicyDetails(msgspec.Struct):
+    """What is set for exactly this pattern by each layer, and what holds for it."""
+
+    pattern: str
+    layers: dict[str, dict[str, Any]]
+    effective: dict[str, FieldAnswer]
+
+
+class PolicyChange(msgspec.Struct, omit_defaults=True):
+    """
+    The operator's fields of the pattern after the change. `undo`: the fields before it, the body of
+    the request that undoes it.
+    """
+
+    pattern: str
+    fields: dict[str, Any]
+    undo: dict[str, Any]
+    dry_run: bool = False
+
+
+class GateBody(_Body):
+    """The limits of a gate; at least one of them."""
+
+    rate: float | str | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+
+
+class GateAnswer(msgspec.Struct, kw_only=True):
+    """A gate: its limits, what is leased through it, and how many lanes wait (up to 1,000)."""
+
+    name: str
+    rate: float | None
+    burst: int | None
+    concurrency: int | None
+    leased: int
+    waiting: int
+    next_permit: datetime | None
+
+
+class GatesAnswer(msgspec.Struct):
+    """All gates by name."""
+
+    gates: list[GateAnswer]
+
+
+class TierAnswer(msgspec.Struct):
+    """A tier of a pool: its share, its deliveries so far, and its lanes that can deliver now."""
+
+    pool: str
+    tier: str
+    share: float | str
+    delivered: int
+    runnable: int
+
+
+class TierSettingAnswer(msgspec.Struct):
+    """A tier's settings: `layer` says who set them."""
+
+    name: str
+    share: float | str
+    fair_by: str
+    layer: str
+    is_default: bool
+
+
+class TiersAnswer(msgspec.Struct):
+    """The tiers of the namespace."""
+
+    tiers: list[TierSettingAnswer]
+
+
+class TierBody(_Body):
+    """
+    A tier's share, a number above 0 or `"strict"`; and what its topics share equally (None: as it
+    is, or messages).
+    """
+
+    share: float | str
+    fair_by: Literal["messages", "time"] | None = None
+
+
+# Dead letters
+
+
+class DeadLettersAnswer(msgspec.Struct):
+    """Dead letters, oldest first; `next`: the value of `after` for the next page."""
+
+    dead_letters: list[MessageAnswer]
+    next: str | None = None
+
+
+class DeadBody(_Body):
+    """
+    Which dead letters. `topic`: None: of all topics. `ids`: None: all. `limit`: at most so many,
+    the oldest first. `dry_run`: only count.
+    """
+
+    topic: str | None = None
+    ids: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    dry_run: bool = False
+
+
+class RedriveBody(DeadBody, kw_only=True):
+    """As for dropping; `rate`: how many a second, such as `"10/s"`; None: all at once."""
+
+    rate: float | str | None = None
+
+
+# The namespace
+
+
+class OverviewAnswer(msgspec.Struct, kw_only=True):
+    """The whole namespace; the counters count since it was created."""
+
+    now: datetime
+    topics: int
+    waiting: int
+    leased: int
+    dead: int
+    bytes: int
+    published: int
+    delivered: int
+    done: int
+    retried: int
+    died: int
+    merged: int
+    expired: int
+    removed: int
+    tiers: list[TierAnswer]
+
+
+class WorkerAnswer(msgspec.Struct, kw_only=True):
+    """A worker, as of its last heartbeat."""
+
+    id: str
+    state: str
+    host: str
+    pid: int
+    program: str
+    version: str | None
+    laneway: str
+    pools: list[str]
+    topics: list[str] | None
+    patterns: list[str] | None
+    concurrency: int
+    busy: int
+    leased: int
+    oldest_topic: str | None
+    oldest_id: str | None
+    oldest_since: datetime | None
+    loop_lag: float | None
+    started: datetime
+    last_heartbeat: datetime
+
+
+class WorkersAnswer(msgspec.Struct):
+    """Workers by id; `next`: the value of `after` for the next page."""
+
+    workers: list[WorkerAnswer]
+    next: str | None = None
+
+
+class HealthAnswer(msgspec.Struct, omit_defaults=True):
+    """`status`: `ok` or `unavailable`; `detail`: why."""
+
+    status: Literal["ok", "unavailable"]
+    detail: str | None = None
+
+
+# Queries
+
+
+class NoQuery(_Body):
+    """The route has no parameters."""
+
+
+class PublishQuery(_Body):
+    """`raw`: the request's body is the message's body, whatever its content type."""
+
+    raw: bool = False
+
+
+class ListTopicsQuery(_Body):
+    """`order`: of the list. `pattern`: only these topics. `after`: only by name."""
+
+    order: str = "name"
+    pattern: str = "*"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+    after: str | None = None
+
+
+class PeekQuery(_Body):
+    """`limit`: most messages."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
+
+
+class PoliciesQuery(_Body):
+    """`pattern`: only policies that it covers. `limit`: most of them."""
+
+    pattern: str = "*"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+
+
+class DryRunQuery(_Body):
+    """`dry_run`: check only, and answer what would be."""
+
+    dry_run: bool = False
+
+
+class DeadLettersQuery(_Body):
+    """`topic`: only of this one. `after`: `next` of the page before."""
+
+    topic: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class WorkersQuery(_Body):
+    """`pool`: only workers that serve it. `after`: `next` of the page before."""
+
+    pool: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    after: str | None = None

@@ -1,0 +1,53 @@
+"""`Services`: what all requests of a gateway share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from laneway.gateway import receipts
+from laneway.gateway.long_poll import LongPolls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.gateway.host import Host
+
+T = TypeVar("T")
+
+THREADS = 16
+"""Reads and settlements that run at the same time; publishes have the application's threads."""
+
+
+class Services:
+    """The application, threads for blocking calls, the requests that wait, and counters."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway-gateway")
+        self.long_polls = LongPolls(host, self.threads)
+        self.answers: Counter[tuple[str, str, int]] = Counter()
+        """Answers by method, path of the route, and status."""
+        self._receipt_key: bytes | None = None
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking function in a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.threads, function, *arguments)
+
+    async def receipt_key(self) -> bytes:
+        """The namespace's key of receipts."""
+        if self._receipt_key is None:
+            self._receipt_key = await self.run(receipts.shared_key, self.host.engine)
+        return self._receipt_key
+
+    def stop(self) -> None:
+        """End the waiting requests."""
+        self.long_polls.stop()
+
+    def close(self) -> None:
+        """Wait for what runs in threads."""
+        self.stop()
+        self.threads.shutdown()

@@ -1,0 +1,180 @@
+"""Topics, policies and dead letters over HTTP."""
+
+from __future__ import annotations
+
+import time
+
+from laneway import Laneway
+from laneway.engines.base import WorkerFacts
+from laneway.units import SECOND
+from tests.gateway.conftest import Api
+
+
+def test_topics(api: Api, app: Laneway) -> None:
+    """Lists by name go page by page; the others begin with the largest."""
+    for n in range(5):
+        for _ in range(n + 1):
+            app.publish(f"list.{n}", n)
+    first = api("GET", "/v1/topics?pattern=list.*&limit=3").json
+    assert [topic["topic"] for topic in first["topics"]] == ["list.0", "list.1", "list.2"]
+    second = api("GET", f"/v1/topics?pattern=list.*&limit=3&after={first['next']}").json
+    assert [topic["topic"] for topic in second["topics"]] == ["list.3", "list.4"]
+    assert second["next"] is None
+    top = api("GET", "/v1/topics?pattern=list.*&order=backlog&limit=2").json["topics"]
+    assert [(topic["topic"], topic["waiting"]) for topic in top] == [("list.4", 5), ("list.3", 4)]
+    assert "order" in api.problem("GET", "/v1/topics?order=size")["detail"]
+    assert "limit" in api.problem("GET", "/v1/topics?limit=201")["detail"]
+    assert api.problem("GET", "/v1/topics?lmit=1")["hint"] == 'did you mean "limit"?'
+    assert "twice" in api.problem("GET", "/v1/topics?limit=1&limit=2")["detail"]
+
+
+def test_topic(api: Api, app: Laneway) -> None:
+    """A topic is shown with its policy and who set each field."""
+    app.policy("shown.*", rate="7/s")
+    app.publish("shown.a", 1)
+    api("PATCH", "/v1/policies/shown.a", {"weight": 2})
+    found = api("GET", "/v1/topics/shown.a").json
+    assert (found["waiting"], found["state"]) == (1, "runnable")
+    assert found["policy"]["rate"] == {"value": 7.0, "layer": "code", "pattern": "shown.*"}
+    assert found["policy"]["weight"] == {"value": 2.0, "layer": "operator", "pattern": "shown.a"}
+    assert found["cursors"][0]["priority"] == 0
+    assert api("GET", "/v1/topics/never.used").json["state"] == "idle"
+
+
+def test_messages(api: Api, app: Laneway) -> None:
+    """Messages are listed, found by id, and explained."""
+    app.publish("seen", {"a": 1}, id="one")
+    generated = app.publish("seen", b"\x00", delay="1h").id
+    listed = api("GET", "/v1/topics/seen/messages").json
+    assert [each["state"] for each in listed["messages"]] == ["ready", "delayed"]
+    assert not listed["truncated"]
+    assert api("GET", "/v1/topics/seen/messages?limit=1").json["truncated"]
+    assert api("GET", "/v1/topics/seen/messages/one").json["body"] == {"a": 1}
+    found = api("GET", f"/v1/messages/{generated}").json
+    assert (found["topic"], found["body_base64"]) == ("seen", "AA==")
+    explained = api("GET", f"/v1/messages/{generated}/explain").json
+    assert explained["state"] == "delayed"
+    assert explained["starts_at"] > "2020"
+    assert explained["reasons"]
+    assert api("GET", "/v1/topics/seen/messages/none/explain").json["state"] == "unknown"
+    assert "topic" in api.problem("GET", "/v1/messages/none", status=404)["detail"]
+    states = api("POST", "/v1/lookup", {"topic": "seen", "ids": ["one", "none"]}).json["states"]
+    assert states == {"one": "waiting", "none": "unknown"}
+
+
+def test_pause_purge_delete(api: Api, app: Laneway) -> None:
+    """A topic pauses and resumes; what removes messages asks for the topic's name."""
+    for n in range(3):
+        app.publish("gone", n)
+    assert api("POST", "/v1/topics/gone/pause").json["state"] == "paused"
+    assert api.lease(topics=["gone"]) == []
+    assert api("POST", "/v1/topics/gone/resume").json["state"] == "runnable"
+    problem = api.problem("POST", "/v1/topics/gone/purge", {"confirm": "other"})
+    assert problem["pointer"] == "#/confirm"
+    dry = {"confirm": "gone", "dry_run": True}
+    assert api("POST", "/v1/topics/gone/purge", dry).json == {"count": 3, "dry_run": True}
+    assert api("POST", "/v1/topics/gone/purge", {"confirm": "gone"}).json["count"] == 3
+    app.publish("gone", 4)
+    assert api("DELETE", "/v1/topics/gone", dry).json["count"] == 1
+    assert api("DELETE", "/v1/topics/gone", {"confirm": "gone"}).json["count"] == 1
+    app.policy("gone.*", paused=True)
+    app.publish("gone.one", 1)
+    assert api("POST", "/v1/topics/gone.one/resume").json["state"] == "runnable"
+
+
+def test_policies(api: Api, app: Laneway) -> None:
+    """The operator's policy is replaced, changed, checked, guarded by its version, and undone."""
+    path = "/v1/policies/rules.*"
+    app.policy("rules.*", retries=3)
+    first = api("PUT", path, {"rate": "600/m", "concurrency": 4})
+    assert first.json["fields"] == {"rate": 10.0, "concurrency": 4}
+    assert first.json["undo"] == {}
+    assert app.topic("rules.a").policy()["rate"] == 10.0
+    changed = api("PATCH", path, {"rate": None, "lease": "2m"}).json
+    assert changed["fields"] == {"concurrency": 4, "lease": 120.0}
+    shown = api("GET", path)
+    assert shown.json["layers"]["operator"] == changed["fields"]
+    assert shown.json["effective"]["retries"] == {
+        "value": 3,
+        "layer": "code",
+        "pattern": "rules.*",
+    }
+    stale = {"if-match": first.headers["etag"]}
+    problem = api.problem("PUT", path, {"rate": 1}, headers=stale, status=409)
+    assert problem["type"] == "/problems/conflict"
+    current = {"if-match": shown.headers["etag"]}
+    tried = api("PUT", path + "?dry_run=1", {"rate": 2}, headers=current).json
+    assert (tried["fields"], tried["dry_run"]) == ({"rate": 2.0}, True)
+    undone = api("PUT", path, changed["undo"], headers=current).json
+    assert undone["fields"] == {"rate": 10.0, "concurrency": 4}
+    assert api("DELETE", path).json["undo"] == undone["fields"]
+    api.problem("DELETE", path, status=404)
+    listed = api("GET", "/v1/policies?pattern=rules.*").json
+    assert [policy["layer"] for policy in listed["policies"]] == ["code"]
+    problem = api.problem("PUT", path, {"rate": "fast"})
+    assert problem["type"] == "/problems/bad-policy"
+    assert "rate: expected" in problem["detail"]
+    assert 'did you mean "rate"' in api.problem("PUT", path, {"raet": 1})["detail"]
+    assert "*" in api.problem("PUT", "/v1/policies/a*b", {"rate": 1})["detail"]
+    api.problem("PUT", path, [1])
+
+
+def test_topic_in_use(api: Api, app: Laneway) -> None:
+    """What an engine refuses is a conflict, with the engine's text."""
+    app.publish("parts", 1)
+    problem = api.problem("PUT", "/v1/policies/parts", {"partitions": 4}, status=409)
+    assert problem["type"] == "/problems/topic-in-use"
+
+
+def test_gates_and_tiers(api: Api) -> None:
+    """Gates and tiers are set for the operator, and listed."""
+    gate = api("PUT", "/v1/gates/stripe", {"rate": "100/s", "concurrency": 5}).json
+    assert (gate["name"], gate["rate"], gate["concurrency"]) == ("stripe", 100.0, 5)
+    assert [each["name"] for each in api("GET", "/v1/gates").json["gates"]] == ["stripe"]
+    assert "rate" in api.problem("PUT", "/v1/gates/none", {})["detail"]
+    assert "stripe" in api.problem("PUT", "/v1/gates/stripe", {"rate": "x"})["detail"]
+    tiers = api("PUT", "/v1/tiers/gold", {"share": 9, "fair_by": "time"}).json["tiers"]
+    gold = next(tier for tier in tiers if tier["name"] == "gold")
+    assert (gold["share"], gold["fair_by"], gold["layer"]) == (9.0, "time", "operator")
+    again = api("PUT", "/v1/tiers/gold", {"share": "strict"}).json["tiers"]
+    assert next(tier for tier in again if tier["name"] == "gold")["fair_by"] == "time"
+    assert "share" in api.problem("PUT", "/v1/tiers/gold", {"share": -1})["detail"]
+    api("DELETE", "/v1/tiers/gold")
+    api.problem("DELETE", "/v1/tiers/gold", status=404)
+
+
+def test_dead_letters(api: Api, app: Laneway) -> None:
+    """Dead letters are listed with their reason, redriven and dropped."""
+    for n in range(4):
+        app.publish("dying", n, id=f"d{n}")
+    for delivery in app.lease(4, topics=["dying"]):
+        delivery.dead("no such order")
+    first = api("GET", "/v1/dead?topic=dying&limit=3").json
+    assert [each["id"] for each in first["dead_letters"]] == ["d0", "d1", "d2"]
+    assert first["dead_letters"][0]["reason"] == "no such order"
+    second = api("GET", f"/v1/dead?topic=dying&limit=3&after={first['next']}").json
+    assert [each["id"] for each in second["dead_letters"]] == ["d3"]
+    some = {"topic": "dying", "ids": ["d1", "d2"]}
+    assert api("POST", "/v1/dead/redrive", {**some, "dry_run": True}).json["count"] == 2
+    assert api("POST", "/v1/dead/redrive", {**some, "rate": "100/s"}).json["count"] == 2
+    assert api("POST", "/v1/dead/drop", {"topic": "dying", "limit": 1}).json["count"] == 1
+    assert [each.message.id for each in app.dead_letters("dying")] == ["d3"]
+    assert "rate" in api.problem("POST", "/v1/dead/redrive", {"rate": "x"})["detail"]
+
+
+def test_namespace(api: Api, app: Laneway) -> None:
+    """The totals, and the workers by id."""
+    app.publish("counted", 1)
+    overview = api("GET", "/v1/overview").json
+    assert overview["waiting"] >= 1
+    assert overview["published"] >= 1
+    assert {tier["tier"] for tier in overview["tiers"]} <= {"high", "mid", "low"}
+    for n in range(3):
+        facts = WorkerFacts(id=f"w{n}", pools=["gpu"])
+        app.engine.beat(facts, dead_after_us=600 * SECOND, listed_us=700 * SECOND)
+    first = api("GET", "/v1/workers?pool=gpu&limit=2").json
+    assert [worker["id"] for worker in first["workers"]] == ["w0", "w1"]
+    second = api("GET", f"/v1/workers?pool=gpu&limit=2&after={first['next']}").json
+    assert [worker["id"] for worker in second["workers"]] == ["w2"]
+    assert second["workers"][0]["state"] == "running"
+    assert second["workers"][0]["started"][:4] >= time.strftime("%Y")

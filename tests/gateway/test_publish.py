@@ -1,0 +1,216 @@
+"""Publish over HTTP: one message, lists, and streams of lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from laneway import Laneway
+from tests.gateway.conftest import Api
+
+LINES = {"content-type": "application/x-ndjson"}
+
+
+def bodies(app: Laneway, topic: str) -> list[Any]:
+    return [message.body for message in app.topic(topic).peek(100)]
+
+
+def test_publish(api: Api, app: Laneway) -> None:
+    """A message is stored as a program's would be, with all its options."""
+    answer = api(
+        "POST",
+        "/v1/topics/p.one/messages",
+        {
+            "body": {"order": 1, "text": "ä"},
+            "key": "k",
+            "priority": 7,
+            "ttl": "1h",
+            "id": "mine",
+            "headers": {"a": "b"},
+        },
+        status=201,
+    )
+    assert answer.json == {"id": "mine", "outcome": "accepted"}
+    (message,) = app.topic("p.one").peek()
+    assert (message.body, message.key, message.priority) == ({"order": 1, "text": "ä"}, "k", 7)
+    assert (message.id, message.headers) == ("mine", {"a": "b"})
+    again = api("POST", "/v1/topics/p.one/messages", {"id": "mine"}, status=200)
+    assert again.json["outcome"] == "duplicate"
+
+
+def test_times(api: Api, app: Laneway) -> None:
+    """Durations and times are read as in a program; what contradicts is an error."""
+    api.publish("p.times", 1, delay="10m")
+    api.publish("p.times", 2, delay=600.5)
+    api.publish("p.times", 3, at="2100-01-01T00:00:00Z")
+    api.publish("p.times", 4, at=4102444800)
+    assert app.topic("p.times").stats().delayed == 4
+    path = "/v1/topics/p.times/messages"
+    assert "delay and at" in api.problem("POST", path, {"delay": 1, "at": 1})["detail"]
+    assert "soon" in api.problem("POST", path, {"delay": "soon"})["detail"]
+    assert "time zone" in api.problem("POST", path, {"at": "2100-01-01T00:00:00"})["detail"]
+
+
+def test_idempotency_key(api: Api, app: Laneway) -> None:
+    """It is the message's id, and stays known after the message has ended."""
+    path, headers = "/v1/topics/p.key/messages", {"idempotency-key": "order-1"}
+    assert api("POST", path, {}, headers=headers).json == {"id": "order-1", "outcome": "accepted"}
+    for delivery in app.lease(topics=["p.key"]):
+        delivery.ack()
+    answer = api("POST", path, {}, headers=headers, status=200)
+    assert answer.json["outcome"] == "duplicate"
+    assert "differ" in api.problem("POST", path, {"id": "other"}, headers=headers)["detail"]
+
+
+def test_raw_bodies(api: Api, app: Laneway) -> None:
+    """A body with another content type is stored as it is, its options in headers."""
+    path = "/v1/topics/p.raw/messages"
+    xml = {"content-type": "text/xml", "x-laneway-key": "k", "x-laneway-header-a": "b"}
+    api("POST", path, b"<a>\xff</a>", headers=xml)
+    api("POST", path, b'{"b": [1]}', headers={"content-type": "application/json"}, status=400)
+    api("POST", path + "?raw=1", {"b": [1]})
+    first, second = app.topic("p.raw").peek()
+    assert (first.body, first.key) == (b"<a>\xff</a>", "k")
+    assert first.headers is not None
+    assert first.headers["a"] == "b"
+    assert second.body == {"b": [1]}
+    api.publish("p.base64", body_base64="/wA=")
+    assert bodies(app, "p.base64") == [b"\xff\x00"]
+    assert "contradict" in api.problem("POST", path, {"body": 1, "body_base64": ""})["detail"]
+    assert "base64" in api.problem("POST", path, {"body_base64": "%"})["detail"]
+    problem = api.problem("POST", path, b"", headers={**xml, "x-laneway-kye": "k"})
+    assert 'unknown header "x-laneway-kye"' in problem["detail"]
+    delayed = {"content-type": "text/plain", "x-laneway-delay": "90", "x-laneway-priority": "3"}
+    api("POST", "/v1/topics/p.late/messages", b"x", headers=delayed)
+    assert app.topic("p.late").stats().delayed == 1
+
+
+def test_form_is_refused(api: Api) -> None:
+    """What curl sends without a content type is an error that says what to add."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    problem = api.problem("POST", "/v1/topics/a/messages", b"{}", headers=form, status=415)
+    assert "-H 'content-type: application/json'" in problem["detail"]
+
+
+def test_hostile_topics(api: Api, app: Laneway) -> None:
+    """A topic's name may have any character that it may have in a program."""
+    for encoded, name in (("a%2Fb%20c", "a/b c"), ("%C3%A4%3F%23", "ä?#"), ("..", "..")):
+        api("POST", f"/v1/topics/{encoded}/messages", {"body": name})
+        assert bodies(app, name) == [name]
+        assert api("GET", f"/v1/topics/{encoded}").json["topic"] == name
+    for encoded in ("a%00b", "*", "a.*", "x" * 300, "%FF", "%0A"):
+        api.problem("POST", f"/v1/topics/{encoded}/messages", {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"body": "\xff"}',
+        b'{"body": 1e999}',
+        b'{"body": "\\ud800"}',
+        b'{"body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"",
+        b"[]",
+        b"nonsense",
+        b'{"body": 1} 2',
+        b'{"priority": 1.5}',
+        b'{"priority": 101}',
+        b'{"key": ""}',
+        b'{"id": "a\\u0000b"}',
+        b'{"headers": {"a": 1}}',
+        b'{"delay": -1}',
+        b'{"ttl": 1e300}',
+        b'{"at": 1e300}',
+        b'{"at": "9999-12-31T23:59:59Z"}',
+    ],
+)
+def test_bad_messages(api: Api, app: Laneway, body: bytes) -> None:
+    """What a consumer could not read, or the library refuses, is a 400 and is not stored."""
+    problem = api.problem(
+        "POST",
+        "/v1/topics/p.bad/messages",
+        body,
+        headers={"content-type": "application/json"},
+    )
+    assert "\n" not in problem["detail"]
+    assert app.topic("p.bad").stats().waiting == 0
+
+
+def test_unknown_fields(api: Api) -> None:
+    """An unknown field is named, with the one that was probably meant."""
+    problem = api.problem("POST", "/v1/topics/a/messages", {"bdy": 1})
+    assert problem["type"] == "/problems/unknown-field"
+    assert (problem["pointer"], problem["hint"]) == ("#/bdy", 'did you mean "body"?')
+    problem = api.problem("POST", "/v1/messages", [{"topic": "a"}, {"topic": "a", "kye": "k"}])
+    assert problem["pointer"] == "#/1/kye"
+    problem = api.problem("POST", "/v1/messages", [{"topic": "a"}, {"topic": "a", "priority": "x"}])
+    assert problem["pointer"] == "#/1/priority"
+    problem = api.problem("POST", "/v1/topics/a/messages?rww=1", {})
+    assert problem["hint"] == 'did you mean "raw"?'
+
+
+def test_lists(api: Api, app: Laneway) -> None:
+    """A list is answered in its order; with a message that is not valid, nothing is stored."""
+    answer = api("POST", "/v1/messages", [{"topic": f"l.{n % 3}", "body": n} for n in range(9)])
+    assert [each["outcome"] for each in answer.json] == ["accepted"] * 9
+    assert bodies(app, "l.1") == [1, 4, 7]
+    problem = api.problem("POST", "/v1/messages", [{"topic": "l.new"}, {"topic": "*"}])
+    assert (problem["type"], problem["pointer"]) == ("/problems/bad-message", "#/1")
+    assert app.topic("l.new").stats().waiting == 0
+    too_many = [{"topic": "l.new"}] * 10_001
+    assert api.problem("POST", "/v1/messages", too_many, status=413)["title"]
+    assert api("POST", "/v1/messages", []).json == []
+
+
+def test_full_backlog(api: Api, app: Laneway) -> None:
+    """One message: 429 with Retry-After; in a list, 207 with the reason of each."""
+    app.policy("full", max_backlog=2, on_full="block")
+    answer = api("POST", "/v1/messages", [{"topic": "full"}] * 3, status=207)
+    assert [each["outcome"] for each in answer.json] == ["accepted", "accepted", "refused"]
+    assert "2" in answer.json[2]["reason"]
+    refused = api("POST", "/v1/topics/full/messages", {}, status=429)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json["type"] == "/problems/backlog-full"
+
+
+def test_lines(api: Api, app: Laneway) -> None:
+    """Each line is answered; those that are not valid do not hurt the others."""
+    lines = [
+        b'{"topic": "n", "body": 1}',
+        b"",
+        b"nonsense",
+        b'{"topic": "n", "body": 2, "kye": 1}',
+        b'{"topic": "*"}',
+        b'{"topic": "n", "body": 3}',
+    ]
+    answers = api("POST", "/v1/messages", b"\n".join(lines), headers=LINES).lines
+    assert [each["line"] for each in answers] == [1, 2, 3, 4, 5]
+    assert [each.get("outcome") for each in answers] == ["accepted", None, None, None, "accepted"]
+    assert 'did you mean "key"?' in answers[2]["problem"]
+    assert bodies(app, "n") == [1, 3]
+
+
+def test_stream_of_lines(api: Api) -> None:
+    """Lines are answered while the client still sends, whatever pieces they arrive in."""
+    connection = api.open()
+    connection.putrequest("POST", "/v1/messages")
+    connection.putheader("content-type", "application/x-ndjson")
+    connection.putheader("transfer-encoding", "chunked")
+    connection.endheaders()
+
+    def send(piece: bytes) -> None:
+        connection.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+
+    send(b'{"topic": "s", "bo')
+    send(b'dy": 1}\n{"topic"')
+    response = connection.getresponse()  # the head is here, the request goes on
+    first = json.loads(response.readline())
+    assert (first["line"], first["outcome"]) == (1, "accepted")
+    send(b': "s", "body": 2}')
+    connection.send(b"0\r\n\r\n")
+    second = json.loads(response.readline())
+    assert (second["line"], second["outcome"]) == (2, "accepted")
+    assert response.read() == b""
+    connection.close()

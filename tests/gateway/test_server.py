@@ -1,0 +1,232 @@
+"""The server: who is let in, probes, limits, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from laneway import Laneway, errors
+from laneway.cli import main
+from laneway.errors import EngineUnavailable, LanewayError
+from laneway.gateway import http, problems
+from laneway.gateway.gateway import Gateway
+from tests.gateway.conftest import Api, serving
+
+
+async def call(gateway: Gateway, method: str, path: str, **scope: Any) -> tuple[int, bytes, Any]:
+    """One request without a server: status, body, headers."""
+    events: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": scope.pop("body", b"")}
+
+    async def send(event: Any) -> None:
+        events.append(event)
+
+    given = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+        **scope,
+    }
+    await gateway(given, receive, send)
+    start, end = events
+    return start["status"], end["body"], dict(start["headers"])
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Any:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app:
+        gateway = Gateway(app)
+        yield gateway
+        gateway.close()
+
+
+def test_probes(api: Api) -> None:
+    """The process is up, and its store answers; no token and no local name is needed."""
+    for path in ("/healthz", "/readyz"):
+        answer = api("GET", path, headers={"host": "pod-1.cluster.example"})
+        assert answer.json == {"status": "ok"}
+
+
+def test_not_ready(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 with the reason, without passwords, if the store does not answer."""
+
+    def fail(*_: object) -> int:
+        raise EngineUnavailable("valkey://u:secret@host: refused")
+
+    monkeypatch.setattr(type(gateway.services.host.engine), "time_us", fail)
+    status, body, _ = asyncio.run(call(gateway, "GET", "/readyz"))
+    assert status == 503
+    assert b"refused" in body
+    assert b"secret" not in body
+    status, body, headers = asyncio.run(call(gateway, "GET", "/v1/topics/a"))
+    assert status == 503
+    assert b'"applied":"no"' in body
+    assert headers[b"retry-after"] == b"1"
+
+
+def test_security_headers(api: Api) -> None:
+    """Every answer has them, errors too."""
+    for path in ("/healthz", "/v1/topics", "/nothing"):
+        answer = api("GET", path, status=404 if path == "/nothing" else 200)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.x"])
+def test_other_names(api: Api, host: str) -> None:
+    """A page of another site does not reach the gateway by a name that points here."""
+    problem = api.problem("GET", "/v1/topics", headers={"host": host}, status=403)
+    assert "localhost" in problem["detail"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:7878", "127.0.0.1", "[::1]:80"])
+def test_local_names(api: Api, host: str) -> None:
+    """The names of this machine, with any port."""
+    api("GET", "/v1/topics", headers={"host": host})
+
+
+def test_other_machines(gateway: Gateway) -> None:
+    """A client of another machine is refused, whatever name it uses."""
+    status, body, _ = asyncio.run(call(gateway, "GET", "/v1/topics", client=("192.0.2.1", 1)))
+    assert (status, b"own machine" in body) == (403, True)
+
+
+def test_bind(tmp_path: Path) -> None:
+    """Other machines are let in only if that is said; wrong addresses are one line."""
+    for bind, text in (
+        ("0.0.0.0:0", "add --insecure"),
+        (":::0", "add --insecure"),
+        ("127.0.0.1:x", "HOST:PORT"),
+        ("127.0.0.1:99999", "HOST:PORT"),
+        ("[2001:db8::1", "--insecure"),
+    ):
+        result = CliRunner().invoke(main, ["-u", f"sqlite:///{tmp_path}/a", "serve", "-b", bind])
+        assert result.exit_code == 2
+        assert text in result.output
+        assert result.output.count("\n") == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = CliRunner().invoke(main, ["-u", f"sqlite:///{tmp_path}/a", "serve", "-b", bind])
+        assert (result.exit_code, "cannot be used" in result.output) == (2, True)
+
+
+def test_insecure_and_prefix(store: str) -> None:
+    """With --insecure any name is good; behind a proxy everything works under its prefix."""
+    with serving(store, "--insecure", "--root-path", "/queue", prefix="/queue") as (api, _):
+        api("GET", "/v1/topics", headers={"host": "api.example"})
+
+
+def test_paths_and_methods(api: Api) -> None:
+    """Unknown paths are 404; other methods 405, with those that are allowed."""
+    assert api.problem("GET", "/v1/topcs", status=404)["type"] == "/problems/not-found"
+    assert api("GET", "/problems/not-found").json["status"] == 404
+    answer = api("DELETE", "/v1/topics", status=405)
+    assert answer.headers["allow"] == "GET"
+    head = api("HEAD", "/v1/topics")
+    assert (head.content, int(head.headers["content-length"]) > 0) == (b"", True)
+
+
+def test_large_requests(api: Api) -> None:
+    """A body or head above the limit is refused, before it has arrived."""
+    connection = api.open()
+    connection.putrequest("POST", "/v1/topics/a/messages")
+    connection.putheader("content-length", str(http.MAX_BODY + 1))
+    connection.putheader("content-type", "application/json")
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+    with socket.create_connection(("127.0.0.1", api.port)) as raw:
+        raw.settimeout(20)
+        raw.sendall(b"GET /healthz HTTP/1.1\r\n")
+        line = b"x: %s\r\n" % (b"y" * 1000)
+        with pytest.raises(OSError):  # noqa: PT011  # reset, or broken pipe
+            raw.sendall(line * 10_000)
+    api("GET", "/healthz")
+
+
+def test_connections(store: str) -> None:
+    """Above the limit a connection is refused with 503, and those there are go on."""
+    with serving(store, "--max-connections", "3") as (api, _):
+        kept = [api.open() for _ in range(3)]
+        for connection in kept:
+            connection.connect()
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+        with socket.create_connection(("127.0.0.1", api.port)) as raw:
+            raw.settimeout(20)
+            assert raw.recv(1000).startswith(b"HTTP/1.1 503 ")
+        for connection in kept:
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read()
+            connection.close()
+
+
+def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None:
+    """A head or body that does not arrive in time does not hold the connection."""
+    from laneway.gateway import server
+
+    for module in (http, server):
+        monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
+
+    async def exchange(port: int, sent: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        import uvicorn
+
+        listening = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            gateway, http=server._protocol(10), lifespan="off", log_config=None, access_log=False
+        )
+        serving = server._Server(config, gateway, lambda: None)
+        task = asyncio.create_task(serving.serve([listening]))
+        port = listening.getsockname()[1]
+        assert await exchange(port, b"") == b""
+        assert await exchange(port, b"GET /heal") == b""
+        assert await exchange(port, b"GET /healthz HTTP/1.1\r\nhost: loc") == b""
+        slow = b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
+        assert (await exchange(port, slow)).startswith(b"HTTP/1.1 408 ")
+        serving.should_exit = True
+        await task
+
+    asyncio.run(run())
+
+
+def test_every_error_has_a_problem() -> None:
+    """Each class of errors has its kind, with the library's own text, and no password."""
+
+    def subclasses(kind: type[LanewayError]) -> list[type[LanewayError]]:
+        return [kind, *(each for sub in kind.__subclasses__() for each in subclasses(sub))]
+
+    for kind in subclasses(LanewayError):
+        if kind.__module__ != errors.__name__:
+            continue
+        body, _ = problems.body_of(kind("topic a: valkey://u:secret@h does not fit"))
+        assert body.status == problems.KINDS[body.type.removeprefix("/problems/")][0]
+        assert "topic a" in body.detail
+        assert "secret" not in body.detail
+    own = {kind.kind.replace("_", "-") for kind in subclasses(errors.UsageError)}
+    assert own <= problems.KINDS.keys()
+    body, _ = problems.body_of(ValueError("a defect"))
+    assert (body.status, "a defect" in body.detail) == (500, False)
