@@ -21,6 +21,7 @@ BENCHES = (
     "topics",
     "policies",
     "limited",
+    "adaptive",
     "backlog",
     "lifetime",
     "fairness",
@@ -65,6 +66,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("policies", {"topics": "ratio"}, "work, ms", 2.0, False),
     ("policies", {"topics": "ratio"}, "set, ms", 2.0, False),
     ("limited", {"topics": "ratio"}, "lease 500, ms", 2.0, False),
+    ("adaptive", {}, "ratio", 0.8, True),
     ("fairness", {"": "quiet topics' wait p99, ms"}, "ratio", 2.0, False),
     (
         "shares",

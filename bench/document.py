@@ -110,6 +110,12 @@ SECTIONS = (
         "The cost of a lease of 500 messages when each topic has a rate and a concurrency.",
     ),
     Section(
+        "adaptive",
+        "Concurrency that adapts",
+        "Calls a second at a simulated destination whose capacity changes, with"
+        ' `concurrency="auto"`, beside the best fixed limit.',
+    ),
+    Section(
         "top",
         "Lists of the largest topics",
         "The time of `topics(order=…)`, the first 20, among 1,000,000 topics.",

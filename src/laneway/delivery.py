@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine, Queue
-    from laneway.message import Draft, Lease
+    from laneway.message import Draft, Lease, Overload
     from laneway.units import Duration
 
 
@@ -100,19 +100,34 @@ class Delivery:
         following = [codec.draft(message) for message in _messages(publish)]
         self._settle(Settlement(self.lease.handle, self.lease.fence, "ack"), following)
 
-    def retry(self, delay: Duration | None = None, error: str | None = None) -> None:
+    def retry(
+        self,
+        delay: Duration | None = None,
+        error: str | None = None,
+        *,
+        overload: Overload | None = None,
+    ) -> None:
         """
         Retry after the delay (default: the policy's backoff). It counts as an attempt; after the
         last one the message is a dead letter.
 
-        `error` is stored with the message, its first 4,000 characters. Raises BadMessage for a
+        `error` is stored with the message, its first 4,000 characters. `overload`: how the
+        destination showed that it is overloaded, `"timeout"` or `"answer"`; a topic with
+        `concurrency="auto"` lowers its limit. Raises BadMessage for a
         wrong delay, and UsageError if the topic delivers at most once, since the message was
         finished at its delivery.
         """
         delay_us = None if delay is None else _microseconds("retry", delay)
         _check_text("retry", "error", error)
         self._settle(
-            Settlement(self.lease.handle, self.lease.fence, "retry", delay_us=delay_us, error=error)
+            Settlement(
+                self.lease.handle,
+                self.lease.fence,
+                "retry",
+                delay_us=delay_us,
+                error=error,
+                overload=_overload("retry", overload),
+            )
         )
 
     def dead(self, reason: str = "rejected by the consumer") -> None:
@@ -120,11 +135,21 @@ class Delivery:
         _check_text("dead", "reason", reason)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
 
-    def release(self, *, begun: bool = True) -> None:
+    def release(self, *, begun: bool = True, overload: Overload | None = None) -> None:
         """
         Return it at once without counting an attempt; `begun=False` returns the rate permit, too.
+
+        `overload`: as in `retry`.
         """
-        self._settle(Settlement(self.lease.handle, self.lease.fence, "release", begun=begun))
+        self._settle(
+            Settlement(
+                self.lease.handle,
+                self.lease.fence,
+                "release",
+                begun=begun,
+                overload=_overload("release", overload),
+            )
+        )
 
     def extend(self, by: Duration) -> None:
         """Extend the lease to at least `by` from now."""
@@ -295,6 +320,12 @@ def _messages(publish: Iterable[Message]) -> list[Message]:
 def _check_text(call: str, what: str, value: object) -> None:
     if value is not None and not isinstance(value, str):
         raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
+
+
+def _overload(call: str, overload: object) -> Overload | None:
+    if overload in (None, "timeout", "answer"):
+        return overload
+    raise UsageError(f'{call}: expected overload to be "timeout" or "answer", got {overload!r:.80}')
 
 
 def _microseconds(call: str, duration: Duration) -> int:

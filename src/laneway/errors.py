@@ -223,6 +223,9 @@ class DestinationUnavailable(HandlerSignal):
     The message's destination is unavailable, so the whole topic backs off: it delivers nothing for
     a time, then one message at a time as a probe. No message's retries are used.
 
+    A topic with `concurrency="auto"` only lowers its limit, unless `retry_after` is given or the
+    limit is the least one.
+
     `retry_after`: how long to back off, if the destination said so (seconds, `timedelta` or
     `"10m"`); default: one second, doubled by each failing probe up to five minutes.
     """

@@ -28,6 +28,12 @@ With a buffer or spool, the store decides later: `"buffered"`: in the producer's
 `"spooled"`: in the producer's spool. `"dropped"`: the buffer or spool was full.
 """
 
+Overload = Literal["timeout", "answer"]
+"""
+How a lease's end shows that the destination is overloaded: it did not answer in time, or it
+answered so (HTTP 429 or 503).
+"""
+
 Action = Literal["ack", "retry", "dead", "release", "back_off", "unhandled"]
 """
 How a settlement ends a lease.
@@ -219,7 +225,10 @@ class Settlement(msgspec.Struct, gc=False):
     - `handle`, `fence`: of the lease.
     - `action`: see `Action`, which also says what `delay_us`, `reason` and `begun` do.
     - `error`: text about the failure, for the message's history.
-    - `cost_us`: how long the handler ran, for tiers that are fair by time.
+    - `cost_us`: how long the handler ran, for tiers that are fair by time and for
+      `concurrency="auto"`.
+    - `overload`: what the end says about the destination, for topics with `concurrency="auto"`.
+      `"back_off"` says that it is unavailable.
     - `id`: the message's; only needed with an outcome.
     - `outcome`: stored under the id for `outcome_ttl_us`, in the same transaction, if this ends the
       message (`"acked"` or `"died"`).
@@ -233,6 +242,7 @@ class Settlement(msgspec.Struct, gc=False):
     error: str | None = None
     cost_us: int = 0
     begun: bool = True
+    overload: Overload | None = None
     id: str | None = None
     outcome: bytes | None = None
     outcome_ttl_us: int = 0

@@ -47,6 +47,8 @@ GATE_SEPARATOR = "\x1f"
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
 """The value of `Resolved.dedupe` if ids stay known for ever."""
+AUTO = -1
+"""The value of `Resolved.concurrency` if the limit adapts to the destination."""
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """Control characters, 8-bit ones (C1) included: terminals obey both."""
@@ -104,6 +106,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     rate: float | None = None
     burst: int | None = None
     concurrency: int | None = None
+    min_concurrency: int = 1
+    max_concurrency: int = 64
     weight: float = 1.0
     tier: str = USUAL
     pool: str = "default"
@@ -149,7 +153,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     lane_burst: float = 1.0
     """Each lane's burst, at least 1; by default the `default_burst` of its rate."""
     lane_concurrency: int | None = None
-    """Each lane's part of the concurrency."""
+    """Each lane's part of the concurrency; of one that adapts, its part of the most."""
+    adapts: bool = False
+    """Whether the concurrency adapts to the destination: each lane has a limit of its own."""
+    lane_least: int = 1
+    """Each lane's part of the least concurrency, if it adapts."""
     is_copied: bool = False
     """Whether a message may have copies, or is not stored itself."""
     accepts_plainly: bool = False
@@ -175,7 +183,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
             burst = default_burst(lane_rate) if self.burst is None else self.burst / self.partitions
             derive(self, "lane_rate", lane_rate)
             derive(self, "lane_burst", max(1.0, burst))
-        if self.concurrency is not None:
+        if self.concurrency == AUTO:
+            derive(self, "adapts", True)  # a value, not an option
+            derive(self, "lane_concurrency", max(1, self.max_concurrency // self.partitions))
+            derive(self, "lane_least", max(1, self.min_concurrency // self.partitions))
+        elif self.concurrency is not None:
             derive(self, "lane_concurrency", self.concurrency // self.partitions)
         is_one_lane = self.partitions == 1 and self.buckets is None
         is_copied = bool(self.subscriptions) or not self.own_backlog
@@ -201,6 +213,15 @@ def _integer(low: int, high: int) -> Callable[[Any], int]:
         return value
 
     return read
+
+
+def _concurrency(value: Any) -> int | str:
+    if value == "auto" and isinstance(value, str):
+        return value
+    try:
+        return _integer(1, 1_000_000)(value)
+    except BadPolicy:
+        raise _expected('a whole number from 1 to 1,000,000, or "auto"')(value) from None
 
 
 def _choice(*allowed: str) -> Callable[[Any], str]:
@@ -340,7 +361,18 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         _integer(1, 1_000_000),
         "most deliveries at once after a pause; default: 1 + a twentieth of the rate",
     ),
-    "concurrency": (_integer(1, 1_000_000), "most leases at once"),
+    "concurrency": (
+        _concurrency,
+        'most leases at once; "auto": a limit that adapts to the destination',
+    ),
+    "min_concurrency": (
+        _integer(1, 1_000_000),
+        'with concurrency "auto": the least limit; default 1',
+    ),
+    "max_concurrency": (
+        _integer(1, 1_000_000),
+        'with concurrency "auto": the largest limit; default 64',
+    ),
     "weight": (_weight, "share of the deliveries in its tier; default 1"),
     "tier": (_word, "service class; default: the default tier"),
     "pool": (_word, "pool of workers that serves the topic; default default"),
@@ -433,7 +465,9 @@ class PolicyOptions(TypedDict, total=False):
 
     rate: float | str | None
     burst: int | None
-    concurrency: int | None
+    concurrency: int | Literal["auto"] | None
+    min_concurrency: int | None
+    max_concurrency: int | None
     weight: float | None
     tier: str | None
     pool: str | None
@@ -748,6 +782,8 @@ def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = max(1, round(values[name] * units.SECOND))
     if "backoff" in values:
         values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
+    if values.get("concurrency") == "auto":
+        values["concurrency"] = AUTO
     if "dedupe" in values:
         kept = values["dedupe"]
         values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
@@ -980,11 +1016,25 @@ class PolicyTable:
                 f'tier "{values["tier"]}" does not exist; the namespace has'
                 f" {', '.join(self.tiers)}",
             )
-        if values.get("concurrency") is not None and values["concurrency"] < policy.partitions:
+        most = "max_concurrency" if policy.adapts else "concurrency"
+        limit = values.get(most)
+        if limit is not None and limit < policy.partitions:
             raise refuse(
-                "concurrency",
-                f"concurrency {values['concurrency']} is less than partitions {policy.partitions}; "
+                most,
+                f"{most} {values[most]} is less than partitions {policy.partitions}; "
                 "each partition needs at least one",
+            )
+        for field in ("min_concurrency", "max_concurrency"):
+            if field in values and not policy.adapts:
+                raise refuse(
+                    field, f'"{field}" has no meaning without concurrency="auto"; set both'
+                )
+        if policy.adapts and policy.min_concurrency > policy.max_concurrency:
+            field = "min_concurrency" if "min_concurrency" in values else "max_concurrency"
+            raise refuse(
+                field,
+                f"min_concurrency {policy.min_concurrency} is above max_concurrency"
+                f" {policy.max_concurrency}; lower the first or raise the second",
             )
         if "buckets" in values and not own_name and policy.partitions > 1:
             raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
@@ -1025,6 +1075,13 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
         del values["edge"]
     if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
         values["serial"] = "hold"
+    if values.get("concurrency") == "auto":
+        if "min_concurrency" in values or "max_concurrency" in values:
+            least = values.get("min_concurrency", 1)
+            values["max_concurrency"] = max(values.get("max_concurrency", 64), least)
+        return
+    values.pop("min_concurrency", None)
+    values.pop("max_concurrency", None)
     if "concurrency" in values:
         values["concurrency"] = max(values["concurrency"], values.get("partitions", 1))
 

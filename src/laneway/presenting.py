@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.message import RAW
-from laneway.policy import gate_names
+from laneway.policy import AUTO, FOREVER, gate_names
 from laneway.safetext import escaped, escaped_json
 
 if TYPE_CHECKING:
@@ -165,11 +165,13 @@ DURATIONS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait", "
 
 def setting_in_seconds(name: str, value: Any) -> Any:
     """A setting of a resolved policy, where durations are microseconds, in seconds."""
-    if name == "dedupe" and value == -1:
+    if name == "dedupe" and value == FOREVER:
         return "forever"
     if name == "gate" and value is not None:
         names = gate_names(value)
         return names if len(names) > 1 else names[0]
+    if name == "concurrency" and value == AUTO:
+        return "auto"
     return value / 1e6 if name in DURATIONS and value is not None else value
 
 

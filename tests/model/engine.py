@@ -17,7 +17,7 @@ from laneway.engines.base import (
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
 )
-from laneway.engines.shared import fairness
+from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import retries_used_up
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
@@ -672,6 +672,14 @@ class Engine(Lanes):
         for name in gates:
             self._take_from_gate(self.gates[name], take)
         self._charge(lane, policy, take, alone=lanes <= 1)
+        if policy.adapts:
+            lane.flow = lane.flow or adaptive.Flow(changed=self.now)
+            adaptive.delivered(
+                lane.flow,
+                self._leased(lane) + take,
+                policy.lane_least,
+                policy.lane_concurrency or 1,
+            )
         for message in ready[:take]:
             self._deliver(call, message, policy)
         return take
@@ -886,6 +894,7 @@ class Engine(Lanes):
         lane, message = lease.lane, lease.message
         ended.append(lane)
         self._end(lease, settlement.cost_us)
+        settlement = self._adapt(lane, settlement)
         if settlement.action == "ack" and lane.back_off_us and lease.fence > lane.back_off_fence:
             lane.back_off_us = lane.backs_off_until = 0
         if settlement.action == "back_off":
@@ -909,6 +918,31 @@ class Engine(Lanes):
         delay = (settlement.delay_us or 0) if settlement.action == "release" else 0
         self._come_back(message, self.now + delay if delay > 0 else None)
         return "released"
+
+    def _adapt(self, lane: Lane, settlement: Settlement) -> Settlement:
+        """
+        Adapt the limit of concurrency="auto" to the end of a lease.
+
+        Above the least limit an unavailable destination only delays its message.
+        """
+        policy = self._policy(lane)
+        if lane.flow is None or not policy.adapts:
+            return settlement
+        least, most = policy.lane_least, policy.lane_concurrency or 1
+        reason = adaptive.reason_of(settlement.action, settlement.overload)
+        if reason is not None:
+            is_borne = adaptive.bears(lane.flow, settlement.fence, least, most)
+            adaptive.overloaded(
+                lane.flow, reason, settlement.fence, self.fence, least, most, self.now
+            )
+            is_for_a_time = settlement.action != "back_off" or settlement.delay_us is not None
+            if is_borne and not is_for_a_time and not lane.back_off_us:
+                return msgspec.structs.replace(
+                    settlement, action="release", delay_us=BACK_OFF_FIRST_US, begun=True
+                )
+        elif settlement.action == "ack":
+            adaptive.succeeded(lane.flow, settlement.cost_us, least, most, self.now)
+        return settlement
 
     def _end(self, lease: HeldLease, cost_us: int) -> None:
         """Free what the lease holds, and correct its cost."""

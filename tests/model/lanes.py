@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
-from laneway.engines.shared import fairness
+from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, PolicyTable, Resolved, gate_names
 from laneway.tiers import Tier, TierLayers, Tiers
@@ -225,10 +225,11 @@ class Lanes:
         return ("at_gate", None) if self._gates_of(policy) else ("runnable", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
+        linger = LINGER_US[self._fair_by(lane.tier_queue)]
         at = (
             lane.wake
             if lane.place == "idle" and lane.wake is not None
-            else self.now + LINGER_US[self._fair_by(lane.tier_queue)]
+            else self.now + (linger if lane.flow is None else adaptive.KEPT_US)
         )
         if lane.back_off_us:
             at = max(at, lane.backs_off_until)
@@ -246,6 +247,8 @@ class Lanes:
     def _slots(self, lane: Lane, policy: Resolved) -> int:
         """How many leases its concurrency still admits; one while the topic probes."""
         limit = 1 if lane.back_off_us else policy.lane_concurrency
+        if limit is not None and policy.adapts and not lane.back_off_us:
+            limit = adaptive.limit_of(lane.flow, policy.lane_least, limit)
         return limit - self._leased(lane) if limit is not None else 1 << 30
 
     def _allowance(self, lane: Lane, policy: Resolved) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, LaneState
+from laneway.engines.shared.adaptive import Flow
 from laneway.headers import FLOW
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
@@ -138,6 +139,7 @@ class Lane:
     backs_off_until: int = 0
     back_off_fence: int = 0
     mean: int = 0  # moving mean of the cost of a message; 0: unknown
+    flow: Flow | None = None  # what concurrency="auto" knows of the destination
     counts: Counter[str] = field(default_factory=Counter)
     throttled: int = 0
     window_from: int = 0

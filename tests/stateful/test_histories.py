@@ -81,7 +81,9 @@ BASE: dict[str, dict[str, Any]] = {
 FIELDS: dict[str, list[Any]] = {
     "rate": [5, 25, 100, 0.2],
     "burst": [1, 3],
-    "concurrency": [1, 2, 4],
+    "concurrency": [1, 2, 4, "auto"],
+    "min_concurrency": [1, 2],
+    "max_concurrency": [2, 5],
     "weight": [0.5, 7],
     "tier": ["high", "mid", "low", "vip", "gold"],
     "pool": ["other"],
@@ -145,6 +147,8 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"serial": "yield", "tier": "low"},
     {"retries": 1, "dead_ttl": 5},
     {"concurrency": 4, "partitions": 2},
+    {"concurrency": "auto", "max_concurrency": 4},
+    {"concurrency": "auto", "min_concurrency": 2, "lease": 5},
     {"rate": 0.2, "burst": 3},
     {"lease": 1},
     {"subscription:s": {}, "subscription:t": {"where": {"a": "*"}}},
@@ -219,8 +223,9 @@ def an_end(chance: random.Random) -> Settlement:
         delay,
         reason,
         reason,
-        pick([0, 1_000, 2 * SECOND, 500 * SECOND]),
+        pick([0, 1_000, 1_000, 1_500, 2 * SECOND, 500 * SECOND]),
         pick([True, False]),
+        pick([None, None, None, "timeout", "answer"]),
     )
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import laneway.engines.valkey
 from laneway.engines import base
-from laneway.engines.shared import fairness, refusals, size_classes
+from laneway.engines.shared import adaptive, fairness, refusals, size_classes
 from laneway.engines.valkey import records, scripts
 from laneway.policy import FOREVER
 from laneway.testing.servers import Server
 
+SEED = 5
 PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
 
 
@@ -60,6 +63,27 @@ def test_numbers() -> None:
     bounds = re.search(r"BOUNDS = \{([^}]+)\}", text("tallies"))
     assert bounds is not None
     assert tuple(map(int, bounds[1].split(","))) == base.WAIT_BOUNDS_US
+    for name in (
+        "FIRST_LIMIT",
+        "SLOW",
+        "SLOW_WINDOWS",
+        "SHRINK_TO",
+        "SHRINK_OF",
+        "HOLD_WINDOWS",
+        "FOLLOWS",
+        "FOLLOWS_OF",
+        "FIRST",
+        "GREW",
+        "SLOWER",
+        "UNAVAILABLE",
+    ):
+        assert int(number("adaptive", name)) == getattr(adaptive, name), name
+    assert int(number("adaptive", "FLOW_KEPT")) == adaptive.KEPT_US
+    assert int(number("adaptive", "MEDIAN_STEP")) == 1 << adaptive.STEP_SHIFT
+    assert "OVERLOADS = { timeout = 3, answer = 4 }" in text("adaptive")
+    assert adaptive.OVERLOADS == {"timeout": 3, "answer": 4}
+    fields = re.findall(r"'(\w+)'", text("adaptive").partition("FIELDS = {")[2].partition("}")[0])
+    assert tuple(fields) == adaptive.Flow.__struct_fields__
     seconds = {"SECOND": 1_000_000}
     answers = [
         (("settling", "BACK_OFF_FIRST"), base.BACK_OFF_FIRST_US),
@@ -133,6 +157,51 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
             size_classes.size_class(now % 100000) or 0,
         )
         assert [int(each) for each in line.split()] == list(expected), (rate, tat, now)
+
+
+def test_adaptive_limits_are_the_same_number_for_number() -> None:
+    """A lane's flow in adaptive.py and in adaptive.lua, on a real server, after random ends."""
+    chance = random.Random(SEED)
+    script = "\n".join(
+        [
+            "local function part(define) local functions = {} define(functions)",
+            "return functions end",
+            text("adaptive"),
+            "local policy = { least = tonumber(ARGV[1]), most = tonumber(ARGV[2]) }",
+            "local flow, answers = adaptive.begin(0), {}",
+            "for n = 3, #ARGV, 4 do",
+            "adaptive.delivered(flow, tonumber(ARGV[n]), policy)",
+            "answers[#answers + 1] = adaptive.bears(flow, n, policy) and 1 or 0",
+            "local overload = ARGV[n + 2] ~= '' and ARGV[n + 2]",
+            "local took = tonumber(ARGV[n + 3])",
+            "adaptive.settled(flow, policy, n, n + 40, ARGV[n + 1], overload, took, n)",
+            "for _, each in ipairs(adaptive.encode(flow)) do answers[#answers + 1] = each end",
+            "answers[#answers + 1] = adaptive.limit(flow, policy) end return answers",
+        ]
+    )
+    with Server() as server:
+        for least, most in [(1, 64), (3, 7), (1, 1)]:
+            latency = 1_000
+            ends: list[tuple[int, str, str, int]] = []
+            for _ in range(1_500):
+                latency = round(latency * chance.choice([1, 1, 1, 1, 1, 1, 1.1, 0.9, 4, 0.25])) + 1
+                action = chance.choice(["ack"] * 200 + ["back_off", "retry"])
+                overload = chance.choice([""] * 200 + ["timeout", "answer"])
+                ends.append((chance.choice([1, 5, 64]), action, overload, latency % 9_000_000))
+            arguments = (least, most, *(each for end in ends for each in end))
+            found = [int(each) for each in server.run("EVAL", script, 0, *arguments)]
+            flow, expected = adaptive.Flow(), []
+            for n, (leased, action, overload, took) in enumerate(ends):
+                fence = 3 + 4 * n
+                adaptive.delivered(flow, leased, least, most)
+                expected.append(int(adaptive.bears(flow, fence, least, most)))
+                reason = adaptive.reason_of(action, overload or None)  # type: ignore[arg-type]
+                if reason is not None:
+                    adaptive.overloaded(flow, reason, fence, fence + 40, least, most, fence)
+                elif action == "ack":
+                    adaptive.succeeded(flow, took, least, most, fence)
+                expected += [*msgspec.structs.astuple(flow), adaptive.limit_of(flow, least, most)]
+            assert found == expected, f"seed {SEED}"
 
 
 FUNCTIONS = sorted(PARTS.parent.glob("*.lua"))

@@ -18,6 +18,7 @@ METAVARS = {
     "rate": "RATE",
     "backoff": "DURATION|LIST|JSON",
     "max_body": "SIZE",
+    "concurrency": "COUNT|auto",
     "max_backlog": "COUNT|SIZE",
     "tier": "TIER",
     "pool": "POOL",
@@ -67,7 +68,7 @@ def option_type(hint: Any) -> Any:
     """
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    if choices:
+    if choices and int not in kinds:
         return click.Choice([*choices, "true"] if bool in kinds else choices)
     if kinds == [bool]:
         return Flag()
@@ -82,7 +83,7 @@ def value_of(name: str, text: Any) -> Any:
 
     if not isinstance(text, str):
         return text
-    if name in ("max_backlog", "max_body") and text.isdigit():
+    if name in ("max_backlog", "max_body", "concurrency") and text.isdigit():
         return int(text)
     if text == "true":
         return True

@@ -11,6 +11,7 @@ from laneway import texts, units
 from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Settlement
 from laneway.working.error_details import attribute, error_text, text_attribute, text_of
+from laneway.working.overload import overload_of
 
 if TYPE_CHECKING:
     from laneway.units import Duration
@@ -31,9 +32,18 @@ def settlement_for(
     delivery: WorkerDelivery, error: BaseException | None, cost_us: int
 ) -> Settlement:
     """How a lease ends if its handler raised `error`; None: the handler returned."""
-    handle, fence = delivery.lease.handle, delivery.lease.fence
     if error is None:
-        return Settlement(handle, fence, "ack", cost_us=cost_us)
+        return Settlement(delivery.lease.handle, delivery.lease.fence, "ack", cost_us=cost_us)
+    settlement = _settlement_of_failure(delivery, error, cost_us)
+    if delivery.lease.limited:  # else no limit can adapt
+        settlement.overload = overload_of(error)
+    return settlement
+
+
+def _settlement_of_failure(
+    delivery: WorkerDelivery, error: BaseException, cost_us: int
+) -> Settlement:
+    handle, fence = delivery.lease.handle, delivery.lease.fence
     kind = type(error)  # not isinstance, which asks the error's own `__class__`
     if issubclass(kind, Reject):
         return Settlement(

@@ -190,7 +190,11 @@ class OutcomeLog:
                 if settlement.delay_us is None
                 else f" for {settlement.delay_us / units.SECOND:.1f} s"
             )
-            level, what, cause = logging.WARNING, f"topic backs off{span}: {text}", None
+            if settlement.delay_us is None and self._engine.policy_of(lease.topic).adapts:
+                what = f"destination unavailable, its topic runs fewer at once: {text}"
+            else:
+                what = f"topic backs off{span}: {text}"
+            level, cause = logging.WARNING, None
         elif issubclass(kind, Retry):
             level, what, cause = (
                 logging.INFO,

@@ -11,13 +11,14 @@ import msgspec
 
 from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US, Explanation
-from laneway.engines.shared import fairness
+from laneway.engines.shared import adaptive, fairness
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.base import MessageView
+    from laneway.engines.shared.adaptive import Flow
     from laneway.policy import Resolved
 
 CLOCK_SLACK_US = SECOND
@@ -60,6 +61,8 @@ class Facts(msgspec.Struct, kw_only=True):
     """Lanes of its tier queue that are served before its own."""
     busy_with: str | None = None
     """If it is parked: the id of the message that its serial key is busy with."""
+    flow: Flow | None = None
+    """What its lane knows of the destination, with `concurrency="auto"`."""
     gates: Sequence[GateFacts] = ()
     unhandled_us: int | None = None
     """When a worker first had no handler for it."""
@@ -226,11 +229,8 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
             "the topic probes whether its destination is available, one delivery at a time"
         )
         at = None
-    concurrency = policy.lane_concurrency
-    if concurrency is not None and facts.leased >= concurrency:
-        explanation.reasons.append(
-            f"{facts.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
-        )
+    if (reason := _full(facts)) is not None:
+        explanation.reasons.append(reason)
         at = None
     if policy.rate is not None:
         tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst)
@@ -249,6 +249,22 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
             wake = gate.wake_us
             at = max(at, wake) if wake is not None and at is not None else None
     return at
+
+
+def _full(facts: Facts) -> str | None:
+    """Why the lane's concurrency admits nothing more now; None: it does."""
+    policy, limit = facts.policy, facts.policy.lane_concurrency
+    if limit is None:
+        return None
+    run = f"{facts.leased} messages of its topic run, and its concurrency is"
+    if not policy.adapts:
+        return f"{run} {policy.concurrency}" if facts.leased >= limit else None
+    limit = adaptive.limit_of(facts.flow, policy.lane_least, limit)
+    if facts.leased < limit:
+        return None
+    flow = facts.flow or adaptive.Flow()
+    why = adaptive.REASONS[flow.reason].format(ago=_duration(facts.now_us - flow.changed))
+    return f"{run} {limit} now (auto, {policy.min_concurrency} to {policy.max_concurrency}): {why}"
 
 
 def _time_ahead(facts: Facts) -> int:

@@ -67,6 +67,7 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
             else 0
         ),
         busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None,
+        flow=lane.flow,
         gates=_gates(tx, lane, policy),
         unhandled_us=(tx.one("note_read", row.mid) or (None,))[0],
     )

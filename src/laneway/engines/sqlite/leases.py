@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.shared import fairness
+from laneway.engines import base
+from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US
 from laneway.engines.sqlite.rows import Held
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.sqlite.rows import Lane
     from laneway.engines.sqlite.transaction import Transaction
+    from laneway.message import Settlement
 
 _dumps = msgspec.json.Encoder().encode
 
@@ -75,6 +77,36 @@ def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None
         tx.free_gates(held.gate)
     if held.charge:
         _correct_charge(tx, lane, held, cost_us)
+
+
+def adapt(tx: Transaction, lane: Lane, settlement: Settlement) -> Settlement:
+    """
+    Adapt the lane's limit to how a lease of it ended, if its concurrency is "auto".
+
+    Returns the settlement; one that reports an unavailable destination becomes a release with a
+    delay if the smaller limit is enough.
+    """
+    policy, flow = tx.policy_of(lane), lane.flow
+    if flow is None or not policy.adapts:
+        return settlement
+    least, most = policy.lane_least, policy.lane_concurrency or 1
+    reason = adaptive.reason_of(settlement.action, settlement.overload)
+    if reason is not None:
+        if (
+            settlement.action == "back_off"
+            and settlement.delay_us is None
+            and not lane.back_off_step
+            and adaptive.bears(flow, settlement.fence, least, most)
+        ):
+            settlement = msgspec.structs.replace(
+                settlement, action="release", delay_us=base.BACK_OFF_FIRST_US, begun=True
+            )
+        fence = tx.last_fence()
+        adaptive.overloaded(flow, reason, settlement.fence, fence, least, most, tx.now)
+    elif settlement.action == "ack":
+        adaptive.succeeded(flow, settlement.cost_us, least, most, tx.now)
+    tx.touch(lane)
+    return settlement
 
 
 def _correct_charge(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:

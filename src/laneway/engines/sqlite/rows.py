@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.shared import gates
+from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
 from laneway.policy import Gate
@@ -59,6 +60,7 @@ class Lane(msgspec.Struct, gc=False):
     back_off_fence: int = 0
     mean: int = 0
     watched_until: int = 0  # changes are notified until then, see Wakeup.watch_topic
+    flow: Flow | None = None  # with concurrency="auto", from its first delivery on
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
     # what tallies.py has counted of this lane
@@ -124,6 +126,8 @@ class Lane(msgspec.Struct, gc=False):
         """Decode `more`."""
         for name, value in zip(MORE, msgspec.json.decode(self.more or "[]"), strict=False):
             setattr(self, name, value)
+        if self.flow is not None:
+            self.flow = msgspec.convert(self.flow, Flow)
 
     def pack(self) -> None:
         """Encode `more`."""
@@ -140,6 +144,9 @@ class Lane(msgspec.Struct, gc=False):
             self.mean,
             self.watched_until,
         )
+        if self.flow is not None:
+            self.more = msgspec.json.encode((*values, self.flow)).decode()
+            return
         self.more = msgspec.json.encode(values).decode() if any(values) else None
 
 

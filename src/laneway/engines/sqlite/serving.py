@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.base import MAX_PASSED_OVER
-from laneway.engines.shared import fairness
+from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
@@ -409,6 +409,11 @@ class _Plan:
             lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, take)
         lane.ready -= take
         lane.leased += take
+        if policy.adapts:
+            lane.flow = lane.flow or adaptive.Flow(changed=tx.now)
+            adaptive.delivered(
+                lane.flow, lane.leased, policy.lane_least, policy.lane_concurrency or 1
+            )
         tier_queue.delivered += take
         tx.count_deliveries(lane, take)
 

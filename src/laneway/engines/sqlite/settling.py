@@ -155,7 +155,7 @@ def _quick_acks(
             continue
         mid, number, message = lease
         lane = lanes[number]
-        if lane.back_off_step:
+        if lane.back_off_step or lane.flow is not None:
             left.append(n)
             continue
         if number != last:
@@ -215,6 +215,7 @@ def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
         if (
             lane.place in (FULL, ASLEEP, AT_GATE)
             or lane.back_off_step
+            or lane.flow is not None
             or (not lane.ready and lane.place != IDLE)
         ):
             tx.place(lane)
@@ -322,6 +323,8 @@ class _Settling:
         lane = tx.lane(held.lane)
         self.lanes[lane.lane] = lane
         leases.release_slots(tx, lane, held, settlement.cost_us)
+        if lane.flow is not None:
+            settlement = leases.adapt(tx, lane, settlement)
         if held.empty is not None:
             return self._settle_empty(lane, held, settlement), generated_id(
                 tx.shard.nonce, held.mid

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import fairness, gates
+from laneway.engines.shared import adaptive, fairness, gates
 from laneway.engines.shared.naming import BUCKET, generated_id, lane_name
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
@@ -688,6 +688,8 @@ class Transaction(Statements):
         concurrency = policy.lane_concurrency
         if lane.back_off_step:
             concurrency = 1
+        elif concurrency is not None and policy.adapts:
+            concurrency = adaptive.limit_of(lane.flow, policy.lane_least, concurrency)
         if concurrency is not None and lane.leased >= concurrency:
             return FULL, None
         if is_used:
@@ -703,6 +705,8 @@ class Transaction(Statements):
     def _forgotten_at(self, lane: Lane, policy: Resolved, tier_queue: TierQueue) -> int:
         if lane.place == IDLE and lane.wake is not None:
             at = lane.wake
+        elif lane.flow is not None:
+            at = self.now + adaptive.KEPT_US
         else:
             at = self.now + LINGER_US["time" if self.fair_by_time(tier_queue) else "messages"]
         if lane.back_off_step:
@@ -731,7 +735,11 @@ class Transaction(Statements):
         allowed = lane.ready
         if not (policy.limited or lane.back_off_step):
             return allowed
-        concurrency = 1 if lane.back_off_step else policy.lane_concurrency
+        concurrency = policy.lane_concurrency
+        if lane.back_off_step:
+            concurrency = 1
+        elif concurrency is not None and policy.adapts:
+            concurrency = adaptive.limit_of(lane.flow, policy.lane_least, concurrency)
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
         if policy.rate is not None and allowed > 0:

@@ -65,6 +65,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0,
         lanes_before=min(before, COUNTED),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
+        flow=lane.flow,
         gates=_gates(view, shard, policy),
         unhandled_us=record.unhandled_from or None,
     )

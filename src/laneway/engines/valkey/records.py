@@ -14,8 +14,9 @@ import msgspec
 
 from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
+from laneway.engines.shared.adaptive import Flow
 from laneway.message import Batch, Draft, Lease
-from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
+from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def rule_fields(
     return {
         "rate": policy.lane_rate if has_rate else False,
         "burst": policy.lane_burst,
-        "concurrency": policy.lane_concurrency or False,
+        "concurrency": AUTO if policy.adapts else policy.lane_concurrency or False,
         "weight": policy.weight,
         "tier": policy.tier if policy.names_tier else False,
         "pool": policy.pool,
@@ -96,6 +97,8 @@ def rule_fields(
         "by_operator": {
             name: True for field in by_operator for name in _IN_LUA.get(field, (field,))
         },
+        "min_concurrency": policy.lane_least if policy.adapts else False,
+        "max_concurrency": policy.lane_concurrency if policy.adapts else False,
     }
 
 
@@ -674,6 +677,7 @@ class Lane(msgspec.Struct):
     back_off_fence: int = 0
     mean: int = 0
     watched_until: int = 0
+    flow: Flow | None = None
 
     @property
     def waiting(self) -> int:
@@ -689,6 +693,9 @@ class Lane(msgspec.Struct):
         """The numbers of its last plain messages; the others are in its list."""
         return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
 
+
+RARE = 11
+"""How many fields of a lane are stored together before its flow; few lanes have them."""
 
 _LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
 _LANE_TAIL = struct.Struct("<Hqqqiqqqiii")
@@ -706,9 +713,12 @@ def read_lane(name: str, stored: bytes) -> Lane:
         *_LANE_TAIL.unpack_from(stored, rest),
         gate.decode(),
         name,
-        *rare,
+        *rare[:RARE],
     )
-    return Lane(*values)
+    lane = Lane(*values)
+    if len(rare) > RARE and rare[RARE]:
+        lane.flow = msgspec.convert(rare[RARE], Flow)
+    return lane
 
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:

@@ -20,6 +20,7 @@ PARTS = (
     "shard",
     "undo",
     "fairness",
+    "adaptive",
     "rules",
     "writes",
     "gates",

@@ -36,7 +36,10 @@ class SettleCall:
         self._rows: list[int] = []
         for position, settlement in enumerate(settlements):
             is_plain = (
-                is_each_lease_once and settlement.action == "ack" and position not in publishing
+                is_each_lease_once
+                and settlement.action == "ack"
+                and settlement.overload is None
+                and position not in publishing
             )
             (self._plain if is_plain else self._rows).append(position)
         self._row_numbers = {
@@ -88,6 +91,7 @@ class SettleCall:
             settlement.begun,
             draw() if has_jitter else 1,
             position + 1,
+            settlement.overload or False,
         )
 
     def row_of(self, position: int) -> int:

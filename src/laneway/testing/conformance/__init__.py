@@ -16,6 +16,7 @@ Or import the tests into a module, with a fixture `make_engine` that returns a f
 import pytest
 
 PARTS = (
+    "test_adaptive",
     "test_clock",
     "test_coordination",
     "test_dead_letters",

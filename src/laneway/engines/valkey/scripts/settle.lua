@@ -4,7 +4,7 @@
 --
 -- ARGV[3]: number, fence and cost of each plain ack, flat (packed)
 -- ARGV[4]: the other settlements: {number, fence, action, delay, reason, error, cost, begun,
---   random, position in the call} of each (packed); see settling.lua
+--   random, position in the call, overload} of each (packed); see settling.lua
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
 -- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
 --   the own policies that it knows by topic} (packed)
@@ -100,7 +100,7 @@ if #left > 0 or #settlements > 0 then
         local at, position = 3 * n - 2, positions[n]
         add_rows(position)
         local ack = { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2], true,
-            1, position }
+            1, position, false }
         merged[#merged + 1], numbers[ack] = ack, n
     end
     add_rows(math.huge)

@@ -34,7 +34,8 @@ local acks = part(function(acks)
             if plain_names[n] and not seen[mids[n]] then
                 local lane = lanes.find(plain_names[n])
                 if lane and lane.back_off_step == 0 and not lanes.rule(lane).dedupe
-                    and not lanes.gate_of(lane, lanes.rule(lane)) then
+                    and not lanes.gate_of(lane, lanes.rule(lane))
+                    and not lane.flow then
                     is_quick, seen[mids[n]] = true, true
                     lane.leased, lane.done = lane.leased - 1, lane.done + 1
                     gone[#gone + 1] = mids[n]

@@ -18,7 +18,7 @@
 -- list `q:N`; `sorted`: how many of its ready messages are in the sorted set `z:N`, see
 -- messages.lua.
 --
--- uses: fairness, rules, writes, gates, crc, tallies
+-- uses: fairness, adaptive, rules, writes, gates, crc, tallies
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -45,8 +45,8 @@ local lanes = part(function(lanes)
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean',
         'watched_until' }
-    local RARE_MARK = '\155' -- MessagePack's mark of a list of so many
-    local USUAL = { is_bucket = false, rule = false, is_rare = false }
+    local RARE_MARK = '\156' -- MessagePack's mark of a list of so many, and the flow
+    local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
     end
@@ -113,7 +113,7 @@ local lanes = part(function(lanes)
                 rare_pool[rare_taken] = lane
             end
         end
-        lane.is_bucket, lane.rule = false, false
+        lane.is_bucket, lane.rule, lane.flow = false, false, false
         return lane
     end
 
@@ -144,26 +144,30 @@ local lanes = part(function(lanes)
         begin_call(lane, name)
         if is_rare then
             -- the values of a list, without a table
+            local flow
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-                lane.watched_until = values_of(string.sub(stored, rest + 1))
+                lane.watched_until, flow = values_of(string.sub(stored, rest + 1))
+            -- records of earlier versions end before it
+            lane.flow = flow and adaptive.decode(flow) or false
             tallies.begin_rare(lane)
         end
         return lane
     end
 
-    -- A list of `RARE` as MessagePack; "": all are 0.
+    -- A list of `RARE` and the flow as MessagePack; "": all are 0.
     local function rare_of(lane)
         local retried, died, merged, expired, removed, throttled, back_off_until, back_off_step,
             back_off_fence, mean, watched_until = lane.retried, lane.died, lane.merged,
             lane.expired, lane.removed, lane.throttled, lane.back_off_until, lane.back_off_step,
             lane.back_off_fence, lane.mean, lane.watched_until
         if retried + died + merged + expired + removed + throttled + back_off_until + back_off_step
-            + back_off_fence + mean + watched_until == 0 then
+            + back_off_fence + mean + watched_until == 0 and not lane.flow then
             return ''
         end
         return RARE_MARK .. packed(retried, died, merged, expired, removed, throttled,
-            back_off_until, back_off_step, back_off_fence, mean, watched_until)
+            back_off_until, back_off_step, back_off_fence, mean, watched_until,
+            lane.flow and adaptive.encode(lane.flow))
     end
 
     local function encode(lane)
@@ -373,7 +377,8 @@ local lanes = part(function(lanes)
 
     local function forgotten_at(lane, policy, tier_queue)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
-            or shard.now + (tier_queue.by_time and LINGER_BY_TIME or LINGER)
+            or shard.now + (lane.flow and FLOW_KEPT or tier_queue.by_time and LINGER_BY_TIME
+                or LINGER)
         if lane.back_off_step > 0 then
             at = math.max(at, lane.back_off_until)
         end
@@ -381,6 +386,14 @@ local lanes = part(function(lanes)
             at = math.max(at, math.ceil(lane.tat / TICKS))
         end
         return at
+    end
+
+    -- How many leases it may have; false: no limit. One while the topic probes its destination.
+    local function concurrency_of(lane, policy)
+        if lane.back_off_step > 0 then
+            return 1
+        end
+        return policy.adapts and adaptive.limit(lane.flow, policy) or policy.concurrency
     end
 
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
@@ -398,13 +411,10 @@ local lanes = part(function(lanes)
             end
             return IDLE, forgotten_at(lane, policy, tier_queue)
         end
-        local concurrency = policy.concurrency
-        if lane.back_off_step > 0 then
-            if lane.back_off_until > now then
-                return ASLEEP, lane.back_off_until
-            end
-            concurrency = 1
+        if lane.back_off_step > 0 and lane.back_off_until > now then
+            return ASLEEP, lane.back_off_until
         end
+        local concurrency = concurrency_of(lane, policy)
         if concurrency and lane.leased >= concurrency then
             return FULL, 0
         end
@@ -458,7 +468,7 @@ local lanes = part(function(lanes)
     -- How many of its ready messages the lane's own limits admit.
     function lanes.allowance(lane, policy)
         local allowed = lane.ready
-        local concurrency = lane.back_off_step > 0 and 1 or policy.concurrency
+        local concurrency = concurrency_of(lane, policy)
         if concurrency then
             allowed = math.min(allowed, concurrency - lane.leased)
         end

@@ -16,9 +16,10 @@ local rules = part(function(rules)
         'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe',
             'max_backlog', 'max_backlog_bytes', 'on_full',
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
-            'set_burst', 'auto_burst', 'by_operator',
+            'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency',
     }
     local KINDS = 5000
+    local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
     local by_name, by_stem, overridden, own_ids
     -- decoded policies by their records, which seldom change from call to call
     local decoded, sets, kinds = {}, {}, 0
@@ -39,6 +40,9 @@ local rules = part(function(rules)
             policy.step = fairness.interval(policy.rate)
             policy.depth = fairness.depth(policy.step, policy.burst)
         end
+        policy.adapts = policy.concurrency == AUTO
+        policy.least = policy.min_concurrency or LEAST
+        policy.most = math.max(policy.max_concurrency or MOST, policy.least)
     end
 
     local function decode(stored)

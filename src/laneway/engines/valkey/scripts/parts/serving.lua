@@ -2,7 +2,7 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, rules, gates, tallies, lanes, plain, messages, ids, settling
+-- uses: fairness, adaptive, rules, gates, tallies, lanes, plain, messages, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
@@ -216,6 +216,10 @@ local serving = part(function(serving)
             lane.tat = fairness.take_permits(tat, shard.now, policy.step, take)
         end
         lane.ready, lane.leased = lane.ready - take, lane.leased + take
+        if policy.adapts then
+            lane.flow = lane.flow or adaptive.begin(shard.now)
+            adaptive.delivered(lane.flow, lane.leased, policy)
+        end
         tier_queue.delivered = tier_queue.delivered + take
         lanes.count_deliveries(lane, take)
     end

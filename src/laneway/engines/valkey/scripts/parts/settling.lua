@@ -3,7 +3,7 @@
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
 --
--- uses: fairness, rules, writes, gates, lanes, results, messages, ids, merging
+-- uses: fairness, adaptive, rules, writes, gates, lanes, results, messages, ids, merging
 
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
@@ -13,8 +13,9 @@ local settling = part(function(settling)
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
     -- list, which is slow to search.
     local REST_LEAST = 54
-    -- of a settlement: {number, fence, action, delay, reason, error, cost, begun, random}
-    local ACTION, DELAY, REASON, FAILURE, COST, BEGUN, RANDOM = 3, 4, 5, 6, 7, 8, 9
+    -- of a settlement: {number, fence, action, delay, reason, error, cost, begun, random, position,
+    -- overload}
+    local ACTION, DELAY, REASON, FAILURE, COST, BEGUN, RANDOM, OVERLOAD = 3, 4, 5, 6, 7, 8, 9, 11
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
@@ -229,6 +230,19 @@ local settling = part(function(settling)
         messages.free_key(lane, brief.line, mid)
     end
 
+    -- Adapt the lane's limit. A report of an unavailable destination becomes a release with a delay
+    -- if the smaller limit is enough.
+    local function adapt(lane, policy, lease, settlement)
+        local is_borne = settlement[ACTION] == 'back_off' and not settlement[DELAY]
+            and lane.back_off_step == 0 and adaptive.bears(lane.flow, lease.fence, policy)
+        adaptive.settled(lane.flow, policy, lease.fence, shard.fence, settlement[ACTION],
+            settlement[OVERLOAD], settlement[COST], shard.now)
+        if is_borne then
+            settlement[ACTION], settlement[DELAY], settlement[BEGUN] = 'release', BACK_OFF_FIRST,
+                true
+        end
+    end
+
     -- End a lease. Its lane, and others that have to be placed, are added to `ended`.
     local function settle(mid, lease, settlement, ended, gone_leases, gone_messages)
         gone_leases[#gone_leases + 1] = mid
@@ -238,6 +252,9 @@ local settling = part(function(settling)
         local lane = lanes.find(lease.lane)
         ended[#ended + 1] = lane
         end_of_lease(lane, lease, settlement[COST])
+        if lane.flow and lanes.rule(lane).adapts then
+            adapt(lane, lanes.rule(lane), lease, settlement)
+        end
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
         end

@@ -1,0 +1,195 @@
+"""
+The arithmetic of `concurrency="auto"`: how many messages of a topic run at once, by what its
+destination bears.
+
+Additive increase, multiplicative decrease, as in TCP (Chiu and Jain 1989), with a gate on latency:
+a destination gives few samples, so there is no gradient, and no window in which it is measured
+alone.
+
+- A *window* is as many successes as the limit. At its end the limit grows by one if at least half
+  of them took at most `SLOW` times the best median, and if the limit was used up meanwhile.
+- After `SLOW_WINDOWS` slower windows in a row the limit shrinks by one.
+- A timeout, an overload answer or an unavailable destination shrinks it to 7/10: once for all
+  leases from before the shrinking. Then it grows up to one below the limit that was too much (the
+  *wall*) and stays there for `HOLD_WINDOWS` windows before it tries again.
+- An unavailable destination that does not say for how long (`DestinationUnavailable` without
+  `retry_after`) makes the topic back off only at the least limit; above it, its message waits.
+- The best median only falls, until shrinking to 7/10 does not lower the latency: then the
+  destination has become slower and is not overloaded, and its present median is the best one. (A
+  best median that is forgotten by time would follow the queue that the limit itself causes.)
+
+Pure functions on integers; the Lua copy computes the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from laneway.message import Action, Overload
+
+FIRST_LIMIT = 2
+SLOW = 2
+SLOW_WINDOWS = 3
+SHRINK_TO, SHRINK_OF = 7, 10
+"""What is left of the limit after an overload: 7/10."""
+
+HOLD_WINDOWS = 20
+
+FOLLOWS, FOLLOWS_OF = 17, 20
+"""At 7/10 of the limit, a median above 17/20 of the one before has not followed the limit."""
+
+STEP_SHIFT = 4
+"""The median moves by a sixteenth of itself towards each latency (frugal streaming)."""
+
+KEPT_US = 600_000_000
+"""How long a lane without messages keeps its limit: 10 min."""
+
+FIRST, GREW, SLOWER, TIMEOUT, ANSWER, UNAVAILABLE = range(6)
+"""Why a limit is what it is."""
+
+REASONS = (
+    "it grows while the destination answers quickly",
+    "raised {ago} ago, since the destination answers quickly",
+    "lowered {ago} ago, since the destination has become slower",
+    "lowered {ago} ago after a timeout",
+    "lowered {ago} ago, since the destination answered that it is overloaded",
+    "lowered {ago} ago, since the destination was unavailable",
+)
+
+OVERLOADS = {"timeout": TIMEOUT, "answer": ANSWER}
+"""The reasons of `Settlement.overload`."""
+
+
+def reason_of(action: Action, overload: Overload | None) -> int | None:
+    """Why a lease that ended in this way shrinks the limit; None: it does not."""
+    if action == "back_off":
+        return UNAVAILABLE
+    return None if overload is None else OVERLOADS[overload]
+
+
+class Flow(msgspec.Struct, array_like=True, gc=False):
+    """
+    What a lane knows of its destination. Times and latencies are microseconds.
+
+    - `limit`: how many leases the lane may have now.
+    - `is_used`: 1: the limit was used up in this window.
+    - `count`, `quick`: successes in this window, and those of them that were not slow.
+    - `median`, `best`: of the latencies; 0: none is known yet.
+    - `slow`: slow windows in a row.
+    - `slow_limit`, `slow_median`: what they were when the destination became slow; 0: it is not.
+    - `wall`: the limit at the last overload, until it is reached again; 0: none. `held`: for how
+      many windows the limit has stayed below it.
+    - `fence`: overloads that leases up to this one report do not count.
+    - `reason`, `changed`: why and when the limit last changed.
+    """
+
+    limit: int = FIRST_LIMIT
+    is_used: int = 0
+    count: int = 0
+    quick: int = 0
+    median: int = 0
+    best: int = 0
+    slow: int = 0
+    slow_limit: int = 0
+    slow_median: int = 0
+    wall: int = 0
+    held: int = 0
+    fence: int = 0
+    reason: int = FIRST
+    changed: int = 0
+
+
+def limit_of(flow: Flow | None, least: int, most: int) -> int:
+    """How many leases a lane may have; `flow`: None: it has had none."""
+    return max(least, min(flow.limit if flow is not None else FIRST_LIMIT, most))
+
+
+def delivered(flow: Flow, leased: int, least: int, most: int) -> None:
+    """The lane has so many leases after a delivery."""
+    if leased >= limit_of(flow, least, most):
+        flow.is_used = 1
+
+
+def succeeded(flow: Flow, latency_us: int, least: int, most: int, now_us: int) -> None:
+    """A message was acked; its handler ran that long (0: nobody has measured it)."""
+    if latency_us > 0:
+        if flow.median == 0:
+            flow.median = latency_us
+        elif latency_us > flow.median:
+            flow.median += (flow.median >> STEP_SHIFT) + 1
+        elif latency_us < flow.median:
+            flow.median -= flow.median >> STEP_SHIFT
+    flow.count += 1
+    if flow.best == 0 or latency_us <= SLOW * flow.best:
+        flow.quick += 1
+    limit = limit_of(flow, least, most)
+    if flow.count >= limit:
+        flow.limit = limit
+        _end_window(flow, least, most, now_us)
+
+
+def overloaded(
+    flow: Flow, reason: int, fence: int, last_fence: int, least: int, most: int, now_us: int
+) -> None:
+    """
+    The lease `fence` ended with a timeout, an overload answer, or with an unavailable destination;
+    `last_fence`: the shard's last one.
+    """
+    if fence <= flow.fence:
+        return
+    limit = limit_of(flow, least, most)
+    flow.limit = max(least, limit * SHRINK_TO // SHRINK_OF)
+    flow.wall = limit
+    flow.is_used = flow.count = flow.quick = flow.slow = flow.slow_limit = flow.slow_median = 0
+    flow.held = 0
+    flow.fence, flow.reason, flow.changed = last_fence, reason, now_us
+
+
+def bears(flow: Flow, fence: int, least: int, most: int) -> bool:
+    """
+    Whether a smaller limit is enough of an answer to an unavailable destination, which the lease
+    `fence` reports; ask before `overloaded`.
+    """
+    return fence <= flow.fence or limit_of(flow, least, most) > least
+
+
+def _end_window(flow: Flow, least: int, most: int, now_us: int) -> None:
+    is_slow, is_used = 2 * flow.quick < flow.count, flow.is_used
+    flow.is_used = flow.count = flow.quick = 0
+    if flow.median and (flow.best == 0 or flow.median < flow.best):
+        flow.best = flow.median
+    if is_slow:
+        _end_slow_window(flow, least, now_us)
+        return
+    flow.slow = flow.slow_limit = flow.slow_median = 0
+    if not is_used or flow.limit >= most:
+        return
+    if flow.limit == flow.wall - 1 and flow.held < HOLD_WINDOWS:
+        flow.held += 1
+        return
+    flow.limit += 1
+    flow.reason, flow.changed = GREW, now_us
+    if flow.limit >= flow.wall:
+        flow.wall = flow.held = 0
+
+
+def _end_slow_window(flow: Flow, least: int, now_us: int) -> None:
+    if not flow.slow_limit:
+        flow.slow_limit, flow.slow_median = flow.limit, flow.median
+    flow.slow += 1
+    if flow.slow < SLOW_WINDOWS:
+        return
+    flow.slow = 0
+    if flow.limit > least:
+        flow.limit -= 1
+        flow.reason, flow.changed = SLOWER, now_us
+    if flow.limit > least and flow.limit * SHRINK_OF > flow.slow_limit * SHRINK_TO:
+        return
+    if flow.median * FOLLOWS_OF > flow.slow_median * FOLLOWS:
+        flow.best = flow.median
+        flow.slow_limit = flow.slow_median = 0
+    else:
+        flow.slow_limit, flow.slow_median = flow.limit, flow.median

@@ -1,0 +1,132 @@
+"""Concurrency that adapts to the destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+QUICK_US = 100_000
+
+
+def _windows(driver: EngineDriver, count: int, cost_us: int = QUICK_US) -> list[int]:
+    """Lease all that the topic may have and ack it, so often; how many it had each time."""
+    found = []
+    for _ in range(count):
+        leases = driver.lease()
+        found.append(len(leases))
+        driver.later(cost_us / SECOND)
+        driver.settle(leases, cost_us=cost_us)
+    return found
+
+
+def _auto(driver: EngineDriver, **fields: Any) -> None:
+    driver.policy("a", concurrency="auto", retries=1000, **fields)
+    driver.put("a", *map(str, range(1000)))
+
+
+def test_grows_while_the_destination_is_quick(driver: EngineDriver) -> None:
+    """The limit begins at 2 and grows by one with each window, up to the largest."""
+    _auto(driver, max_concurrency=5)
+    assert _windows(driver, 6) == [2, 3, 4, 5, 5, 5]
+
+
+def test_bounds(driver: EngineDriver) -> None:
+    """The least and the largest limit hold, also when they change."""
+    _auto(driver, min_concurrency=4, max_concurrency=6)
+    assert _windows(driver, 4) == [4, 5, 6, 6]
+    driver.policy("a", max_concurrency=3, min_concurrency=1)
+    assert _windows(driver, 1) == [3]
+
+
+def test_unused_limit_does_not_grow(driver: EngineDriver) -> None:
+    """Successes of a topic that never uses its limit up say nothing about a larger one."""
+    driver.policy("a", concurrency="auto", min_concurrency=2)
+    for _ in range(20):
+        driver.put("a", "1")
+        driver.run()
+    driver.put("a", *map(str, range(10)))
+    assert len(driver.lease()) == 2
+
+
+def test_overload_lowers_the_limit_once(driver: EngineDriver) -> None:
+    """A timeout lowers it to 7/10, once for all leases from before; later ones lower it again."""
+    _auto(driver)
+    _windows(driver, 8)
+    leases = driver.lease()
+    assert len(leases) == 10
+    driver.settle(leases[:5], "retry", delay_us=0, overload="timeout")
+    newer = driver.lease()
+    assert len(newer) == 2
+    driver.settle(leases[5:], "retry", delay_us=0, overload="answer")
+    newer += driver.lease()
+    assert len(newer) == 7
+    driver.settle(newer, "retry", delay_us=0, overload="answer")
+    assert len(driver.lease()) == 4
+
+
+def test_slow_destination(driver: EngineDriver) -> None:
+    """Three windows in a row that take more than twice the best time lower it by one."""
+    _auto(driver)
+    assert _windows(driver, 5)[-1] == 6
+    assert _windows(driver, 5, cost_us=3 * QUICK_US) == [7, 7, 7, 6, 6]
+
+
+def test_unavailable_destination(driver: EngineDriver) -> None:
+    """Above the least limit the message only waits; at the least the topic backs off."""
+    _auto(driver)
+    _windows(driver, 2)
+    leases = driver.lease()
+    assert len(leases) == 4
+    assert driver.settle(leases, "back_off") == ["released"] * 4
+    assert len(driver.lease()) == 2
+    stats = driver.engine.topic_stats("a", now_us=driver.now)
+    assert (stats.delayed, stats.backs_off_until_us) == (4, None)
+
+
+def test_least_limit_backs_off(driver: EngineDriver) -> None:
+    """A destination that is unavailable at the least limit makes the topic back off."""
+    _auto(driver, max_concurrency=1)
+    leases = driver.lease()
+    driver.settle(leases, "back_off")
+    stats = driver.engine.topic_stats("a", now_us=driver.now)
+    assert stats.backs_off_until_us == driver.now + SECOND
+
+
+def test_retry_after_backs_off(driver: EngineDriver) -> None:
+    """A destination that says for how long is obeyed at any limit, which shrinks too."""
+    _auto(driver)
+    _windows(driver, 8)
+    driver.settle(driver.lease(), "back_off", delay_us=5 * SECOND)
+    assert driver.lease() == []
+    driver.later(5)
+    driver.settle(driver.lease(), cost_us=QUICK_US)
+    assert len(driver.lease()) == 7
+
+
+def test_limit_outlives_a_pause(driver: EngineDriver) -> None:
+    """A topic that is empty for a while keeps its limit, also for engines opened later."""
+    driver.policy("a", concurrency="auto")
+    for limit in range(2, 6):
+        driver.put("a", *map(str, range(limit)))
+        assert _windows(driver, 1) == [limit]
+    driver.later(300)
+    driver.engine.tick(now_us=driver.now)
+    driver.put("a", *map(str, range(20)))
+    assert len(driver.lease()) == 6
+
+
+def test_explain(driver: EngineDriver) -> None:
+    """`explain` names the limit and why it is what it is."""
+    _auto(driver)
+    driver.put("a", "last", id="last")
+    leases = driver.lease()
+    driver.later(1)
+    (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
+    assert "2 messages of its topic run, and its concurrency is 2 now (auto, 1 to 64)" in reason
+    driver.settle(leases, "retry", delay_us=0, overload="timeout")
+    driver.later(3)
+    driver.lease()
+    (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
+    assert reason.endswith("is 1 now (auto, 1 to 64): lowered 3.0 s ago after a timeout")
