@@ -45,7 +45,7 @@ def test_commands(port: int) -> None:
     receipts: dict[str, str] = {}
     ran = 0
     for command, shown in COMMANDS:
-        if "curl" not in command:
+        if "curl" not in command or "https://" in command:
             continue
         real = command.replace("localhost:7878", f"127.0.0.1:{port}")
         for written, receipt in receipts.items():

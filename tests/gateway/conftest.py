@@ -76,6 +76,14 @@ class Api:
             assert answer.headers["content-type"] == "application/problem+json"
         return answer
 
+    def status(self, method: str, path: str) -> int:
+        """The status of an answer, whatever it is."""
+        connection = self.open()
+        connection.request(method, path, headers={"authorization": f"Bearer {self.token}"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
     def publish(self, topic: str, body: Any = None, **options: Any) -> str:
         answer = self("POST", f"/v1/topics/{topic}/messages", {"body": body, **options})
         found: str = answer.json["id"]

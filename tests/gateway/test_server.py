@@ -107,8 +107,8 @@ def test_other_machines(gateway: Gateway) -> None:
 def test_bind(tmp_path: Path) -> None:
     """Other machines are let in only if that is said; wrong addresses are one line."""
     for bind, text in (
-        ("0.0.0.0:0", "add --insecure"),
-        (":::0", "add --insecure"),
+        ("0.0.0.0:0", "or add --insecure"),
+        (":::0", "or add --insecure"),
         ("127.0.0.1:x", "HOST:PORT"),
         ("127.0.0.1:99999", "HOST:PORT"),
         ("[2001:db8::1", "--insecure"),

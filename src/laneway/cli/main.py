@@ -38,6 +38,7 @@ COMMANDS = {
     "doctor": "doctor",
     "config": "config",
     "serve": "serve",
+    "token": "token",
     "exporter": "exporter",
     "spool": "spool",
     "migrate": "migrate",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from laneway.admin.policies import copy_programs, every_policy, set_policies
+from laneway.admin.records import copy as copy_records
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
 
@@ -43,8 +44,8 @@ def migrate(
     as_json: bool,
 ) -> None:
     """
-    Move all policies, gates, messages, dead letters, finished ids and term numbers from one store
-    to another, like
+    Move all policies, gates, messages, dead letters, finished ids, term numbers and tokens from
+    one store to another, like
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
@@ -79,6 +80,7 @@ def move(
         "gates": 0,
         "policies": 0,
         "elections": 0,
+        "tokens": 0,
         "finished ids": 0,
         "messages": 0,
         "dead letters": 0,
@@ -90,9 +92,10 @@ def move(
     counts["policies"] = set_policies(new, every_policy(old))
     copy_programs(old, new)
     counts["elections"] = copy_terms(old, new)
+    counts["tokens"] = copy_records(old, new, "token")
     tell(
         f"{counts['policies']:,} policies, {counts['gates']:,} gates,"
-        f" {counts['elections']:,} elections"
+        f" {counts['elections']:,} elections, {counts['tokens']:,} tokens"
     )
     page: list[tuple[str, str, int | None]] = []
     for known in old.finished_ids():

@@ -31,7 +31,9 @@ Examples:
     help="The address, HOST:PORT; port 0: any free one.",
 )
 @click.option(
-    "--insecure", is_flag=True, help="Let every client do everything, also from other machines."
+    "--insecure",
+    is_flag=True,
+    help="Let every client do everything without a token, also from other machines.",
 )
 @click.option("--root-path", default="", help="The prefix under which a proxy serves the API.")
 @click.option(
@@ -59,7 +61,7 @@ def serve(
     """
     Serve the HTTP API of the store, or of an application, until SIGTERM or Ctrl-C.
 
-    It answers this machine only.
+    Without tokens (`laneway token create`) it answers this machine only.
     """
     from laneway.gateway import server
     from laneway.gateway.gateway import Gateway
@@ -73,10 +75,9 @@ def serve(
         max_connections=max_connections,
         trusted_proxies=trusted_proxy,
     )
-    server.check_bind(host, is_open=insecure)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _app(session, target) as app:
-        _ = app.engine  # a store that cannot be opened is an error now
+        server.check_bind(host, app.engine, is_open=insecure)
         gateway = Gateway(app, is_open=insecure, prefix=root_path.rstrip("/"))
         try:
             server.serve(

@@ -30,11 +30,15 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who sent a request. `patterns`: the topics that it may see and change."""
+    """
+    Who sent a request. `patterns`: the topics that it may see and change. `token`: its id; None:
+    there was none.
+    """
 
     name: str
     scopes: frozenset[str]
     patterns: tuple[str, ...] = ("*",)
+    token: str | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -119,10 +123,12 @@ def check_local(request: Request) -> None:
     if name not in LOCAL_NAMES:
         raise Problem(
             "forbidden",
-            f'the gateway answers only for localhost, not for "{host[:80]}"',
+            f'without tokens the gateway answers only for localhost, not for "{host[:80]}"; create'
+            " one with `laneway token create NAME --scope SCOPE`",
         )
     if request.address and not is_loopback(request.address):
         raise Problem(
             "forbidden",
-            "the gateway answers only clients of its own machine",
+            "without tokens the gateway answers only clients of its own machine; create one with"
+            " `laneway token create NAME --scope SCOPE`",
         )

@@ -54,6 +54,11 @@ class Call(msgspec.Struct, frozen=True):
         """Whether the caller may see bodies of messages."""
         return "bodies" in self.caller.scopes
 
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether nothing is to be changed."""
+        return getattr(self.query, "dry_run", False) or getattr(self.body, "dry_run", False)
+
     def confirm(self, confirmed: str, name: str) -> None:
         """Raise Problem unless the request's `confirm` is the name."""
         if confirmed != name:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.gateway import access, problems
+from laneway.gateway import access, audit, problems
 from laneway.gateway.call import Call
 from laneway.gateway.http import (
     JSON_TYPES,
@@ -25,6 +26,7 @@ from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
 from laneway.gateway.schema import NoQuery
 from laneway.gateway.services import Services
+from laneway.gateway.tokens import unauthenticated
 from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
@@ -120,12 +122,26 @@ class Gateway:
         if route.is_async:
             answer: Response | Stream = await route.handler(call)
             return answer
-        found = await self.services.run(route.handler, call)
-        return found if isinstance(found, Response) else Response(route.status, encode(found))
+        return await self.services.run(_run, route, call)
 
     async def _caller(self, request: Request) -> Caller:
-        if not self.is_open:
-            access.check_local(request)
+        """Who sent the request. Raises Problem."""
+        if self.is_open:
+            return access.EVERYTHING
+        services, tokens = self.services, self.services.tokens
+        kind, _, token = (request.header(b"authorization") or "").partition(" ")
+        if token and kind.lower() == "bearer":
+            token = token.strip()
+            caller = tokens.cached(token, request.address)
+            if caller is None:
+                caller = await services.run(tokens.read, token, request.address)
+            return caller
+        is_needed = tokens.are_there()
+        if is_needed is None:
+            is_needed = await services.run(tokens.read_whether_there)
+        if is_needed:
+            raise unauthenticated("send a token: Authorization: Bearer lw_…")
+        access.check_local(request)
         return access.EVERYTHING
 
     def _problem(self, scope: Scope, error: Exception) -> Response:
@@ -143,6 +159,34 @@ class Gateway:
                 exc_info=error if body.type == "/problems/internal-error" else None,
             )
         return problem_response(body, headers)
+
+
+def _run(route: Route, call: Call) -> Response:
+    """Run a blocking handler, and keep a change in the audit log."""
+    found = route.handler(call)
+    answer = found if isinstance(found, Response) else Response(route.status, encode(found))
+    if route.is_change and not call.is_dry_run:
+        _keep(call, answer)
+    return answer
+
+
+def _keep(call: Call, answer: Response) -> None:
+    content = encode(call.body)
+    if len(content) > audit.MAX_REQUEST:
+        content = b'"a request of %d bytes"' % len(content)
+    pattern, undo = answer.undo or (None, None)
+    change = audit.Change(
+        at_us=time.time_ns() // 1000,
+        who=call.caller.name,
+        token=call.caller.token,
+        address=call.request.address,
+        method=call.request.method,
+        path=call.request.scope["path"][:1000],
+        request=msgspec.Raw(content),
+        pattern=pattern,
+        undo=undo,
+    )
+    audit.append(call.engine, change)
 
 
 METHODS = frozenset(route.method for route in ROUTES) | {"HEAD"}

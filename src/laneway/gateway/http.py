@@ -59,7 +59,8 @@ class Response(msgspec.Struct):
     """
     An answer.
 
-    `on_lost`: called if the client has gone before the answer was sent.
+    `on_lost`: called if the client has gone before the answer was sent. `undo`: of a changed
+    policy, its pattern and the operator's fields before, for the audit log.
     """
 
     status: int = 200
@@ -67,6 +68,7 @@ class Response(msgspec.Struct):
     content_type: bytes = JSON
     headers: list[tuple[bytes, bytes]] = []
     on_lost: Callable[[], Awaitable[None]] | None = None
+    undo: tuple[str, dict[str, Any]] | None = None
 
 
 class Stream(msgspec.Struct):

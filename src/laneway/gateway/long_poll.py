@@ -126,7 +126,7 @@ class LongPolls:
 
         A cancelled call releases what arrives for it. Raises Problem if too many wait.
         """
-        waiting = _Waiting(count, caller.name)
+        waiting = _Waiting(count, caller.token or caller.name)
         self._join(wanted, waiting)
         timer = waiting.loop.call_later(seconds, self._end, waiting)
         try:

@@ -11,12 +11,16 @@ from laneway.gateway.routes import (
     policies,
     probes,
     publishing,
+    tokens,
     topics,
 )
 from laneway.gateway.routing import Route
 from laneway.gateway.schema import (
+    AuditAnswer,
+    AuditQuery,
     ConfirmBody,
     CountAnswer,
+    CreatedTokenAnswer,
     DeadBody,
     DeadLettersAnswer,
     DeadLettersQuery,
@@ -48,6 +52,10 @@ from laneway.gateway.schema import (
     Settlements,
     TierBody,
     TiersAnswer,
+    TokenAnswer,
+    TokenBody,
+    TokensAnswer,
+    TokensQuery,
     TopicAnswer,
     TopicDetails,
     TopicsAnswer,
@@ -182,4 +190,18 @@ ROUTES: tuple[Route, ...] = (
         query=WorkersQuery,
         answer=WorkersAnswer,
     ),
+    # Tokens and the audit log
+    Route("GET", "/v1/tokens", "admin", tokens.list_tokens, query=TokensQuery, answer=TokensAnswer),
+    Route(
+        "POST",
+        "/v1/tokens",
+        "admin",
+        tokens.create_token,
+        body=TokenBody,
+        answer=CreatedTokenAnswer,
+        status=201,
+    ),
+    Route("DELETE", "/v1/tokens/{id}", "admin", tokens.revoke_token, answer=TokenAnswer),
+    Route("GET", "/v1/audit", "admin", tokens.list_changes, query=AuditQuery, answer=AuditAnswer),
+    Route("POST", "/v1/audit/{number}/undo", "admin", tokens.undo_change, answer=PolicyChange),
 )

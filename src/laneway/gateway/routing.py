@@ -68,6 +68,11 @@ class Route:
         self.status = status
 
     @property
+    def is_change(self) -> bool:
+        """Whether the audit log keeps it."""
+        return self.scope in ("operate", "admin") and self.method != "GET"
+
+    @property
     def summary(self) -> str:
         """The first line of the handler's docstring."""
         return self.description.partition("\n")[0]

@@ -520,7 +520,91 @@ class HealthAnswer(msgspec.Struct, omit_defaults=True):
     detail: str | None = None
 
 
+# Tokens and the audit log
+
+
+class TokenBody(_Body):
+    """
+    A new token. `topics`: patterns; None: all topics. `expires`: after how long. `rate`: requests a
+    second.
+    """
+
+    name: str
+    scopes: Annotated[
+        list[Literal["publish", "consume", "read", "bodies", "operate", "admin"]],
+        msgspec.Meta(min_length=1),
+    ]
+    topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)] | None = None
+    expires: Span | None = None
+    rate: float | str | None = None
+
+
+class TokenAnswer(msgspec.Struct, kw_only=True):
+    """A token without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    topics: list[str] | None
+    rate: float | None
+    created: datetime
+    expires: datetime | None
+    last_used: datetime | None
+
+
+class CreatedTokenAnswer(TokenAnswer, kw_only=True):
+    """A new token with its text, `token`, which is not shown again."""
+
+    token: str
+
+
+class TokensAnswer(msgspec.Struct):
+    """Tokens by id; `next`: the value of `after` for the next page."""
+
+    tokens: list[TokenAnswer]
+    next: str | None = None
+
+
+class ChangeAnswer(msgspec.Struct, kw_only=True):
+    """
+    A change: who made it, with which token, from which address, and the JSON that was sent.
+
+    `undo`: of a policy, the operator's fields before.
+    """
+
+    number: int
+    at: datetime
+    who: str
+    token: str | None
+    address: str
+    method: str
+    path: str
+    request: msgspec.Raw
+    undo: dict[str, Any] | None
+
+
+class AuditAnswer(msgspec.Struct):
+    """Changes, the newest first; `next`: the value of `before` for the next page."""
+
+    changes: list[ChangeAnswer]
+    next: int | None = None
+
+
 # Queries
+
+
+class TokensQuery(_Body):
+    """`after`: `next` of the page before."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    after: str | None = None
+
+
+class AuditQuery(_Body):
+    """`before`: `next` of the page before."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+    before: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class NoQuery(_Body):

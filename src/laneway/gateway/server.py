@@ -26,6 +26,7 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from laneway.engines.base import Records
     from laneway.gateway.gateway import Gateway
 
 STOP_SECONDS = 10
@@ -63,13 +64,13 @@ def bind_of(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def check_bind(host: str, *, is_open: bool) -> None:
-    """Refuse to let other machines in. Raises UsageError."""
-    if access.is_loopback(host) or is_open:
+def check_bind(host: str, engine: Records, *, is_open: bool) -> None:
+    """Refuse to let other machines in without a token. Raises UsageError."""
+    if access.is_loopback(host) or is_open or engine.records("token", limit=1):
         return
     raise UsageError(
-        f"serve: {host} is reachable for other machines; add --insecure to let everyone in, who may"
-        " then do everything"
+        f"serve: {host} is reachable for other machines, and there is no token yet; create one with"
+        " `laneway token create NAME --scope SCOPE`, or add --insecure to let everyone in"
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.gateway import receipts
 from laneway.gateway.long_poll import LongPolls
+from laneway.gateway.tokens import TokenCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ class Services:
         self.long_polls = LongPolls(host, self.threads)
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
+        self.tokens = TokenCheck(host)
         self._receipt_key: bytes | None = None
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -71,6 +71,11 @@ def _layers(engine: FullEngine, pattern: str) -> Layers:
     return engine.policy_own(pattern)
 
 
+def operator_fields(engine: FullEngine, pattern: str) -> dict[str, Any]:
+    """What the operator has set for exactly this pattern or topic."""
+    return dict(_layers(engine, pattern).get("operator", {}))
+
+
 def show_policy(call: Call) -> Response:
     """
     Show what is set for a pattern or topic, and what holds for it.
@@ -102,7 +107,7 @@ def set_policy(call: Call) -> Response:
     """
     body: dict[str, Any] = call.body
     engine, pattern = call.engine, call.pattern
-    before = _layers(engine, pattern).get("operator", {})
+    before = operator_fields(engine, pattern)
     _check_match(call, before)
     fields = {**dict.fromkeys(before), **body}
     if call.query.dry_run:
@@ -111,7 +116,7 @@ def set_policy(call: Call) -> Response:
         after = engine.policy_set("operator", pattern, fields)
     else:
         after = {}
-    return _changed(call, pattern, before, after)
+    return change_answer(pattern, before, after, dry_run=call.query.dry_run)
 
 
 def change_policy(call: Call) -> Response:
@@ -122,7 +127,7 @@ def change_policy(call: Call) -> Response:
     """
     body: dict[str, Any] = call.body
     engine, pattern = call.engine, call.pattern
-    before = _layers(engine, pattern).get("operator", {})
+    before = operator_fields(engine, pattern)
     _check_match(call, before)
     if call.query.dry_run:
         changed = {**before, **check_fields(pattern, body)}
@@ -131,19 +136,19 @@ def change_policy(call: Call) -> Response:
         after = engine.policy_set("operator", pattern, body)
     else:
         after = dict(before)
-    return _changed(call, pattern, before, after)
+    return change_answer(pattern, before, after, dry_run=call.query.dry_run)
 
 
 def reset_policy(call: Call) -> Response:
     """Remove the operator's policy of a pattern or topic; the code's holds again."""
     engine, pattern = call.engine, call.pattern
-    before = _layers(engine, pattern).get("operator", {})
+    before = operator_fields(engine, pattern)
     _check_match(call, before)
     if not before:
         raise Problem("not-found", f"policy {pattern}: the operator has set nothing for it")
     if not call.query.dry_run:
         engine.policy_reset("operator", pattern)
-    return _changed(call, pattern, before, {})
+    return change_answer(pattern, before, {}, dry_run=call.query.dry_run)
 
 
 def _check_match(call: Call, before: Mapping[str, Any]) -> None:
@@ -156,11 +161,12 @@ def _check_match(call: Call, before: Mapping[str, Any]) -> None:
         )
 
 
-def _changed(
-    call: Call, pattern: str, before: Mapping[str, Any], after: dict[str, Any]
+def change_answer(
+    pattern: str, before: dict[str, Any], after: dict[str, Any], *, dry_run: bool = False
 ) -> Response:
-    change = PolicyChange(pattern, after, dict(before), call.query.dry_run)
-    return Response(200, encode(change), headers=[_etag(after)])
+    """The answer to a change of the operator's fields of a pattern."""
+    change = PolicyChange(pattern, after, before, dry_run)
+    return Response(200, encode(change), headers=[_etag(after)], undo=(pattern, before))
 
 
 # Gates

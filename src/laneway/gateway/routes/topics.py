@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from laneway import arguments
 from laneway.admin import workers
 from laneway.engines.shared.listing import MEASURES, ORDERS
 from laneway.errors import UsageError
+from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
-from laneway.gateway.routes.policies import field_answers
+from laneway.gateway.routes.policies import field_answers, operator_fields
 from laneway.gateway.schema import (
     ConfirmBody,
     CountAnswer,
@@ -24,11 +25,11 @@ from laneway.gateway.schema import (
     TopicDetails,
     TopicsAnswer,
 )
-from laneway.gateway.wire import message_answer, moment_or_none, topic_fields
+from laneway.gateway.wire import encode, message_answer, moment_or_none, topic_fields
 from laneway.policy import check_pattern, check_topic
 
 if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, MessageView, TopicOrder, TopicStats
+    from laneway.engines.base import MessageView, TopicOrder, TopicStats
     from laneway.gateway.call import Call
 
 
@@ -155,19 +156,21 @@ def lookup(call: Call) -> LookupAnswer:
 # Changes
 
 
-def pause(call: Call) -> TopicAnswer:
+def pause(call: Call) -> Response:
     """Stop delivery from a topic; it still accepts messages."""
+    before = operator_fields(call.engine, call.topic)
     call.engine.policy_set("operator", call.topic, {"paused": True})
-    return _answer(call.engine, call.topic)
+    return _answer(call, before)
 
 
-def resume(call: Call) -> TopicAnswer:
+def resume(call: Call) -> Response:
     """Deliver from a topic again, also if a pattern's policy pauses it."""
     engine, topic = call.engine, call.topic
+    before = operator_fields(engine, topic)
     engine.policy_set("operator", topic, {"paused": None})
     if engine.policy_of(topic).paused:
         engine.policy_set("operator", topic, {"paused": False})
-    return _answer(engine, topic)
+    return _answer(call, before)
 
 
 def purge(call: Call) -> CountAnswer:
@@ -197,5 +200,7 @@ def delete(call: Call) -> CountAnswer:
     return CountAnswer(call.engine.topic_delete(call.topic))
 
 
-def _answer(engine: FullEngine, topic: str) -> TopicAnswer:
-    return TopicAnswer(**topic_fields(engine.topic_stats(topic), engine.time_us(topic)))
+def _answer(call: Call, before: dict[str, Any]) -> Response:
+    engine, topic = call.engine, call.topic
+    answer = TopicAnswer(**topic_fields(engine.topic_stats(topic), engine.time_us(topic)))
+    return Response(200, encode(answer), undo=(topic, before))

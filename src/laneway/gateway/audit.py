@@ -1,0 +1,97 @@
+"""The audit log: each change through the API, with who made it and from where."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from laneway.engines.base import Records
+
+log = logging.getLogger("laneway.gateway")
+
+KEPT = 10_000
+"""Changes that are kept."""
+
+KEPT_US = 90 * 86_400 * 1_000_000
+"""How long a change is shown, in microseconds."""
+
+HEAD = "audit head"
+MAX_REQUEST = 4_000
+"""Most bytes of a request's body that are kept."""
+
+
+class Change(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """
+    One change. `token`: the id of the token. `request`: the JSON that was sent. `pattern`, `undo`:
+    of a policy, and its fields before.
+    """
+
+    at_us: int
+    who: str
+    token: str | None = None
+    address: str = ""
+    method: str
+    path: str
+    request: msgspec.Raw = msgspec.Raw(b"null")
+    pattern: str | None = None
+    undo: dict[str, Any] | None = None
+
+
+_read = msgspec.json.Decoder(Change).decode
+_write = msgspec.json.Encoder().encode
+
+
+def _name(number: int) -> str:
+    return f"{number:012d}"
+
+
+def _head(engine: Records) -> int:
+    (stored,) = engine.record_read("gateway", [HEAD])
+    return 0 if stored is None else int(stored)
+
+
+def append(engine: Records, change: Change) -> None:
+    """Store a change. An error is logged: what was changed stays changed."""
+    try:
+        number = _append(engine, _write(change))
+        (old,) = engine.record_read("audit", [_name(number - KEPT)])
+        if old is not None:
+            engine.record_swap("audit", _name(number - KEPT), old, None)
+    except Exception:
+        log.exception(
+            "audit: %s %s by %s could not be stored", change.method, change.path, change.who
+        )
+
+
+def _append(engine: Records, record: bytes) -> int:
+    number = _head(engine) + 1
+    while not engine.record_swap("audit", _name(number), None, record):
+        number += 1
+    while (head := _head(engine)) < number:
+        before = None if head == 0 else b"%d" % head
+        engine.record_swap("gateway", HEAD, before, b"%d" % number)
+    return number
+
+
+def newest(engine: Records, limit: int, before: int | None) -> list[tuple[int, Change]]:
+    """The (number, change) pairs, the newest first, from the one before `before`."""
+    last = _head(engine) if before is None else before - 1
+    numbers = range(last, max(0, last - limit), -1)
+    oldest_us = time.time_ns() // 1000 - KEPT_US
+    return [
+        (number, change)
+        for number, record in zip(
+            numbers, engine.record_read("audit", [_name(each) for each in numbers]), strict=True
+        )
+        if record is not None and (change := _read(record)).at_us >= oldest_us
+    ]
+
+
+def find(engine: Records, number: int) -> Change | None:
+    """The change with a number."""
+    (record,) = engine.record_read("audit", [_name(number)])
+    return None if record is None else _read(record)

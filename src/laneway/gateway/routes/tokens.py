@@ -1,0 +1,129 @@
+"""Tokens and the audit log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.gateway import audit, tokens
+from laneway.gateway.http import Response
+from laneway.gateway.problems import Problem
+from laneway.gateway.routes.policies import change_answer, operator_fields
+from laneway.gateway.schema import (
+    AuditAnswer,
+    AuditQuery,
+    ChangeAnswer,
+    CreatedTokenAnswer,
+    TokenAnswer,
+    TokenBody,
+    TokensAnswer,
+    TokensQuery,
+)
+from laneway.gateway.wire import encode, moment, moment_or_none
+
+if TYPE_CHECKING:
+    from laneway.gateway.call import Call
+    from laneway.gateway.tokens import Token
+
+
+def list_tokens(call: Call) -> TokensAnswer:
+    """List the tokens, without their secrets."""
+    call.caller.check_everything()
+    query: TokensQuery = call.query
+    page = tokens.listed(call.engine, limit=query.limit, after=query.after or "")
+    return TokensAnswer(
+        [_answer(token_id, token) for token_id, token in page],
+        page[-1][0] if len(page) == query.limit else None,
+    )
+
+
+def create_token(call: Call) -> Response:
+    """
+    Create a token. The answer has its text, which is not shown again.
+
+    It can have no scope that the caller lacks.
+    """
+    body: TokenBody = call.body
+    call.caller.check_everything()
+    for scope in body.scopes:
+        call.caller.check_scope(scope)
+    token_id, text, token = tokens.create(
+        call.engine,
+        body.name,
+        body.scopes,
+        topics=body.topics,
+        expires=body.expires,
+        rate=body.rate,
+    )
+    answer = CreatedTokenAnswer(token=text, **_fields(token_id, token))
+    return Response(201, encode(answer))
+
+
+def revoke_token(call: Call) -> TokenAnswer:
+    """Revoke a token. Gateways refuse it within a second."""
+    call.caller.check_everything()
+    token_id = call.parameters["id"]
+    (record,) = call.engine.record_read("token", [token_id])
+    if record is None:
+        raise Problem("not-found", f'there is no token with the id "{token_id[:80]}"')
+    return _answer(token_id, tokens.revoke(call.engine, token_id))
+
+
+def _answer(token_id: str, token: Token) -> TokenAnswer:
+    return TokenAnswer(**_fields(token_id, token))
+
+
+def _fields(token_id: str, token: Token) -> dict[str, Any]:
+    return {
+        "id": token_id,
+        "name": token.name,
+        "scopes": token.scopes,
+        "topics": token.topics,
+        "rate": token.rate,
+        "created": moment(token.created_us),
+        "expires": moment_or_none(token.expires_us),
+        "last_used": moment_or_none(token.last_used_us),
+    }
+
+
+# Audit
+
+
+def list_changes(call: Call) -> AuditAnswer:
+    """
+    List the changes through the API, the newest first: the last 10,000, for 90 days.
+    """
+    call.caller.check_everything()
+    query: AuditQuery = call.query
+    found = audit.newest(call.engine, query.limit, query.before)
+    return AuditAnswer(
+        [
+            ChangeAnswer(
+                number=number,
+                at=moment(change.at_us),
+                who=change.who,
+                token=change.token,
+                address=change.address,
+                method=change.method,
+                path=change.path,
+                request=change.request,
+                undo=change.undo,
+            )
+            for number, change in found
+        ],
+        found[-1][0] if len(found) == query.limit and found[-1][0] > 1 else None,
+    )
+
+
+def undo_change(call: Call) -> Response:
+    """Give a policy the operator's fields that it had before a change."""
+    call.caller.check_everything()
+    number = call.parameters["number"]
+    change = audit.find(call.engine, int(number)) if number.isascii() and number.isdigit() else None
+    if change is None:
+        raise Problem("not-found", f'there is no change with the number "{number[:20]}"')
+    if change.pattern is None or change.undo is None:
+        raise Problem("conflict", f"change {number} is not about a policy; it cannot be undone")
+    before = operator_fields(call.engine, change.pattern)
+    fields = {**dict.fromkeys(before), **change.undo}
+    after = call.engine.policy_set("operator", change.pattern, fields) if fields else {}
+    return change_answer(change.pattern, before, after)

@@ -1,0 +1,304 @@
+"""
+Tokens: who may use the API, from which scopes and topics; kept as records of the namespace.
+
+A token is `lw_ID_SECRET`: the id finds the record, which has the hash of the secret. The secret is
+32 random bytes and a checksum, so a token that was cut or mistyped is recognized without a read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+import zlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.errors import Refused, UsageError
+from laneway.gateway.access import SCOPES, Caller
+from laneway.gateway.problems import Problem
+from laneway.policy import CONTROL, check_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.base import Records
+    from laneway.gateway.host import Host
+    from laneway.units import Duration
+
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 43, 6
+"""43 digits of 62 hold 32 bytes, 6 hold a CRC-32."""
+
+CACHE_SECONDS = 1.0
+"""How long a token's record is used before it is read again: a revoked token ends within this."""
+
+MAX_CACHED = 10_000
+"""Most records that are kept in memory."""
+
+USED_SECONDS = 60
+"""`last_used` is written at most so often."""
+
+BAD_TOKENS, BAD_SECONDS = 10, 60.0
+"""An address that sent so many bad tokens in so many seconds is refused until some are older."""
+
+MAX_ADDRESSES = 10_000
+"""Addresses whose bad tokens are counted."""
+
+MAX_NAME = 100
+
+
+class Token(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """
+    A token's record. Times are microseconds since 1970.
+
+    `hash`: SHA-256 of the secret. `topics`: patterns; None: all topics. `rate`: requests a second.
+    """
+
+    name: str
+    hash: str
+    scopes: list[str]
+    topics: list[str] | None = None
+    rate: float | None = None
+    created_us: int = 0
+    expires_us: int | None = None
+    last_used_us: int | None = None
+
+
+_read = msgspec.json.Decoder(Token).decode
+_write = msgspec.json.Encoder().encode
+
+
+# Create, list, revoke: also the command line
+
+
+def create(
+    engine: Records,
+    name: str,
+    scopes: Sequence[str],
+    *,
+    topics: Sequence[str] | None = None,
+    expires: Duration | None = None,
+    rate: float | str | None = None,
+) -> tuple[str, str, Token]:
+    """
+    Create a token. Returns its id, its text, which is not stored, and its record.
+
+    Arguments: `scopes`: of `SCOPES`; `topics`: patterns, None: all; `expires`: after how long;
+    `rate`: requests a second, such as `"100/s"`. Raises UsageError, BadPolicy.
+    """
+    _check_name(name)
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise UsageError(f'token: unknown scope "{scope:.80}"; there are: {", ".join(SCOPES)}')
+    if not scopes:
+        raise UsageError(f"token: expected at least one scope of {', '.join(SCOPES)}")
+    now_us = time.time_ns() // 1000
+    secret = _digits(secrets.randbits(256), SECRET_LENGTH)
+    token = Token(
+        name=name,
+        hash=hashlib.sha256(secret.encode()).hexdigest(),
+        scopes=[scope for scope in SCOPES if scope in scopes],
+        topics=None if topics is None else [check_pattern(each) for each in topics],
+        rate=_rate(rate),
+        created_us=now_us,
+        expires_us=None if expires is None else now_us + _microseconds(expires),
+    )
+    while True:
+        token_id = _digits(secrets.randbits(64), 64)[-ID_LENGTH:]
+        if engine.record_swap("token", token_id, None, _write(token)):
+            return token_id, f"lw_{token_id}_{secret}{_checksum(token_id, secret)}", token
+
+
+def listed(engine: Records, *, limit: int, after: str = "") -> list[tuple[str, Token]]:
+    """The tokens by id, page by page."""
+    return [
+        (token_id, _read(record))
+        for token_id, record in engine.records("token", limit=limit, after=after)
+    ]
+
+
+def revoke(engine: Records, token_id: str) -> Token:
+    """Remove a token. Gateways refuse it within a second. Raises Refused if there is none."""
+    while True:
+        (record,) = engine.record_read("token", [token_id])
+        if record is None:
+            raise Refused(f'token: there is none with the id "{token_id:.80}"')
+        if engine.record_swap("token", token_id, record, None):
+            return _read(record)
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > MAX_NAME or CONTROL.search(name) or not name.isprintable():
+        raise UsageError(
+            f"token: expected a name of at most {MAX_NAME} printable characters, got {name!r:.120}"
+        )
+
+
+def _rate(rate: float | str | None) -> float | None:
+    try:
+        return None if rate is None else units.rate(rate)
+    except ValueError as error:
+        raise UsageError(f"token: rate: {error}") from error
+
+
+def _microseconds(expires: Duration) -> int:
+    try:
+        span = units.microseconds(expires)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"token: expires: {error}") from error
+    if span <= 0:
+        raise UsageError(f"token: expected expires to be above 0, got {expires!r:.80}")
+    return span
+
+
+def _digits(number: int, length: int) -> str:
+    found = ""
+    for _ in range(length):
+        number, digit = divmod(number, len(DIGITS))
+        found = DIGITS[digit] + found
+    return found
+
+
+def _checksum(token_id: str, secret: str) -> str:
+    return _digits(zlib.crc32(f"{token_id}_{secret}".encode()), CHECKSUM_LENGTH)
+
+
+def parse(text: str) -> tuple[str, str] | None:
+    """The id and secret of a token's text; None: it is none, or its checksum is wrong."""
+    parts = text.split("_")
+    if len(parts) != 3 or parts[0] != "lw" or not text.isascii():
+        return None
+    token_id, rest = parts[1:]
+    secret, checksum = rest[:-CHECKSUM_LENGTH], rest[-CHECKSUM_LENGTH:]
+    if len(secret) != SECRET_LENGTH or _checksum(token_id, secret) != checksum:
+        return None
+    return token_id, secret
+
+
+# Checking requests
+
+
+class TokenCheck:
+    """The tokens as a gateway sees them, with a cache. Any thread may call it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._cached: dict[str, tuple[Token | None, float]] = {}
+        self._bad: dict[str, deque[float]] = {}
+        self._free_at: dict[str, float] = {}
+        self._any: tuple[bool, float] | None = None
+
+    def are_there(self) -> bool | None:
+        """Whether the namespace has tokens; None: that has to be read."""
+        if self._any is not None and time.monotonic() - self._any[1] < CACHE_SECONDS:
+            return self._any[0]
+        return None
+
+    def read_whether_there(self) -> bool:
+        """Whether the namespace has tokens. Blocks."""
+        found = bool(self._host.engine.records("token", limit=1))
+        self._any = found, time.monotonic()
+        return found
+
+    def cached(self, text: str, address: str) -> Caller | None:
+        """
+        The caller of a token whose record is in memory; None: it has to be read.
+
+        Raises Problem for a bad token, and for any but a known one from an address that sent many.
+        """
+        parsed = parse(text)
+        if parsed is None:
+            raise self._bad_token(address, "the token is cut or mistyped")
+        token_id, secret = parsed
+        record, read_at = self._cached.get(token_id, (None, 0.0))
+        if read_at and time.monotonic() - read_at < CACHE_SECONDS:
+            return self._caller(token_id, secret, record, address)
+        if record is None and self._is_blocked(address):
+            raise _too_many_bad()
+        return None
+
+    def read(self, text: str, address: str) -> Caller:
+        """As `cached`, with the record as the store has it now. Blocks."""
+        parsed = parse(text)
+        assert parsed is not None  # `cached` has parsed it
+        token_id, secret = parsed
+        (stored,) = self._host.engine.record_read("token", [token_id])
+        record = None if stored is None else _read(stored)
+        with self._lock:
+            if len(self._cached) >= MAX_CACHED:
+                self._cached.clear()
+                self._free_at.clear()
+            self._cached[token_id] = record, time.monotonic()
+        caller = self._caller(token_id, secret, record, address)
+        if record is not None and stored is not None:
+            self._note_use(token_id, record, stored)
+        return caller
+
+    def _caller(self, token_id: str, secret: str, record: Token | None, address: str) -> Caller:
+        found = hashlib.sha256(secret.encode()).hexdigest()
+        if record is None or not hmac.compare_digest(found, record.hash):
+            raise self._bad_token(address, "there is no such token; it may have been revoked")
+        if record.expires_us is not None and record.expires_us <= time.time_ns() // 1000:
+            raise self._bad_token(address, f'the token "{record.name}" has expired')
+        if record.rate is not None:
+            self._take(token_id, record)
+        patterns = ("*",) if record.topics is None else tuple(record.topics)
+        return Caller(record.name, frozenset(record.scopes), patterns, token_id)
+
+    def _take(self, token_id: str, record: Token) -> None:
+        """Take a permit of the token's rate, of which a second's may be used at once."""
+        assert record.rate is not None
+        now = time.monotonic()
+        with self._lock:
+            free_at = max(self._free_at.get(token_id, 0.0), now - 1.0) + 1 / record.rate
+            if free_at - now > max(0.0, 1 / record.rate - 1.0):
+                raise Problem(
+                    "rate-limited",
+                    f'the token "{record.name}" may send {record.rate:g} requests a second',
+                    headers=(("retry-after", str(max(1, round(free_at - now)))),),
+                )
+            self._free_at[token_id] = free_at
+
+    def _note_use(self, token_id: str, record: Token, stored: bytes) -> None:
+        now_us = time.time_ns() // 1000
+        if record.last_used_us is None or now_us - record.last_used_us > USED_SECONDS * 1_000_000:
+            used = msgspec.structs.replace(record, last_used_us=now_us)
+            self._host.engine.record_swap("token", token_id, stored, _write(used))
+
+    # Addresses that send bad tokens
+
+    def _bad_token(self, address: str, detail: str) -> Problem:
+        now = time.monotonic()
+        if self._is_blocked(address):
+            return _too_many_bad()
+        with self._lock:
+            if len(self._bad) >= MAX_ADDRESSES:
+                self._bad.clear()
+            self._bad.setdefault(address, deque(maxlen=BAD_TOKENS)).append(now)
+        return unauthenticated(detail)
+
+    def _is_blocked(self, address: str) -> bool:
+        times = self._bad.get(address)
+        if times is None or len(times) < BAD_TOKENS:
+            return False
+        return time.monotonic() - times[0] < BAD_SECONDS
+
+
+def unauthenticated(detail: str) -> Problem:
+    """The problem of a request without a good token."""
+    return Problem("unauthenticated", detail, headers=(("www-authenticate", "Bearer"),))
+
+
+def _too_many_bad() -> Problem:
+    return Problem(
+        "rate-limited",
+        f"this address sent {BAD_TOKENS} bad tokens within {BAD_SECONDS:g} s; try again later",
+        headers=(("retry-after", str(round(BAD_SECONDS))),),
+    )
