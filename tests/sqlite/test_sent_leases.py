@@ -224,6 +224,20 @@ def test_a_worker_extends_its_lease(
     assert worker.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
 
 
+def test_a_policy_with_a_short_lease(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """The worker knows that it has to extend the lease sooner."""
+    engine.policy_set("code", "a.*", {"lease": 0.5})
+    engine.put([Draft("a.b", b"1")])
+    batch = listener.poll(4.0, LEAST_STARTABLE)
+    assert isinstance(batch, Batch)
+    assert batch.until is not None
+    assert batch.until <= time.monotonic() + 0.5
+    assert not worker.lease(10, now_us=batch.now_us + SECOND // 2 - 1).leases
+    assert len(worker.lease(10, now_us=batch.now_us + SECOND // 2).leases) == 1
+
+
 def test_a_layout_without_leases_in_the_inbox(path: Path) -> None:
     """Layout 7; what is in its inbox is kept."""
     folder = Path(store.__file__).parent / "migrations"

@@ -100,7 +100,9 @@ def send_lease(worker: socket.socket, lease: Lease, began: float) -> bool:
     Send a lease to its worker. `began`: when its message was put (monotonic seconds). False: the
     worker will not receive it.
     """
-    content = SENT_LEASE + _pack((began + SENT_LEASE_SECONDS, lease.published_us, lease))
+    length = (lease.deadline_us - lease.published_us) / SECOND
+    until = began + min(length, SENT_LEASE_SECONDS)
+    content = SENT_LEASE + _pack((until, lease.published_us, lease))
     try:
         worker.send(content)
     except OSError:
