@@ -450,6 +450,63 @@ def test_beside_handlers_on_an_event_loop(app: Laneway, log: Log) -> None:
     assert log.entries[-1] == "hand over"
 
 
+def test_a_start_that_is_stopped_at_once(
+    app: Laneway, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its thread has done anything."""
+    may_begin = threading.Event()
+    new_event_loop = asyncio.new_event_loop
+
+    def later() -> asyncio.AbstractEventLoop:
+        assert may_begin.wait(30)
+        return new_event_loop()
+
+    monkeypatch.setattr(asyncio, "new_event_loop", later)
+    election = app.election("q", plain(log, until_ending))
+    thread = election.start()
+    election.stop()
+    may_begin.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert log.entries == []
+
+
+def test_two_workers_of_a_process(app: Laneway, log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    """One of them is the candidate, and only its end ends the candidacy."""
+    app.handler("t")(lambda _: None)
+    election = app.election("r", plain(log, until_ending), in_workers=True)
+
+    async def main() -> None:
+        async with app.worker():
+            await asyncio.to_thread(log.wait_for, "execute")
+            async with app.worker():
+                pass
+            assert election.state().state == "held"
+
+    asyncio.run(main())
+    assert log.entries.count("execute") == 1
+    assert log.entries[-1] == "hand over"
+    assert "it runs in this process already; this worker is no candidate" in caplog.text
+
+
+def test_a_worker_without_handlers(app: Laneway, log: Log) -> None:
+    """It runs the elections, and leases nothing."""
+    app.election("s", plain(log, until_ending), in_workers=True)
+    app.publish("t", 1)
+    worker = app.worker()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    log.wait_for("execute")
+    assert app.workers() == []
+    worker.stop()
+    thread.join(30)
+    assert log.entries[-1] == "hand over"
+    (delivery,) = app.lease(1)
+    assert delivery.message.deliveries == 1
+    with pytest.raises(UsageError, match="no handlers"):
+        app.run_worker(burst=True)
+
+
 class Empty:
     def inaugurate(self) -> None: ...
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from laneway import Laneway
+from laneway import EngineUnavailable, Laneway
 from laneway.cli.migrate import move
+from laneway.cluster.renewal import TermRenewal, TermTimes
+from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim, EngineTerms, Renewal, copy_terms
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
@@ -123,6 +126,30 @@ def test_late_end(clocked: Clocked, terms: EngineTerms) -> None:
     clocked.seconds = 10
     terms.end(number, handed_over=True)
     assert not terms.state().handed_over
+
+
+def test_lost_term_is_given_up(clocked: Clocked) -> None:
+    """Again and again while the store is away: the holder's method may never return."""
+    ends = threading.Semaphore(0)
+
+    class Away(EngineTerms):
+        tries = 0
+
+        def end(self, number: int, *, handed_over: bool) -> None:
+            self.tries += 1
+            if self.tries < 3:
+                raise EngineUnavailable("no route to it")
+            super().end(number, handed_over=handed_over)
+            ends.release()
+
+    terms = Away(lambda: clocked, "a")
+    term = Term("a", claim(terms).number, clock() + 60, was_handed_over=False)
+    renewal = TermRenewal(terms, term, TermTimes(0.5, 1.0))
+    renewal.start()
+    term.lose("the test says so")
+    assert ends.acquire(timeout=30)
+    assert terms.state().state == "free"
+    renewal.close()
 
 
 def test_copied_numbers(clocked: Clocked, terms: EngineTerms) -> None:

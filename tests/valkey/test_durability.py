@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
+from laneway.cluster.term_store import Candidate, Claim, EngineTerms
 from laneway.engines.base import FullEngine
 from laneway.errors import EngineUnavailable
 from laneway.testing.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
@@ -306,4 +307,18 @@ def test_replicas_that_do_not_confirm_in_time_are_an_error(
         ) as caught:
             engine.put(some(1, start=1))
         assert caught.value.applied is None
+        group.replicas[0].resume()
+
+
+def test_a_renewal_that_no_replica_has(opened: Callable[..., FullEngine]) -> None:
+    """It fails: if the replica took over, another candidate would hold the term, too."""
+    with Replicated(1) as group:
+        engine = opened(f"{group.url}?timeout=0.5", durability="replicated")
+        terms = EngineTerms(lambda: engine, "a")
+        claim = terms.claim(Candidate("one", "web-1:1"), 60)
+        assert isinstance(claim, Claim)
+        assert terms.renew(claim.number, 60, 60) is not None
+        group.replicas[0].pause()
+        with pytest.raises(EngineUnavailable, match="0 of 1 replicas"):
+            terms.renew(claim.number, 60, 60)
         group.replicas[0].resume()

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from laneway import Laneway, Message
-from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS
+from laneway.engines.sqlite.admin import SqliteEngine
+from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS, SERVES_ALL, TAKES_LEASES
 from tests.working.support import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+MARK_CHARACTERS = 8
+"""Of the pool, before the kind of a listener, in a socket's name."""
 
 
 class Received:
@@ -33,8 +37,14 @@ class Received:
         self.seen.append(message.body)
 
     def publish(self, topic: str, body: int) -> None:
-        time.sleep(0.1)  # the worker registers
+        until(self._is_worker_waiting)
         self.other.publish(topic, body)
+
+    def _is_worker_waiting(self) -> bool:
+        engine = self.other.engine
+        assert isinstance(engine, SqliteEngine)
+        sockets = Path(engine._wakeup._folder).glob("*")  # there is none without the folder
+        return any(each.name[MARK_CHARACTERS] in SERVES_ALL + TAKES_LEASES for each in sockets)
 
 
 @pytest.fixture

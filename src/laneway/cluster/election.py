@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ from laneway.working.event_loop import cancel_tasks, caught, run_to_end
 from laneway.working.user_imports import refuse_while_importing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     from laneway.cluster.career import Career
@@ -114,29 +115,36 @@ class Election:
         """
         refuse_while_importing("election.run")
         refuse_running_loop("election.run")
-        loop = asyncio.new_event_loop()
-        try:
-            return run_to_end(loop, loop.create_task(self._arun(terms, STOP_SIGNALS)))
-        finally:
-            loop.run_until_complete(cancel_tasks())
-            loop.close()
+        with self._running(terms) as campaign:
+            return _run(campaign)
 
     async def arun(self, *, terms: int | None = None) -> int:
         """
         As `run`, on the running event loop, without signals. If it is cancelled, a holder hands
         over first; if it is cancelled again, it ends at once.
         """
-        return await self._arun(terms, ())
+        with self._running(terms) as campaign:
+            return await campaign.arun()
 
     def start(self) -> threading.Thread:
         """
         Be a candidate in a thread of its own, until `stop`; beside whatever else the process does.
-        Returns the thread.
+        Returns the thread. Raises UsageError if this election runs in this process already.
         """
+        refuse_while_importing("election.start")
+        running = contextlib.ExitStack()
+        campaign = running.enter_context(self._running(None))  # now, so that `stop` ends it
         thread = threading.Thread(
-            target=self._run_in_thread, name=f"laneway-election-{self.name}", daemon=True
+            target=self._run_in_thread,
+            args=(campaign, running),
+            name=f"laneway-election-{self.name}",
+            daemon=True,
         )
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            running.close()
+            raise
         return thread
 
     def stop(self) -> None:
@@ -149,13 +157,16 @@ class Election:
         if campaign is not None:
             campaign.stop()
 
-    def _run_in_thread(self) -> None:
-        try:
-            self.run()
-        except Exception:
-            log.exception("election %s: the candidacy has ended", self.name)
+    def _run_in_thread(self, campaign: Campaign, running: contextlib.ExitStack) -> None:
+        with running:
+            try:
+                _run(campaign)
+            except Exception:
+                log.exception("election %s: the candidacy has ended", self.name)
 
-    async def _arun(self, terms: int | None, signals: tuple[int, ...]) -> int:
+    @contextlib.contextmanager
+    def _running(self, terms: int | None) -> Iterator[Campaign]:
+        """A campaign that `stop` ends, and `Laneway.close`, from now on. Raises UsageError."""
         if self._make is None:
             raise UsageError(
                 f"election {self.name}: expected a career to run; name its class:"
@@ -171,9 +182,10 @@ class Election:
                 raise UsageError(f"election {self.name}: it runs in this process already")
             self._campaign, self._pid = campaign, os.getpid()
         try:
-            with self._registry().running(campaign), caught(signals, campaign.stop_by_signal):
-                return await campaign.arun()
+            with self._registry().running(campaign):
+                yield campaign
         finally:
+            campaign.ended.set()  # also if it never began
             with self._lock:
                 self._campaign = None
 
@@ -225,6 +237,21 @@ class Election:
 
     def __repr__(self) -> str:
         return f"<Election {self.name}>"
+
+
+def _run(campaign: Campaign) -> int:
+    """Run a campaign on an event loop in this thread; signals stop it if that is the main one."""
+    loop = asyncio.new_event_loop()
+    try:
+        return run_to_end(loop, loop.create_task(_until_signal(campaign)))
+    finally:
+        loop.run_until_complete(cancel_tasks())
+        loop.close()
+
+
+async def _until_signal(campaign: Campaign) -> int:
+    with caught(STOP_SIGNALS, campaign.stop_by_signal):
+        return await campaign.arun()
 
 
 def states(engine: Elections, limit: int, after: str) -> list[ElectionState]:

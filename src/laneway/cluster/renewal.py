@@ -97,8 +97,9 @@ class TermRenewal:
             if self._is_over.is_set():
                 return
             if self._term.lost:
-                self._give_up()
-                return
+                if self._has_given_up():
+                    return
+                continue
             try:
                 self._renew_once()
             except Exception as error:  # noqa: BLE001  # the other thread ends the term in time
@@ -137,12 +138,17 @@ class TermRenewal:
             exc_info=None if isinstance(error, LanewayError) else error,
         )
 
-    def _give_up(self) -> None:
-        """The term is lost: if the store can be reached, nobody has to wait for its end."""
+    def _has_given_up(self) -> bool:
+        """
+        The term is lost: tell the store, so that nobody waits for its end. ZooKeeper keeps it as
+        long as this process lives, and a method that does not return may live as long.
+        """
         try:
             self._store.end(self._term.number, handed_over=False)
-        except Exception as error:  # noqa: BLE001  # it runs out
+        except Exception as error:  # noqa: BLE001  # the next time
             log.debug("election %s: ending the lost term failed: %r", self._term.name, error)
+            return False
+        return True
 
     def _watch(self) -> None:
         term, stalled = self._term, self._times.stalled

@@ -125,10 +125,10 @@ class EmbeddedWorker:
 
     async def _arun(self, ready: asyncio.Future[None] | None) -> Summary:
         with self._running():
-            worker = await asyncio.get_running_loop().run_in_executor(
-                self._app.threads, self._create
-            )
             try:
+                worker = await asyncio.get_running_loop().run_in_executor(
+                    self._app.threads, self._create
+                )
                 return await worker.arun(
                     ready=None if ready is None else lambda: ready.set_result(None)
                 )
@@ -158,7 +158,7 @@ class EmbeddedWorker:
         if self._is_used:
             raise UsageError(f"{call}: a worker is used once; get another one from app.worker()")
         self._is_used = True
-        check_handlers(self._app.handlers)
+        check_handlers(self._app.handlers, self._elections)
 
     def _create(self) -> Worker:
         """Create the worker; blocks, because it opens the engine."""

@@ -102,7 +102,8 @@ class Heartbeat(threading.Thread):
         """Take the worker off the list; waits for that."""
         self._is_ending = True
         self._due.set()
-        self.join(END_SECONDS)
+        if self.ident is not None:
+            self.join(END_SECONDS)
 
     def run(self) -> None:
         interval = self._options.heartbeat_timeout / BEATS

@@ -27,11 +27,13 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
     """
     Handle messages until stopped. Returns what was handled.
 
-    Raises UsageError if the application has no handlers, or cannot run in several processes.
+    Raises UsageError if the application has neither handlers nor elections, or cannot run in
+    several processes.
     """
     refuse_while_importing("run_worker")
     refuse_running_loop("run_worker")
-    check_handlers(app.handlers)
+    elections = ElectionThreads(app.elections_in_workers, options)
+    check_handlers(app.handlers, elections)
     app.install_schedules()
     log_banner(
         app,
@@ -52,7 +54,6 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
         return Supervisor(
             target_of(app, options), msgspec.structs.replace(options, store=app.store_options)
         ).run()
-    elections = ElectionThreads(app.elections_in_workers, options)
     worker = Worker(app.engine, app.handlers, options, elections.stop)
     with registry.running(worker), elections:
         return worker.run()

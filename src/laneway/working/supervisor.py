@@ -33,7 +33,7 @@ from laneway.working import child_processes, log_format
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.options import Options, Summary
 from laneway.working.user_imports import own_files, own_lines
-from laneway.working.worker import Worker
+from laneway.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -300,6 +300,7 @@ def serve(
             app.use_store(*options.store)
         app.install_schedules()
         elections = ElectionThreads(app.elections_in_workers, options)
+        check_handlers(app.handlers, elections)
         worker = Worker(app.engine, app.handlers, options, elections.stop)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
         sys.exit(_cannot_start(error, options, began))

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from laneway.message import Lease
     from laneway.working.buffer import HandlerQueue
     from laneway.working.child_processes import CannotStart
+    from laneway.working.election_threads import ElectionThreads
     from laneway.working.executors.executor import Executor
     from laneway.working.handler import Handler, Handlers
     from laneway.working.health_server import HealthServer
@@ -86,9 +87,9 @@ STOP_SECONDS = 10.0
 """How long the last settlements may take; leases that are not settled by then expire."""
 
 
-def check_handlers(handlers: Handlers) -> None:
-    """Raise UsageError if there are no handlers."""
-    if not len(handlers):
+def check_handlers(handlers: Handlers, elections: ElectionThreads) -> None:
+    """Raise UsageError if a worker would have nothing to do: no handlers, and no elections."""
+    if not len(handlers) and not elections:
         raise UsageError(
             "run_worker: the application has no handlers; register one with @app.handler or"
             " @app.task"
@@ -96,7 +97,11 @@ def check_handlers(handlers: Handlers) -> None:
 
 
 class Worker:
-    """Handles messages with an application's handlers until it is stopped. Used once."""
+    """
+    Handles messages with an application's handlers until it is stopped. Used once.
+
+    Without handlers it leases nothing, and the store does not know it: its process runs elections.
+    """
 
     def __init__(
         self,
@@ -106,7 +111,6 @@ class Worker:
         stopping: Callable[[], None] | None = None,
     ) -> None:
         """`stopping` is called when the worker begins to stop; it must not block."""
-        check_handlers(handlers)
         self._stopping = stopping
         self._engine = engine
         self._handlers = handlers
@@ -213,16 +217,22 @@ class Worker:
     async def _run_until_stopped(self, ready: Callable[[], None] | None) -> bool:
         """Returns whether the caller's task was cancelled."""
         is_cancelled = False
-        self._heartbeat.start()
+        if len(self._handlers):
+            self._heartbeat.start()
+        else:
+            self._engine_thread.stop_leasing()
         self._engine_thread.start()
         self._is_started = True
         celery_signals.worker_ready.send(self)
-        log.info(
-            "worker %d is ready: pool %s, %d at once",
-            os.getpid(),
-            self._options.pool,
-            self._options.concurrency,
-        )
+        if len(self._handlers):
+            log.info(
+                "worker %d is ready: pool %s, %d at once",
+                os.getpid(),
+                self._options.pool,
+                self._options.concurrency,
+            )
+        else:
+            log.info("worker %d is ready: elections, and no handlers", os.getpid())
         if ready is not None:
             ready()
         try:

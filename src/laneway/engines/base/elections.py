@@ -31,7 +31,8 @@ class Elections(Protocol):
         Replace an election's record if it is still `before` (compare and swap).
 
         Arguments: `before`, `after`: JSON; None: no record. `durable`: whether the change is as
-        durable as a message; renewals need not be.
+        durable as a message. Renewals need not be where a failure that undoes one, like a power
+        cut, also ends the holder.
 
         Returns False if the record is another one by now; nothing is changed then.
         """

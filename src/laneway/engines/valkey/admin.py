@@ -73,10 +73,13 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         durable: bool = True,
         now_us: int | None = None,
     ) -> bool:
+        # Renewals too: a replica that takes over without one gives the term away while its holder
+        # goes on.
+        del durable
         shard = self._space.routes.home(name)
         return bool(
             self._space.run(
-                "swap", shard, now_us, "elections", name, before or b"", after, durable=durable
+                "swap", shard, now_us, "elections", name, before or b"", after, durable=True
             )
         )
 
