@@ -26,10 +26,24 @@ from laneway.engines.shared.tallies import WAIT_CLASSES
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any, Protocol
 
-    from laneway.engines.sqlite.rows import Lane
-    from laneway.engines.sqlite.transaction import Transaction
+    from laneway.engines.sqlite.rows import Lane, Shard, TierQueue
+
+    class Transaction(Protocol):
+        """What counting needs of a transaction, which has a book of tallies."""
+
+        now: int
+        shard: Shard
+        tier_queues: dict[int, TierQueue]
+        rules: Any
+        lane_cache: Any
+
+        @property
+        def all(self) -> Callable[..., Any]: ...
+        @property
+        def one(self) -> Callable[..., Any]: ...
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -157,4 +171,4 @@ def _noise(tx: Transaction) -> int:
         noisy = min(max(tx.shard.lanes // NOISY_PART, 1), MOST_NOISY)
         row = tx.one("lane_big_nth", noisy)
         lane_cache.noise_us, lane_cache.noise = tx.now, row[0] if row is not None else 0
-    return lane_cache.noise
+    return int(lane_cache.noise)
