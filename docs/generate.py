@@ -694,7 +694,7 @@ GROUPS = {
     ],
     "Flows": ["Signature", "chain", "group", "chord"],
     "Queues by name": ["Queue", "Dependency"],
-    "Subscriptions": ["SubscriptionInfo"],
+    "Subscriptions": ["SubscriptionInfo", "Consumer"],
     "Workers": ["Summary", "WorkerInfo"],
     "Elections": ["Election", "Career", "Term", "ElectionState"],
 }

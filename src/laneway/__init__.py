@@ -12,6 +12,7 @@ from laneway.admin.views import Stats
 from laneway.admin.workers import WorkerInfo
 from laneway.app import Laneway
 from laneway.cluster.career import Career
+from laneway.cluster.consumer import Consumer
 from laneway.cluster.election import Election
 from laneway.cluster.term import Term
 from laneway.cluster.term_store import ElectionState
@@ -64,6 +65,7 @@ __all__ = [
     "BadPolicy",
     "Buffer",
     "Career",
+    "Consumer",
     "DeadLetter",
     "Delivery",
     "Dependency",

@@ -14,7 +14,6 @@ from laneway import (
     delivery,
     forks,
     programs,
-    subscriptions,
     versions,
 )
 from laneway.admin import dead_letters
@@ -407,16 +406,20 @@ class Laneway:
         Give a topic, or all topics under a dotted prefix, a named reader with a copy of each new
         message. The subscription `audit` of the topic `orders` is the topic `orders#audit`.
 
-        Arguments: `kind`: `"shared"`: its consumers compete. `where`: values by header, like
-        `{"type": "order.*"}`: it gets only messages whose headers match all of them; a value may
-        be a list, and end in `*`.
+        Arguments: `kind`: `"shared"`: its consumers compete. `"exclusive"`, `"failover"`: there is
+        one consumer (`Topic.consumer`); a second one is refused, or takes over when the first one
+        ends. Both need a topic's own name. `where`: values by header, like `{"type": "order.*"}`:
+        it gets only messages whose headers match all of them; a value may be a list, and end in
+        `*`.
 
         It is a setting of the topic's policy: as `policy`, it belongs to the program before the
         store is opened. A second call changes its settings. Raises BadPolicy, UsageError.
         """
         config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
         settings = admin_subscriptions.settings_of(kind, where)
-        self._holder.set_policy(pattern, {subscriptions.field_of(name): settings})
+        engine = self._holder.opened if self._holder.is_open else None
+        for changed, fields in admin_subscriptions.changes(engine, pattern, name, settings):
+            self._holder.set_policy(changed, fields)
 
     def unsubscribe(self, pattern: str, name: str) -> int:
         """

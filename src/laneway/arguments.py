@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from laneway import units
 from laneway.errors import UsageError
 from laneway.policy import check_topic, is_unicode
+from laneway.subscriptions import SEPARATOR
 
 if TYPE_CHECKING:
     from laneway.units import Duration
@@ -96,6 +97,11 @@ def pool(call: str, value: object) -> str:
     """Check the name of a pool."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"{call}: expected pool to be a name, got {value!r:.80}")
+    if SEPARATOR in value:
+        raise UsageError(
+            f"{call}: pool {value!r:.80} belongs to the one consumer of a subscription; use"
+            f' app.topic("{value:.80}").consumer()'
+        )
     _check_unicode(call, "pool", value)
     return value
 

@@ -8,6 +8,7 @@ other field.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,11 +25,19 @@ SEPARATOR = "#"
 FIELD = "subscription:"
 """The beginning of the names of policy fields that declare subscriptions."""
 
-Kind = Literal["shared"]
-"""How the consumers of a subscription divide its messages. `"shared"`: they compete."""
+Kind = Literal["shared", "exclusive", "failover"]
+"""
+How the consumers of a subscription divide its messages.
+
+`"shared"`: they compete. `"exclusive"`: there is one, a second one is refused. `"failover"`: there
+is one, the next one takes over.
+"""
 
 Where = dict[str, "str | list[str]"]
 """Values by header; a value may end in `*`, and several are alternatives."""
+
+MAX_POOL = 100
+"""Characters of a pool's name."""
 
 MAX_HEADERS, MAX_VALUES = 20, 100
 """Most headers that `where` names, and most values of one of them."""
@@ -91,6 +100,13 @@ def split(topic: str) -> tuple[str, str]:
 def base_of(topic: str) -> str:
     """The part of a topic's name before `#`, which decides its shard."""
     return topic.partition(SEPARATOR)[0]
+
+
+def consumer_pool(topic: str) -> str:
+    """The pool of an exclusive or failover subscription, from the name of its topic."""
+    if len(topic) <= MAX_POOL:
+        return topic
+    return f"{SEPARATOR}{hashlib.blake2b(topic.encode(), digest_size=12).hexdigest()}"
 
 
 def check_name(name: object) -> str:

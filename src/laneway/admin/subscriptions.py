@@ -8,8 +8,8 @@ import msgspec
 
 from laneway import subscriptions
 from laneway.engines.base import TopicStats  # noqa: TC001  # the type of a field
-from laneway.errors import Refused
-from laneway.policy import check_pattern, is_pattern, sources
+from laneway.errors import BadPolicy, Refused
+from laneway.policy import check_fields, check_pattern, is_pattern, sources
 from laneway.subscriptions import FIELD, Kind, Where
 
 if TYPE_CHECKING:
@@ -48,6 +48,37 @@ def settings_of(kind: Kind, where: Where | None) -> dict[str, Any]:
     """The policy field's value; what is not set is left out."""
     settings = {"kind": kind, "where": where}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def changes(
+    engine: FullEngine | None, pattern: str, name: str, settings: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """
+    The policies that declare a subscription, as (topic or pattern, checked fields). One with a
+    single consumer has a pool of its own. `engine`: None before it is opened. Raises BadPolicy.
+    """
+    field = subscriptions.field_of(name)
+    declaration = (pattern, check_fields(pattern, {field: settings}))
+    kind = declaration[1][field]["kind"]
+    if kind != "shared" and is_pattern(pattern):
+        raise BadPolicy(
+            f'subscription {name} of {pattern}: kind="{kind}" has one consumer for one topic; name'
+            " the topic instead of a pattern"
+        )
+    if is_pattern(pattern):
+        return [declaration]
+    topic = subscriptions.topic_of(pattern, name)
+    if kind != "shared":
+        # The pool is set first, so that no other consumer gets a message.
+        return [(topic, {"pool": subscriptions.consumer_pool(topic)}), declaration]
+    return [declaration, *_without_pool(engine, topic)]
+
+
+def _without_pool(engine: FullEngine | None, topic: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return a subscription that had one consumer, and a pool of its own, to its usual pool."""
+    if engine is None or engine.policy_of(topic).pool != subscriptions.consumer_pool(topic):
+        return []
+    return [(topic, {"pool": engine.policies().resolve_patterns(topic).pool})]
 
 
 def find(engine: FullEngine, topic: str) -> list[SubscriptionInfo]:
@@ -97,6 +128,12 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
         raise Refused(f"subscription {name} of {pattern}: there is none")
     for layer in declaring:
         engine.policy_set_many(layer, [(pattern, {field: None})])
+    if not is_pattern(pattern):
+        topic = subscriptions.topic_of(pattern, name)
+        own = sources(engine.policy_own(topic))
+        if subscriptions.consumer_pool(topic) in {fields.get("pool") for fields in own.values()}:
+            for layer in own:
+                engine.policy_set_many(layer, [(topic, {"pool": None})])
     return sum(
         engine.topic_delete(subscriptions.topic_of(topic, name))
         for topic in _topics(engine, pattern, name)

@@ -12,6 +12,7 @@ from laneway.admin import dead_letters
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
+from laneway.cluster.consumer import Consumer
 from laneway.errors import UsageError
 from laneway.subscriptions import topic_of
 
@@ -111,6 +112,17 @@ class Topic:
     def subscriptions(self) -> list[SubscriptionInfo]:
         """List its subscriptions by name, those of patterns included."""
         return admin_subscriptions.find(self._host.engine, self.name)
+
+    def consumer(self, *, term: Duration = 10.0, wait: Duration | None = None) -> Consumer:
+        """
+        The one consumer of an exclusive or failover subscription: `with
+        app.topic("orders#audit").consumer() as consumer:`.
+
+        `term`: how long it may be out of reach before another one takes over, from 0.5 s to 1 h.
+        `wait`: how long to wait for a failover subscription; None: as long as it takes. Raises
+        UsageError; the `with` block raises Refused.
+        """
+        return Consumer(self._host, self.name, term=term, wait=wait)
 
     def pause(self) -> None:
         """

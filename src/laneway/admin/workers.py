@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway import units
+from laneway.cluster import consumer
 from laneway.engines.base import Check, WorkerState
 from laneway.errors import Refused
 from laneway.policy import handling_patterns
-from laneway.subscriptions import is_copy
+from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,7 +204,7 @@ class Coverage:
     def unserved_pools(self, overview: Overview) -> list[str]:
         """The pools of which something could run now, and which no worker serves."""
         pools = {tier.pool for tier in overview.tiers if tier.runnable}
-        return sorted(pool for pool in pools if not self.serves_pool(pool))
+        return sorted(pool for pool in pools if not (self.serves_pool(pool) or SEPARATOR in pool))
 
 
 def _serves_the_same(one: WorkerFacts, other: WorkerFacts) -> bool:
@@ -220,7 +221,11 @@ def explain(engine: FullEngine, message_id: str, topic: str | None) -> Explanati
     explanation = engine.explain(message_id, topic)
     if explanation.state not in ("ready", "parked") or explanation.topic is None:
         return explanation
-    lack = Coverage(engine).lack(engine.policy_of(explanation.topic).pool, explanation.topic)
+    topic, pool = explanation.topic, engine.policy_of(explanation.topic).pool
+    if is_copy(topic) and pool == consumer_pool(topic):
+        lack = consumer.lack(engine, topic)
+    else:
+        lack = Coverage(engine).lack(pool, topic)
     if lack is None:
         return explanation
     now_us = explanation.now_us or 0
@@ -242,7 +247,11 @@ def check(engine: FullEngine) -> Check:
     for topic in engine.topic_list(order="age", limit=OLDEST_TOPICS):
         waited = (now_us - topic.oldest_us) / units.SECOND if topic.oldest_us is not None else 0.0
         if topic.ready and topic.state != "paused" and waited >= UNSERVED_SECONDS:
-            lack = coverage.lack(topic.pool, topic.topic)
+            lack = (
+                consumer.lack(engine, topic.topic)
+                if SEPARATOR in topic.pool
+                else coverage.lack(topic.pool, topic.topic)
+            )
             if lack is not None:
                 lacks[lack] = None
     if lacks:

@@ -75,7 +75,10 @@ def where_in_words(where: Where) -> str:
     type=click.Choice(get_args(Kind)),
     default="shared",
     show_default=True,
-    help="How its consumers divide its messages; shared: they compete.",
+    help=(
+        "How its consumers divide its messages; shared: they compete; exclusive: one, a second is"
+        " refused; failover: one, the next takes over."
+    ),
 )
 @click.option(
     "--where",
@@ -93,10 +96,11 @@ def add(session: Session, pattern: str, name: str, kind: Kind, where: tuple[str,
     that is published from now on.
     """
     from laneway.admin import subscriptions
-    from laneway.subscriptions import field_of
 
     settings = subscriptions.settings_of(kind, _where(where))
-    session.engine(create=True).policy_set("operator", pattern, {field_of(name): settings})
+    engine = session.engine(create=True)
+    for changed, fields in subscriptions.changes(engine, pattern, name, settings):
+        engine.policy_set("operator", changed, fields)
     say(f"{pattern} has the subscription {name}")
 
 

@@ -1,0 +1,310 @@
+"""
+`Consumer`: the one process that reads an exclusive or failover subscription.
+
+It holds a term, as the holder of an election does, and the term's number is its fence. The messages
+of such a subscription are in a pool of their own, so that nothing else leases them. A consumer's
+leases end with its term: its successor gets them in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from laneway import arguments, subscriptions
+from laneway.awaitable import async_variant
+from laneway.cluster.renewal import TermRenewal, TermTimes
+from laneway.cluster.term import Term, clock
+from laneway.cluster.term_store import Candidate, Claim, EngineTerms
+from laneway.delivery import Delivery, ack_many, lease_lost
+from laneway.errors import Refused, UsageError
+from laneway.message import Settlement
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+    from typing import Self
+
+    from laneway.engines.base import FullEngine, Queue
+    from laneway.message import Draft, Lease
+    from laneway.units import Duration
+
+ELECTION = "consumer:"
+"""The beginning of the names of elections in which consumers hold terms."""
+
+LEAST_TERM, MOST_TERM = 0.5, 3600.0
+"""Seconds: a shorter term would be lost by any pause, a longer one would hold up a successor."""
+
+
+def lack(engine: FullEngine, topic: str) -> str | None:
+    """A sentence if nobody consumes the exclusive or failover subscription of this topic."""
+    state = EngineTerms(lambda: engine, ELECTION + topic).state()
+    return None if state.holder is not None else f"no consumer holds {topic}"
+
+
+class Host(Protocol):
+    """What a consumer needs of its application."""
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine, opened at first use."""
+        ...
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        ...
+
+
+class ConsumerDelivery(Delivery):
+    """A delivery that its consumer may ack together with those before it."""
+
+    __slots__ = ("_consumer",)
+
+    def __init__(
+        self, consumer: Consumer, engine: Queue, lease: Lease, threads: Executor, ahead_us: int
+    ) -> None:
+        super().__init__(engine, lease, threads, ahead_us)
+        self._consumer = consumer
+
+    def _settle(self, settlement: Settlement, publish: Sequence[Draft] = ()) -> None:
+        super()._settle(settlement, publish)
+        self._consumer.forget([self])
+
+
+class Consumer:
+    """
+    The consumer of one exclusive or failover subscription. Use it in a `with` block, which holds
+    the subscription:
+
+        with app.topic("orders#audit").consumer() as consumer:
+            while deliveries := consumer.lease(100, wait=60):
+                ...
+                consumer.ack_until(deliveries[-1])
+
+    Entering the block raises Refused if another process holds an exclusive subscription; of a
+    failover subscription it waits for its turn. Each method raises TermLost once this process does
+    not hold it any more; its leases have ended then.
+    """
+
+    def __init__(self, host: Host, topic: str, *, term: Duration, wait: Duration | None) -> None:
+        self._host = host
+        self.topic = topic
+        seconds = arguments.seconds("consumer", "term", term)
+        if not LEAST_TERM <= seconds <= MOST_TERM:
+            raise UsageError(
+                f"consumer: expected term to be from {LEAST_TERM:g} s to 1 h, got {term!r}"
+            )
+        self._times = TermTimes(seconds, seconds)
+        self._wait = arguments.seconds_or_none("consumer", "wait", wait)
+        self._store = EngineTerms(lambda: host.engine, ELECTION + topic)
+        self._candidate = Candidate(secrets.token_hex(6), f"{socket.gethostname()}:{os.getpid()}")
+        self._term: Term | None = None
+        self._renewal: TermRenewal | None = None
+        self._pool = ""
+        self._lock = threading.Lock()
+        self._outstanding: dict[int, ConsumerDelivery] = {}
+        """By fence, in the order of their delivery."""
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        return self._host.threads
+
+    # Holding the subscription
+
+    def __enter__(self) -> Self:
+        kind = self._kind()
+        until = None if self._wait is None else clock() + self._wait
+        while True:
+            asked = clock()
+            claim = self._store.claim(self._candidate, self._times.term)
+            if isinstance(claim, Claim):
+                break
+            left = self._times.look if until is None else until - clock()
+            if kind == "exclusive" or left <= 0:
+                waited = "" if kind == "exclusive" else f" and {self._wait:g} s have passed"
+                raise Refused(
+                    f"subscription {self.topic}: {claim.holder} consumes it{waited}; it is {kind}"
+                )
+            time.sleep(min(left, self._times.look))
+        held_until = asked + claim.left - self._times.margin
+        self._term = Term(
+            ELECTION + self.topic, claim.number, held_until, was_handed_over=claim.was_handed_over
+        )
+        self._renewal = _Renewal(self, self._store, self._term, self._times)
+        self._renewal.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await self._aenter()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Release what is not settled, and let another consumer take over. May be called again."""
+        term, self._term = self._term, None
+        if term is None or self._renewal is None:
+            return
+        self._renewal.close()
+        is_held = term.finish()
+        with self._lock:
+            leases = [delivery.lease for delivery in self._outstanding.values()]
+            self._outstanding.clear()
+        try:
+            if is_held and leases:
+                self._release(leases)
+        finally:
+            self._store.end(term.number, handed_over=is_held)
+
+    def _kind(self) -> str:
+        """The subscription's kind. Raises Refused, UsageError."""
+        engine = self._host.engine
+        base, name = subscriptions.split(self.topic)
+        kinds = {each.name: each.kind for each in engine.policy_of(base).subscriptions}
+        if name not in kinds:
+            raise Refused(f"subscription {self.topic}: there is none; subscribe first")
+        if kinds[name] == "shared":
+            raise UsageError(
+                f"subscription {self.topic}: it is shared, so it needs no consumer; use"
+                f' app.lease(topics=["{self.topic}"]) or a handler'
+            )
+        self._pool = engine.policy_of(self.topic).pool
+        return kinds[name]
+
+    def _held_term(self) -> Term:
+        if self._term is None:
+            raise UsageError(f"consumer of {self.topic}: use it inside a `with` block")
+        self._term.check()
+        return self._term
+
+    @property
+    def fence(self) -> int:
+        """
+        The number of this consumer's term: larger than that of every consumer before. Write it with
+        each change in a store of your own, and let that store refuse a smaller one.
+        """
+        return self._held_term().number
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds the subscription now, by its own clock."""
+        return self._term is not None and self._term.is_held
+
+    # Consuming
+
+    def lease(self, n: int = 1, *, wait: Duration = 0.0) -> list[Delivery]:
+        """
+        Lease up to `n` messages; wait for the first one at most `wait`. They are extended until
+        they are settled or the consumer ends. Raises TermLost.
+        """
+        arguments.whole("lease", "n", n)
+        until = clock() + arguments.seconds("lease", "wait", wait)
+        engine, topics = self._host.engine, [self.topic]
+        while True:
+            term = self._held_term()
+            batch = engine.lease(
+                n,
+                pool=self._pool,
+                topics=topics,
+                record_start=True,
+                max_lease_us=max(1, round((term.until - clock()) * SECOND)),
+            )
+            if batch.leases:
+                ahead_us = batch.now_us - time.monotonic_ns() // 1_000
+                return self._take(term, batch.leases, ahead_us)
+            left = until - clock()
+            if left <= 0:
+                return []
+            if batch.next_wake_us is not None:
+                left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / SECOND))
+            engine.wait(min(left, self._times.look), pool=self._pool, topics=topics)
+
+    def _take(self, term: Term, leases: list[Lease], ahead_us: int) -> list[Delivery]:
+        engine = self._host.engine
+        if not term.is_held:
+            self._release(leases)
+            raise term.loss()
+        deliveries = [
+            ConsumerDelivery(self, engine, lease, self.threads, ahead_us) for lease in leases
+        ]
+        with self._lock:
+            self._outstanding.update((delivery.fence, delivery) for delivery in deliveries)
+        return list(deliveries)
+
+    def ack_until(self, delivery: Delivery) -> int:
+        """
+        Ack this delivery and all that this consumer got before it and has not settled, in one step.
+        Returns how many. Raises LeaseLost if one of their leases had ended; the others are finished
+        nevertheless.
+        """
+        self._held_term()
+        with self._lock:
+            if delivery.fence not in self._outstanding:
+                raise lease_lost(delivery.lease, "lost")
+            acked: list[ConsumerDelivery] = []
+            for each in self._outstanding.values():
+                acked.append(each)
+                if each.fence == delivery.fence:
+                    break
+        try:
+            ack_many(self._host.engine, acked)
+        finally:
+            self.forget(acked)
+        return len(acked)
+
+    def forget(self, deliveries: list[ConsumerDelivery]) -> None:
+        """These deliveries are settled."""
+        with self._lock:
+            for delivery in deliveries:
+                self._outstanding.pop(delivery.fence, None)
+
+    def extend(self) -> None:
+        """Extend what is not settled until the end of the term."""
+        term = self._term
+        with self._lock:
+            leases = [each.lease for each in self._outstanding.values()]
+        if term is None or not term.is_held or not leases:
+            return
+        by_us = max(1, round((term.until - clock()) * SECOND))
+        held = self._host.engine.extend([(each.handle, each.fence) for each in leases], by_us)
+        with self._lock:
+            for lease, is_held in zip(leases, held, strict=True):
+                if not is_held:
+                    self._outstanding.pop(lease.fence, None)
+
+    def _release(self, leases: list[Lease]) -> None:
+        self._host.engine.settle(
+            [Settlement(lease.handle, lease.fence, "release") for lease in leases]
+        )
+
+    _aenter = async_variant(__enter__)
+    aclose = async_variant(close)
+    alease = async_variant(lease)
+    aack_until = async_variant(ack_until)
+
+    def __repr__(self) -> str:
+        return f"<Consumer of {self.topic}, {'held' if self.is_held else 'not held'}>"
+
+
+class _Renewal(TermRenewal):
+    """Renews a consumer's term, and then its leases."""
+
+    def __init__(
+        self, consumer: Consumer, store: EngineTerms, term: Term, times: TermTimes
+    ) -> None:
+        super().__init__(store, term, times)
+        self._consumer = consumer
+
+    def _renew_once(self) -> None:
+        super()._renew_once()
+        self._consumer.extend()
