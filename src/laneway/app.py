@@ -532,14 +532,17 @@ class Laneway:
         wait: Duration = 0.0,
         pool: str = "default",
         topics: Sequence[str] | None = None,
+        priority: int | None = None,
     ) -> list[Delivery]:
         """
         Lease up to `n` messages in fair order; wait at most `wait` for the first one. Each has to
         be settled.
 
-        `topics`: only these, strictly in this order. Raises UsageError, EngineUnavailable.
+        `topics`: only these, strictly in this order. `priority`: only messages of at least this
+        priority; with `wait` it looks for them twice a second. Raises UsageError,
+        EngineUnavailable.
         """
-        return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics))
+        return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics, priority))
 
     async def alease(
         self,
@@ -548,12 +551,13 @@ class Laneway:
         wait: Duration = 0.0,
         pool: str = "default",
         topics: Sequence[str] | None = None,
+        priority: int | None = None,
     ) -> list[Delivery]:
         """
         As `lease`, awaited. Messages that arrive after the caller was cancelled are released at
         once.
         """
-        return await delivery.alease(self, delivery.Wanted.checked(n, wait, pool, topics))
+        return await delivery.alease(self, delivery.Wanted.checked(n, wait, pool, topics, priority))
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, Queue
     from laneway.message import Draft, Lease, Overload
     from laneway.units import Duration
+
+
+PRIORITY_LOOK_SECONDS = 0.5
+"""How soon a lease that waits for messages of a priority looks for them again."""
 
 
 class Delivery:
@@ -201,21 +206,33 @@ class Host(Protocol):
 class Wanted(msgspec.Struct, frozen=True):
     """
     The checked arguments of a lease call. `count`: most messages; `wait`: seconds; `topics`: only
-    these, strictly in this order, None: all of the pool.
+    these, strictly in this order, None: all of the pool; `priority`: at least this one.
     """
 
     count: int
     wait: float
     pool: str
     topics: Sequence[str] | None
+    priority: int | None = None
 
     @classmethod
-    def checked(cls, count: int, wait: Duration, pool: str, topics: Sequence[str] | None) -> Wanted:
+    def checked(
+        cls,
+        count: int,
+        wait: Duration,
+        pool: str,
+        topics: Sequence[str] | None,
+        priority: int | None = None,
+    ) -> Wanted:
         """Check the arguments. Raises UsageError."""
         arguments.whole("lease", "n", count)
         arguments.pool("lease", pool)
         topics = arguments.topics("lease", topics)
-        return cls(count, arguments.seconds("lease", "wait", wait), pool, topics)
+        if priority is not None:
+            arguments.whole(
+                "lease", "priority", priority, least=-codec.MAX_PRIORITY, most=codec.MAX_PRIORITY
+            )
+        return cls(count, arguments.seconds("lease", "wait", wait), pool, topics, priority)
 
 
 def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
@@ -227,15 +244,31 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
     interrupt = interrupt if interrupt is not None else Interrupt()
     engine, pool, topics = host.engine, wanted.pool, wanted.topics
     while not interrupt.is_set:
-        batch = engine.lease(wanted.count, pool=pool, topics=topics, record_start=True)
+        batch = engine.lease(
+            wanted.count, pool=pool, topics=topics, record_start=True, priority=wanted.priority
+        )
+        if not batch.leases and batch.goes_on:
+            continue  # not all lanes were looked at
         left = deadline - time.monotonic()
         if batch.leases or left <= 0:
             ahead_us = batch.now_us - time.monotonic_ns() // 1_000
             return [Delivery(engine, each, host.threads, ahead_us) for each in batch.leases]
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
+        if wanted.priority is not None:
+            # The store wakes a waiting caller for any message, which this one may not take.
+            _sleep(min(max(left, 0.0), PRIORITY_LOOK_SECONDS), interrupt)
+            continue
         engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
     return []
+
+
+def _sleep(seconds: float, interrupt: Interrupt) -> None:
+    """Sleep, or until the interrupt."""
+    is_over = threading.Event()
+    with interrupt.waking(is_over.set):
+        if not interrupt.is_set:
+            is_over.wait(seconds)
 
 
 async def alease(host: Host, wanted: Wanted) -> list[Delivery]:

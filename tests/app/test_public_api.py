@@ -287,6 +287,21 @@ def test_ack_many(app: Laneway) -> None:
     assert app.topic("t").stats().done == 5
 
 
+def test_lease_of_a_priority(app: Laneway) -> None:
+    """`priority` leaves messages of lower ones, also while it waits; wrong ones are refused."""
+    app.publish("a", "low")
+    assert app.lease(10, priority=1) == []
+    assert app.lease(10, priority=1, wait=0.01) == []
+    timer = threading.Timer(0.05, app.publish, ["a", "high"], {"priority": 3})
+    timer.start()
+    (delivery,) = asyncio.run(app.alease(10, priority=1, wait=30))
+    assert delivery.body == "high"
+    timer.join()
+    for wrong in ("high", 1.5, True, 1 << 40):
+        with pytest.raises(UsageError, match="lease: expected priority to be a whole number"):
+            app.lease(priority=wrong)  # type: ignore[arg-type]
+
+
 def test_lease_waits(app: Laneway) -> None:
     """An empty lease waits for the first message, and no longer than asked."""
     assert app.lease(1) == []

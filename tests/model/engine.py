@@ -510,11 +510,12 @@ class Engine(Lanes):
         startable: int | None = None,
         record_start: bool = False,
         max_lease_us: int | None = None,
+        priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
         self._housekeeping(HOUSEKEEPING_LIMIT)
-        call = Call(n if startable is None else startable, record_start, max_lease_us)
+        call = Call(n if startable is None else startable, record_start, max_lease_us, priority)
         if topics is None:
             self._serve_pool(call, pool, n)
             self._mix(call)
@@ -655,7 +656,12 @@ class Engine(Lanes):
         """
         policy = self._policy(lane)
         call.visited.append(lane)
-        ready = [message for message in self._ready(lane) if topic in (None, message.topic)]
+        ready = [
+            message
+            for message in self._ready(lane)
+            if topic in (None, message.topic)
+            and (call.priority is None or message.priority >= call.priority)
+        ]
         take = min(
             room,
             len(ready),

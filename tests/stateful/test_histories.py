@@ -194,12 +194,15 @@ def some_drafts(chance: random.Random, least: int, most: int, busy: str) -> list
 def a_call(chance: random.Random) -> dict[str, Any]:
     """Arguments of `lease`."""
     pick = chance.choice
+    topics = pick([None] * 7 + [chance.choices(TOPICS, k=3)])
     return {
         "n": pick([1, 2, 3, 5, 7, 40]),
         "pool": pick(["default"] * 5 + ["other"]),
         "startable": pick([None, None, None, 0, 1, 3]),
         "record_start": pick([True, False]),
-        "topics": pick([None] * 7 + [chance.choices(TOPICS, k=3)]),
+        "topics": topics,
+        # the model does not divide a pool's lanes by priorities
+        "priority": pick([None, 0, 1, 5]) if topics is not None else None,
         "max_lease_us": pick([None, None, 2 * SECOND]),
     }
 

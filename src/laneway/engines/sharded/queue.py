@@ -65,6 +65,12 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     only: Sequence[str] | None
     record_start: bool
     max_lease_us: int | None
+    priority: int | None
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether it leases whatever a pool has."""
+        return self.topics is None and self.only is None and self.priority is None
 
 
 class WholeBatch:
@@ -318,16 +324,17 @@ class ShardedQueue(ABC):
         record_start: bool = False,
         only: Sequence[str] | None = None,
         max_lease_us: int | None = None,
+        priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         startable = n if startable is None else startable
-        request = LeaseRequest(pool, topics, only, record_start, max_lease_us)
+        request = LeaseRequest(pool, topics, only, record_start, max_lease_us, priority)
         if self._namespace.shards == 1:
             return self._lease_on(0, request, n, startable, now_us)
         self._grants.renew()
         self._namespace.refresh_tiers()
         whole = WholeBatch(n, startable)
-        if topics is None and only is None and now_us is None:
+        if request.takes_all and now_us is None:
             self._lease_where_likely(request, whole)
         elif topics is None:  # a caller with a clock of its own (a test) leases from every shard
             self._lease_from(self._visits.every(self._take_notified()), request, whole, now_us)
@@ -371,7 +378,7 @@ class ShardedQueue(ABC):
                     raise
                 whole.wakes.append(whole.now_us)  # the next lease reports it
                 return
-            if request.only is None and request.topics is None:
+            if request.takes_all:
                 self._visits.note(request.pool, shard, batch, whole.room, whole.startable)
             whole.add(batch)
 

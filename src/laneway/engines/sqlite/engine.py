@@ -327,6 +327,7 @@ class Core:
         record_start: bool = False,
         only: Sequence[str] | None = None,
         max_lease_us: int | None = None,
+        priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         with self._transaction(now_us, durable=False) as tx:
@@ -334,7 +335,7 @@ class Core:
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
-            filter_ = serving.Only.of(only, tx.lane_cache.positions)
+            filter_ = serving.Only.of(only, priority, tx)
             leases, withheld = serving.lease(
                 tx,
                 n,

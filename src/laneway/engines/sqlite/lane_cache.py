@@ -25,6 +25,9 @@ Message, lane, and what settle needs to know of the message; None: it is plain, 
 deletes rows and counts.
 """
 
+PositionKey: TypeAlias = "tuple[int, str | None, tuple[tuple[str, ...] | None, int | None]]"
+"""Tier queue, gate, and the patterns and the priority of a lease."""
+
 MOST_LANES = 20_000
 MOST_LEASES = 100_000
 """Beyond these numbers the older half is dropped: 15 MB, and 15 to 30 MB."""
@@ -47,8 +50,8 @@ class LaneCache:
         """By topic: the number of its own policies (0: none), for topics without a lane."""
         self.leases: dict[int, CachedLease] = {}
         """By fence: the leases that this object delivered, as far as they need not be read."""
-        self.positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
-        """Where the next lease with these patterns continues: by tier queue, gate and patterns."""
+        self.positions: dict[PositionKey, tuple[int, int]] = {}
+        """Where the next lease of the same kind continues."""
         self.is_inbox_empty = False
         self.noise, self.noise_us = 0, 0
         """The largest size class of a lane that is not noisy, and when it was read."""

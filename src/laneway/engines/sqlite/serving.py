@@ -19,13 +19,14 @@ from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of
+from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of, rank_of
 from laneway.message import Lease
 from laneway.policy import handling_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from laneway.engines.sqlite.lane_cache import PositionKey
     from laneway.engines.sqlite.rows import LaneGates
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Resolved
@@ -93,42 +94,52 @@ def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: i
 
 class Only:
     """
-    The patterns that a caller takes messages of, and the positions at which its calls continue.
+    What a caller takes: messages of topics that its patterns cover, of at least its priority; and
+    the positions at which its calls continue.
 
-    A call passes over a bounded number of lanes that match none of the patterns; the next call
-    continues behind them. `passed_over`: whether there were any; `goes_on`: whether lanes are left.
+    A call passes over a bounded number of lanes that have nothing for it; the next call continues
+    behind them. `passed_over`: whether there were any; `goes_on`: whether lanes are left.
     """
 
     def __init__(
-        self,
-        patterns: Sequence[str],
-        positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
+        self, patterns: Sequence[str] | None, priority: int | None, tx: Transaction
     ) -> None:
-        self._patterns = frozenset(patterns)
-        self._key = tuple(patterns)
-        self._positions = positions
+        self._patterns = None if patterns is None else frozenset(patterns)
+        self.last_rank = None if priority is None else rank_of(priority, at_front=False)
+        """The largest rank that it takes; None: any."""
+        self._key = (None if patterns is None else tuple(patterns), priority)
+        self._tx = tx
+        self._positions = tx.lane_cache.positions
         self._left = MAX_PASSED_OVER
         self.passed_over = False
         self.goes_on = False
 
     @staticmethod
-    def of(
-        patterns: Sequence[str] | None,
-        positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
-    ) -> Only | None:
-        """Of the patterns that a lease call names; None: it takes everything."""
-        if len(positions) > MAX_POSITIONS:
-            positions.clear()
-        return None if patterns is None else Only(patterns, positions)
+    def of(patterns: Sequence[str] | None, priority: int | None, tx: Transaction) -> Only | None:
+        """What a lease call names; None: it takes everything."""
+        if len(tx.lane_cache.positions) > MAX_POSITIONS:
+            tx.lane_cache.positions.clear()
+        return None if patterns is None and priority is None else Only(patterns, priority, tx)
 
     def takes(self, lane: Lane) -> bool:
-        """Whether the lane's topic matches a pattern; if not, it counts as passed over."""
-        topic = lane.topic
-        if topic is None or any(each in self._patterns for each in handling_patterns(topic)):
+        """Whether the lane has something for the caller; if not, it counts as passed over."""
+        if self._covers(lane.topic) and (self.last_rank is None or self.ready(lane, 1)):
             return True
         self.passed_over = True
         self._left -= 1
         return False
+
+    def _covers(self, topic: str | None) -> bool:
+        patterns = self._patterns
+        return (
+            patterns is None
+            or topic is None
+            or any(each in patterns for each in handling_patterns(topic))
+        )
+
+    def ready(self, lane: Lane, most: int) -> int:
+        """How many of its ready messages have the priority, counted up to `most`."""
+        return int(self._tx.one("ready_up_to", lane.lane, self.last_rank, most)[0])
 
     def begin(self, tier_queue: TierQueue, gates: LaneGates | None) -> tuple[int, int]:
         """The position at which this call begins to read."""
@@ -148,9 +159,7 @@ class Only:
         """Everything was read, in this call and earlier ones: the next begins at the start."""
         self._positions.pop(self._position_key(tier_queue, gates), None)
 
-    def _position_key(
-        self, tier_queue: TierQueue, gates: LaneGates | None
-    ) -> tuple[int, str | None, tuple[str, ...]]:
+    def _position_key(self, tier_queue: TierQueue, gates: LaneGates | None) -> PositionKey:
         return tier_queue.number, gates.key if gates is not None else None, self._key
 
 
@@ -373,6 +382,9 @@ class _Plan:
         tx = self.tx
         policy = tx.policy_of(lane)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
+        if self.only is not None and self.only.last_rank is not None:
+            planned = sum(count for each, count in self.visits if each is lane)
+            take = min(take, self.only.ready(lane, planned + take) - planned)
         gate = tx.gate_of(lane, policy)
         if gate is not None:
             take = min(take, tx.lane_gates(gate).room(tx.now))
@@ -450,11 +462,12 @@ class _Plan:
 
     def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
         """Visit a bucket for the messages of one topic only."""
+        last_rank = None if self.only is None else self.only.last_rank
         picked = self.picked.setdefault(lane.lane, [])
         heads = [
             mid
-            for (mid,) in self.tx.all("folded_heads", topic, room + len(picked))
-            if mid not in picked
+            for (mid, rank) in self.tx.all("folded_heads", topic, room + len(picked))
+            if mid not in picked and (last_rank is None or rank <= last_rank)
         ][:room]
         taken = (
             self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(heads), 1) if heads else 0

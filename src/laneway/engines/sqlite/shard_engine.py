@@ -153,6 +153,7 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
                 record_start=request.record_start,
                 only=request.only,
                 max_lease_us=request.max_lease_us,
+                priority=request.priority,
                 now_us=now_us,
             ),
         )

@@ -116,7 +116,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         self._puts = CallSize(LEAST_AT_ONCE, AT_ONCE, PUT_US)
         self._leases = CallSize(LEAST_AT_ONCE, AT_ONCE, LEASE_US)
         self._settles = CallSize(LEAST_AT_ONCE, AT_ONCE, SETTLE_US)
-        self._cursors: dict[tuple[int, str, bytes], int] = {}
+        self._cursors: dict[tuple[int, str, bytes, int | None], int] = {}
         """Where the next lease with the same `only` goes on, by shard, pool and patterns."""
 
     # Put
@@ -311,12 +311,14 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         pool = request.pool
         topics = b"" if request.topics is None else records.pack(list(request.topics))
         patterns = b"" if request.only is None else records.pack(list(request.only))
+        has_filter = request.only is not None or request.priority is not None
+        position = (shard, pool, patterns, request.priority)
         leases: list[Lease] = []
         left = HOUSEKEEPING_LIMIT
         while True:
             room = min(n - len(leases), self._leases.limit)
             left -= HOUSE
-            cursor = self._cursors.get((shard, pool, patterns), 0) if patterns else 0
+            cursor = self._cursors.get(position, 0) if has_filter else 0
             (
                 now,
                 wake,
@@ -345,11 +347,12 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 cursor,
                 MAX_PASSED_OVER,
                 b"" if request.max_lease_us is None else request.max_lease_us,
+                b"" if request.priority is None else 1 - 2 * request.priority,
             )
             if has_more_house:
                 continue
-            if patterns:
-                self._cursors[shard, pool, patterns] = max(next_cursor, 0)
+            if has_filter:
+                self._cursors[position] = max(next_cursor, 0)
             count = len(records_) // 2
             self._leases.fit(room, call_us, is_full=count == room)
             page = records.leases_of(

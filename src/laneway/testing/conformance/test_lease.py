@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -290,6 +291,51 @@ def test_only_passes_over_a_bounded_number(driver: EngineDriver) -> None:
     assert found == {f"push.{n}" for n in range(50)}
     assert calls >= 2
     assert batch.passed_over
+    assert driver.engine.overview(now_us=driver.now).leased == 50
+
+
+@pytest.mark.parametrize("topics", [None, ["a", "b"]], ids=["pool", "topics"])
+@pytest.mark.parametrize("fields", [{}, {"buckets": 1}], ids=str)
+def test_priority_at_least(
+    driver: EngineDriver, topics: list[str] | None, fields: dict[str, Any]
+) -> None:
+    """Only messages of at least the priority are delivered; the others stay, in their order."""
+    driver.policy("*", **fields)
+    driver.put("a", "a0", "a0 too")
+    driver.put("a", "a5", priority=5)
+    driver.put("a", "a-5", priority=-5)
+    driver.put("b", "b0")
+    driver.put("b", "b7", priority=7)
+    driver.put("b", "b4 front", priority=4, at_front=True)
+    assert driver.bodies(priority=8, topics=topics) == []
+    assert sorted(driver.bodies(priority=5, topics=topics)) == ["a5", "b7"]
+    assert driver.bodies(1, priority=1, topics=topics) == ["b4 front"]
+    assert driver.bodies(priority=1, topics=topics) == []
+    assert sorted(driver.bodies(priority=0, topics=topics)) == ["a0", "a0 too", "b0"]
+    assert driver.bodies(priority=-5, topics=topics) == ["a-5"]
+
+
+def test_priority_and_limits(driver: EngineDriver) -> None:
+    """A lane's limits hold for messages of a priority as for others."""
+    driver.policy("a", concurrency=2)
+    driver.put("a", *map(str, range(5)), priority=5)
+    driver.put("a", "low")
+    assert driver.bodies(priority=5) == ["0", "1"]
+    assert driver.bodies(priority=5) == []
+
+
+def test_priority_passes_over_a_bounded_number(driver: EngineDriver) -> None:
+    """A call passes over a bounded number of lanes; the next one continues until all are found."""
+    others = 2 * MAX_PASSED_OVER + 500
+    driver.engine.put([Draft(f"low.{n}", b"x") for n in range(others)], now_us=driver.now)
+    driver.engine.put([Draft(f"high.{n}", b"x", priority=3) for n in range(50)], now_us=driver.now)
+    found: set[str] = set()
+    for _ in range(50):
+        batch = driver.batch(100, priority=1)
+        found |= {lease.topic for lease in batch.leases}
+        if not batch.goes_on:
+            break
+    assert found == {f"high.{n}" for n in range(50)}
     assert driver.engine.overview(now_us=driver.now).leased == 50
 
 

@@ -249,3 +249,7 @@ SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
        AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
                    AND k.head = m.mid AND k.held)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
+
+-- name: ready_up_to
+-- How many ready messages of a lane have at most a rank, counted up to a number.
+SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND rank <= ? LIMIT ?);

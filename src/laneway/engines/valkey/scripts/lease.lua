@@ -13,8 +13,9 @@
 -- ARGV[10]: microseconds: if an event is due within them, another waiting worker is notified
 -- ARGV[11]: patterns of the only topics that the worker handles (packed); "": all
 -- ARGV[12]: where in the lanes' order this call begins; 0: at the first
--- ARGV[13]: the most lanes that it passes over because no pattern matches them
+-- ARGV[13]: the most lanes that it passes over because they have nothing for the worker
 -- ARGV[14]: microseconds after which the leases end at the latest; "": as their policies say
+-- ARGV[15]: the largest rank that is delivered; "": any
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call begins or -1 if all
@@ -28,8 +29,11 @@ if more and ARGV[9] ~= '1' then
     return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1, 0 }
 end
 gates.save()
-local only = ARGV[11] ~= '' and { values_of(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]) }
-    or nil
+local only
+if ARGV[11] ~= '' or ARGV[15] ~= '' then
+    only = { patterns = ARGV[11] ~= '' and values_of(ARGV[11]), begins = tonumber(ARGV[12]),
+        may_pass = tonumber(ARGV[13]), last_rank = tonumber(ARGV[15]) }
+end
 local found, runs, bodies, first, withheld, passed_over, goes_on =
     serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),
         ARGV[7] == '1', only, tonumber(ARGV[14]))

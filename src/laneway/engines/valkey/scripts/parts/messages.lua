@@ -290,6 +290,11 @@ local messages = part(function(messages)
         return record.serial ~= NO and record.topic .. '\0' .. record.key or false
     end
 
+    -- How members of sorted sets begin, so that they are in the order of their ranks.
+    function messages.rank_code(rank)
+        return pack('>I2', math.max(0, math.min(rank + 512, 65535)))
+    end
+
     -- The position among messages of equal rank: by since; `at_front`, the last one first.
     function messages.position(record)
         return record.rank % 2 == 1 and record.since or FRONT - record.seq

@@ -81,9 +81,21 @@ local serving = part(function(serving)
         source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
     end
 
+    -- How many of the lane's ready messages have at most the rank that the call delivers, less the
+    -- `planned` ones that it delivers already.
+    local function count_ready(lane, planned)
+        local plain_ones = calls.last_rank >= 1 and lane.ready + planned - lane.sorted or 0
+        local others = lane.sorted > 0 and call('ZLEXCOUNT', lanes.key_of('z', lane), '-', '('
+            .. messages.rank_code(calls.last_rank + 1)) or 0
+        return plain_ones + others - planned
+    end
+
     -- Whether a pattern of `only` matches the lane's topic. All buckets are taken. Of a
     -- subscription's topic (a#s) only patterns with its name do, like "*#s".
-    local function takes(lane)
+    local function covers(lane)
+        if not calls.only then
+            return true
+        end
         local topic, star = lanes.topic(lane), '*'
         local cut = topic and string.find(topic, '#', 1, true)
         if cut then
@@ -98,6 +110,14 @@ local serving = part(function(serving)
                 return true
             end
             stem = string.match(stem, '^(.*%.)[^.]*%.$')
+        end
+        return false
+    end
+
+    -- Whether the lane has something for the caller.
+    local function takes(lane)
+        if covers(lane) and (not calls.last_rank or count_ready(lane, 0) > 0) then
+            return true
         end
         calls.passed_over, calls.may_pass = true, calls.may_pass - 1
         return false
@@ -120,7 +140,7 @@ local serving = part(function(serving)
             source.at = at + 1
             if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
-            elseif calls.only and not takes(lane) then
+            elseif (calls.only or calls.last_rank) and not takes(lane) then
                 if calls.may_pass <= 0 then -- the next call begins here
                     calls.goes_on = math.max(calls.goes_on, source.offset - #found + at)
                     source.at, source.found, source.is_last = 1, {}, true
@@ -252,6 +272,9 @@ local serving = part(function(serving)
             take = 0
         end
         local given = given_by(lane)
+        if calls.last_rank then
+            take = math.min(take, count_ready(lane, given.wanted))
+        end
         if take <= 0 then
             return 0
         end
@@ -377,8 +400,9 @@ local serving = part(function(serving)
         for _, mid in ipairs(picked) do
             seen[mid] = true
         end
-        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', '(s', 'BYLEX', 'LIMIT', 0,
-            room + #picked)) do
+        local behind = calls.last_rank and '(r' .. messages.rank_code(calls.last_rank + 1) or '(s'
+        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', behind, 'BYLEX', 'LIMIT',
+            0, room + #picked)) do
             local mid = unpack_from('>I7', member, 18)
             if not seen[mid] and #mids < room then
                 mids[#mids + 1] = mid
@@ -711,8 +735,9 @@ local serving = part(function(serving)
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, flat; runs
     -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
     -- further bodies} of messages that have some, flat; the first fence; and whether lanes were
-    -- left out. `only`: {patterns, where the lanes' order begins, the most lanes to pass over}, or
-    -- nil. `max_lease`: the longest lease in microseconds, or nil.
+    -- left out. `only`: {patterns or false, where the lanes' order begins, the most lanes to pass
+    -- over, the largest rank to deliver or nil}, or nil. `max_lease`: the longest lease in
+    -- microseconds, or nil.
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
@@ -720,9 +745,13 @@ local serving = part(function(serving)
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}
         if only then
-            calls.only, calls.begins, calls.may_pass = {}, only[2], only[3]
-            for _, pattern in ipairs(only[1]) do
-                calls.only[pattern] = true
+            calls.begins, calls.may_pass, calls.last_rank = only.begins, only.may_pass,
+                only.last_rank
+            if only.patterns then
+                calls.only = {}
+                for _, pattern in ipairs(only.patterns) do
+                    calls.only[pattern] = true
+                end
             end
             for _, tier_queue in ipairs(tier_queues) do
                 carries[tier_queue] = tier_queue.carry
