@@ -298,13 +298,6 @@ def _serial(value: Any) -> str:
     return "hold" if value is True else _choice("hold", "yield")(value)
 
 
-def _partitions(value: Any) -> int:
-    number = _integer(1, MAX_PARTITIONS)(value)
-    if number & (number - 1):
-        raise _expected(f"a power of two from 1 to {MAX_PARTITIONS:,}")(value)
-    return number
-
-
 def _dedupe(value: Any) -> float | str:
     return "forever" if value in ("forever", float("inf")) else _duration()(value)
 
@@ -432,8 +425,8 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "what a publish above max_backlog does; default refuse",
     ),
     "partitions": (
-        _partitions,
-        "lanes that a topic is spread over by the CRC32 of the key; a power of two; default 1",
+        _integer(1, MAX_PARTITIONS),
+        "lanes that a topic is spread over by the CRC32 of the key; default 1",
     ),
     "buckets": (
         _integer(1, MAX_BUCKETS),

@@ -123,7 +123,7 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
     ("fields", "refusal"),
     [
         ({"rate": -1}, "rate"),
-        ({"partitions": 3}, "power of two"),
+        ({"partitions": 1025}, "a whole number from 1 to 1,024"),
         ({"rats": 5}, 'did you mean "rate"'),
         ({"rate": "fast"}, "fast"),
     ],

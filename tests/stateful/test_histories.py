@@ -110,7 +110,7 @@ FIELDS: dict[str, list[Any]] = {
     "dedupe": [1, "forever"],
     "max_backlog": [1, 3, "90B"],
     "on_full": ["drop_oldest", "refuse", "block"],
-    "partitions": [2, 4],
+    "partitions": [2, 3, 4],
     "buckets": [1, 2],
     "delivery": ["at_most_once"],
     "paused": [True],

@@ -42,7 +42,7 @@ def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
     [
         ({"rate": -1}, "rate"),
         ({"rate": "fast"}, "rate"),
-        ({"partitions": 3}, "power of two"),
+        ({"partitions": 1025}, "from 1 to 1,024"),
         ({"concurency": 3}, 'did you mean "concurrency"'),
         ({"weight": 0}, "weight"),
         ({"lease": "soon"}, "lease"),

@@ -214,6 +214,31 @@ def test_partitions(
         driver.policy("a", partitions=8)
 
 
+@pytest.mark.parametrize("partitions", [3, 7, 100])
+def test_any_number_of_partitions(driver: EngineDriver, partitions: int) -> None:
+    """Any number spreads the messages; views, retries and redrives find all of them."""
+    driver.policy("a", partitions=partitions, serial="hold", retries=0)
+    for n in range(200):
+        driver.put("a", str(n), key=f"k{n % 20}")
+    driver.put("a", *(f"no key {n}" for n in range(20)))
+    assert driver.waiting("a") == 220
+    leases = driver.lease(500)
+    by_key: dict[str | None, list[str]] = {}
+    while leases:
+        for lease in leases:
+            by_key.setdefault(lease.key, []).append(lease.body.decode())
+        driver.settle(leases)
+        leases = driver.lease(500)
+    for key in {f"k{n}" for n in range(20)}:
+        assert by_key[key] == sorted(by_key[key], key=int)
+    assert sum(map(len, by_key.values())) == 220
+    driver.put("a", *(f"no key {n}" for n in range(20)))
+    driver.settle(driver.lease(500), "dead")
+    assert driver.engine.dead_redrive("a", now_us=driver.now) == 20
+    assert driver.waiting("a") == 20
+    assert len(driver.run(500)) == 20
+
+
 def test_buckets(driver: EngineDriver) -> None:
     """Buckets fold topics into few lanes; counts and purges are still the topic's."""
     driver.policy("b.*", buckets=2)

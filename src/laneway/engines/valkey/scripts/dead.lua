@@ -42,6 +42,9 @@ local function put_back(record, since)
     record.expires = policy.ttl and since + policy.ttl
     local spread = policy.partitions > 1 and (record.key and crc32(record.key) or record.mkey
         and crc32(body_of(record)))
+    if policy.partitions > 1 and not spread and shard.shards > 1 then
+        spread = (shard.index - crc32(record.topic)) % shard.shards -- a partition on this shard
+    end
     local lane = lanes.make(lanes.name_for(policy, record.topic, spread, record.seq))
     -- Where another one of its key waits already, newcomers go on joining that one.
     messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic,
