@@ -696,6 +696,7 @@ GROUPS = {
     "Queues by name": ["Queue", "Dependency"],
     "Subscriptions": ["SubscriptionInfo", "Consumer"],
     "Workers": ["Summary", "WorkerInfo"],
+    "History": ["History", "HistoryRow", "HistoryPart", "WaitingTimes", "Alarm"],
     "Elections": ["Election", "Career", "Term", "ElectionState"],
 }
 

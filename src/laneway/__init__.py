@@ -44,6 +44,8 @@ from laneway.errors import (
     UnknownHandler,
     UsageError,
 )
+from laneway.history.alarms import Alarm
+from laneway.history.figures import History, HistoryPart, HistoryRow, WaitingTimes
 from laneway.message import Message, Receipt
 from laneway.policy import Backoff, Tier
 from laneway.producing.buffer import Buffer
@@ -59,6 +61,7 @@ from laneway.working.options import Summary
 from laneway.working.time_limits import SoftTimeLimit
 
 __all__ = [
+    "Alarm",
     "BacklogFull",
     "Backoff",
     "BadMessage",
@@ -76,6 +79,9 @@ __all__ = [
     "EngineCorrupt",
     "EngineUnavailable",
     "HandlerSignal",
+    "History",
+    "HistoryPart",
+    "HistoryRow",
     "Job",
     "JobCancelled",
     "JobDead",
@@ -111,6 +117,7 @@ __all__ = [
     "TopicInUse",
     "UnknownHandler",
     "UsageError",
+    "WaitingTimes",
     "WorkerInfo",
     "chain",
     "chord",

@@ -16,7 +16,7 @@ from laneway import (
     programs,
     versions,
 )
-from laneway.admin import dead_letters
+from laneway.admin import dead_letters, repeats
 from laneway.admin import policies as admin_policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
@@ -27,6 +27,8 @@ from laneway.cluster import election as elections_
 from laneway.engine_holder import EngineHolder
 from laneway.engines.shared.listing import ORDERS
 from laneway.errors import UsageError
+from laneway.history import figures as history_figures
+from laneway.history.alarms import AlarmRule
 from laneway.policy import FIELDS, Gate, check_pattern, check_topic
 from laneway.producing.choice import producer_of
 from laneway.producing.publish_options import message_from
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
         TopicOrder,
     )
     from laneway.errors import LanewayError
+    from laneway.history.alarms import OnAlarm
+    from laneway.history.figures import History
     from laneway.message import Message, Receipt
     from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.buffer import Buffer
@@ -575,7 +579,7 @@ class Laneway:
     def topics(
         self,
         *,
-        order: TopicOrder = "name",
+        order: TopicOrder | Literal["repeats"] = "name",
         pattern: str = "*",
         limit: int = 20,
         after: str | None = None,
@@ -583,18 +587,103 @@ class Laneway:
         """
         List topics by `"name"` (paged by `after`), or the first ones by `"backlog"`, `"age"`,
         `"rate"` or `"throttled"`. Raises UsageError.
+
+        By `"repeats"`: the topics of which merging would save most messages. A sample of the next
+        200 messages is read, of the 50 topics with the largest backlogs.
         """
-        if order not in ORDERS:
+        if order not in (*ORDERS, "repeats"):
             raise UsageError(
-                f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}"
+                f"topics: expected order to be one of {', '.join((*ORDERS, 'repeats'))}, got"
+                f" {order!r}"
             )
         arguments.whole("topics", "limit", limit)
+        if order == "repeats":
+            return repeats.top(self.engine, check_pattern(pattern), limit)
         after = None if after is None else arguments.name("topics", "after", after)
         stats = self.engine.topic_list(
             order=order, pattern=check_pattern(pattern), limit=limit, after=after
         )
         now_us = self.engine.time_us()
         return [stats_of(one, now_us) for one in stats]
+
+    def history(
+        self,
+        pattern: str = "*",
+        /,
+        *,
+        tier: str | None = None,
+        last: Duration = 3600.0,
+        step: Duration | None = None,
+        max_backlog: int | None = None,
+    ) -> History:
+        """
+        Read what happened in the namespace, or in the topics that a policy pattern covers.
+
+        Arguments: `tier`: only this tier; `last`: how far back, at most 60 days; `step`: the
+        interval of the rows: 10 s (kept for 2 hours), 1 minute (3 days) or 15 minutes (60 days);
+        None: the shortest that is kept for so long; `max_backlog`: the limit of the namespace,
+        default that of this application.
+
+        Workers write the history; so does this call, if it is due. Raises UsageError.
+        """
+        seconds = arguments.seconds("history", "last", last)
+        if max_backlog is None:
+            max_backlog = self._holder.settings.max_backlog
+        else:
+            arguments.whole("history", "max_backlog", max_backlog)
+        return history_figures.read(
+            self.engine,
+            last=seconds,
+            step=arguments.seconds_or_none("history", "step", step),
+            tier=None if tier is None else arguments.name("history", "tier", tier),
+            pattern=arguments.name("history", "pattern", pattern),
+            max_backlog=max_backlog,
+        )
+
+    def alarm(
+        self,
+        name: str,
+        pattern: str = "*",
+        /,
+        *,
+        tier: str | None = None,
+        full_within: Duration | None = None,
+        drain_over: Duration | None = None,
+        oldest_over: Duration | None = None,
+        waiting_over: int | None = None,
+    ) -> None:
+        """
+        Set an alarm, which the program's workers compare with the history every 10 s. It is active
+        while one of its limits is passed; hooks of `on_alarm` are called when it begins and ends.
+
+        Arguments: `name`: unique in the namespace; `pattern`, `tier`: as in `history`;
+        `full_within`: a backlog limit will be reached so soon; `drain_over`: the backlog needs
+        longer to drain, or does not drain; `oldest_over`: a message waits longer; `waiting_over`:
+        more messages wait. Raises UsageError.
+        """
+        rule = AlarmRule(
+            name=arguments.name("alarm", "the name", name),
+            tier=None if tier is None else arguments.name("alarm", "tier", tier),
+            pattern=check_pattern(pattern),
+            full_within=arguments.seconds_or_none("alarm", "full_within", full_within),
+            drain_over=arguments.seconds_or_none("alarm", "drain_over", drain_over),
+            oldest_over=arguments.seconds_or_none("alarm", "oldest_over", oldest_over),
+            waiting_over=waiting_over,
+        )
+        if waiting_over is not None:
+            arguments.whole("alarm", "waiting_over", waiting_over, least=0)
+        self.handlers.alarms.max_backlog = self._holder.settings.max_backlog
+        self.handlers.alarms.add_rule(rule)
+
+    def on_alarm(self, hook: OnAlarm) -> OnAlarm:
+        """
+        Register a hook: it is called with an `Alarm` when one begins, and when it ends.
+
+        Of all workers of the namespace, the one that notices it first calls the hook, in a thread
+        of its own. Errors of the hook are logged.
+        """
+        self.handlers.alarms.add_hook(hook)
+        return hook
 
     def explain(self, message_id: str, topic: str | None = None) -> Explanation:
         """
@@ -1159,6 +1248,7 @@ class Laneway:
     acompare_policies = async_variant(compare_policies)
     aack_many = async_variant(ack_many)
     atopics = async_variant(topics)
+    ahistory = async_variant(history)
     aexplain = async_variant(explain)
     aworkers = async_variant(workers)
     aping = async_variant(ping)

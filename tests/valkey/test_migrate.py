@@ -14,6 +14,8 @@ import pytest
 
 from laneway.cli.migrate import move
 from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
+from laneway.history.copying import copy_rows
+from laneway.history.records import Row, encode
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from tests.conformance.valkey_setups import cluster, server
@@ -173,9 +175,23 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
         "gates": 0,
         "policies": 0,
         "elections": 0,
+        "rows of history": 0,
+        "tokens": 0,
         "finished ids": 0,
         "messages": 1,
         "dead letters": 0,
         "still leased": 0,
     }
     assert sorted(lease.body for lease in new.lease(10).leases) == [b"1", b"2"]
+
+
+def test_the_history_moves(opened: Opened, tmp_path: Path) -> None:
+    """Rows of the old store are there; a second copy, and later rows of the new one, stay."""
+    old, new = opened(f"sqlite:///{tmp_path}/a.db"), opened(server().url)
+    row = Row(at_us=0, begin_us=0, end_us=9, waiting=3, cells=[], waits=[])
+    newer = msgspec.structs.replace(row, at_us=7_200_000_000)
+    assert old.history_write("x", None, {"10:0": encode(row), "60:7": encode(row)})
+    assert new.history_write("x", None, {"10:0": encode(newer)})
+    assert copy_rows(old, new) == 1
+    assert copy_rows(old, new) == 0
+    assert new.history_read(["10:0", "60:7"]) == [encode(newer), encode(row)]

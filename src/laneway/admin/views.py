@@ -18,10 +18,14 @@ class Stats(TopicStats):
 
     `oldest_age`: seconds that the oldest ready message has waited, None if there is none.
     `now`: the store's time of the counters, in Unix seconds.
+    `repeats`: the part (0 … 1) of `sampled` waiting messages that would merge into another one of
+    the sample; None: no sample was taken.
     """
 
     oldest_age: float | None = None
     now: float = 0.0
+    repeats: float | None = None
+    sampled: int = 0
 
 
 def stats_of(stats: TopicStats, now_us: int) -> Stats:

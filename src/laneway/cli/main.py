@@ -21,6 +21,7 @@ COMMANDS = {
     "topics": "topics",
     "peek": "topics",
     "top": "top",
+    "history": "history",
     "workers": "workers",
     "ping": "workers",
     "policy": "policy",

@@ -11,6 +11,7 @@ from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.admin.records import copy as copy_records
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
+from laneway.history.copying import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +45,8 @@ def migrate(
     as_json: bool,
 ) -> None:
     """
-    Move all policies, gates, messages, dead letters, finished ids, term numbers and tokens from
-    one store to another, like
+    Move all policies, gates, messages, dead letters, finished ids, term numbers, tokens and the
+    history from one store to another, like
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
@@ -80,6 +81,7 @@ def move(
         "gates": 0,
         "policies": 0,
         "elections": 0,
+        "rows of history": 0,
         "tokens": 0,
         "finished ids": 0,
         "messages": 0,
@@ -92,6 +94,7 @@ def move(
     counts["policies"] = set_policies(new, every_policy(old))
     copy_programs(old, new)
     counts["elections"] = copy_terms(old, new)
+    counts["rows of history"] = copy_rows(old, new)
     counts["tokens"] = copy_records(old, new, "token")
     tell(
         f"{counts['policies']:,} policies, {counts['gates']:,} gates,"

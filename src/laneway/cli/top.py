@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from laneway.cli.history import outlook
 from laneway.cli.session import Session, json_option, pass_session, print_json
 from laneway.engines.shared.listing import ORDERS
 from laneway.live import Look, look
@@ -17,9 +18,13 @@ from laneway.safetext import escaped
 if TYPE_CHECKING:
     from laneway import Laneway
     from laneway.engines.base import Overview, TierStats, TopicOrder
+    from laneway.history.figures import History
 
 NARROW = 120
 """Terminal width below which long names are shortened."""
+
+HISTORY_ROWS, HISTORY_SECONDS = 8, 5.0
+"""Rows of `--history`, and how often it is read again."""
 
 WIDE = 160
 """Width of the output without a terminal: scripts need whole names."""
@@ -36,10 +41,23 @@ WIDE = 160
     help="Seconds between updates.",
 )
 @click.option("--once", is_flag=True, help="Print once and exit.")
+@click.option(
+    "--history",
+    "with_history",
+    is_flag=True,
+    help="Also show inflow and outflow by pattern in the last hour, and where they lead.",
+)
 @json_option
 @pass_session
 def top(
-    session: Session, *, order: TopicOrder, limit: int, every: float, once: bool, as_json: bool
+    session: Session,
+    *,
+    order: TopicOrder,
+    limit: int,
+    every: float,
+    once: bool,
+    with_history: bool,
+    as_json: bool,
 ) -> None:
     """
     Show throughput, tiers and the first topics by --order, updated until you press q.
@@ -51,19 +69,31 @@ def top(
     if as_json or once or not sys.stdout.isatty():
         time.sleep(min(every, 1.0))
         seen = look(app, before, order, limit)
-        print_json(seen.as_dict()) if as_json else _print(seen)
+        history = app.history() if with_history else None
+        if as_json:
+            print_json(seen.as_dict() | ({"history": history} if history else {}))
+        else:
+            _print(seen, history)
     else:
-        _live(app, before, order, limit, every)
+        _live(app, before, order, limit, every, with_history=with_history)
 
 
-def _print(seen: Look) -> None:
+def _print(seen: Look, history: History | None) -> None:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDE)
-    console.print(picture(seen, console.width))
+    console.print(picture(seen, console.width, history=history))
 
 
-def _live(app: Laneway, before: Overview, order: TopicOrder, limit: int, every: float) -> None:
+def _live(
+    app: Laneway,
+    before: Overview,
+    order: TopicOrder,
+    limit: int,
+    every: float,
+    *,
+    with_history: bool,
+) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -73,8 +103,13 @@ def _live(app: Laneway, before: Overview, order: TopicOrder, limit: int, every: 
         console = Console()
         with Terminal() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
             seen, due = look(app, before, order, limit), time.monotonic() + every
+            history, history_due = None, time.monotonic()
             while True:
-                live.update(picture(seen, console.width, hint="q quits"), refresh=True)
+                if with_history and time.monotonic() >= history_due:
+                    history, history_due = app.history(), time.monotonic() + HISTORY_SECONDS
+                live.update(
+                    picture(seen, console.width, hint="q quits", history=history), refresh=True
+                )
                 match terminal.wait(due - time.monotonic()):
                     case "quit":
                         return
@@ -84,11 +119,34 @@ def _live(app: Laneway, before: Overview, order: TopicOrder, limit: int, every: 
         return  # the same as q
 
 
-def picture(seen: Look, width: int, *, hint: str = "") -> Any:
+def picture(seen: Look, width: int, *, hint: str = "", history: History | None = None) -> Any:
     """Render a look for a terminal of this width."""
     from rich.console import Group
 
-    return Group(_head(seen, hint), "", _tiers(seen), "", _topics(seen, width))
+    parts = [_head(seen, hint), "", _tiers(seen), "", _topics(seen, width)]
+    if history is not None:
+        parts[2:2] = [*_history(history), ""]
+    return Group(*parts)
+
+
+def _history(history: History) -> list[Any]:
+    """The last hour by tier and pattern, and where the last minutes lead."""
+    table = _table("last hour")
+    for name in ("tier", "pattern"):
+        table.add_column(name, no_wrap=True)
+    for name in ("in/s", "out/s", "published", "done", "died", "merged", "waiting", "oldest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in history.parts[:HISTORY_ROWS]:
+        table.add_row(
+            _plain_text(part.tier),
+            _plain_text(part.pattern),
+            f"{part.inflow:,.1f}",
+            f"{part.outflow:,.1f}",
+            *(f"{count:,}" for count in (part.published, part.done, part.died, part.merged)),
+            f"{part.waiting:,}",
+            duration(part.oldest) or "-",
+        )
+    return [*map(_plain_text, outlook(history)), "", table]
 
 
 def _head(seen: Look, hint: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -17,6 +17,7 @@ from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
 
 if TYPE_CHECKING:
+    from laneway import Stats
     from laneway.engines.base import TopicOrder
 
 COLUMNS = (
@@ -37,12 +38,15 @@ EXAMPLES = """\b
 Examples:
   laneway topics                           the largest backlogs
   laneway topics 'push.*' --order age --limit 5
+  laneway topics --order repeats           would merging pay?
 """
 
 
 @click.command(short_help="List topics, the largest or oldest first.", epilog=EXAMPLES)
 @click.argument("pattern", default="*")
-@click.option("--order", type=click.Choice(ORDERS), default="backlog", show_default=True)
+@click.option(
+    "--order", type=click.Choice((*ORDERS, "repeats")), default="backlog", show_default=True
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
 @click.option("--after", help="With --order name: continue after this topic.")
 @json_option
@@ -51,7 +55,7 @@ def topics(
     session: Session,
     pattern: str,
     *,
-    order: TopicOrder,
+    order: TopicOrder | Literal["repeats"],
     limit: int,
     after: str | None,
     as_json: bool,
@@ -60,10 +64,15 @@ def topics(
     List the topics that match PATTERN ('push.*'), the first ones by --order.
 
     The cost does not grow with the number of topics.
+
+    --order repeats reads a sample of the waiting messages: how many would `merge` fold into others?
     """
     if after is not None and order != "name":
         raise click.UsageError("--after pages through --order name only")
     found = session.app().topics(order=order, pattern=pattern, limit=limit, after=after)
+    if order == "repeats":
+        _show_repeats(found, pattern, as_json=as_json)
+        return
     others = "" if order == "name" else f" by {order}; --order name lists all topics"
     show_list(
         found,
@@ -83,6 +92,24 @@ def topics(
         ),
         as_json=as_json,
         empty=f'no topic matches "{pattern}"{others}',
+    )
+
+
+def _show_repeats(found: list[Stats], pattern: str, *, as_json: bool) -> None:
+    show_list(
+        found,
+        ("topic", "waiting", "sampled", "repeats", "merge would save", "tier", "state"),
+        lambda each: (
+            each.topic,
+            each.waiting,
+            each.sampled,
+            f"{each.repeats or 0.0:.0%}",
+            round((each.repeats or 0.0) * each.waiting),
+            each.tier,
+            topic_state(each),
+        ),
+        as_json=as_json,
+        empty=f'no key or body repeats in the backlogs of "{pattern}": merging would save nothing',
     )
 
 

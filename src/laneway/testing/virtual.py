@@ -356,6 +356,8 @@ class _NothingLater:
 class _Worker(Worker):
     """A worker that exits when nothing can be handled now, and records errors of handlers."""
 
+    _takes_samples = False  # time stands still while it runs
+
     def __init__(self, engine: FullEngine, handlers: Any, options: Options) -> None:
         super().__init__(engine, handlers, options)
         self.errors: list[BaseException] = []

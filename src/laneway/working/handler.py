@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from laneway import arguments, codec, headers, subscriptions, units
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import BadPolicy, Reject, UnknownHandler, UsageError
+from laneway.history.alarms import Alarms
 from laneway.policy import check_pattern, handling_patterns
 from laneway.subscriptions import SEPARATOR
 from laneway.working.lifespan import Lifespans, asks_for_state
@@ -290,6 +291,7 @@ class Handlers:
         self._by_topic = _ByTopic(self._by_pattern)
         self.middlewares = HandlingMiddlewares()
         self.lifespans = Lifespans()
+        self.alarms = Alarms()
         self.program = ""
         """The name of the application's program."""
         self.version: str | None = None

@@ -45,6 +45,7 @@ from laneway.working.executors.coroutines import AsyncExecutor
 from laneway.working.executors.processes import ProcessExecutor, fork_server_for
 from laneway.working.executors.threads import ThreadExecutor
 from laneway.working.heartbeat import Heartbeat
+from laneway.working.history_thread import HistoryThread
 from laneway.working.hook_thread import EngineWithHooks, HookThread
 from laneway.working.lifespan import STATES, States
 from laneway.working.notification_thread import NotificationThread
@@ -102,6 +103,9 @@ class Worker:
 
     Without handlers it leases nothing, and the store does not know it: its process runs elections.
     """
+
+    _takes_samples = True
+    """Whether it takes samples for the history."""
 
     def __init__(
         self,
@@ -182,6 +186,7 @@ class Worker:
             self._reporting_engine(), self._options, self, self._priority
         )
         self._heartbeat = Heartbeat(self._engine, self._handlers, self._options, self)
+        self._history = HistoryThread(self._engine, self._handlers.alarms)
         self._trials = SuspectTrials(self, self._engine_thread, self._loop)
         self._outcome_log = OutcomeLog(
             self._engine, self._loop, with_tracebacks=_logs_tracebacks(self._options)
@@ -221,6 +226,8 @@ class Worker:
             self._heartbeat.start()
         else:
             self._engine_thread.stop_leasing()
+        if self._takes_samples:
+            self._history.start()
         self._engine_thread.start()
         self._is_started = True
         celery_signals.worker_ready.send(self)
@@ -364,6 +371,8 @@ class Worker:
             await self._loop.run_in_executor(None, self._hooks.end, STOP_SECONDS)
         for executor in self._executors.values():
             await executor.close(0 if self._owns_loop else CANCEL_SECONDS)
+        if self._takes_samples:
+            await self._loop.run_in_executor(None, self._history.end)
         await self._loop.run_in_executor(None, self._heartbeat.end)
 
     def _release_waiting(self) -> None:

@@ -83,9 +83,13 @@ class WaitCounts(msgspec.Struct, array_like=True, gc=False):
 
 
 class Tallies(msgspec.Struct, gc=False):
-    """All tallies of a namespace. `now_us`: the store's clock."""
+    """
+    All tallies of a namespace. `now_us`: the store's clock; `since_us`: when the store began to
+    count, by the same clock.
+    """
 
     now_us: int
+    since_us: int
     tallies: list[Tally]
     waits: list[WaitCounts]
 

@@ -15,8 +15,14 @@ COUNTERS = Tally.__struct_fields__[2:]
 WAIT_CLASSES = len(WAIT_BOUNDS_US) + 1
 
 
-def together(now_us: int, tallies: Iterable[Tally], waits: Iterable[WaitCounts]) -> Tallies:
-    """The tallies of a namespace, from those of its shards, in the order of tier and pattern."""
+def together(
+    now_us: int, since: Iterable[int], tallies: Iterable[Tally], waits: Iterable[WaitCounts]
+) -> Tallies:
+    """
+    The tallies of a namespace, from those of its shards, in the order of tier and pattern.
+
+    `since`: when each shard began to count; 0: it has counted nothing.
+    """
     cells: dict[tuple[str, str], Tally] = {}
     for each in tallies:
         cell = cells.setdefault((each.tier, each.pattern), Tally(each.tier, each.pattern))
@@ -30,5 +36,8 @@ def together(now_us: int, tallies: Iterable[Tally], waits: Iterable[WaitCounts])
         whole.noisy = [a + b for a, b in zip(whole.noisy, count.noisy, strict=True)]
         whole.others = [a + b for a, b in zip(whole.others, count.others, strict=True)]
     return Tallies(
-        now_us, [cells[key] for key in sorted(cells)], [by_tier[tier] for tier in sorted(by_tier)]
+        now_us,
+        min((each for each in since if each), default=now_us),
+        [cells[key] for key in sorted(cells)],
+        [by_tier[tier] for tier in sorted(by_tier)],
     )

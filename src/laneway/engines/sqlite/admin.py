@@ -191,7 +191,7 @@ class SqliteEngine(Core, PolicyChanges):
 
     def tallies(self, *, now_us: int | None = None) -> Tallies:
         with self._view(now_us) as tx:
-            return together(tx.now, tx.tallies.all(), tx.tallies.waits())
+            return together(tx.now, [tx.tallies.since_us], tx.tallies.all(), tx.tallies.waits())
 
     def history_read(self, names: Sequence[str]) -> list[bytes | None]:
         return history.read(self._store, names)

@@ -111,6 +111,7 @@ class FilesView(ExitStack):
         books = [tx.tallies for tx in self.transactions]
         return together(
             self.now,
+            [book.since_us for book in books],
             chain.from_iterable(book.all() for book in books),
             chain.from_iterable(book.waits() for book in books),
         )

@@ -47,10 +47,11 @@ if TYPE_CHECKING:
 
 
 class _Stored(msgspec.Struct, array_like=True):
-    """The column: tallies, and waiting times."""
+    """The column: tallies, waiting times, and when the file began to count."""
 
     tallies: list[Tally]
     waits: list[WaitCounts]
+    since_us: int
 
 
 _loads = msgspec.msgpack.Decoder(_Stored).decode
@@ -61,18 +62,19 @@ class TallyBook:
     """The tallies of a file, as a transaction changes them."""
 
     def __init__(self, stored: bytes | None) -> None:
-        found = _loads(stored) if stored is not None else _Stored([], [])
+        found = _loads(stored) if stored is not None else _Stored([], [], 0)
         self._by_tier: dict[str, dict[str, Tally]] = {}
         for tally in found.tallies:
             self._by_tier.setdefault(tally.tier, {})[tally.pattern] = tally
         self._count = len(found.tallies)
         self._waits = {each.tier: each for each in found.waits}
+        self.since_us = found.since_us
         self.has_changed = False
 
     def encode(self) -> bytes:
         """The tallies as they are stored."""
         self.has_changed = False
-        return _dumps(_Stored(list(self.all()), list(self._waits.values())))
+        return _dumps(_Stored(list(self.all()), list(self._waits.values()), self.since_us))
 
     def all(self) -> Iterator[Tally]:
         """All tallies."""
@@ -157,6 +159,7 @@ class TallyBook:
             tally = tallies.get(pattern)
             if tally is None:
                 self._count += 1
+                self.since_us = self.since_us or tx.now
                 tally = tallies[pattern] = Tally(tier, pattern)
         return tally
 

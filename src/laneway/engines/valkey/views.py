@@ -689,12 +689,14 @@ def tallies(view: View) -> Tallies:
     waits: dict[tuple[int, str], WaitCounts] = {}
     left: dict[tuple[int, str, str], int] = {}
     shards = range(len(view.counters))
+    since: list[int] = []
     answers = together(view, [(shard, _fields(("HGETALL", "tallies"))) for shard in shards])
     for shard, fields in zip(shards, answers, strict=True):
         for name, value in zip(fields[::2], fields[1::2], strict=True):
             tier, _, rest = name.decode().partition("\0")
             pattern, has_counter, counter = rest.rpartition("\0")
             if not has_counter:
+                since += [int(value)] if name == SINCE else []
                 continue
             number = int(value)
             if not pattern:
@@ -711,7 +713,10 @@ def tallies(view: View) -> Tallies:
                 setattr(tally, "throttled_us" if counter == "throttled" else counter, number)
     for key, tally in found.items():
         tally.waiting = tally.published - tally.delivered - left.get(key, 0)
-    return added_up(view.now, found.values(), waits.values())
+    return added_up(view.now, since, found.values(), waits.values())
+
+
+SINCE = b"since"
 
 
 def _fields(command: Command) -> Reads[list[bytes]]:

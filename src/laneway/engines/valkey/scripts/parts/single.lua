@@ -66,7 +66,7 @@ local single = part(function(single)
             ready + 1, delayed, parked, listed, bytes + size, published + 1, #latest, latest)
                 .. string.sub(stored, rest))
         local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest)]
-        tallies.count_one(topic, tier_queue[2], version)
+        tallies.count_one(topic, tier_queue[2], version, now)
         local record = packed(unpack(values, 1, PUBLISHED_AT)) .. tail
         run('SET', keys.shard, record)
         written = record

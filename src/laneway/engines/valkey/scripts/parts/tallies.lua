@@ -2,6 +2,7 @@
 -- it is written: what its counters have become since it was read. A call adds that up and changes
 -- few fields of one hash, mostly one. Its fields:
 --
+--   since                    when the shard began to count
 --   TIER \0 PATTERN          there is such a tally
 --   TIER \0 PATTERN \0 NAME  its counter, one of `FLOWS` or `RARE`; absent: 0
 --   TIER \0\0 PLACE          waiting times: how many, by the place of their class; those of noisy
@@ -56,13 +57,14 @@ local tallies = part(function(tallies)
     end
 
     -- The names of a tally's counters. One that is too many is counted among the others.
-    local function named(here, tier, pattern)
+    local function named(here, tier, pattern, now)
         local id = tier .. '\0' .. pattern
+        run('HSETNX', keys.tallies, 'since', now)
         if run('HSETNX', keys.tallies, id, '') == 1 and pattern ~= OTHER
             and run('HINCRBY', keys.tallies, '', 1) > MOST then
             run('HINCRBY', keys.tallies, '', -1)
             run('HDEL', keys.tallies, id)
-            return named(here, tier, OTHER)
+            return named(here, tier, OTHER, now)
         end
         local names = {}
         for _, flow in ipairs(FLOWS) do
@@ -71,7 +73,7 @@ local tallies = part(function(tallies)
         return names
     end
 
-    local function names_of(here, tier, pattern)
+    local function names_of(here, tier, pattern, now)
         local of_tier = here.named[tier]
         if not of_tier then
             of_tier = {}
@@ -79,7 +81,7 @@ local tallies = part(function(tallies)
         end
         local names = of_tier[pattern]
         if not names then
-            names = named(here, tier, pattern)
+            names = named(here, tier, pattern, now)
             of_tier[pattern] = names
         end
         return names
@@ -99,7 +101,8 @@ local tallies = part(function(tallies)
 
     local function names_for(rule, tier_queue)
         here = here or of_shard()
-        return names_of(here, tier_queues[tier_queue].tier, pattern_of(here, rule, shard.version))
+        return names_of(here, tier_queues[tier_queue].tier, pattern_of(here, rule, shard.version),
+            shard.now)
     end
 
     -- A lane with rare counters was read.
@@ -148,10 +151,10 @@ local tallies = part(function(tallies)
 
     -- The same of one message, in a call that has no other part of the shard. `version`: that of
     -- the policies.
-    function tallies.count_one(topic, tier, version)
+    function tallies.count_one(topic, tier, version, now)
         local of_this = of_shard()
         run('HINCRBY', keys.tallies, names_of(of_this, tier,
-            pattern_of(of_this, topic, version)).published, 1)
+            pattern_of(of_this, topic, version), now).published, 1)
     end
 
     local function class_of(wait)

@@ -1,0 +1,171 @@
+"""Alarms: limits of the history, and the hooks that are called when one is passed."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.errors import UsageError
+from laneway.history import figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.engines.base import FullEngine
+    from laneway.history.figures import History
+
+    OnAlarm = Callable[["Alarm"], object]
+
+log = logging.getLogger("laneway.worker")
+
+ACTIVE, INACTIVE = b"1", b"0"
+
+
+class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    An alarm: it is active while one of its limits is passed. Durations are seconds.
+
+    - `full_within`: a backlog limit is reached so soon. `drain_over`: the backlog needs longer to
+      drain, or does not drain. `oldest_over`: a message waits longer. `waiting_over`: more wait.
+    """
+
+    name: str
+    tier: str | None = None
+    pattern: str = "*"
+    full_within: float | None = None
+    drain_over: float | None = None
+    oldest_over: float | None = None
+    waiting_over: int | None = None
+
+    def reasons(self, history: History) -> list[str]:
+        """Return a sentence for each limit that is passed."""
+        found = []
+        if self.full_within is not None and history.full_seconds is not None:
+            full = history.full_seconds
+            if full <= self.full_within:
+                what = history.full_topic or "the namespace"
+                when = "is full" if not full else f"is full in {words(full)} at the earliest"
+                found.append(
+                    f"{what} {when} (limit {history.max_backlog:,} messages, alarm within"
+                    f" {words(self.full_within)})"
+                )
+        if self.drain_over is not None and history.waiting:
+            if history.drain_seconds is None:
+                found.append(
+                    f"the backlog does not drain: in {history.inflow:,.1f}/s, out"
+                    f" {history.outflow:,.1f}/s, {history.waiting:,} waiting"
+                )
+            elif history.drain_seconds > self.drain_over:
+                found.append(
+                    f"the backlog needs {words(history.drain_seconds)} to drain (alarm over"
+                    f" {words(self.drain_over)})"
+                )
+        if self.oldest_over is not None and (history.oldest or 0.0) > self.oldest_over:
+            found.append(
+                f"the oldest message has waited {words(history.oldest or 0.0)} (alarm over"
+                f" {words(self.oldest_over)})"
+            )
+        if self.waiting_over is not None and history.waiting > self.waiting_over:
+            found.append(f"{history.waiting:,} messages wait (alarm over {self.waiting_over:,})")
+        return found
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether it has a limit at all."""
+        return any(
+            limit is not None
+            for limit in (self.full_within, self.drain_over, self.oldest_over, self.waiting_over)
+        )
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a hook of `on_alarm` gets.
+
+    `is_active`: the alarm begins (True) or ends. `reasons`: a sentence for each limit that is
+    passed. `history`: the history with which it was compared.
+    """
+
+    name: str
+    is_active: bool
+    reasons: list[str]
+    history: History
+
+
+class Alarms:
+    """The alarms of a program, and its hooks."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, AlarmRule] = {}
+        self._hooks: list[OnAlarm] = []
+        self.max_backlog: int | None = None
+        """The limit of the namespace, as the program sets it."""
+
+    def add_rule(self, rule: AlarmRule) -> None:
+        """Add an alarm, or replace the one of this name. Raises UsageError if it has no limit."""
+        if not rule.has_limit:
+            raise UsageError(
+                f"alarm {rule.name!r:.80}: expected a limit, like full_within, drain_over,"
+                " oldest_over or waiting_over"
+            )
+        self._rules[rule.name] = rule
+
+    def add_hook(self, hook: OnAlarm) -> None:
+        """Add a hook. Raises UsageError if it is no plain function."""
+        if (
+            not callable(hook)
+            or inspect.iscoroutinefunction(hook)
+            or inspect.isgeneratorfunction(hook)
+        ):
+            raise UsageError(
+                f"on_alarm: expected a plain function, got {hook!r:.200}; hooks run in a thread,"
+                ' write it as "def"'
+            )
+        self._hooks.append(hook)
+
+    def check(self, engine: FullEngine) -> None:
+        """
+        Compare the alarms with the history. Of all processes, the one that notices first that an
+        alarm begins or ends calls its hooks.
+        """
+        for rule in list(self._rules.values()):
+            history = figures.read(
+                engine,
+                last=figures.RECENT_SECONDS,
+                tier=rule.tier,
+                pattern=rule.pattern,
+                max_backlog=self.max_backlog,
+                must_exist=False,
+            )
+            reasons = rule.reasons(history)
+            record = f"alarm:{rule.name}"
+            (before,) = engine.history_read([record])
+            is_active = bool(reasons)
+            if is_active == (before == ACTIVE):
+                continue
+            if engine.history_write(record, before, {record: ACTIVE if is_active else INACTIVE}):
+                self._call_hooks(
+                    Alarm(name=rule.name, is_active=is_active, reasons=reasons, history=history)
+                )
+
+    def _call_hooks(self, alarm: Alarm) -> None:
+        if alarm.is_active:
+            log.warning("alarm %s: %s", alarm.name, "; ".join(alarm.reasons))
+        else:
+            log.info("alarm %s is over", alarm.name)
+        for hook in self._hooks:
+            try:
+                hook(alarm)
+            except BaseException:  # also SystemExit: the other hooks are called all the same
+                log.exception("the hook %s of on_alarm failed", getattr(hook, "__qualname__", hook))
+
+
+def words(seconds: float) -> str:
+    """A duration for a sentence."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,149 @@
+"""The records of the history: rows of intervals, in rings of a fixed size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from laneway.engines.base import Tally, WaitCounts  # noqa: TC001  # msgspec needs them
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+RINGS = {10: 720, 60: 4320, 900: 5760}
+"""
+Seconds of an interval, and how many are kept: 2 h by 10 s, 3 days by minute, 60 days by quarter of
+an hour. A ring's record is replaced by that of the interval that is so many later.
+"""
+
+SAMPLE_US = min(RINGS) * SECOND
+"""The shortest interval, in microseconds."""
+
+HEAD, TIME = "head", "time"
+"""The record of what was counted at the last sample, and that of when it was, in microseconds."""
+
+FLOWS = ("published", "delivered", "done", "retried", "died", "merged", "throttled_us")
+"""The counters of a tally, which add up over intervals."""
+
+
+class Cell(msgspec.Struct, array_like=True, gc=False):
+    """
+    What happened in an interval in the topics of a tier and pattern.
+
+    - `waiting`: at the end of the interval.
+    - `oldest_us`: the age of the oldest message that waited; None: unknown, or there was none.
+    """
+
+    tier: str
+    pattern: str
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    throttled_us: int = 0
+    waiting: int = 0
+    oldest_us: int | None = None
+
+    def add(self, later: Cell) -> None:
+        """Add the next interval."""
+        for name in FLOWS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.waiting = later.waiting
+        self.oldest_us = oldest(self.oldest_us, later.oldest_us)
+
+
+class Row(msgspec.Struct, array_like=True, gc=False):
+    """
+    An interval: from `begin_us` to `end_us`, microseconds of the store's clock.
+
+    It is longer than its ring says if nobody took samples meanwhile; then it is where it ends.
+    `at_us`: a time in the interval of the ring that it belongs to. `waiting`: of the namespace, at
+    its end. `cells`: those in which something happened or waited.
+    """
+
+    at_us: int
+    begin_us: int
+    end_us: int
+    waiting: int
+    cells: list[Cell]
+    waits: list[WaitCounts]
+
+    def add(self, later: Row) -> None:
+        """Add the next interval."""
+        self.at_us = later.at_us
+        self.begin_us = min(self.begin_us, later.begin_us)
+        self.end_us = max(self.end_us, later.end_us)
+        self.waiting = later.waiting
+        cells = {(cell.tier, cell.pattern): cell for cell in self.cells}
+        now = {(cell.tier, cell.pattern) for cell in later.cells}
+        for key, cell in cells.items():
+            if key not in now:
+                cell.waiting = 0
+        for cell in later.cells:
+            known = cells.get((cell.tier, cell.pattern))
+            if known is None:
+                self.cells.append(msgspec.structs.replace(cell))
+            else:
+                known.add(cell)
+        add_waits(self.waits, later.waits)
+
+
+class Head(msgspec.Struct, array_like=True):
+    """What was counted when the last sample was taken."""
+
+    at_us: int
+    tallies: list[Tally]
+    waits: list[WaitCounts]
+
+
+def add_waits(waits: list[WaitCounts], more: Sequence[WaitCounts]) -> None:
+    """Add counts of waiting times to those of the same tiers."""
+    known = {each.tier: each for each in waits}
+    for each in more:
+        mine = known.get(each.tier)
+        if mine is None:
+            waits.append(msgspec.structs.replace(each))
+        else:
+            mine.noisy = added(mine.noisy, each.noisy)
+            mine.others = added(mine.others, each.others)
+
+
+def added(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The sums of two lists of numbers."""
+    return [a + b for a, b in zip(one, other, strict=False)]
+
+
+def oldest(one: int | None, other: int | None) -> int | None:
+    """The larger of two ages, of which one may be unknown."""
+    return other if one is None else one if other is None else max(one, other)
+
+
+def name_of(seconds: int, at_us: int) -> str:
+    """The name of the record for the interval of this length in which a time is."""
+    return f"{seconds}:{at_us // (seconds * SECOND) % RINGS[seconds]}"
+
+
+def is_in(row: Row, seconds: int, at_us: int) -> bool:
+    """Whether a row is of the interval in which a time is, and not of an earlier round."""
+    return row.at_us // (seconds * SECOND) == at_us // (seconds * SECOND)
+
+
+def encode(record: Row | Head) -> bytes:
+    """A record as it is stored."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode(stored: bytes | None, kind: type[S]) -> S | None:
+    """A stored record; None: there is none, or another program wrote it."""
+    if stored is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(stored, type=kind)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,175 @@
+"""
+Samples: every 10 s one process writes what was counted since the last sample.
+
+Every worker looks whether a sample is due, and so does who reads the history. The record of the
+last sample is replaced by compare and swap, so one of them writes each. Nothing is lost where
+nobody takes samples: the next row is longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.base import WaitCounts
+from laneway.history.records import (
+    FLOWS,
+    HEAD,
+    RINGS,
+    SAMPLE_US,
+    TIME,
+    Cell,
+    Head,
+    Row,
+    decode,
+    encode,
+    is_in,
+    name_of,
+    oldest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.base import FullEngine, Tallies
+
+TOPICS = 500
+"""
+Topics that a sample reads. With more, the backlogs of patterns are those that the engine counted,
+and only patterns of the oldest topics have an oldest message.
+"""
+
+TRIES = 3
+"""How often a reader tries to take a sample while others take them."""
+
+
+def last_sample_us(engine: FullEngine) -> int:
+    """When the last sample was taken; 0: never."""
+    stored = engine.history_read([TIME])[0]
+    return int(stored) if stored is not None and stored.isdigit() else 0
+
+
+def is_due(sampled_us: int, now_us: int) -> bool:
+    """Whether the interval of the last sample is over."""
+    return sampled_us // SAMPLE_US < now_us // SAMPLE_US
+
+
+def take(engine: FullEngine) -> int:
+    """
+    Take a sample if it is due. Returns the engine's time, in microseconds.
+
+    Raises EngineUnavailable.
+    """
+    counted = engine.tallies()
+    before = engine.history_read([HEAD])[0]
+    head = decode(before, Head) or Head(counted.since_us, [], [])
+    if not is_due(head.at_us, counted.now_us):
+        return counted.now_us
+    new = {
+        HEAD: encode(Head(counted.now_us, counted.tallies, counted.waits)),
+        TIME: str(counted.now_us).encode(),
+    }
+    row = row_since(engine, head, counted)
+    row.at_us = row.end_us - SAMPLE_US
+    names = {seconds: name_of(seconds, row.at_us) for seconds in RINGS}
+    stored = engine.history_read(list(names.values()))
+    for (seconds, name), record in zip(names.items(), stored, strict=True):
+        whole = decode(record, Row)
+        if whole is None or not is_in(whole, seconds, row.at_us):
+            whole = row
+        else:
+            whole.add(row)
+        new[name] = encode(whole)
+    engine.history_write(HEAD, before, new)
+    return counted.now_us
+
+
+def latest_row(engine: FullEngine) -> Row:
+    """Take a sample if it is due; then what has happened since the last one."""
+    tries = 0
+    while True:
+        take(engine)
+        counted = engine.tallies()
+        head = decode(engine.history_read([HEAD])[0], Head) or Head(counted.since_us, [], [])
+        tries += 1
+        if tries == TRIES or not is_due(head.at_us, counted.now_us):
+            return row_since(engine, head, counted)
+
+
+def row_since(engine: FullEngine, head: Head, counted: Tallies) -> Row:
+    """What happened since a sample."""
+    waiting, ages, is_exact = _backlogs(engine, counted.now_us)
+    before = {(tally.tier, tally.pattern): tally for tally in head.tallies}
+    cells: dict[tuple[str, str], Cell] = {}
+    for tally in counted.tallies:
+        key = tally.tier, tally.pattern
+        cell = cells[key] = Cell(*key)
+        earlier = before.get(key)
+        for name in FLOWS:
+            counted_then = getattr(earlier, name) if earlier is not None else 0
+            now = getattr(tally, name)
+            # less than before: the store was emptied
+            setattr(cell, name, now - counted_then if now >= counted_then else now)
+        if not is_exact:
+            cell.waiting = max(0, tally.waiting)
+    for key in waiting.keys() | ages.keys():
+        cell = cells.setdefault(key, Cell(*key))
+        if is_exact:
+            cell.waiting = waiting.get(key, 0)
+        cell.oldest_us = ages.get(key)
+    return Row(
+        at_us=counted.now_us,
+        begin_us=min(head.at_us, counted.now_us),
+        end_us=counted.now_us,
+        waiting=engine.overview().waiting,
+        cells=[cell for cell in cells.values() if _has_any(cell)],
+        waits=_waits_since(head.waits, counted.waits),
+    )
+
+
+def _has_any(cell: Cell) -> bool:
+    return bool(cell.waiting or cell.oldest_us or any(getattr(cell, name) for name in FLOWS))
+
+
+def _waits_since(before: Sequence[WaitCounts], now: Sequence[WaitCounts]) -> list[WaitCounts]:
+    earlier = {each.tier: each for each in before}
+    found = []
+    for each in now:
+        then = earlier.get(each.tier)
+        if then is not None:
+            noisy, others = _more(then.noisy, each.noisy), _more(then.others, each.others)
+            each = WaitCounts(each.tier, noisy, others)  # noqa: PLW2901
+        if any(each.noisy) or any(each.others):
+            found.append(msgspec.structs.replace(each))
+    return found
+
+
+def _more(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    if sum(now) < sum(before) or len(now) != len(before):
+        return list(now)
+    return [max(0, after - then) for then, after in zip(before, now, strict=True)]
+
+
+def _backlogs(
+    engine: FullEngine, now_us: int
+) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int], bool]:
+    """
+    By tier and pattern: what waits, and the age of the oldest in microseconds; and whether all
+    topics were read.
+    """
+    topics = engine.topic_list(order="name", limit=TOPICS + 1)
+    is_exact = len(topics) <= TOPICS
+    if not is_exact:
+        topics = engine.topic_list(order="age", limit=TOPICS)
+    policies = engine.policies()
+    waiting: dict[tuple[str, str], int] = {}
+    ages: dict[tuple[str, str], int] = {}
+    for stats in topics:
+        key = stats.tier, policies.pattern_of(stats.topic)
+        if stats.waiting:
+            waiting[key] = waiting.get(key, 0) + stats.waiting
+        if stats.oldest_us is not None:
+            age = oldest(ages.get(key), max(0, now_us - stats.oldest_us))
+            ages[key] = age if age is not None else 0
+    return waiting, ages, is_exact
