@@ -446,10 +446,10 @@ class Laneway:
         Publish one message. When this returns, the message is as durable as the engine's durability
         promises.
 
-        Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`; `Message`
-        explains them. Calls of many threads share transactions. With `on_full="block"` the call
-        waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises BadMessage,
-        BacklogFull, EngineUnavailable.
+        Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`, `cost`;
+        `Message` explains them. Calls of many threads share transactions. With `on_full="block"`
+        the call waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises
+        BadMessage, BacklogFull, EngineUnavailable.
         """
         if not (options or self.producer.middlewares):
             return self.producer.publish_draft(codec.draft_of(topic, body), timeout)
@@ -858,7 +858,8 @@ class Laneway:
         `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. So may `key`
         (serial processing, merging) and `id` (repeating the call is a duplicate). `bind=True`: the
         first argument is the task itself, with `self.request` and `self.retry`. An argument
-        annotated `Request` gets the run. `base`: a subclass of `Task`, with hooks. `autoretry_for`:
+        annotated `Request` gets the run. `cost`: how many permits of the rates of its topic and
+        gates a call uses (default 1). `base`: a subclass of `Task`, with hooks. `autoretry_for`:
         only these errors are retried, and never those of `dont_autoretry_for`. `isolation`,
         `time_limit` and `soft_time_limit` are as in `handler`. `serializer`: "json", "msgpack" or
         "pickle"; with "pickle", everybody who can publish to the store can run code in its workers.

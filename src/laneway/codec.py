@@ -125,6 +125,7 @@ def message_of(lease: Lease) -> Message:
         attempt=lease.attempt,
         deliveries=lease.deliveries,
         published_at=lease.published_us / units.SECOND,
+        cost=control.cost(lease.headers) if lease.headers is not None else 1,
     )
 
 
@@ -172,6 +173,11 @@ def draft(message: Message) -> Draft:
         _set_times(encoded, message)
     if message.at_front:
         encoded.at_front = True
+    if message.cost != 1 or message.cost is True:
+        encoded.headers = {
+            **(encoded.headers or {}),
+            control.COST: cost_text(f"message to {topic}", message.cost),
+        }
     return encoded
 
 
@@ -246,6 +252,16 @@ def _check_priority(topic: str, priority: object) -> int:
             f" {MAX_PRIORITY}, got {priority!r:.80}"
         )
     return priority
+
+
+def cost_text(whose: str, cost: object) -> str:
+    """A checked cost, as the header has it. Raises BadMessage."""
+    if isinstance(cost, bool) or not isinstance(cost, int) or not 1 <= cost <= control.MAX_COST:
+        raise BadMessage(
+            f"{whose}: expected cost to be a whole number from 1 to {control.MAX_COST:,}, got"
+            f" {cost!r:.80}"
+        )
+    return str(cost)
 
 
 def _check_id(topic: str, message_id: object) -> str:

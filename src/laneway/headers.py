@@ -3,8 +3,8 @@ The control headers of messages: their names, and the functions that read them.
 
 Any program that may publish can write them. So `check` refuses invalid values at publish, and
 every reader uses the functions of this module: a value that cannot be read counts as absent,
-and numbers stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS` and
-`FLOW` too (`scripts/parts/results.lua`, `signals.lua`).
+and numbers stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS`,
+`FLOW` and `COST` too (`scripts/parts/results.lua`, `signals.lua`, `costs.lua`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = (
     "laneway-soft-time-limit",
     "laneway-retries",
 )
+COST = "laneway-cost"
+"""How many permits of its rates a delivery uses; the option `cost` writes it."""
+
 RETRY_DELAY = "retry-delay"
 """Seconds before each retry of a task that is called by name, separated by commas."""
 
@@ -41,6 +44,9 @@ MAX_SIGNALS = 100_000
 
 MAX_RETRIES = 1_000_000_000
 """A larger number of retries counts as this one."""
+
+MAX_COST = 1_000_000
+"""The largest cost of a message."""
 
 MAX_TEXT = 100
 """Most characters of the value of a header that is checked."""
@@ -103,6 +109,12 @@ def signals_needed(headers: Mapping[str, str] | None) -> int:
     return count if count is not None and count <= MAX_SIGNALS else 0
 
 
+def cost(headers: Mapping[str, str] | None) -> int:
+    """Return how many permits of its rates a delivery uses; 1 if it is absent or not valid."""
+    number = whole(headers.get(COST)) if headers is not None else None
+    return number if number is not None and 1 <= number <= MAX_COST else 1
+
+
 def retries(headers: Mapping[str, str] | None) -> int | None:
     """Return how often a call may be retried; None: its policy decides."""
     count = whole(headers.get(RETRIES)) if headers is not None else None
@@ -137,7 +149,13 @@ def _is_whole(text: str) -> bool:
     return whole(text) is not None
 
 
+def _is_cost(text: str) -> bool:
+    number = whole(text)
+    return number is not None and 1 <= number <= MAX_COST
+
+
 CHECKED = {
+    COST: (_is_cost, f"a whole number from 1 to {MAX_COST:,}"),
     RESULT_TTL: (_is_result_ttl, 'seconds, of at most 100 years, like "600,86400"'),
     SIGNALS: (_is_signals, f"a number from 1 to {MAX_SIGNALS:,}"),
     TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),

@@ -73,6 +73,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
       later as long as the policy's `dedupe` says, is a `"duplicate"`. Default: a generated id.
     - `headers`: short texts by name.
     - `at_front`: deliver it before all others of its priority.
+    - `cost`: how many permits of the rates of topic, gates and group a delivery uses; a whole
+      number from 1 to 1,000,000.
 
     Set on delivery: `attempt` (1 for the first), `deliveries` (this one included) and
     `published_at` (Unix time in seconds).
@@ -105,6 +107,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
             attempt: int = 0,
             deliveries: int = 0,
             published_at: float = 0.0,
+            cost: int = 1,
         ) -> None: ...
 
     else:
@@ -114,6 +117,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     deliveries: int = 0
     published_at: float = 0.0
+    cost: int = 1
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

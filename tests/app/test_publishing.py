@@ -178,6 +178,25 @@ def test_a_full_backlog_blocks(app: Laneway) -> None:
     assert app.lease(1)[0].body == 3
 
 
+@pytest.mark.parametrize("cost", [0, -1, 1_000_001, 2.5, "5", True, None])
+def test_a_bad_cost_is_refused(app: Laneway, cost: Any) -> None:
+    with pytest.raises(BadMessage, match="message to a: expected cost to be a whole number from 1"):
+        app.publish("a", cost=cost)
+
+
+def test_costs_reach_the_handler(app: Laneway) -> None:
+    """As an option of publish, in a `Message`, and as the header that it is stored as."""
+    app.publish("a", 1)
+    app.publish("a", 2, cost=20, headers={"x": "y"})
+    app.publish_many([Message("a", 3, cost=30)])
+    app.publish("a", 4, headers={"laneway-cost": "40"})
+    found = {each.body: each.message for each in app.lease(10)}
+    assert [found[n].cost for n in (1, 2, 3, 4)] == [1, 20, 30, 40]
+    assert found[2].headers == {"x": "y", "laneway-cost": "20"}
+    with pytest.raises(BadMessage, match="laneway-cost to be a whole number from 1 to 1,000,000"):
+        app.publish("a", headers={"laneway-cost": "none"})
+
+
 def test_publish_many_streams(app: Laneway) -> None:
     """Any iterable is published in batches while it is read, at most one batch ahead."""
     seen: list[int] = []

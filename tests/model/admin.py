@@ -261,7 +261,7 @@ class Model(Engine):
             state.code = gate
         if state.limits.rate is not None:
             state.tat = fairness.rebase(
-                state.tat, self.now, state.limits.rate, state.limits.effective_burst
+                state.tat, self.now, state.limits.rate, state.limits.effective_burst, state.owes
             )
         self._set_gate_wake(state)
 

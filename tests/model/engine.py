@@ -25,6 +25,7 @@ from laneway.policy import Resolved
 from tests.model.lanes import Lanes
 from tests.model.state import (
     FIRST_COST_US,
+    HOLD_US,
     MAX_WAIT_WINDOWS,
     RATE_WINDOW_US,
     STEP,
@@ -674,10 +675,14 @@ class Engine(Lanes):
             take = min(take, call.startable)
         if take <= 0:
             return 0
+        costs = self._admitted(lane, policy, [message.cost for message in ready[:take]])
+        take = len(costs)
+        if take == 0:
+            return 0
         call.startable -= take if policy.limited else 0
         for name in gates:
-            self._take_from_gate(self.gates[name], take)
-        self._charge(lane, policy, take, alone=lanes <= 1)
+            self._take_from_gate(self.gates[name], costs)
+        self._charge(lane, policy, costs, alone=lanes <= 1)
         if policy.adapts:
             lane.flow = lane.flow or adaptive.Flow(changed=self.now)
             adaptive.delivered(
@@ -690,13 +695,63 @@ class Engine(Lanes):
             self._deliver(call, message, policy)
         return take
 
-    def _take_from_gate(self, gate: GateState, take: int) -> None:
-        gate.leased += take
-        if gate.limits.rate is not None:
-            gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, take)
+    def _admitted(self, lane: Lane, policy: Resolved, costs: list[int]) -> list[int]:
+        """
+        The costs of the first messages, as many as all rates admit.
+
+        What stops the next message waits for its permits: the lane, or else the gates.
+        """
+        rated = [
+            self.gates[name]
+            for name in self._gates_of(policy)
+            if self.gates[name].limits.rate is not None
+        ]
+        if policy.rate is None and not rated:
+            return costs
+        taken: list[int] = []
+        lane.need = 1
+        for cost in costs:
+            if policy.rate is not None and not fairness.admits(
+                fairness.take_permits(lane.tat, self.now, policy.lane_rate, sum(taken)),
+                self.now,
+                policy.lane_rate,
+                policy.lane_burst,
+                cost,
+            ):
+                lane.need = cost
+                break
+            if not all(self._gate_admits(gate, sum(taken), cost) for gate in rated):
+                for gate in rated:
+                    self._hold_gate(gate, cost)
+                break
+            taken.append(cost)
+        return taken
+
+    def _gate_admits(self, gate: GateState, taken: int, cost: int) -> bool:
+        """Whether the gate's rate admits a delivery after others that took so many permits."""
+        limits = gate.limits
+        assert limits.rate is not None
+        tat = fairness.take_permits(gate.tat, self.now, limits.rate, taken)
+        return fairness.admits(tat, self.now, limits.rate, limits.effective_burst, cost)
+
+    def _hold_gate(self, gate: GateState, cost: int) -> None:
+        """The gate stays shut for a minute, until it has permits for this cost."""
+        if self.now >= gate.held_until or cost > gate.need:
+            gate.need = cost
+        gate.held_until = self.now + HOLD_US
         self._set_gate_wake(gate)
 
-    def _charge(self, lane: Lane, policy: Resolved, take: int, *, alone: bool) -> None:
+    def _take_from_gate(self, gate: GateState, costs: list[int]) -> None:
+        gate.leased += len(costs)
+        if max(costs) >= gate.need:
+            gate.need = gate.held_until = 0
+        if gate.limits.rate is not None:
+            gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))
+            gate.owes = max(costs)
+        self._set_gate_wake(gate)
+
+    def _charge(self, lane: Lane, policy: Resolved, costs: list[int], *, alone: bool) -> None:
+        take = len(costs)
         tier_queue = lane.tier_queue
         tier_queue.virtual = lane.virtual
         lane.virtual += self._stride(lane, policy, take)
@@ -704,7 +759,8 @@ class Engine(Lanes):
             one_chunk = self._stride(lane, policy, fairness.chunk(take, 2, policy.weight))
             tier_queue.virtual = fairness.reached(tier_queue.virtual, lane.virtual, one_chunk)
         if policy.rate is not None:
-            lane.tat = fairness.take_permits(lane.tat, self.now, policy.lane_rate, take)
+            lane.tat = fairness.take_permits(lane.tat, self.now, policy.lane_rate, sum(costs))
+            lane.owes = max(costs)
         tier_queue.delivered += take
         self._count(lane, "delivered", take)
         elapsed = self.now - lane.window_from
@@ -920,7 +976,7 @@ class Engine(Lanes):
         if settlement.action == "unhandled":
             return self._unhandled(message)
         if settlement.action == "release" and not settlement.begun:
-            self._return_permit(lease)
+            self._return_permits(lease, message.cost)
         delay = (settlement.delay_us or 0) if settlement.action == "release" else 0
         self._come_back(message, self.now + delay if delay > 0 else None)
         return "released"
@@ -1030,13 +1086,13 @@ class Engine(Lanes):
             )
             ended.append(each)
 
-    def _return_permit(self, lease: HeldLease) -> None:
+    def _return_permits(self, lease: HeldLease, cost: int) -> None:
         policy = self._policy(lease.lane)
         if policy.rate is not None:
-            lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, 1)
+            lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost)
         for gate in (self.gates[name] for name in lease.gates):
             if gate.limits.rate is not None:
-                gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, 1)
+                gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, cost)
                 self._set_gate_wake(gate)
 
     def _come_back(self, message: Message, due: int | None) -> None:

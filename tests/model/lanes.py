@@ -195,7 +195,11 @@ class Lanes:
             lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
             lane.virtual, lane.place, lane.wake = lane.tier_queue.virtual, "idle", None
         if policy.rate is not None:
-            lane.tat = fairness.rebase(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+            lane.tat = fairness.rebase(
+                lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.owes
+            )
+        if fairness.recovered(lane.tat, self.now):
+            lane.owes = 1
         place, wake = self._where(lane, policy)
         if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
             lane.virtual = max(lane.virtual, lane.tier_queue.virtual)  # sleeping earns no credit
@@ -206,6 +210,7 @@ class Lanes:
         if policy.paused and self._waiting(lane):
             return "paused", None
         if not self._ready(lane):
+            lane.need = 1
             return "idle", (
                 None
                 if self._waiting(lane) or self._leased(lane)
@@ -217,7 +222,7 @@ class Lanes:
             return "full", None
         if policy.rate is not None:
             permit = fairness.next_permit_us(
-                lane.tat, self.now, policy.lane_rate, policy.lane_burst
+                lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.need
             )
             if permit > self.now:
                 self._count_throttling(lane, permit)
@@ -255,9 +260,11 @@ class Lanes:
         """How many messages the lane's own limits admit now."""
         allowed = min(len(self._ready(lane)), self._slots(lane, policy))
         if policy.rate is not None:
-            allowed = min(
-                allowed, fairness.permits(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
-            )
+            rate, burst = policy.lane_rate, policy.lane_burst
+            permits = fairness.permits(lane.tat, self.now, rate, burst)
+            if not fairness.admits(lane.tat, self.now, rate, burst, lane.need):
+                permits = 0
+            allowed = min(allowed, permits)
         return max(allowed, 0)
 
     # Gates
@@ -275,9 +282,9 @@ class Lanes:
         gate = self.gates[name]
         room = 1 << 30
         if gate.limits.rate is not None:
-            room = fairness.permits(
-                gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst
-            )
+            clock = (gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst)
+            need = gate.need if self.now < gate.held_until else 1
+            room = fairness.permits(*clock) if fairness.admits(*clock, need) else 0
         if gate.limits.concurrency is not None:
             room = min(room, gate.limits.concurrency - gate.leased)
         return max(room, 0)
@@ -291,9 +298,11 @@ class Lanes:
             and limits.rate is not None
             and (limits.concurrency is None or gate.leased < limits.concurrency)
         ):
-            gate.wake = fairness.next_permit_us(
-                gate.tat, self.now, limits.rate, limits.effective_burst
-            )
+            clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
+            gate.wake = fairness.next_permit_us(*clock)
+            if self.now < gate.held_until:
+                for_need = fairness.next_permit_us(*clock, gate.need)
+                gate.wake = max(gate.wake, min(for_need, gate.held_until))
 
     def _free_gates(self, lease: HeldLease) -> None:
         for name in lease.gates:

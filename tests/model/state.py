@@ -11,7 +11,7 @@ import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, LaneState
 from laneway.engines.shared.adaptive import Flow
-from laneway.headers import FLOW
+from laneway.headers import COST, FLOW
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
 from laneway.units import SECOND
@@ -25,6 +25,7 @@ LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
 FIRST_COST_US = SECOND  # expected cost of a message, fair by time, before any has run
 STEP = 16  # messages beyond those that the caller can start are divided in steps of this size
 RATE_WINDOW_US = 10 * SECOND  # over which `rate_now` is measured
+HOLD_US = 60 * SECOND  # how long a gate is held for a delivery of a high cost
 HISTORY = 20  # failures in the history of a message
 MAX_WAIT_WINDOWS = 10  # default of `max_wait`, in windows
 CAN_DELIVER = ("runnable", "at_gate")
@@ -86,6 +87,11 @@ class Message:
     def size(self) -> int:
         return sum(map(len, self.bodies))
 
+    @property
+    def cost(self) -> int:
+        """How many permits of rates its delivery uses."""
+        return int((self.headers or {}).get(COST, "1"))
+
 
 @dataclass
 class Death:
@@ -135,6 +141,8 @@ class Lane:
     wake: int | None = None  # asleep: until when; idle: when it is forgotten
     gates: tuple[str, ...] = ()  # while it is at a gate
     tat: int = 0
+    need: int = 1  # the permits that its next message needs, if the rate stopped it
+    owes: int = 1  # the cost of its last delivery
     back_off_us: int = 0  # above 0: the topic backs off, or probes
     backs_off_until: int = 0
     back_off_fence: int = 0
@@ -172,6 +180,9 @@ class GateState:
     tat: int = 0
     leased: int = 0
     wake: int | None = None  # when it opens by the clock
+    need: int = 0  # the permits for which it is held
+    held_until: int = 0
+    owes: int = 1  # the cost of its last delivery
 
     @property
     def limits(self) -> Gate:

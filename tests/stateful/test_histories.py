@@ -52,6 +52,7 @@ BUSY = [*PUBLISHED, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1
 PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1", "b.1#s", "c.1#s"]
 YEARS = 90_000_000 * SECOND
 RESULT_TTL = {RESULT_TTL_HEADER: "90000000,90000000"}
+COSTS = [{"laneway-cost": "2"}, {"laneway-cost": "30"}]
 WAITS = {**RESULT_TTL, SIGNALS_HEADER: "2"}
 
 IDS = [f"i{n}" for n in range(5)]
@@ -177,7 +178,7 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
         id=pick([None] * 9 + IDS + [AGAIN] * 2),
         ttl_us=pick([None] * 6 + [1 * SECOND, 5 * SECOND]),
-        headers=pick([None, None, {}, {"a": "b"}, RESULT_TTL, RESULT_TTL, WAITS]),
+        headers=pick([None, None, {}, {"a": "b"}, RESULT_TTL, RESULT_TTL, WAITS, *COSTS]),
         at_front=pick([False, False, False, True]),
         sticky=pick([False] * 5 + [True]),
     )

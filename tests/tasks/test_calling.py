@@ -137,6 +137,23 @@ def test_options_of_a_call(app: Laneway) -> None:
     assert app.topic("t").stats().delayed == 1
 
 
+def test_costs_of_calls(app: Laneway) -> None:
+    """A task's cost, and that of one call, which precedes; also of `enqueue` in a queue."""
+
+    @app.task(topic="t", cost=7)
+    def note(number: int) -> None: ...
+
+    note.delay(1)
+    note.using(cost=70).enqueue(2)
+    note.using(cost=1).enqueue(3)
+    app.queue("t").enqueue(print, 4, cost=9)
+    assert [each.message.cost for each in app.lease(10, topics=["t"])] == [7, 70, 1, 9]
+    with pytest.raises(BadMessage, match=r'task ".*note".*expected cost to be a whole number'):
+        note.using(cost=0).enqueue(5)
+    with pytest.raises(BadMessage, match="expected cost to be a whole number"):
+        app.task(cost=-1)(note)
+
+
 def test_celerys_names_of_the_same(app: Laneway) -> None:
     @app.task(topic="t")
     def note(number: int) -> None: ...

@@ -77,7 +77,8 @@ def test_fields_of_a_lane() -> None:
     assert decoded[-1] == "rest", "where the record ends"
     usual = decoded[:-1]
     fields = list(records.Lane.__struct_fields__)
-    assert fields == [*usual, "name", *listed("lanes", "RARE")]
+    assert fields == [*usual, "name", *listed("lanes", "RARE"), "flow"]
+    assert len(listed("lanes", "RARE")) == records.RARE
     heads = assigned("lane_heads", "make", "unpack_from")
     assert heads[:-1] == usual[: len(heads) - 1], "lane_heads.lua reads the beginning of a record"
 

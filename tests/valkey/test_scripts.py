@@ -133,7 +133,7 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
                 " fairness.permits(tat, now, step, seven),"
             ),
             (
-                "fairness.next_permit(tat, now, step, three), fairness.stride(7, rate),"
+                "fairness.next_permit(tat, now, step, three, 1), fairness.stride(7, rate),"
                 " fairness.stride_of_work(now % 1000003, rate),"
             ),
             "fairness.size_class(now % 100000)) end return answers",

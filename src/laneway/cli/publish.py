@@ -18,6 +18,7 @@ from laneway.cli.session import (
     print_json,
     say,
 )
+from laneway.headers import MAX_COST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,12 @@ Examples:
     "-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated."
 )
 @click.option("--at-front", is_flag=True, help="Deliver before other messages of this priority.")
+@click.option(
+    "--cost",
+    type=click.IntRange(1, MAX_COST),
+    default=1,
+    help="How many permits of the rates of its topic and gates it uses; default 1.",
+)
 @click.option("--raw", is_flag=True, help="The body is bytes, not JSON.")
 @click.option("--lines", is_flag=True, help="Read stdin; each line is a body.")
 @json_option
@@ -112,8 +119,9 @@ def _moment(text: str | None) -> datetime | float | None:
 
 
 def _asdict(message: Any) -> dict[str, Any]:
-    known = ("topic", "body", "key", "priority", "delay", "at", "ttl", "id", "headers", "at_front")
-    return {name: getattr(message, name) for name in known}
+    from laneway.producing.publish_options import KNOWN
+
+    return {name: getattr(message, name) for name in ("topic", "body", *sorted(KNOWN))}
 
 
 def _header(text: str) -> tuple[str, str]:

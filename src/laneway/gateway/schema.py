@@ -54,6 +54,7 @@ class MessageBody(_Body):
     id: str | None = None
     headers: dict[str, str] | None = None
     at_front: bool = False
+    cost: int = 1
 
 
 class TopicMessageBody(MessageBody, kw_only=True):

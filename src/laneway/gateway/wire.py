@@ -76,6 +76,7 @@ def message_of(draft: Draft, message: MessageBody) -> Message:
         draft.id,
         message.headers,
         message.at_front,
+        cost=message.cost,
     )
 
 
@@ -101,6 +102,7 @@ def _is_plain(message: MessageBody) -> bool:
         and message.at is None
         and message.ttl is None
         and not message.at_front
+        and message.cost == 1
     )
 
 
@@ -117,6 +119,7 @@ def _draft(topic: str, body: Any, message: MessageBody) -> Draft:
             message.id,
             message.headers,
             message.at_front,
+            cost=message.cost,
         )
     )
 

@@ -25,6 +25,7 @@ class PublishOptions(TypedDict, total=False):
     id: str | None
     headers: dict[str, str] | None
     at_front: bool
+    cost: int
 
 
 BATCH = 1_000

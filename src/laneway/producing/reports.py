@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from laneway import codec, texts
+from laneway import headers as control
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Message
 from laneway.units import SECOND
@@ -67,4 +68,5 @@ def message_of(draft: Draft) -> Message:
         id=draft.id,
         headers=draft.headers,
         at_front=draft.at_front,
+        cost=control.cost(draft.headers),
     )

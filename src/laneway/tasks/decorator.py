@@ -33,6 +33,7 @@ class TaskKeywords(PolicyOptions, total=False):
     name: str | None
     key: str | None
     id: str | None
+    cost: int
     base: type[Task[Any, Any]] | None
     serializer: Serializer
     autoretry_for: tuple[type[BaseException], ...] | None

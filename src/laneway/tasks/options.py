@@ -36,6 +36,7 @@ class CallOptions(TypedDict, total=False):
     `id`: an id of your own.
     `headers`: short texts by name.
     `at_front`: deliver it before all others of its priority.
+    `cost`: how many permits of the rates of its topic and gates it uses.
     `retries`: the most retries, at most those of the topic's policy.
     `ignore_result`, `result_ttl`, `failure_ttl`, `time_limit`, `soft_time_limit`: replace the
     task's.
@@ -52,6 +53,7 @@ class CallOptions(TypedDict, total=False):
     topic: str | None
     headers: dict[str, str] | None
     at_front: bool
+    cost: int
     retries: int | None
     ignore_result: bool
     result_ttl: Duration | None
@@ -78,6 +80,7 @@ class TaskOptions(msgspec.Struct, kw_only=True):
     name: str | None = None
     key: str | None = None
     id: str | None = None
+    cost: int = 1
     bind: bool = False
     serializer: Serializer = "json"
     autoretry_for: tuple[type[BaseException], ...] | None = None

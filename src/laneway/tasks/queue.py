@@ -83,7 +83,8 @@ class EnqueueOptions(TypedDict, total=False):
     `on_success`, `on_failure`: functions that the worker calls after it, with (job, None, result)
     and (job, None, class, error, traceback). `retry`: the most retries; `retry_delay`: the time
     before each (several: one after the other, the last one repeatedly). `meta`: the first value of
-    `job.meta`. `delay`, `at`: when it is due. `priority`: -100 to 100.
+    `job.meta`. `delay`, `at`: when it is due. `priority`: -100 to 100. `cost`: how many permits of
+    the queue's rates it uses.
     """
 
     job_timeout: Duration | None
@@ -102,6 +103,7 @@ class EnqueueOptions(TypedDict, total=False):
     delay: Duration | None
     at: datetime | float | None
     priority: int
+    cost: int
 
 
 OPTIONS = frozenset(EnqueueOptions.__annotations__)
@@ -308,6 +310,7 @@ class Queue:
             "delay": given.get("delay"),
             "at": given.get("at"),
             "priority": given.get("priority", 0),
+            "cost": given.get("cost"),
             "retries": given.get("retry") or 0,
             "time_limit": timeout,
         }

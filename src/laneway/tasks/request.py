@@ -116,7 +116,7 @@ def request_of(
 
 
 PLAIN_HEADERS = frozenset(
-    {TASK_HEADER, RESULT_TTL_HEADER, TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER}
+    {TASK_HEADER, RESULT_TTL_HEADER, TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER, control.COST}
 )
 """Headers that say nothing about a run's arguments or its request, except `is_kept`."""
 

@@ -23,6 +23,7 @@ from typing import (
 from laneway import arguments, codec, config, signals, units
 from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
 from laneway.errors import BadMessage, Retry, UsageError
+from laneway.headers import COST as COST_HEADER
 from laneway.message import Draft, Lease, Receipt
 from laneway.tasks import canvas, outcomes, serializers, steps, tagged_values
 from laneway.tasks.invocation import Invocation
@@ -103,6 +104,8 @@ class Task(RunnableTask, Generic[P, R]):
             self._headers[SERIALIZER_HEADER] = options.serializer
         if not options.ignore_result:
             self._headers[RESULT_TTL_HEADER] = self._result_ttls({})
+        if options.cost != 1:
+            self._headers[COST_HEADER] = codec.cost_text(f'task "{self.name}"', options.cost)
 
     def _result_ttls(self, options: Mapping[str, Any]) -> str:
         """The header with the seconds for which a result and a failure are stored."""
@@ -463,6 +466,8 @@ class Task(RunnableTask, Generic[P, R]):
         ):
             if options.get(name) is not None:
                 headers[header] = f"{arguments.seconds(f'task {self.name}', name, options[name]):g}"
+        if options.get("cost") is not None:
+            headers[COST_HEADER] = codec.cost_text(f'task "{self.name}"', options["cost"])
         at, delay, retries = options.get("at"), options.get("delay"), options.get("retries")
         is_own = (
             any(options.get(name) is not None for name in RESULT_OPTIONS)

@@ -35,6 +35,8 @@ class GateFacts(msgspec.Struct, kw_only=True):
     room: int
     leased: int
     wake_us: int | None
+    need: int = 1
+    """The permits for which it is held."""
 
 
 class Facts(msgspec.Struct, kw_only=True):
@@ -51,6 +53,10 @@ class Facts(msgspec.Struct, kw_only=True):
     back_off_step: int
     rest_until_us: int
     tat: int
+    need: int
+    """What its next message costs, as far as that is known; above 1: it waits for these permits."""
+    owes: int
+    """The cost of the last message that it delivered."""
     rate_now: float
     tier: str
     share: str
@@ -233,18 +239,22 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
         explanation.reasons.append(reason)
         at = None
     if policy.rate is not None:
-        tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst)
-        permit = fairness.next_permit_us(tat, now, policy.lane_rate, policy.lane_burst)
+        tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst, facts.owes)
+        permit = fairness.next_permit_us(
+            tat, now, policy.lane_rate, policy.lane_burst, facts.need or 1
+        )
         if permit > now:
+            cost = f", of cost {facts.need}," if facts.need > 1 else ""
             explanation.reasons.append(
-                f"the topic's rate ({policy.rate:g}/s) admits the next delivery in"
+                f"the topic's rate ({policy.rate:g}/s) admits the next delivery{cost} in"
                 f" {facts.left(permit)}"
             )
             at = max(at, permit) if at is not None else None
     for gate in facts.gates:
         if not gate.room:
+            held = f"; it is held for a delivery of cost {gate.need}" if gate.need > 1 else ""
             explanation.reasons.append(
-                f'the gate "{gate.name}" is shut; {gate.leased} leases go through it'
+                f'the gate "{gate.name}" is shut; {gate.leased} leases go through it{held}'
             )
             wake = gate.wake_us
             at = max(at, wake) if wake is not None and at is not None else None

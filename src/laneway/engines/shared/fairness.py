@@ -71,28 +71,62 @@ def permits(tat: int, now_us: int, rate: float, burst: float) -> int:
     return room // step if room >= step else 0
 
 
+def admits(tat: int, now_us: int, rate: float, burst: float, cost: int) -> bool:
+    """
+    Whether a delivery that uses `cost` permits conforms now.
+
+    One that uses more than the burst conforms when the whole burst is available.
+    """
+    now, most = now_us * TICKS, depth(rate, burst)
+    return now + most - max(tat, now) >= min(cost * interval(rate), most)
+
+
+def admitted(
+    clocks: Sequence[tuple[int, float, float]], now_us: int, costs: Sequence[int]
+) -> tuple[int, list[bool]]:
+    """
+    How many of these deliveries, in their order, conform to several rates at once: (TAT, rate,
+    burst) each. Also answers which rates the next delivery does not conform to.
+    """
+    tats = [tat for tat, _, _ in clocks]
+    for number, cost in enumerate(costs):
+        stopped = [
+            not admits(tat, now_us, rate, burst, cost)
+            for tat, (_, rate, burst) in zip(tats, clocks, strict=True)
+        ]
+        if any(stopped):
+            return number, stopped
+        tats = [
+            take_permits(tat, now_us, rate, cost)
+            for tat, (_, rate, _) in zip(tats, clocks, strict=True)
+        ]
+    return len(costs), [False] * len(clocks)
+
+
 def take_permits(tat: int, now_us: int, rate: float, taken: int) -> int:
-    """The TAT after `taken` deliveries."""
+    """The TAT after deliveries that use `taken` permits."""
     return max(tat, now_us * TICKS) + taken * interval(rate)
 
 
 def return_permits(tat: int, rate: float, returned: int) -> int:
-    """The TAT after the permits of deliveries that never began were returned."""
+    """The TAT after so many permits of deliveries that never began were returned."""
     return tat - returned * interval(rate)
 
 
-def next_permit_us(tat: int, now_us: int, rate: float, burst: float) -> int:
+def next_permit_us(tat: int, now_us: int, rate: float, burst: float, cost: int = 1) -> int:
     """The engine time at which the next delivery conforms; now, if it conforms already."""
-    step = interval(rate)
-    return max(now_us, -((-(tat + step - depth(rate, burst))) // TICKS))
+    most = depth(rate, burst)
+    return max(now_us, -((most - tat - min(cost * interval(rate), most)) // TICKS))
 
 
-def rebase(tat: int, now_us: int, rate: float, burst: float) -> int:
+def rebase(tat: int, now_us: int, rate: float, burst: float, owes: int = 0) -> int:
     """
     The TAT under a changed rate: at most that of a lane that has just used its burst, so that after
     a rate was raised the next permit is at most one new interval away.
+
+    `owes`: the cost of its last delivery; if that is above the burst, the lane has just used that.
     """
-    return min(tat, now_us * TICKS + depth(rate, burst))
+    return min(tat, now_us * TICKS + max(depth(rate, burst), owes * interval(rate)))
 
 
 def recovered(tat: int, now_us: int) -> bool:

@@ -7,7 +7,7 @@ stores them; these functions compute what they admit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.shared import fairness
 
@@ -17,55 +17,89 @@ if TYPE_CHECKING:
 UNLIMITED = 1 << 30
 """The room of a gate that limits nothing."""
 
+HOLD_US = 60_000_000
+"""
+For how long a gate stays shut until it has the permits that a delivery of a high cost needs.
 
-def room(limits: Gate, tat: int, leased: int, now_us: int) -> int:
-    """How many deliveries the gate admits now."""
+The lane whose turn it is could not pass otherwise while others use each permit at once; with
+several gates, not before all of them have these permits at the same time.
+"""
+
+
+def room(limits: Gate, tat: int, leased: int, now_us: int, need: int = 1, owes: int = 0) -> int:
+    """
+    How many deliveries the gate admits now; `need`: the permits for which it is held; `owes`: the
+    cost of its last delivery.
+    """
     admitted = UNLIMITED
     if limits.rate is not None:
-        burst = limits.effective_burst
-        admitted = fairness.permits(rebase(limits, tat, now_us), now_us, limits.rate, burst)
+        burst, tat = limits.effective_burst, rebase(limits, tat, now_us, owes)
+        admitted = fairness.permits(tat, now_us, limits.rate, burst)
+        if need > 1 and not fairness.admits(tat, now_us, limits.rate, burst, need):
+            admitted = 0
     if limits.concurrency is not None:
         admitted = min(admitted, limits.concurrency - leased)
     return max(admitted, 0)
 
 
-def rebase(limits: Gate, tat: int, now_us: int) -> int:
+def rebase(limits: Gate, tat: int, now_us: int, owes: int = 0) -> int:
     """The TAT under these limits, which may have changed."""
     if limits.rate is None:
         return tat
-    return fairness.rebase(tat, now_us, limits.rate, limits.effective_burst)
+    return fairness.rebase(tat, now_us, limits.rate, limits.effective_burst, owes)
 
 
-def take(limits: Gate, tat: int, taken: int, now_us: int) -> int:
-    """The TAT after `taken` deliveries."""
+def take(limits: Gate, tat: int, taken: int, now_us: int, owes: int = 0) -> int:
+    """The TAT after deliveries that use `taken` permits."""
     if limits.rate is None:
         return tat
-    return fairness.take_permits(rebase(limits, tat, now_us), now_us, limits.rate, taken)
+    return fairness.take_permits(rebase(limits, tat, now_us, owes), now_us, limits.rate, taken)
 
 
 def give_back(limits: Gate, tat: int, returned: int) -> int:
-    """The TAT after deliveries that never began were given back."""
+    """The TAT after so many permits of deliveries that never began were given back."""
     return tat if limits.rate is None else fairness.return_permits(tat, limits.rate, returned)
 
 
-def next_permit_us(limits: Gate, tat: int, now_us: int) -> int | None:
-    """When the rate admits the next delivery; None: the gate has no rate."""
+def next_permit_us(limits: Gate, tat: int, now_us: int, cost: int = 1, owes: int = 0) -> int | None:
+    """When the rate admits a delivery of that cost; None: the gate has no rate."""
     if limits.rate is None:
         return None
-    burst = limits.effective_burst
-    return fairness.next_permit_us(rebase(limits, tat, now_us), now_us, limits.rate, burst)
+    burst, tat = limits.effective_burst, rebase(limits, tat, now_us, owes)
+    return fairness.next_permit_us(tat, now_us, limits.rate, burst, cost)
 
 
-def opens_us(limits: Gate, tat: int, leased: int, now_us: int) -> int | None:
+class Debt(NamedTuple):
+    """
+    What costs leave at a gate. Until `held_until` it stays shut while it has fewer permits than
+    `need`; `owes`: the cost of its last delivery.
+    """
+
+    need: int = 0
+    held_until: int = 0
+    owes: int = 0
+
+    def need_at(self, now_us: int) -> int:
+        """The permits for which it is held now."""
+        return self.need if now_us < self.held_until else 1
+
+
+NO_DEBT = Debt()
+
+
+def opens_us(limits: Gate, tat: int, leased: int, now_us: int, debt: Debt = NO_DEBT) -> int | None:
     """When a shut gate opens by the clock; None: it is open, or opens when a lease ends."""
     if limits.concurrency is not None and leased >= limits.concurrency:
         return None
-    at = next_permit_us(limits, tat, now_us)
+    at = next_permit_us(limits, tat, now_us, 1, debt.owes)
+    if at is not None and now_us < debt.held_until:
+        for_need = next_permit_us(limits, tat, now_us, debt.need, debt.owes)
+        at = max(at, min(for_need or 0, debt.held_until))
     return at if at is not None and at > now_us else None
 
 
 def view(
-    name: str, limits: Gate, *, tat: int, leased: int, waiting: int, now_us: int
+    name: str, limits: Gate, *, tat: int, leased: int, waiting: int, now_us: int, owes: int = 0
 ) -> dict[str, Any]:
     """The gate as `Admin.gate_list` answers it; `waiting`: the lanes that wait at it."""
     return {
@@ -74,6 +108,6 @@ def view(
         "burst": limits.effective_burst if limits.rate is not None else None,
         "concurrency": limits.concurrency,
         "leased": leased,
-        "next_permit_us": next_permit_us(limits, tat, now_us),
+        "next_permit_us": next_permit_us(limits, tat, now_us, 1, owes),
         "waiting": waiting,
     }

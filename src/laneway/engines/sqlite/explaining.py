@@ -53,6 +53,8 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
         back_off_step=lane.back_off_step,
         rest_until_us=lane.back_off_until,
         tat=lane.tat,
+        need=lane.need,
+        owes=lane.owes,
         rate_now=size_classes.rate(tx.now, lane.seen, lane.lately, lane.before),
         tier=tx.tier_queues[lane.tier_queue].tier,
         share=share_text(tx.rules.tiers, tx.tier_queues[lane.tier_queue].tier),
@@ -83,6 +85,12 @@ def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
 def _gates(tx: Transaction, lane: Lane, policy: Resolved) -> list[GateFacts]:
     key = tx.gate_of(lane, policy)
     return [
-        GateFacts(name=gate.name, room=gate.room(tx.now), leased=gate.leased, wake_us=gate.wake)
+        GateFacts(
+            name=gate.name,
+            room=gate.room(tx.now),
+            leased=gate.leased,
+            wake_us=gate.wake,
+            need=gate.need if tx.now < gate.held_until else 1,
+        )
         for gate in (tx.lane_gates(key).defined if key is not None else ())
     ]

@@ -133,10 +133,10 @@ def _moved_mean(mean: int, cost: int) -> int:
     return max(1, mean + (cost - mean) // MEAN_OVER)
 
 
-def return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
+def return_permits(tx: Transaction, lane: Lane, held: Held, cost: int) -> None:
     """The delivery never began: return its permits of the lane's rate and of its gates."""
     policy = tx.policy_of(lane)
     if policy.rate is not None:
-        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
+        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost)
     for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():
-        gate.give_back(1)
+        gate.give_back(cost)

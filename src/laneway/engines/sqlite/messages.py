@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway import headers as control
 from laneway.engines import base
 from laneway.engines.shared.naming import generated_id, parse_generated_id
 from laneway.engines.shared.refusals import EXPIRED, HISTORY
@@ -40,6 +41,7 @@ from laneway.engines.shared.states import (
     YIELD,
 )
 from laneway.engines.sqlite import message_ends
+from laneway.headers import COST
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 
 _dumps = msgspec.json.Encoder().encode
+_read_headers = msgspec.json.Decoder(dict[str, str]).decode
 _history = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
@@ -74,6 +77,8 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
     The message begins to wait: delayed if its `since` is in the future, else it arrives.
     `collects`: messages with its merge key join it.
     """
+    if row.headers is not None and COST in row.headers:
+        expect_costs(tx, lane)
     size = len(row.body) if not row.parts else size_of(tx, row)
     lane.bytes += size
     tx.shard.bytes += size
@@ -89,6 +94,18 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
         tx.touch(lane)
     else:
         arrive(tx, lane, row)
+
+
+def cost_of(headers: str | None) -> int:
+    """The cost of a message, from its headers as JSON."""
+    return control.cost(_read_headers(headers)) if headers and COST in headers else 1
+
+
+def expect_costs(tx: Transaction, lane: Lane) -> None:
+    """A message of the lane may cost more than 1: visits read what its next messages cost."""
+    if not lane.need:
+        lane.need = 1
+        tx.touch(lane)
 
 
 def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:

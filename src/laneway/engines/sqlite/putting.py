@@ -25,6 +25,7 @@ from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, 
 from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
 from laneway.engines.sqlite import merging, messages, results
 from laneway.engines.sqlite.rows import Lane, Row, line_of, rank_of
+from laneway.headers import COST
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
@@ -173,7 +174,10 @@ def is_plain(draft: Draft, policy: Resolved) -> bool:
     """Whether the message only has to be appended to its topic's lane, as most messages."""
     return (
         policy.accepts_plainly
-        and (draft.headers is None or SIGNALS_HEADER not in draft.headers)
+        and (
+            draft.headers is None
+            or (SIGNALS_HEADER not in draft.headers and COST not in draft.headers)
+        )
         and draft.key is None
         and draft.id is None
         and draft.delay_us == 0
@@ -478,6 +482,8 @@ class _Intake:
         row_topic = draft.topic if lane.topic is None else None
         headers = _dumps(draft.headers).decode() if draft.headers else None
         odd = int(since > now or draft.at_front or serial > 0)
+        if draft.headers and COST in draft.headers:
+            messages.expect_costs(tx, lane)
         tx.shard.published += 1
         lane.published += 1
         if draft.id is not None:

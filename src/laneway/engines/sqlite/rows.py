@@ -60,6 +60,9 @@ class Lane(msgspec.Struct, gc=False):
     back_off_fence: int = 0
     mean: int = 0
     watched_until: int = 0  # changes are notified until then, see Wakeup.watch_topic
+    # 0: all its messages cost 1; above 1: what the first of them costs, if the rate stopped it
+    need: int = 0
+    owes: int = 0  # the cost of the last message that it delivered, if above 1
     flow: Flow | None = None  # with concurrency="auto", from its first delivery on
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
@@ -143,6 +146,8 @@ class Lane(msgspec.Struct, gc=False):
             self.back_off_fence,
             self.mean,
             self.watched_until,
+            self.need,
+            self.owes,
         )
         if self.flow is not None:
             self.more = msgspec.json.encode((*values, self.flow)).decode()
@@ -266,6 +271,7 @@ class GateState(msgspec.Struct, gc=False):
     """
     A row of `gate`, with the limits in force.
 
+    `need`, `held_until`, `owes`: see `gates.Debt`.
     `granted`: this file's part of the gate, where the namespace has several files. `whole`: the
     limits of the gate, `limits`: those of this file.
     """
@@ -277,6 +283,9 @@ class GateState(msgspec.Struct, gc=False):
     leased: int
     open: int
     wake: int | None
+    need: int = 0
+    held_until: int = 0
+    owes: int = 0
     granted: str | None = None
     whole: Gate = Gate()
     limits: Gate = Gate()
@@ -294,16 +303,39 @@ class GateState(msgspec.Struct, gc=False):
 
     def room(self, now: int) -> int:
         """How many deliveries it admits now."""
-        return gates.room(self.limits, self.tat, self.leased, now)
+        need = self.need if now < self.held_until else 1
+        return gates.room(self.limits, self.tat, self.leased, now, need, self.owes)
+
+    def opens(self, now: int) -> int | None:
+        """When it opens by the clock, see `gates.opens_us`."""
+        debt = gates.Debt(self.need, self.held_until, self.owes)
+        return gates.opens_us(self.limits, self.tat, self.leased, now, debt)
+
+    def clock(self, now: int) -> tuple[int, float, float] | None:
+        """TAT, rate and burst, for `fairness.admitted`; None: it has no rate."""
+        limits = self.limits
+        if limits.rate is None:
+            return None
+        tat = gates.rebase(limits, self.tat, now, self.owes)
+        return tat, limits.rate, limits.effective_burst
+
+    def hold(self, cost: int, now: int) -> None:
+        """Keep its permits for a delivery of that cost."""
+        if now >= self.held_until or cost > self.need:
+            self.need = cost
+        self.held_until = now + gates.HOLD_US
 
     def rebase(self, now: int) -> None:
         """Its rate was changed."""
-        self.tat = gates.rebase(self.limits, self.tat, now)
+        self.tat = gates.rebase(self.limits, self.tat, now, self.owes)
 
-    def take(self, taken: int, now: int) -> None:
-        """So many deliveries go through it."""
+    def take(self, taken: int, permits: int, largest: int, now: int) -> None:
+        """So many deliveries go through it; they use so many permits, one of them `largest`."""
         self.leased += taken
-        self.tat = gates.take(self.limits, self.tat, taken, now)
+        self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
+        self.owes = largest if largest > 1 else 0
+        if largest >= self.need:
+            self.need = self.held_until = 0
 
     def give_back(self, returned: int) -> None:
         """Return the permits of deliveries that never began."""

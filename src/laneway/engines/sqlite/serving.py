@@ -20,6 +20,7 @@ from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of, rank_of
+from laneway.engines.sqlite.transaction import rebased
 from laneway.message import Lease
 from laneway.policy import handling_patterns
 
@@ -265,6 +266,8 @@ class _Plan:
         self.visited: dict[int, Lane] = {}
         self.picked: dict[int, list[int]] = {}
         """By bucket, where a call names topics: the messages to deliver, in their order."""
+        self._passed: dict[int, int] = {}
+        """By lane with costs: how many of its messages this call takes already."""
         self.withheld = False
 
     def serve_pool(self, pool: str, room: int) -> None:
@@ -377,8 +380,19 @@ class _Plan:
                 candidates.push(lane)
         return taken
 
-    def visit(self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int) -> int:
-        """Take what all limits admit from the lane, and advance its virtual time by that."""
+    def visit(
+        self,
+        lane: Lane,
+        tier_queue: TierQueue,
+        room: int,
+        lanes: int,
+        mids: Sequence[int] | None = None,
+    ) -> int:
+        """
+        Take what all limits admit from the lane, and advance its virtual time by that.
+
+        `mids`: the messages to take, if they are not the lane's first ones.
+        """
         tx = self.tx
         policy = tx.policy_of(lane)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
@@ -396,17 +410,69 @@ class _Plan:
             # The lane's policy changed since it was placed, or its gate shut: place it again.
             self.visited[lane.lane] = lane
             return 0
+        permits, largest = take, 1
+        if lane.need and (policy.rate is not None or gate is not None):
+            take, permits, largest = self._admit(lane, policy, gate, take, mids)
+            if take == 0:
+                self.visited[lane.lane] = lane
+                return 0
         if policy.limited:
             self.startable -= take
         if gate is not None:
-            tx.take_from_gates(gate, take)
-        self._charge(lane, tier_queue, policy, take, alone=lanes <= 1)
+            tx.take_from_gates(gate, take, permits, largest)
+        self._charge(lane, tier_queue, policy, take, permits, alone=lanes <= 1)
+        if policy.rate is not None and (largest > 1 or lane.owes):
+            lane.owes = largest if largest > 1 else 0
         self.visits.append((lane, take))
         self.visited[lane.lane] = lane
         return take
 
+    def _admit(
+        self, lane: Lane, policy: Resolved, gate: str | None, most: int, mids: Sequence[int] | None
+    ) -> tuple[int, int, int]:
+        """
+        How many of the lane's next messages the rates of lane and gates admit by their costs; the
+        sum of these costs and the largest.
+
+        What stops the next message waits for its permits: the lane, or else the gates.
+        """
+        tx = self.tx
+        clocks = []
+        if policy.rate is not None:
+            tat = rebased(lane, policy, tx.now)
+            clocks.append((tat, policy.lane_rate, policy.lane_burst))
+        states = tx.lane_gates(gate).defined if gate is not None else []
+        rated = [state for state in states if state.limits.rate is not None]
+        clocks += [clock for state in rated if (clock := state.clock(tx.now)) is not None]
+        if not clocks:
+            return most, most, 1
+        costs = self._costs(lane, most) if mids is None else costs_of(tx, mids[:most])
+        count, stopped = fairness.admitted(clocks, tx.now, costs)
+        lane.need = 1
+        if policy.rate is not None and stopped[0]:
+            lane.need = costs[count]
+        elif any(stopped):
+            for state in rated:
+                state.hold(costs[count], tx.now)
+                tx.touch_gate(state)
+        if mids is None:
+            self._passed[lane.lane] = self._passed.get(lane.lane, 0) + count
+        return count, sum(costs[:count]), max(costs[:count], default=1)
+
+    def _costs(self, lane: Lane, most: int) -> list[int]:
+        """The costs of the lane's next messages, after those that this call takes already."""
+        rows = self.tx.all("head_costs", lane.lane, most, self._passed.get(lane.lane, 0))
+        return [messages.cost_of(headers) for (headers,) in rows] or [1]
+
     def _charge(
-        self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int, *, alone: bool
+        self,
+        lane: Lane,
+        tier_queue: TierQueue,
+        policy: Resolved,
+        take: int,
+        permits: int,
+        *,
+        alone: bool,
     ) -> None:
         tx = self.tx
         tier_queue.vt = lane.vt
@@ -417,8 +483,8 @@ class _Plan:
             )
             tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, one_chunk)
         if policy.rate is not None:
-            tat = fairness.rebase(lane.tat, tx.now, policy.lane_rate, policy.lane_burst)
-            lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, take)
+            tat = rebased(lane, policy, tx.now)
+            lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, permits)
         lane.ready -= take
         lane.leased += take
         if policy.adapts:
@@ -470,10 +536,17 @@ class _Plan:
             if mid not in picked and (last_rank is None or rank <= last_rank)
         ][:room]
         taken = (
-            self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(heads), 1) if heads else 0
+            self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(heads), 1, heads)
+            if heads
+            else 0
         )
         picked += heads[:taken]
         return taken
+
+
+def costs_of(tx: Transaction, mids: Sequence[int]) -> list[int]:
+    """The costs of these messages, in their order."""
+    return [messages.cost_of(headers) for (headers,) in tx.all("costs_of", _dumps(list(mids)))]
 
 
 def _interleaved(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:

@@ -391,7 +391,7 @@ def _end_unacked(
         _back_off(tx, lane, held, settlement.delay_us)
         delay = 0
     elif not settlement.begun:
-        leases.return_permits(tx, lane, held)
+        leases.return_permits(tx, lane, held, messages.cost_of(row.headers))
     _wait_again(tx, lane, row, tx.now + delay if delay > 0 else None)
     return "released"
 

@@ -63,7 +63,7 @@ GRANT = "grant:"
 """The name of the setting with a file's part of a gate is this and the gate's name."""
 
 _GATE = (
-    "name, code, operator, tat, leased, open, wake,"
+    "name, code, operator, tat, leased, open, wake, need, held_until, owes,"
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)"
 )
 

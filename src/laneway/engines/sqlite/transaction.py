@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import adaptive, fairness, gates
+from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.naming import BUCKET, generated_id, lane_name
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
@@ -172,6 +172,11 @@ class _ByTopic(dict[str, Resolved]):
             self.clear()
         policy = self[topic] = self._policy_table.resolve(topic)
         return policy
+
+
+def rebased(lane: Lane, policy: Resolved, now: int) -> int:
+    """The lane's TAT under its policy's rate, which may have changed."""
+    return fairness.rebase(lane.tat, now, policy.lane_rate, policy.lane_burst, lane.owes)
 
 
 class Transaction(Statements):
@@ -604,10 +609,13 @@ class Transaction(Statements):
             found = self._lane_gates[key] = LaneGates(key, states)
         return found
 
-    def take_from_gates(self, key: str, taken: int) -> None:
-        """So many deliveries go through the gates of this key."""
+    def take_from_gates(self, key: str, taken: int, permits: int, largest: int) -> None:
+        """
+        So many deliveries go through the gates of this key, and use so many permits; one of them
+        uses `largest`.
+        """
         for state in self.lane_gates(key).defined:
-            state.take(taken, self.now)
+            state.take(taken, permits, largest, self.now)
             self._dirty_gates[state.name] = state
 
     def free_gates(self, key: str) -> None:
@@ -674,10 +682,14 @@ class Transaction(Statements):
         now = self.now
         is_used = policy.rate is not None and not fairness.recovered(lane.tat, now)
         if is_used:
-            lane.tat = fairness.rebase(lane.tat, now, policy.lane_rate, policy.lane_burst)
+            lane.tat = rebased(lane, policy, now)
+        elif lane.owes and fairness.recovered(lane.tat, now):
+            lane.owes = 0
         if policy.paused and lane.waiting:
             return PAUSED, None
         if not lane.ready:
+            if lane.need:
+                lane.need = 1 if lane.leased or lane.delayed or lane.parked else 0
             return IDLE, (
                 None
                 if lane.leased or lane.delayed or lane.parked
@@ -693,7 +705,9 @@ class Transaction(Statements):
         if concurrency is not None and lane.leased >= concurrency:
             return FULL, None
         if is_used:
-            permit = fairness.next_permit_us(lane.tat, now, policy.lane_rate, policy.lane_burst)
+            permit = fairness.next_permit_us(
+                lane.tat, now, policy.lane_rate, policy.lane_burst, lane.need or 1
+            )
             if permit > now:
                 if lane.place != ASLEEP or lane.wake != permit:
                     lane.throttled += permit - max(
@@ -745,8 +759,12 @@ class Transaction(Statements):
         if policy.rate is not None and allowed > 0:
             permits = int(policy.lane_burst)
             if not fairness.recovered(lane.tat, self.now):
-                tat = fairness.rebase(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+                tat = rebased(lane, policy, self.now)
                 permits = fairness.permits(tat, self.now, policy.lane_rate, policy.lane_burst)
+                if lane.need > 1 and not fairness.admits(
+                    tat, self.now, policy.lane_rate, policy.lane_burst, lane.need
+                ):
+                    permits = 0
             allowed = min(allowed, permits)
         return max(allowed, 0)
 
@@ -868,13 +886,16 @@ class Transaction(Statements):
                 gate.leased,
                 gate.open,
                 gate.wake,
+                gate.need,
+                gate.held_until,
+                gate.owes,
             )
         self._dirty_gates.clear()
 
     def reopen(self, gate: GateState) -> None:
         """Determine whether the gate is open; a gate that opens wakes its pools."""
         is_open = gate.room(self.now) > 0
-        gate.wake = gates.opens_us(gate.limits, gate.tat, gate.leased, self.now)
+        gate.wake = gate.opens(self.now)
         if gate.wake is not None:
             gate.rebase(self.now)
         if is_open and not gate.open:

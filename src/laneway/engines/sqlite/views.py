@@ -318,6 +318,7 @@ def gate_view(tx: Transaction, gate: GateState) -> dict[str, Any]:
         gate.name,
         gate.whole,
         tat=gate.tat,
+        owes=gate.owes,
         leased=gate.leased,
         waiting=tx.one("gate_lanes", gate.name, shared.COUNTED)[0],
         now_us=tx.now,

@@ -40,6 +40,7 @@ from laneway.engines.valkey.namespace import Namespace
 from laneway.engines.valkey.settling import SettleCall, milliseconds
 from laneway.engines.valkey.wakeup import Wakeup
 from laneway.errors import BacklogFull, BadMessage
+from laneway.headers import COST
 from laneway.message import (
     Batch,
     Draft,
@@ -665,6 +666,7 @@ def _is_plain(draft: Draft, route: Route) -> bool:
     return (
         route.is_plain
         and not waits_for_signals(draft)
+        and (draft.headers is None or COST not in draft.headers)
         and draft.ttl_us is None
         and not (
             draft.priority

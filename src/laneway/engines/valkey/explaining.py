@@ -59,6 +59,8 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         back_off_step=lane.back_off_step,
         rest_until_us=lane.back_off_until,
         tat=lane.tat,
+        need=lane.need,
+        owes=lane.owes,
         rate_now=size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before),
         tier=tier,
         share=share_text(view.space.tiers, tier),
@@ -115,9 +117,12 @@ def _gates(view: View, shard: int, policy: Resolved) -> list[GateFacts]:
             found.append(
                 GateFacts(
                     name=name,
-                    room=gates.room(limits, gate.tat, gate.leased, now),
+                    room=gates.room(
+                        limits, gate.tat, gate.leased, now, gate.debt.need_at(now), gate.owes
+                    ),
                     leased=gate.leased,
-                    wake_us=gates.opens_us(limits, gate.tat, gate.leased, now),
+                    wake_us=gates.opens_us(limits, gate.tat, gate.leased, now, gate.debt),
+                    need=gate.debt.need_at(now),
                 )
             )
     return found

@@ -171,6 +171,10 @@ def _records(space: Namespace) -> None:
                     break
 
 
+def _costs(_space: Namespace) -> None:
+    """5 to 6: lanes and gates have what costs leave at them; older records are read as they are."""
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -183,4 +187,5 @@ class Step(NamedTuple):
 STEPS = {
     3: Step([(30, 0), (31, 0)], _own_policies),  # own, marked
     4: Step([], _records),
+    5: Step([], _costs),
 }

@@ -15,6 +15,7 @@ import msgspec
 from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.engines.shared.adaptive import Flow
+from laneway.engines.shared.gates import Debt
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 5
+LAYOUT = 6
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -677,6 +678,8 @@ class Lane(msgspec.Struct):
     back_off_fence: int = 0
     mean: int = 0
     watched_until: int = 0
+    need: int = 0
+    owes: int = 0
     flow: Flow | None = None
 
     @property
@@ -694,7 +697,7 @@ class Lane(msgspec.Struct):
         return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
 
 
-RARE = 11
+RARE = 13
 """How many fields of a lane are stored together before its flow; few lanes have them."""
 
 _LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
@@ -748,6 +751,14 @@ class GateRecord(msgspec.Struct, array_like=True):
     is_open: bool
     wake: int
     grant: Any
+    need: int
+    held_until: int
+    owes: int
+
+    @property
+    def debt(self) -> Debt:
+        """What costs leave at it."""
+        return Debt(self.need, self.held_until, self.owes)
 
     @property
     def limits(self) -> Gate:
@@ -777,9 +788,17 @@ def gate_of(limits: Sequence[Any]) -> Gate:
 _GATE = msgspec.msgpack.Decoder(GateRecord)
 
 
+_NO_COSTS = pack_values(0, 0, 0)
+"""What layout 5 lacks at the end of the record of a gate."""
+
+
 def read_gate(stored: bytes) -> GateRecord:
-    """Decode the record of a gate."""
-    return _GATE.decode(b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__)) + stored)
+    """Decode the record of a gate; also one of layout 5 that was not written again."""
+    mark = b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__))
+    try:
+        return _GATE.decode(mark + stored)
+    except msgspec.DecodeError:
+        return _GATE.decode(mark + stored + _NO_COSTS)
 
 
 class Counters(msgspec.Struct, array_like=True):

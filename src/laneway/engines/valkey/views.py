@@ -658,6 +658,7 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
         name,
         gate.limits,
         tat=gate.tat,
+        owes=gate.owes,
         leased=gate.leased,
         waiting=min(waiting, COUNTED),
         now_us=view.times[shard],

@@ -35,7 +35,7 @@ LINES = "application/x-ndjson"
 
 STORED_LATER = ("buffered", "spooled")
 PREFIX = b"x-laneway-"
-OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "at_front")
+OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "at_front", "cost")
 
 _read_message = msgspec.json.Decoder(MessageBody).decode
 _read_messages = msgspec.json.Decoder(Messages).decode

@@ -19,6 +19,7 @@ PARTS = (
     "test_adaptive",
     "test_clock",
     "test_coordination",
+    "test_costs",
     "test_dead_letters",
     "test_elections",
     "test_fairness",

@@ -104,10 +104,11 @@ SELECT {gate} FROM gate WHERE name = ?;
 SELECT {gate} FROM gate ORDER BY name;
 
 -- name: gate_write
-INSERT INTO gate (name, code, operator, tat, leased, open, wake) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator,
-        tat = excluded.tat,
-       leased = excluded.leased, open = excluded.open, wake = excluded.wake;
+        tat = excluded.tat, leased = excluded.leased, open = excluded.open, wake = excluded.wake,
+        need = excluded.need, held_until = excluded.held_until, owes = excluded.owes;
 
 -- name: gates_to_wake
 SELECT {gate} FROM gate WHERE wake <= ? ORDER BY wake

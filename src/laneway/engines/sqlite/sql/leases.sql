@@ -28,6 +28,15 @@ SELECT j.value, (SELECT r.mid FROM ready r WHERE r.lane = j.value
 -- The numbers of the first messages of one lane.
 SELECT r.mid FROM ready r WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
+-- name: head_costs
+-- The headers of the first messages of a lane, behind some that are leased in this call.
+SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+ ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+
+-- name: costs_of
+-- The headers of these messages (JSON list of numbers).
+SELECT m.headers FROM json_each(?) j LEFT JOIN message m ON m.mid = j.value ORDER BY j.key;
+
 -- name: lease_insert_plain
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
     VALUES (?, ?, ?, ?, ?, 0, 0) ON CONFLICT (fence) DO NOTHING;

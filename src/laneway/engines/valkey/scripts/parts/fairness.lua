@@ -23,6 +23,37 @@ local fairness = part(function(fairness)
         return room >= step and math.floor(room / step) or 0
     end
 
+    -- Whether a delivery that uses `cost` permits conforms; of more than the burst, when all of the
+    -- burst is available.
+    function fairness.admits(tat, now, step, depth, cost)
+        return now * TICKS + depth - math.max(tat, now * TICKS) >= math.min(cost * step, depth)
+    end
+
+    -- How many deliveries of these costs conform to several clocks at once, {tat, step, depth}
+    -- each, and which clocks stop the next one; nil: none does.
+    function fairness.admitted(clocks, now, costs)
+        local tats = {}
+        for n, clock in ipairs(clocks) do
+            tats[n] = clock[1]
+        end
+        for place, cost in ipairs(costs) do
+            local stopped = nil
+            for n, clock in ipairs(clocks) do
+                if not fairness.admits(tats[n], now, clock[2], clock[3], cost) then
+                    stopped = stopped or {}
+                    stopped[n] = true
+                end
+            end
+            if stopped then
+                return place - 1, stopped
+            end
+            for n, clock in ipairs(clocks) do
+                tats[n] = fairness.take_permits(tats[n], now, clock[2], cost)
+            end
+        end
+        return #costs, nil
+    end
+
     function fairness.take_permits(tat, now, step, taken)
         return math.max(tat, now * TICKS) + taken * step
     end
@@ -31,12 +62,13 @@ local fairness = part(function(fairness)
         return tat - returned * step
     end
 
-    function fairness.next_permit(tat, now, step, depth)
-        return math.max(now, math.ceil((tat + step - depth) / TICKS))
+    function fairness.next_permit(tat, now, step, depth, cost)
+        return math.max(now, math.ceil((tat + math.min(cost * step, depth) - depth) / TICKS))
     end
 
-    function fairness.rebase(tat, now, depth)
-        return math.min(tat, now * TICKS + depth)
+    -- `owes`: the cost of the last delivery, which may be above the burst; 0: not above 1.
+    function fairness.rebase(tat, now, step, depth, owes)
+        return math.min(tat, now * TICKS + math.max(depth, owes * step))
     end
 
     function fairness.recovered(tat, now)

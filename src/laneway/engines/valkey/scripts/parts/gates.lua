@@ -4,12 +4,16 @@
 -- open its first lane is also in `heads:N`, so that a tier with a thousand gates is served as fast
 -- as one without. `gate_sets:NAME` has N and KEY of the keys of several gates that name this one.
 --
+-- `need`, `held_until`: until then a gate stays shut while it has fewer permits, so that a delivery
+-- of that cost gets its turn; `owes`: the cost of the last delivery, 0 if it was 1.
+--
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
 --
 -- uses: fairness
 
 local gates = part(function(gates)
+    local HELD_FOR = 60 * SECOND
     local known, changed, moved, by_key
 
     at_begin(function()
@@ -32,27 +36,33 @@ local gates = part(function(gates)
             if not stored then
                 return nil
             end
-            local code, operator, tat, leased, is_open, wake, grant = values_of(stored)
+            local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes =
+                values_of(stored)
             gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
-                is_open = is_open, wake = wake, grant = grant }
+                is_open = is_open, wake = wake, grant = grant, need = need or 0, held_until =
+                    held_until or 0, owes = owes or 0 } -- layout 5 has none of the last three
             limits_of(gate)
             known[name] = gate
         end
         return gate
     end
 
+    -- The gate's clock under its rate, which may have changed.
+    local function tat_of(gate)
+        return fairness.rebase(gate.tat, shard.now, gate.step, gate.depth, gate.owes)
+    end
+
     function gates.set(name, layer, limits)
         local gate = gates.find(name)
         if not gate then
             gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
-                true, wake = 0,
-                grant = false }
+                true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0 }
             known[name], by_key = gate, {}
         end
         gate[layer] = limits
         limits_of(gate)
         if gate.rate then
-            gate.tat = fairness.rebase(gate.tat, shard.now, gate.depth)
+            gate.tat = tat_of(gate)
         end
         changed[gate] = true
     end
@@ -74,8 +84,12 @@ local gates = part(function(gates)
     local function room_of(gate)
         local room = 2 ^ 30
         if gate.rate then
-            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now,
-                gate.step, gate.depth)
+            local tat = tat_of(gate)
+            room = fairness.permits(tat, shard.now, gate.step, gate.depth)
+            if shard.now < gate.held_until
+                and not fairness.admits(tat, shard.now, gate.step, gate.depth, gate.need) then
+                room = 0
+            end
         end
         if gate.concurrency then
             room = math.min(room, gate.concurrency - gate.leased)
@@ -96,14 +110,42 @@ local gates = part(function(gates)
         return gates.room(name) > 0
     end
 
-    function gates.take(name, taken)
+    -- `permits`: those that the deliveries use together; `largest`: the most that one uses.
+    function gates.take(name, taken, permits, largest)
         for _, gate in ipairs(of_key(name)) do
             gate.leased = gate.leased + taken
+            if largest >= gate.need then
+                gate.need, gate.held_until = 0, 0
+            end
             if gate.rate then
-                gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.depth),
-                    shard.now, gate.step, taken)
+                gate.tat = fairness.take_permits(tat_of(gate), shard.now, gate.step, permits)
+                gate.owes = largest > 1 and largest or 0
             end
             changed[gate] = true
+        end
+    end
+
+    -- The clocks of the gates of a key that have rates, for `fairness.admitted`.
+    function gates.clocks(name)
+        local clocks = {}
+        for _, gate in ipairs(of_key(name)) do
+            if gate and gate.rate then
+                clocks[#clocks + 1] = { tat_of(gate), gate.step, gate.depth }
+            end
+        end
+        return clocks
+    end
+
+    -- Keep the permits of the gates of a key for a delivery of that cost.
+    function gates.hold(name, cost)
+        for _, gate in ipairs(of_key(name)) do
+            if gate and gate.rate then
+                if shard.now >= gate.held_until or cost > gate.need then
+                    gate.need = cost
+                end
+                gate.held_until = shard.now + HELD_FOR
+                changed[gate] = true
+            end
         end
     end
 
@@ -117,10 +159,10 @@ local gates = part(function(gates)
         end
     end
 
-    function gates.give_back_permit(name)
+    function gates.give_back_permits(name, permits)
         for _, gate in ipairs(of_key(name)) do
             if gate and gate.rate then
-                gate.tat = fairness.return_permits(gate.tat, gate.step, 1)
+                gate.tat = fairness.return_permits(gate.tat, gate.step, permits)
                 changed[gate] = true
             end
         end
@@ -182,8 +224,12 @@ local gates = part(function(gates)
         gate.wake = 0
         if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency)
             then
-            gate.tat = fairness.rebase(gate.tat, shard.now, gate.depth)
-            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth)
+            gate.tat = tat_of(gate)
+            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth, 1)
+            if shard.now < gate.held_until then
+                gate.wake = math.max(gate.wake, math.min(gate.held_until, fairness.next_permit(
+                    gate.tat, shard.now, gate.step, gate.depth, gate.need)))
+            end
         end
         if gate.wake > 0 then
             call('ZADD', keys.gate_wakes, gate.wake, gate.name)
@@ -200,7 +246,7 @@ local gates = part(function(gates)
             write_sets(gate)
         end
         call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
-            gate.is_open, gate.wake, gate.grant))
+            gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes))
     end
 
     -- Housekeeping: open the gates whose next permit has come.

@@ -18,6 +18,9 @@
 -- list `q:N`; `sorted`: how many of its ready messages are in the sorted set `z:N`, see
 -- messages.lua.
 --
+-- `need`: 0 if all messages of the lane cost 1; above 1: what the first one costs, if the rate has
+-- stopped it. `owes`: the cost of the last message that was delivered, 0 if it was 1.
+--
 -- uses: fairness, adaptive, rules, writes, gates, crc, tallies
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
@@ -43,9 +46,8 @@ local lanes = part(function(lanes)
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
-        'back_off_step', 'back_off_fence', 'mean',
-        'watched_until' }
-    local RARE_MARK = '\156' -- MessagePack's mark of a list of so many, and the flow
+        'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
+    local RARE_MARK = '\158' -- MessagePack's mark of a list of so many, and the flow
     local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
@@ -147,7 +149,8 @@ local lanes = part(function(lanes)
             local flow
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-                lane.watched_until, flow = values_of(string.sub(stored, rest + 1))
+                lane.watched_until, lane.need, lane.owes, flow =
+                    values_of(string.sub(stored, rest + 1))
             -- records of earlier versions end before it
             lane.flow = flow and adaptive.decode(flow) or false
             tallies.begin_rare(lane)
@@ -158,15 +161,15 @@ local lanes = part(function(lanes)
     -- A list of `RARE` and the flow as MessagePack; "": all are 0.
     local function rare_of(lane)
         local retried, died, merged, expired, removed, throttled, back_off_until, back_off_step,
-            back_off_fence, mean, watched_until = lane.retried, lane.died, lane.merged,
+            back_off_fence, mean, watched_until, need, owes = lane.retried, lane.died, lane.merged,
             lane.expired, lane.removed, lane.throttled, lane.back_off_until, lane.back_off_step,
-            lane.back_off_fence, lane.mean, lane.watched_until
+            lane.back_off_fence, lane.mean, lane.watched_until, lane.need, lane.owes
         if retried + died + merged + expired + removed + throttled + back_off_until + back_off_step
-            + back_off_fence + mean + watched_until == 0 and not lane.flow then
+            + back_off_fence + mean + watched_until + need + owes == 0 and not lane.flow then
             return ''
         end
         return RARE_MARK .. packed(retried, died, merged, expired, removed, throttled,
-            back_off_until, back_off_step, back_off_fence, mean, watched_until,
+            back_off_until, back_off_step, back_off_fence, mean, watched_until, need, owes,
             lane.flow and adaptive.encode(lane.flow))
     end
 
@@ -227,6 +230,18 @@ local lanes = part(function(lanes)
     -- policy; a gate of the lane itself would be joined here.
     function lanes.gate_of(_, policy)
         return policy.gate
+    end
+
+    -- The lane's clock under its policy's rate, which may have changed.
+    function lanes.tat_of(lane, policy)
+        return fairness.rebase(lane.tat, shard.now, policy.step, policy.depth, lane.owes)
+    end
+
+    -- A message of the lane has these headers (false: none): it may cost more than 1.
+    function lanes.expect_costs(lane, headers)
+        if headers and headers['laneway-cost'] and lane.need == 0 then
+            lane.need = 1
+        end
     end
 
     -- Policies have changed in this call.
@@ -401,11 +416,16 @@ local lanes = part(function(lanes)
         local now = shard.now
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
-            lane.tat = fairness.rebase(lane.tat, now, policy.depth)
+            lane.tat = lanes.tat_of(lane, policy)
+        elseif lane.owes > 0 and fairness.recovered(lane.tat, now) then
+            lane.owes = 0
         end
         if policy.paused and lanes.waiting(lane) > 0 then
             return PAUSED, 0
         elseif lane.ready == 0 then
+            if lane.need > 0 then
+                lane.need = (lane.leased > 0 or lane.delayed > 0 or lane.parked > 0) and 1 or 0
+            end
             if lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
                 return IDLE, 0
             end
@@ -419,7 +439,8 @@ local lanes = part(function(lanes)
             return FULL, 0
         end
         if is_used then
-            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth)
+            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth,
+                math.max(lane.need, 1))
             if permit > now then
                 if lane.place ~= ASLEEP or lane.wake ~= permit then
                     lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP
@@ -473,8 +494,12 @@ local lanes = part(function(lanes)
             allowed = math.min(allowed, concurrency - lane.leased)
         end
         if policy.rate and allowed > 0 then
-            local tat = fairness.rebase(lane.tat, shard.now, policy.depth)
+            local tat = lanes.tat_of(lane, policy)
             allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.step, policy.depth))
+            if lane.need > 1 and not fairness.admits(tat, shard.now, policy.step, policy.depth,
+                lane.need) then
+                allowed = 0
+            end
         end
         return math.max(allowed, 0)
     end

@@ -111,6 +111,24 @@ local messages = part(function(messages)
         return record
     end
 
+    -- The cost in headers (false or nil: none), as `headers.cost` in Python reads it.
+    function messages.cost_in(headers)
+        local written = headers and headers['laneway-cost']
+        local cost = written and string.match(written, '^%d+$') and #written < 20
+            and tonumber(written) or 1
+        return cost >= 1 and cost <= 1000000 and cost or 1
+    end
+
+    -- The cost of a stored record.
+    function messages.cost_of(stored)
+        local at = 2
+        if string.byte(stored) == RICH then
+            at = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
+        end
+        local _, _, _, _, headers = content_at(stored, at)
+        return messages.cost_in(headers)
+    end
+
     -- The topic of a stored record, which costs less than all of it.
     function messages.topic_of(stored)
         local at = 2
@@ -403,6 +421,7 @@ local messages = part(function(messages)
     function messages.begin_waiting(lane, record, collects)
         leave_plain(record)
         record.lane = lane.name
+        lanes.expect_costs(lane, record.headers)
         resize(lane, record, messages.size(record))
         shard.waiting = shard.waiting + 1
         if record.expires then
@@ -430,6 +449,7 @@ local messages = part(function(messages)
     -- cost more than all the rest. `line`: its serial key, which no message has yet; false: none.
     function messages.insert(lane, draft, mid, since, expires, serial, line)
         local now, rank, state = shard.now, draft.rank, READY
+        lanes.expect_costs(lane, draft.headers)
         lane.published, shard.published = lane.published + 1, shard.published + 1
         lane.bytes, shard.bytes, shard.waiting = lane.bytes + draft.size, shard.bytes + draft.size,
             shard.waiting + 1
@@ -502,6 +522,7 @@ local messages = part(function(messages)
             content = draft.content
         end
         if replaces then
+            lanes.expect_costs(lane, draft.headers)
             local ends = draft.ttl and shard.now + draft.ttl or 0
             if ends ~= expires then
                 writes.set_member(keys.due, EXPIRES .. sortable(mid), ends > 0 and ends)

@@ -223,7 +223,8 @@ local serving = part(function(serving)
         return fairness.stride(take, policy.weight)
     end
 
-    local function charge(lane, tier_queue, policy, take, is_alone)
+    -- `permits`: those that the messages use together; `largest`: the most that one uses.
+    local function charge(lane, tier_queue, policy, take, permits, largest, is_alone)
         lanes.before_move(lane)
         tier_queue.vt = lane.vt
         lane.vt = lane.vt + stride(lane, tier_queue, policy, take)
@@ -232,8 +233,11 @@ local serving = part(function(serving)
                 policy, fairness.chunk(take, 2, policy.weight)))
         end
         if policy.rate then
-            local tat = fairness.rebase(lane.tat, shard.now, policy.depth)
-            lane.tat = fairness.take_permits(tat, shard.now, policy.step, take)
+            lane.tat = fairness.take_permits(lanes.tat_of(lane, policy), shard.now, policy.step,
+                permits)
+            if largest > 1 or lane.owes > 0 then
+                lane.owes = largest > 1 and largest or 0
+            end
         end
         lane.ready, lane.leased = lane.ready - take, lane.leased + take
         if policy.adapts then
@@ -256,8 +260,38 @@ local serving = part(function(serving)
         return given
     end
 
+    local costs_of, next_of -- defined below: they read messages
+
+    -- How many of the lane's next messages the rates of lane and gates admit by their costs, the
+    -- sum of these costs and the largest. What stops the next one waits for its permits: the lane,
+    -- or else the gates.
+    local function admit(given, policy, gate, most, mids)
+        local lane = given.lane
+        local clocks = gate and gates.clocks(gate) or {}
+        if policy.rate then
+            table.insert(clocks, 1, { lanes.tat_of(lane, policy), policy.step, policy.depth })
+        end
+        if #clocks == 0 then
+            return most, most, 1
+        end
+        local costs = costs_of(mids or next_of(given, most), most)
+        local count, stopped = fairness.admitted(clocks, shard.now, costs)
+        lane.need = 1
+        if policy.rate and stopped and stopped[1] then
+            lane.need = costs[count + 1]
+        elseif stopped then
+            gates.hold(gate, costs[count + 1])
+        end
+        local permits, largest = 0, 1
+        for n = 1, count do
+            permits, largest = permits + costs[n], math.max(largest, costs[n])
+        end
+        return count, permits, largest
+    end
+
     -- Take as many messages from the lane as all limits admit, and charge the lane for them.
-    local function visit(lane, tier_queue, room, count_of_lanes)
+    -- `mids`: these, if they are not the lane's first ones.
+    local function visit(lane, tier_queue, room, count_of_lanes, mids)
         local policy = lanes.rule(lane)
         local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight),
             lanes.allowance(lane, policy))
@@ -275,6 +309,10 @@ local serving = part(function(serving)
         if calls.last_rank then
             take = math.min(take, count_ready(lane, given.wanted))
         end
+        local permits, largest = take, 1
+        if take > 0 and lane.need > 0 and (policy.rate or gate) then
+            take, permits, largest = admit(given, policy, gate, take, mids)
+        end
         if take <= 0 then
             return 0
         end
@@ -282,9 +320,9 @@ local serving = part(function(serving)
             calls.startable = calls.startable - take
         end
         if gate then
-            gates.take(gate, take)
+            gates.take(gate, take, permits, largest)
         end
-        charge(lane, tier_queue, policy, take, count_of_lanes <= 1)
+        charge(lane, tier_queue, policy, take, permits, largest, count_of_lanes <= 1)
         calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { given, take }
         given.wanted = given.wanted + take
@@ -408,7 +446,8 @@ local serving = part(function(serving)
                 mids[#mids + 1] = mid
             end
         end
-        local taken = #mids > 0 and visit(lane, tier_queues[lane.tier_queue], #mids, 1) or 0
+        local taken = #mids > 0 and visit(lane, tier_queues[lane.tier_queue], #mids, 1, mids)
+            or 0
         for n = 1, taken do
             picked[#picked + 1] = mids[n]
         end
@@ -468,12 +507,12 @@ local serving = part(function(serving)
 
     -- Fetching
 
-    -- Take the first messages of a lane that has not only plain ones, in its order, as numbers.
-    -- `listed`: its first plain messages.
-    local function fetch(lane, wanted, listed, stored)
-        local order = lanes.key_of('z', lane)
-        local sorted = call('ZRANGE', order, 0, wanted - 1)
-        local found, gone, p, s = {}, {}, 1, 1
+    -- The numbers of the first messages of a lane that has not only plain ones, in its order; how
+    -- many of them are plain, and the members of the sorted set of the others. `listed`: its first
+    -- plain messages; `stored`: their records.
+    local function first_of(lane, wanted, listed, stored)
+        local sorted = call('ZRANGE', lanes.key_of('z', lane), 0, wanted - 1)
+        local found, members, p, s = {}, {}, 1, 1
         while #found < wanted and (listed[p] or sorted[s]) do
             local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
@@ -486,15 +525,48 @@ local serving = part(function(serving)
                 found[#found + 1], p = listed[p], p + 1
             else
                 found[#found + 1] = unpack_from('>I7', sorted[s], 17)
-                gone[#gone + 1], s = sorted[s], s + 1
+                members[#members + 1], s = sorted[s], s + 1
             end
         end
-        plain.drop(lane, p - 1)
-        if #gone > 0 then
-            run_many('ZREM', order, gone, 1)
-            lane.sorted = lane.sorted - #gone
+        return found, p - 1, members
+    end
+
+    -- Take these first messages out of the lane.
+    local function fetch(lane, wanted, listed, stored)
+        local found, plain_ones, members = first_of(lane, wanted, listed, stored)
+        plain.drop(lane, plain_ones)
+        if #members > 0 then
+            run_many('ZREM', lanes.key_of('z', lane), members, 1)
+            lane.sorted = lane.sorted - #members
         end
         return found
+    end
+
+    -- The numbers of the lane's next messages, after those that this call takes already.
+    function next_of(given, most)
+        local lane, wanted = given.lane, given.wanted + most
+        local listed = plain.peek(lane, wanted)
+        local found = listed
+        if lane.sorted > 0 then
+            found = first_of(lane, wanted, listed, read_many(keys.m, listed))
+        end
+        local mids = {}
+        for n = given.wanted + 1, #found do
+            mids[#mids + 1] = found[n]
+        end
+        return mids
+    end
+
+    -- The costs of the first of these messages, at most so many.
+    function costs_of(mids, most)
+        local wanted, costs = {}, {}
+        for n = 1, math.min(most, #mids) do
+            wanted[n] = mids[n]
+        end
+        for n, stored in ipairs(read_many(keys.m, wanted)) do
+            costs[n] = stored and messages.cost_of(stored) or 1
+        end
+        return #costs > 0 and costs or { 1 }
     end
 
     local function fetch_picked(lane, mids)

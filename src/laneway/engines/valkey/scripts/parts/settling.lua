@@ -184,12 +184,12 @@ local settling = part(function(settling)
         end
     end
 
-    local function give_back_permit(lane, lease)
+    local function give_back_permits(lane, lease, permits)
         local policy = lanes.rule(lane)
         if policy.rate then
-            lane.tat = fairness.return_permits(lane.tat, policy.step, 1)
+            lane.tat = fairness.return_permits(lane.tat, policy.step, permits)
         end
-        gates.give_back_permit(lease.gate)
+        gates.give_back_permits(lease.gate, permits)
     end
 
     local function come_back(lane, lease, record, settlement, ended)
@@ -205,7 +205,7 @@ local settling = part(function(settling)
         end
         local delay = settlement[ACTION] == 'release' and settlement[DELAY] or 0
         if settlement[ACTION] == 'release' and not settlement[BEGUN] then
-            give_back_permit(lane, lease)
+            give_back_permits(lane, lease, messages.cost_in(record.headers))
         end
         return_to_lane(lane, record, delay > 0 and shard.now + delay)
         return 'released'

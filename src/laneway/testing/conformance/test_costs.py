@@ -1,0 +1,245 @@
+"""Rates by cost: a delivery uses as many permits as its message costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from laneway.headers import COST
+from laneway.policy import Gate
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+
+def put(driver: EngineDriver, topic: str, *costs: int, **options: object) -> None:
+    """A message for each cost, which is its body too."""
+    for cost in costs:
+        driver.put(topic, str(cost), headers={COST: str(cost)}, **options)
+
+
+def limit(driver: EngineDriver, kind: str, rate: float, burst: int) -> None:
+    """Limit the topic "a" by its own rate, or by that of a gate, or by two gates."""
+    if kind == "topic":
+        driver.policy("a", rate=rate, burst=burst)
+        return
+    names = ["g", "h"] if kind == "gates" else ["g"]
+    for name in names:
+        driver.engine.gate_set(name, Gate(rate, burst), now_us=driver.now)
+    driver.policy("a", gate=names)
+
+
+kinds = pytest.mark.parametrize("kind", ["topic", "gate", "gates"])
+
+
+@kinds
+def test_a_delivery_uses_its_cost(driver: EngineDriver, kind: str) -> None:
+    """The next one waits until the permits for its own cost are there."""
+    limit(driver, kind, 10, 100)
+    put(driver, "a", 60, 60, 20)
+    assert driver.bodies() == ["60"]
+    driver.later(1.9)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["60"]
+    driver.later(1.9)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["20"]
+
+
+@kinds
+def test_a_cost_above_the_burst_passes_when_the_bucket_is_full(
+    driver: EngineDriver, kind: str
+) -> None:
+    """It is paid afterwards: the rate holds over time."""
+    limit(driver, kind, 10, 5)
+    put(driver, "a", 1, 50, 1, 50)
+    assert driver.bodies() == ["1"]
+    driver.later(0.05)
+    assert driver.lease() == []
+    driver.later(0.05)
+    assert driver.bodies() == ["50"]
+    driver.later(4.5)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["1"]
+    driver.later(0.4)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["50"]
+
+
+@kinds
+def test_the_next_wake_is_that_of_the_cost(driver: EngineDriver, kind: str) -> None:
+    """Nobody is woken before the permits for the next message are there."""
+    limit(driver, kind, 10, 100)
+    put(driver, "a", 90, 60)
+    driver.lease()
+    assert driver.batch().next_wake_us == driver.now + 5 * SECOND
+
+
+@pytest.mark.parametrize("seed", range(8))
+@kinds
+def test_never_more_than_the_rate(driver: EngineDriver, kind: str, seed: int) -> None:
+    """At most rate times T and the burst in any time T, and under backlog not less."""
+    draw = random.Random(seed)
+    rate, burst = draw.choice([(7, 20), (50, 60), (1000, 300)])
+    limit(driver, kind, rate, burst)
+    costs = [draw.randint(1, burst) for _ in range(60)]
+    put(driver, "a", *costs)
+    begun = driver.now
+    taken: list[tuple[int, int]] = []
+    while len(taken) < len(costs):
+        batch = driver.batch(draw.randint(1, 5))
+        taken += [(driver.now, int(lease.body)) for lease in batch.leases]
+        driver.settle(batch.leases)
+        if not batch.leases:
+            assert batch.next_wake_us is not None
+            driver.now = max(batch.next_wake_us, driver.now + 1)
+    assert [cost for _, cost in taken] == costs
+    for first in range(len(taken)):
+        for last in range(first, len(taken)):
+            used = sum(cost for _, cost in taken[first : last + 1])
+            seconds = (taken[last][0] - taken[first][0]) / SECOND
+            assert used <= rate * seconds + burst + 1e-6
+    assert sum(costs) - burst >= 0.99 * rate * (driver.now - begun) / SECOND - max(costs)
+
+
+def test_expensive_messages_get_their_turn_at_a_gate(driver: EngineDriver) -> None:
+    """A gate keeps its permits for the topic whose turn it is, although others need fewer."""
+    driver.engine.gate_set("g", Gate(10, 40), now_us=driver.now)
+    driver.policy("*", gate="g")
+    put(driver, "dear", *[40] * 3)
+    driver.put("cheap", *["1"] * 400)
+    dear = 0
+    for _ in range(400):
+        leases = driver.lease()
+        dear += sum(lease.topic == "dear" for lease in leases)
+        driver.settle(leases)
+        driver.later(0.1)
+    assert dear == 3
+    assert driver.waiting("cheap") < 200
+
+
+def test_expensive_messages_get_their_turn_at_two_gates(driver: EngineDriver) -> None:
+    """Also if other topics use each of the two gates as fast as it allows."""
+    for gate in ("g", "h"):
+        driver.engine.gate_set(gate, Gate(10, 40), now_us=driver.now)
+    driver.policy("dear", gate=["g", "h"])
+    driver.policy("g", gate="g")
+    driver.policy("h", gate="h")
+    for topic in ("g", "h"):
+        driver.put(topic, *["1"] * 500)
+    driver.settle(driver.lease())
+    put(driver, "dear", *[30] * 2)
+    dear = 0
+    for _ in range(300):
+        leases = driver.lease()
+        dear += sum(lease.topic == "dear" for lease in leases)
+        driver.settle(leases)
+        driver.later(0.1)
+    assert dear == 2
+    for topic in ("g", "h"):
+        assert driver.waiting(topic) < 350
+
+
+def test_a_release_returns_its_cost(driver: EngineDriver) -> None:
+    """A delivery that never began gives back all permits that it used."""
+    limit(driver, "gates", 1, 60)
+    driver.policy("a", rate=1, burst=60)
+    put(driver, "a", 60)
+    driver.settle(driver.lease(), "release", begun=False)
+    assert driver.bodies() == ["60"]
+
+
+def test_retries_cost_again(driver: EngineDriver) -> None:
+    """The cost stays with the message, also when it comes back and after a redrive."""
+    limit(driver, "topic", 10, 60)
+    driver.policy("a", retries=1, backoff=0)
+    put(driver, "a", 60)
+    driver.settle(driver.lease(), "retry")
+    driver.later(5.9)
+    assert driver.lease() == []
+    driver.later(0.1)
+    driver.settle(driver.lease(), "dead")
+    driver.engine.dead_redrive(topic="a", now_us=driver.now)
+    driver.later(5.9)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["60"]
+
+
+def test_a_merged_message_costs_what_its_headers_say(driver: EngineDriver) -> None:
+    """`merge="last"` takes the newcomer's cost, `"first"` keeps the waiting one's."""
+    driver.policy("last", merge="last", rate=1, burst=50)
+    driver.policy("first", merge="first", rate=1, burst=50)
+    for topic in ("last", "first"):
+        put(driver, topic, 1, key="k")
+        put(driver, topic, 50, key="k")
+        driver.put(topic, "next", key="n")
+    assert sorted(driver.bodies()) == ["1", "50", "next"]
+
+
+def test_costs_without_a_rate_hold_nothing_back(driver: EngineDriver) -> None:
+    """And neither does a concurrency count them: a lease is one lease."""
+    driver.engine.gate_set("g", Gate(concurrency=3), now_us=driver.now)
+    driver.policy("a", gate="g", concurrency=2)
+    put(driver, "a", 1000, 1000)
+    put(driver, "b", 1000)
+    assert sorted(driver.bodies()) == ["1000"] * 3
+
+
+def test_a_changed_rate_acts_on_what_is_owed(driver: EngineDriver) -> None:
+    """After a raise the next permit is at most as far as the last cost takes at the new rate."""
+    driver.policy("a", rate=1)
+    put(driver, "a", 100, 1)
+    assert driver.bodies() == ["100"]
+    driver.policy("a", rate=100)
+    driver.later(0.94)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["1"]
+
+
+def test_explain_names_the_cost(driver: EngineDriver) -> None:
+    """Both of the topic's rate and of the gate."""
+    limit(driver, "gate", 10, 60)
+    driver.policy("b", rate=10, burst=60)
+    for topic in ("a", "b"):
+        put(driver, topic, 60)
+        put(driver, topic, 50, id="next")
+    driver.lease()
+    driver.later(0.1)
+    assert driver.lease() == []
+    reasons = {
+        topic: driver.engine.explain("next", topic=topic, now_us=driver.now).reasons
+        for topic in ("a", "b")
+    }
+    assert any("held for a delivery of cost 50" in reason for reason in reasons["a"]), reasons
+    assert any("delivery, of cost 50, in 4.9 s" in reason for reason in reasons["b"]), reasons
+
+
+def test_folded_topics_cost(driver: EngineDriver) -> None:
+    """A bucket's rate counts costs too, also where a call names one of its topics."""
+    driver.policy("f.*", buckets=1, rate=10, burst=60)
+    put(driver, "f.1", 60)
+    put(driver, "f.2", 50)
+    assert driver.bodies(topics=["f.2"]) == ["50"]
+    assert driver.lease() == []
+    driver.later(5)
+    assert driver.bodies() == ["60"]
+
+
+def test_plain_messages_beside_expensive_ones(driver: EngineDriver) -> None:
+    """Messages with and without a cost keep their order and their costs."""
+    driver.policy("a", rate=10, burst=20)
+    driver.put("a", "x", "y")
+    put(driver, "a", 10)
+    driver.put("a", "z")
+    put(driver, "a", 10)
+    assert driver.bodies() == ["x", "y", "10", "z"]
+    driver.later(0.2)
+    assert driver.lease() == []
+    driver.later(0.1)
+    assert driver.bodies() == ["10"]
