@@ -81,6 +81,7 @@ UNSAID_DEFAULTS = {
     "concurrency": "no limit",
     "serial": "off",
     "gate": "none",
+    "group": "none",
     "merge": "off",
     "window": "none",
     "debounce": "off",

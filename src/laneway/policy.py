@@ -21,6 +21,7 @@ from laneway.errors import BadMessage, BadPolicy
 from laneway.subscriptions import SEPARATOR, Subscription
 from laneway.tiers import USUAL, Tiers
 from laneway.tiers import Tier as Tier  # noqa: PLC0414  # users import it from here
+from laneway.topic_groups import is_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,6 +122,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     serial: str | None = None
     gate: str | None = None
     """The topic's gates; several are joined by `GATE_SEPARATOR`, see `gate_names`."""
+    group: str | None = None
     merge: str | None = None
     merge_limit: int = 1000
     window: int | None = None
@@ -277,6 +279,15 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _group(value: Any) -> str:
+    if not isinstance(value, str) or not is_group(value):
+        raise _expected(
+            "a group's name, or a template of the topic's parts counted from 0, such as"
+            ' "customer.{1}"'
+        )(value)
+    return _word(value)
+
+
 def _duration(low: float = 0.0, *, zero: bool = False) -> Callable[[Any], float]:
     def read(value: Any) -> float:
         number = units.seconds(value)
@@ -399,6 +410,10 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         ),
     ),
     "gate": (_gate, "name of a limit that several topics share, or a list of names"),
+    "group": (
+        _group,
+        'topics that compete as one: a name, or a template of the topic\'s parts: "customer.{1}"',
+    ),
     "merge": (
         _choice("first", "last", "all"),
         "a message joins a waiting one of its key; the first, the last, or all bodies are kept",
@@ -473,6 +488,7 @@ class PolicyOptions(TypedDict, total=False):
     on_unhandled: units.Duration | None
     serial: Literal["hold", "yield"] | bool | None
     gate: str | Sequence[str] | None
+    group: str | None
     merge: Literal["first", "last", "all"] | None
     merge_limit: int | None
     window: units.Duration | None

@@ -37,6 +37,7 @@ from laneway.policy import (
     sources,
 )
 from laneway.tiers import Tier, TierLayers, moves_lanes
+from laneway.topic_groups import group_of
 from tests.model.engine import Engine
 from tests.model.state import (
     COUNTERS,
@@ -324,7 +325,7 @@ class Model(Engine):
             if lane.topic is None:
                 self._place(lane)
             else:
-                del self.lanes[lane.name]
+                self._forget(lane)
         self.finished = {
             where: until for where, until in self.finished.items() if where[0] != topic
         }
@@ -610,6 +611,7 @@ class Model(Engine):
             wake_us=active.wake if active else None,
             pool=policy.pool,
             tier=policy.tier,
+            group=group_of(policy.group, policy.buckets_pattern or topic),
             throttled_us=sum(lane.throttled for lane in own),
             rate_now=sum((rate_now(lane, now) for lane in own), 0.0),
             **counters,

@@ -31,6 +31,7 @@ from tests.model.state import (
     STEP,
     Call,
     GateState,
+    GroupQueue,
     HeldLease,
     Lane,
     MergeKey,
@@ -85,7 +86,7 @@ class Engine(Lanes):
         for lane in first_of(
             budget, self._lanes_to_wake("idle"), lambda lane: (lane.wake, lane.number)
         ):
-            del self.lanes[lane.name]
+            self._forget(lane)
 
     def _next_event(self) -> tuple[int, int, int, Callable[[Any], None], Any] | None:
         """
@@ -540,7 +541,7 @@ class Engine(Lanes):
                 room -= self._serve(call, self._deliverable(tier_queue), room)
                 if call.withheld:
                     return
-        candidates: dict[str, list[Lane]] = {}
+        candidates: dict[str, list[Lane | GroupQueue]] = {}
         shares: dict[str, float] = {}
         for tier_queue in tier_queues:
             share = self.tiers[tier_queue.tier].share
@@ -590,7 +591,7 @@ class Engine(Lanes):
         pool: str,
         room: int,
         shares: dict[str, float],
-        candidates: dict[str, list[Lane]],
+        candidates: dict[str, list[Lane | GroupQueue]],
     ) -> int:
         """Divide `room` once. Tiers that cannot use their part are removed from `shares`."""
         tier_queues = {tier: self.tier_queues[pool, tier] for tier in shares}
@@ -616,12 +617,18 @@ class Engine(Lanes):
                 tier_queues[tier].carry = owed
         return sum(taken.values())
 
-    def _deliverable(self, tier_queue: TierQueue) -> list[Lane]:
-        """The lanes of a tier that can deliver now."""
-        return [
+    def _deliverable(self, tier_queue: TierQueue) -> list[Lane | GroupQueue]:
+        """The lanes without a group and the groups of a tier that can deliver now."""
+        lanes = [
             lane
             for lane in self.lanes.values()
             if lane.tier_queue is tier_queue and self._can_deliver(lane)
+        ]
+        # A group counts once for its runnable lanes, and once for each gate that it has lanes at.
+        groups = dict.fromkeys((lane.group, lane.gates) for lane in lanes if lane.group is not None)
+        return [
+            *(lane for lane in lanes if lane.group is None),
+            *(group for group, _ in groups if group is not None),
         ]
 
     def _can_deliver(self, lane: Lane) -> bool:
@@ -629,23 +636,68 @@ class Engine(Lanes):
             lane.place == "at_gate" and self._gates_room(lane.gates) > 0
         )
 
-    def _serve(self, call: Call, candidates: list[Lane], room: int) -> int:
+    def _serve(self, call: Call, candidates: list[Lane | GroupQueue], room: int) -> int:
         """
-        Visit the lane with the smallest virtual time until room or lanes are used up.
+        Visit the lane or group with the smallest virtual time until room or lanes are used up.
         """
-        lanes, taken = min(room, len(candidates)), 0
-        while taken < room and candidates:
+        entries, taken = min(room, len(candidates)), 0
+        while taken < room and candidates and not call.withheld:
+            entry = min(candidates, key=lambda one: (one.virtual, one.number))
+            while entry in candidates:
+                candidates.remove(entry)
+            if isinstance(entry, GroupQueue):
+                got = self._serve_group(call, entry, room - taken, entries)
+                has_more = bool(call.in_groups[entry])
+            else:
+                got = self._serve_lane(call, entry, room - taken, entries)
+                has_more = self._allowance(entry, self._policy(entry)) > 0
+            taken += got
+            if got and has_more:
+                candidates.append(entry)
+        return taken
+
+    def _serve_lane(self, call: Call, lane: Lane, room: int, lanes: int) -> int:
+        if not call.startable and self._policy(lane).limited:
+            # Passed over, the lane would starve while this caller keeps its buffer full.
+            call.withheld = True
+            return 0
+        return self._visit(call, lane, room, lanes)
+
+    def _serve_group(self, call: Call, group: GroupQueue, room: int, entries: int) -> int:
+        """
+        Visit the group's lanes for as many messages as a lane of its weight would get.
+        """
+        room = fairness.chunk(room, entries, self._group_weight(group))
+        competing = self._competing_in(group)
+        lanes = max(competing, entries) if competing > 1 else 1
+        candidates = call.in_groups.setdefault(
+            group, [lane for lane in self._lanes_in(group) if self._can_deliver(lane)]
+        )
+        taken, work = 0, 0
+        while taken < room and candidates and not call.withheld:
             lane = min(candidates, key=lambda one: (one.virtual, one.number))
             candidates.remove(lane)
-            if not call.startable and self._policy(lane).limited:
-                # Passed over, the lane would starve while this caller keeps its buffer full.
-                call.withheld = True
-                break
-            got = self._visit(call, lane, room - taken, lanes)
-            taken += got
+            got = self._serve_lane(call, lane, room - taken, lanes)
+            taken, work = taken + got, work + got * self._expected_cost(lane)
             if got and self._allowance(lane, self._policy(lane)):
                 candidates.append(lane)
+        if taken:
+            self._charge_group(group, taken, work, alone=entries <= 1)
         return taken
+
+    def _charge_group(self, group: GroupQueue, taken: int, work: int, *, alone: bool) -> None:
+        """`work`: what the messages are expected to cost, fair by time."""
+        tier_queue, weight = group.tier_queue, self._group_weight(group)
+        before, chunk = group.virtual, fairness.chunk(taken, 2, weight)
+        if self._is_fair_by_time(tier_queue):
+            group.virtual += fairness.stride_of_work(work, weight)
+            one_chunk = fairness.stride_of_work(work * chunk // taken, weight)
+        else:
+            group.virtual += fairness.stride(taken, weight)
+            one_chunk = fairness.stride(chunk, weight)
+        tier_queue.virtual = before
+        if alone:
+            tier_queue.virtual = fairness.reached(before, group.virtual, one_chunk)
 
     def _visit(
         self, call: Call, lane: Lane, room: int, lanes: int, topic: str | None = None
@@ -752,12 +804,16 @@ class Engine(Lanes):
 
     def _charge(self, lane: Lane, policy: Resolved, costs: list[int], *, alone: bool) -> None:
         take = len(costs)
-        tier_queue = lane.tier_queue
-        tier_queue.virtual = lane.virtual
+        reached = lane.virtual
         lane.virtual += self._stride(lane, policy, take)
         if alone:
             one_chunk = self._stride(lane, policy, fairness.chunk(take, 2, policy.weight))
-            tier_queue.virtual = fairness.reached(tier_queue.virtual, lane.virtual, one_chunk)
+            reached = fairness.reached(reached, lane.virtual, one_chunk)
+        tier_queue = lane.tier_queue
+        if lane.group is not None:
+            lane.group.inner = reached
+        else:
+            tier_queue.virtual = reached
         if policy.rate is not None:
             lane.tat = fairness.take_permits(lane.tat, self.now, policy.lane_rate, sum(costs))
             lane.owes = max(costs)
@@ -859,7 +915,11 @@ class Engine(Lanes):
                     continue
                 if not call.startable and self._policy(lane).limited:
                     return
-                room -= self._visit(call, lane, room, 1, topic)
+                got = self._visit(call, lane, room, 1, topic)
+                room -= got
+                if got and lane.group is not None:
+                    work = got * self._expected_cost(lane)
+                    self._charge_group(lane.group, got, work, alone=True)
 
     # Leases
 
@@ -1023,10 +1083,13 @@ class Engine(Lanes):
         """
         lane, tier_queue = lease.lane, lease.lane.tier_queue
         cost = max(0, min(cost_us, lease.deadline - lease.granted))
-        corrected = lane.virtual + fairness.stride_of_work(
-            cost - lease.charge, self._policy(lane).weight
-        )
-        lane.virtual = max(corrected, min(tier_queue.virtual, lane.virtual))
+        more = cost - lease.charge
+        corrected = lane.virtual + fairness.stride_of_work(more, self._policy(lane).weight)
+        lane.virtual = max(corrected, min(self._inner(lane), lane.virtual))
+        if lane.group is not None:
+            group = lane.group
+            corrected = group.virtual + fairness.stride_of_work(more, self._group_weight(group))
+            group.virtual = max(corrected, min(tier_queue.virtual, group.virtual))
         if cost:
             lane.mean = moving_mean(self._expected_cost(lane), cost)
             tier_queue.mean = moving_mean(tier_queue.mean or FIRST_COST_US, cost)

@@ -14,12 +14,14 @@ from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, PolicyTable, Resolved, gate_names
 from laneway.tiers import Tier, TierLayers, Tiers
+from laneway.topic_groups import group_of
 from tests.model.state import (
     CAN_DELIVER,
     HISTORY,
     LINGER_US,
     Death,
     GateState,
+    GroupQueue,
     HeldLease,
     Lane,
     MergeKey,
@@ -60,6 +62,7 @@ class Lanes:
         self.leases: dict[int, HeldLease] = {}
         self.lanes: dict[str, Lane] = {}
         self.tier_queues: dict[tuple[str, str], TierQueue] = {}
+        self.group_queues: dict[tuple[str, str, str], GroupQueue] = {}
         self.gates: dict[str, GateState] = {}
         # (topic, id): how long the id stays known; None: forever
         self.finished: dict[tuple[str, str], int | None] = {}
@@ -112,6 +115,7 @@ class Lanes:
         if name not in self.lanes:
             policy = self.policy_table.resolve(rule)
             tier_queue = self._tier_queue(policy.pool, policy.tier)
+            group = self._group_queue(tier_queue, group_of(policy.group, rule))
             self.lanes_created += 1
             topic = None if name.startswith("bucket ") else rule
             self.lanes[name] = Lane(
@@ -120,13 +124,50 @@ class Lanes:
                 rule,
                 topic,
                 tier_queue,
-                tier_queue.virtual,
+                group,
+                group.inner if group is not None else tier_queue.virtual,
                 window_from=self.now,
             )
         return self.lanes[name]
 
     def _tier_queue(self, pool: str, tier: str) -> TierQueue:
         return self.tier_queues.setdefault((pool, tier), TierQueue(pool, tier))
+
+    # Groups
+
+    def _group_queue(self, tier_queue: TierQueue, name: str | None) -> GroupQueue | None:
+        """The group's queue, made if it does not exist; it is numbered like a lane."""
+        if name is None:
+            return None
+        key = (tier_queue.pool, tier_queue.tier, name)
+        if key not in self.group_queues:
+            self.lanes_created += 1
+            self.group_queues[key] = GroupQueue(
+                self.lanes_created, name, tier_queue, tier_queue.virtual
+            )
+        return self.group_queues[key]
+
+    def _leave_group(self, lane: Lane) -> None:
+        """A group that has no lane is forgotten."""
+        group, lane.group = lane.group, None
+        if group is not None and not self._lanes_in(group):
+            tier_queue = group.tier_queue
+            del self.group_queues[tier_queue.pool, tier_queue.tier, group.name]
+
+    def _lanes_in(self, group: GroupQueue) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if lane.group is group]
+
+    def _competing_in(self, group: GroupQueue) -> int:
+        """How many of its lanes are runnable or at a gate."""
+        return sum(lane.place in CAN_DELIVER for lane in self._lanes_in(group))
+
+    def _group_weight(self, group: GroupQueue) -> float:
+        del group
+        return 1.0
+
+    def _forget(self, lane: Lane) -> None:
+        del self.lanes[lane.name]
+        self._leave_group(lane)
 
     # Waiting
 
@@ -191,9 +232,16 @@ class Lanes:
     def _place(self, lane: Lane) -> None:
         """Move the lane to its place, by the rules of docs/specification.md, "Placing"."""
         policy = self._policy(lane)
-        if (lane.tier_queue.pool, lane.tier_queue.tier) != (policy.pool, policy.tier):
+        group = group_of(policy.group, lane.rule)
+        if (lane.tier_queue.pool, lane.tier_queue.tier, lane.group and lane.group.name) != (
+            policy.pool,
+            policy.tier,
+            group,
+        ):
+            self._leave_group(lane)
             lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
-            lane.virtual, lane.place, lane.wake = lane.tier_queue.virtual, "idle", None
+            lane.group = self._group_queue(lane.tier_queue, group)
+            lane.virtual, lane.place, lane.wake = self._inner(lane), "idle", None
         if policy.rate is not None:
             lane.tat = fairness.rebase(
                 lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.owes
@@ -202,9 +250,17 @@ class Lanes:
             lane.owes = 1
         place, wake = self._where(lane, policy)
         if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
-            lane.virtual = max(lane.virtual, lane.tier_queue.virtual)  # sleeping earns no credit
+            # sleeping earns no credit
+            if lane.group is not None and not self._competing_in(lane.group):
+                lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
+            lane.virtual = max(lane.virtual, self._inner(lane))
         lane.place, lane.wake = place, wake
         lane.gates = self._gates_of(policy) if place == "at_gate" else ()
+
+    @staticmethod
+    def _inner(lane: Lane) -> int:
+        """The virtual time of the lane served last among those that it competes with."""
+        return lane.group.inner if lane.group is not None else lane.tier_queue.virtual
 
     def _where(self, lane: Lane, policy: Resolved) -> tuple[LaneState, int | None]:
         if policy.paused and self._waiting(lane):

@@ -136,6 +136,7 @@ class Lane:
     rule: str
     topic: str | None
     tier_queue: TierQueue
+    group: GroupQueue | None
     virtual: int
     place: LaneState = "idle"
     wake: int | None = None  # asleep: until when; idle: when it is forgotten
@@ -171,6 +172,22 @@ class TierQueue:
 
 
 @dataclass(eq=False)
+class GroupQueue:
+    """
+    The lanes of one group in a tier queue. It exists while it has lanes.
+
+    `virtual`: its own, among the lanes and groups of the tier queue. `inner`: of the lane served
+    last in it.
+    """
+
+    number: int
+    name: str
+    tier_queue: TierQueue
+    virtual: int
+    inner: int = 0
+
+
+@dataclass(eq=False)
 class GateState:
     """A gate: a limit that topics share."""
 
@@ -201,6 +218,8 @@ class Call:
     taken: list[tuple[str, Lease | None]] = field(default_factory=list)
     """By tier; None: the message had expired."""
     visited: list[Lane] = field(default_factory=list)
+    in_groups: dict[GroupQueue, list[Lane]] = field(default_factory=dict)
+    """The lanes of the groups that were visited, as far as they can deliver more."""
     withheld: bool = False
 
 

@@ -200,6 +200,17 @@ def test_an_older_layout_is_migrated(tmp_path: Path) -> None:
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_a_topic_of_a_file_without_groups_moves_to_one(tmp_path: Path) -> None:
+    """A file of layout 10; its messages stay."""
+    path = tmp_path / "q.db"
+    make_layout(path, 10, ONE_MESSAGE)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.policy_set("code", "*", {"group": "all"})
+        assert engine.topic_stats("a").group == "all"
+        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_a_file_without_coordination_gets_it(tmp_path: Path) -> None:
     """A file of layout 6; its messages stay."""
     path = tmp_path / "q.db"

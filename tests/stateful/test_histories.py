@@ -62,6 +62,7 @@ AGAIN = "again"  # replaced by the topic and id of an earlier message
 CROWDS = 2  # per history: all their messages are compared after every step
 # policies that every history starts with
 BASE: dict[str, dict[str, Any]] = {
+    "a.*": {"group": "{0}"},
     "a.1": {"tier": "high", "weight": 7, "serial": "yield"},
     "a.2": {"tier": "high", "weight": 0.5, "dedupe": 1},
     "b.*": {"tier": "low", "subscription:s": {"kind": "shared"}},
@@ -72,7 +73,7 @@ BASE: dict[str, dict[str, Any]] = {
         "window": 1,
         "edge": "leading",
     },
-    "d.*": {"partitions": 2, "rate": 5, "serial": "hold"},
+    "d.*": {"partitions": 2, "rate": 5, "serial": "hold", "group": "{0}"},
     "e.*": {"buckets": 2},
     "e.2": {"weight": 2, "dedupe": 1},
     "c.1#s": {"max_backlog": 2, "on_full": "drop_oldest"},
@@ -101,6 +102,7 @@ FIELDS: dict[str, list[Any]] = {
     "on_unhandled": [3, 20],
     "serial": ["hold", "yield"],
     "gate": ["g", "h", ["g", "h"], ["h", "g"]],
+    "group": ["{0}", "{1}", "all"],
     "merge": ["first", "last", "all"],
     "merge_limit": [2, 3],
     "window": [0.5, 3],
@@ -161,6 +163,9 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"tier": "low", "lease": 1},
     {"tier": "low", "rate": 5, "gate": "g"},
     {"tier": "high", "weight": 7, "rate": 5},
+    {"group": "{0}", "weight": 7},
+    {"group": "all", "gate": "g"},
+    {"group": "{1}", "tier": "vip"},
 ]
 
 

@@ -13,10 +13,10 @@ import redis
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.valkey import layouts
+from laneway.engines.valkey import layouts, records
 from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import SchemaMismatch
-from laneway.message import Lease, Settlement
+from laneway.message import Draft, Lease, Settlement
 from laneway.testing.servers import Server
 
 Opened = Callable[..., FullEngine]
@@ -115,6 +115,26 @@ def test_a_namespace_of_layout_4_is_brought_up_with_all_that_it_holds(opened: Op
         }
         assert {lease.body: lease.headers for lease in got["first"]}[b"prio 1"] == {"trace": "1"}
         assert engine.lease(100, now_us=10**17).leases[0].body == b"later"
+
+
+def test_a_namespace_of_layout_6_gets_groups(opened: Opened) -> None:
+    """What waits in it moves to a group when its policy names one."""
+    with Server() as server:
+        engine = opened(server.url, namespace="before")
+        engine.put([Draft("c.acme.1", b"kept")])
+        engine.close()
+        fields = records.Counters.__struct_fields__
+        with client(server) as raw:
+            raw.hset("laneway:{before/0}:settings", "layout", 6)
+            values = records.unpack_values(raw.get("laneway:{before/0}:shard"), len(fields))
+            values[0] = 6
+            del values[fields.index("groups")]
+            raw.set("laneway:{before/0}:shard", records.pack_values(*values))
+        engine = opened(server.url, namespace="before")
+        engine.policy_set("code", "c.*", {"group": "customer.{1}"})
+        assert engine.topic_stats("c.acme.1").group == "customer.acme"
+        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+        assert [check for check in engine.doctor() if not check.ok] == []
 
 
 @pytest.mark.parametrize("steps", range(1, 12))

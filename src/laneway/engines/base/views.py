@@ -40,6 +40,7 @@ class TopicStats(msgspec.Struct, gc=False):
       `removed` counts messages that were purged, deleted, or dropped by a full backlog.
     - `throttled_us`: for how long a rate held ready messages back, in microseconds.
     - `rate_now`: recent deliveries per second.
+    - `group`: the group in which it competes with other topics; None: it has none.
     - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`.
     """
 
@@ -67,6 +68,7 @@ class TopicStats(msgspec.Struct, gc=False):
     removed: int = 0
     throttled_us: int = 0
     rate_now: float = 0.0
+    group: str | None = None
     cursors: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 

@@ -39,6 +39,14 @@ class GateFacts(msgspec.Struct, kw_only=True):
     """The permits for which it is held."""
 
 
+class GroupFacts(msgspec.Struct, kw_only=True):
+    """The group of the message's topic in its tier."""
+
+    name: str
+    before: int
+    """Topics without a group and groups of its tier queue that are served before it."""
+
+
 class Facts(msgspec.Struct, kw_only=True):
     """The facts about a message that waits, and its lane."""
 
@@ -64,7 +72,8 @@ class Facts(msgspec.Struct, kw_only=True):
     ahead: int
     """Messages before it in its lane."""
     lanes_before: int
-    """Lanes of its tier queue that are served before its own."""
+    """Lanes of its group, or lanes and groups of its tier queue, that are served before its own."""
+    group: GroupFacts | None = None
     busy_with: str | None = None
     """If it is parked: the id of the message that its serial key is busy with."""
     flow: Flow | None = None
@@ -185,16 +194,16 @@ def waiting(facts: Facts) -> Explanation:
             f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are"
             " ahead of it"
         )
-    if facts.is_runnable and facts.lanes_before:
-        more = "+" if facts.lanes_before == COUNTED else ""
-        explanation.reasons.append(
-            f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" ({facts.share}) are served'
-            " before its own"
-        )
+    if facts.is_runnable:
+        _add_turn(facts, explanation)
     if not explanation.reasons:
         explanation.reasons.append(
             f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"; tier'
             f' "{facts.tier}", {facts.share}'
+        )
+    if policy.group is not None and facts.group is None:
+        explanation.reasons.append(
+            f'it has no group: "{view.topic}" lacks a part that "{policy.group}" names'
         )
     if (
         not policy.paused
@@ -208,6 +217,26 @@ def waiting(facts: Facts) -> Explanation:
             begins if begins > now else min(now, facts.clock_us)
         ) + _time_ahead(facts)
     return explanation
+
+
+def _add_turn(facts: Facts, explanation: Explanation) -> None:
+    """Add what is served before the message's topic, and before its group."""
+    tier = f'tier "{facts.tier}" ({facts.share})'
+    group = facts.group
+    if group is not None and group.before:
+        explanation.reasons.append(
+            f"{_counted(group.before)} topics and groups of {tier} are served before its group"
+            f' "{group.name}"'
+        )
+    if facts.lanes_before:
+        whole = f'its group "{group.name}"' if group is not None else tier
+        explanation.reasons.append(
+            f"{_counted(facts.lanes_before)} topics of {whole} are served before its own"
+        )
+
+
+def _counted(number: int) -> str:
+    return f"{number:,}{'+' if number == COUNTED else ''}"
 
 
 def _no_handler(facts: Facts) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
 from laneway.engines.shared import size_classes
 from laneway.engines.shared.states import ASLEEP, PLACE_NAMES, STATE_NAMES
+from laneway.topic_groups import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +93,8 @@ class MessageFacts(Protocol):
 
 def empty_topic(topic: str, policy: Resolved, dead: int) -> TopicStats:
     """A topic of which no lane was read yet; `dead`: its dead letters."""
-    return TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
+    group = group_of(policy.group, policy.buckets_pattern or topic)
+    return TopicStats(topic, pool=policy.pool, tier=policy.tier, group=group, dead=dead)
 
 
 def add_lane(stats: TopicStats, lane: LaneFacts, now_us: int, *, is_bucket: bool) -> None:

@@ -520,8 +520,7 @@ class Core:
     def _is_runnable(self, tx: Transaction, pool: str, topics: Sequence[str] | None) -> bool:
         if topics is None:
             return any(
-                tier_queue.pool == pool
-                and tx.one("tier_queue_has_work", tier_queue.number, tier_queue.number)[0]
+                tier_queue.pool == pool and tx.one("tier_queue_has_work", tier_queue.number)[0]
                 for tier_queue in tx.tier_queues.values()
             )
         for topic in topics:
@@ -532,7 +531,7 @@ class Core:
                 lane = tx.find_lane(name)
                 if (
                     lane is None
-                    or tx.tier_queues[lane.tier_queue].pool != pool
+                    or tx.tier_queue_of(lane).pool != pool
                     or not serving.can_deliver(tx, lane)
                 ):
                     continue

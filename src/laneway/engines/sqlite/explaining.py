@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.shared import explaining, size_classes
-from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
+from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts
 from laneway.engines.shared.states import DELAYED, PARKED, RUNNABLE
 from laneway.engines.sqlite import messages, views
 from laneway.tiers import share_text
@@ -56,18 +56,15 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
         need=lane.need,
         owes=lane.owes,
         rate_now=size_classes.rate(tx.now, lane.seen, lane.lately, lane.before),
-        tier=tx.tier_queues[lane.tier_queue].tier,
-        share=share_text(tx.rules.tiers, tx.tier_queues[lane.tier_queue].tier),
+        tier=tx.tier_queue_of(lane).tier,
+        share=share_text(tx.rules.tiers, tx.tier_queue_of(lane).tier),
         ahead=(
             tx.one("ready_before", lane.lane, row.rank, row.pos, row.seq, COUNTED)[0]
             if row.state != DELAYED
             else 0
         ),
-        lanes_before=(
-            tx.one("lanes_before", lane.tier_queue, lane.vt, lane.lane, COUNTED)[0]
-            if is_runnable
-            else 0
-        ),
+        lanes_before=_before(tx, lane.tier_queue, lane.vt, lane.lane) if is_runnable else 0,
+        group=_group(tx, lane),
         busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None,
         flow=lane.flow,
         gates=_gates(tx, lane, policy),
@@ -80,6 +77,22 @@ def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
     key = tx.serial_keys.get(lane.lane, row.line)
     head = messages.read(tx, key[0]) if key is not None else None
     return tx.id_of(head) if head is not None else None
+
+
+def _before(tx: Transaction, queue: int, vt: int, number: int) -> int:
+    """What is served before a lane or group in a tier queue, or before a lane in its group."""
+    lanes: int = tx.one("lanes_before", queue, vt, number, COUNTED)[0]
+    if queue > 0 and tx.groups.exist():
+        lanes += tx.one("groups_before", queue, vt, number, COUNTED)[0]
+    return min(lanes, COUNTED)
+
+
+def _group(tx: Transaction, lane: Lane) -> GroupFacts | None:
+    group = tx.group_of(lane)
+    if group is None:
+        return None
+    before = _before(tx, group.tier_queue, group.vt, group.number)
+    return GroupFacts(name=group.name, before=before)
 
 
 def _gates(tx: Transaction, lane: Lane, policy: Resolved) -> list[GateFacts]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import sqlite3
 
-    from laneway.engines.sqlite.rows import Ended, Lane, Shard, TierQueue
+    from laneway.engines.sqlite.rows import Ended, GroupQueue, Lane, Shard, TierQueue
     from laneway.engines.sqlite.tallies import TallyBook
 
 CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
@@ -25,8 +25,8 @@ Message, lane, and what settle needs to know of the message; None: it is plain, 
 deletes rows and counts.
 """
 
-PositionKey: TypeAlias = "tuple[int, str | None, tuple[tuple[str, ...] | None, int | None]]"
-"""Tier queue, gate, and the patterns and the priority of a lease."""
+PositionKey: TypeAlias = "tuple[int, str, tuple[tuple[str, ...] | None, int | None]]"
+"""Tier queue or group, one of its indexes, and the patterns and the priority of a lease."""
 
 MOST_LANES = 20_000
 MOST_LEASES = 100_000
@@ -46,6 +46,11 @@ class LaneCache:
         self.tier_queues: dict[int, TierQueue] = {}
         self.lanes: dict[int, Lane] = {}
         self.names: dict[str, Lane] = {}
+        self.groups: dict[int, GroupQueue] = {}
+        self.group_numbers: dict[tuple[int, str], int] = {}
+        """By tier queue and name."""
+        self.has_groups: bool | None = None
+        """Whether the file has any group; None: not known."""
         self.own: dict[str, int] = {}
         """By topic: the number of its own policies (0: none), for topics without a lane."""
         self.leases: dict[int, CachedLease] = {}
@@ -74,6 +79,8 @@ class LaneCache:
         if len(self.lanes) > MOST_LANES:
             for number in list(islice(self.lanes, len(self.lanes) - MOST_LANES // 2)):
                 del self.names[self.lanes.pop(number).name]
+        if len(self.groups) > MOST_LANES:
+            self.groups, self.group_numbers = {}, {}
         if len(self.own) > MOST_LANES:
             self.own = {}
         if len(self.leases) > MOST_LEASES:
@@ -87,6 +94,7 @@ class LaneCache:
         self.tier_queues = {}
         self.lanes = {}
         self.names = {}
+        self.groups, self.group_numbers, self.has_groups = {}, {}, None
         self.own = {}
         self.is_inbox_empty = False
         self._version = self._commits = -1

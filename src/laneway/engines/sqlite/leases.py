@@ -116,13 +116,16 @@ def _correct_charge(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> No
     The delivery charged an estimate. A refund does not move the lane before its tier queue's
     virtual time.
     """
-    tier_queue = tx.tier_queues[lane.tier_queue]
+    tier_queue, group = tx.tier_queue_of(lane), tx.group_of(lane)
     cost = max(0, min(cost_us, held.deadline - held.granted))
     weight = tx.policy_of(lane).weight
-    before = lane.vt
-    lane.vt = max(
-        lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before)
-    )
+    queue_vt = tier_queue.vt if group is None else group.inner_vt
+    more = cost - held.charge
+    lane.vt = max(lane.vt + fairness.stride_of_work(more, weight), min(queue_vt, lane.vt))
+    if group is not None:
+        charged = group.vt + fairness.stride_of_work(more, group.weight)
+        group.vt = max(charged, min(tier_queue.vt, group.vt))
+        tx.groups.touch(group)
     if cost:
         lane.mean = _moved_mean(lane.mean or tier_queue.mean or DEFAULT_MEAN_US, cost)
         tier_queue.mean = _moved_mean(tier_queue.mean or DEFAULT_MEAN_US, cost)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 class Lane(msgspec.Struct, gc=False):
     """
-    A row of `lane`. The fields from `retried` on are stored in `lane.more`, as JSON; those from
+    A row of `lane`. `tier_queue`: the number of its tier queue; below 0: of its group, negated. The
+    fields from `retried` on are stored in `lane.more`, as JSON; those from
     `stored_index` on are not stored. The places are drawn in `shared.states`.
     """
 
@@ -165,6 +166,27 @@ class TierQueue(msgspec.Struct, gc=False):
     carry: int
     mean: int
     delivered: int
+
+
+class GroupQueue(msgspec.Struct, gc=False):
+    """A row of `group_queue`: the lanes of one group in a tier queue."""
+
+    number: int
+    tier_queue: int
+    name: str
+    vt: int
+    inner_vt: int
+    lanes: int = 0
+    runnable: int = 0
+    at_gate: int = 0
+    weight: float = 1.0
+
+    is_stored: bool = True
+
+    @property
+    def competing(self) -> int:
+        """How many of its lanes are runnable or at a gate."""
+        return self.runnable + self.at_gate
 
 
 class Row(msgspec.Struct, gc=False):
@@ -368,6 +390,7 @@ class LaneGates:
 
 
 LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]
+GROUP_COLUMNS = GroupQueue.__struct_fields__[:-1]
 MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : Lane.__struct_fields__.index("stored_index")]
 ROW_COLUMNS = Row.__struct_fields__
 

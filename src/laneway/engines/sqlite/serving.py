@@ -9,7 +9,7 @@ their leases are written.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,15 @@ from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import Ended, Lane, Row, TierQueue, line_of, rank_of
+from laneway.engines.sqlite.rows import (
+    Ended,
+    GroupQueue,
+    Lane,
+    Row,
+    TierQueue,
+    line_of,
+    rank_of,
+)
 from laneway.engines.sqlite.transaction import rebased
 from laneway.message import Lease
 from laneway.policy import handling_patterns
@@ -27,7 +35,6 @@ from laneway.policy import handling_patterns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.lane_cache import PositionKey
     from laneway.engines.sqlite.rows import LaneGates
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Resolved
@@ -41,6 +48,9 @@ START = (-1, -1)
 MAX_POSITIONS = 10_000
 """Positions that are remembered for calls that pass lanes over."""
 
+LANES_OF_GROUP = fairness.CHUNK
+"""Lanes of a group that are looked up with it: a visit of weight 1 takes as many messages."""
+
 FOREVER_US = 1 << 62
 
 MANY_GATES = 4
@@ -53,6 +63,7 @@ _RANK, _SINCE, _EXPIRES, _RARE = 2, 3, 5, 10
 """Columns of `{head}`, see `statements`: what lease reads of a message."""
 
 _dumps = msgspec.json.Encoder().encode
+_loads = msgspec.json.Decoder(list[int]).decode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -86,7 +97,7 @@ def lease(
 def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: int) -> None:
     """Lease this message, which is ready in the lane and has no limits, with this new fence."""
     plan = _Plan(tx, 0)
-    if plan.visit(lane, tx.tier_queues[lane.tier_queue], 1, 1):
+    if plan.visit_alone(lane, 1):
         tx.shard.fence = max(tx.shard.fence, fence - 1)
         picked = {lane.lane: [mid]}
         _Deliveries(tx, picked, record_start=False, max_lease_us=max_lease_us).run(plan.visits)
@@ -142,26 +153,31 @@ class Only:
         """How many of its ready messages have the priority, counted up to `most`."""
         return int(self._tx.one("ready_up_to", lane.lane, self.last_rank, most)[0])
 
-    def begin(self, tier_queue: TierQueue, gates: LaneGates | None) -> tuple[int, int]:
-        """The position at which this call begins to read."""
-        return self._positions.get(self._position_key(tier_queue, gates), START)
+    def begin(self, number: int, index: str) -> tuple[int, int]:
+        """
+        The position at which this call begins to read one of the indexes of a tier queue or group.
+        """
+        return self._positions.get((number, index, self._key), START)
 
-    def may_go_on(
-        self, tier_queue: TierQueue, gates: LaneGates | None, after: tuple[int, int]
-    ) -> bool:
+    def may_go_on(self, number: int, index: str, after: tuple[int, int]) -> bool:
         """Whether this call may read more; if not, the next one continues at `after`."""
         if self._left > 0:
             return True
-        self._positions[self._position_key(tier_queue, gates)] = after
+        self._positions[number, index, self._key] = after
         self.goes_on = True
         return False
 
-    def ended(self, tier_queue: TierQueue, gates: LaneGates | None) -> None:
+    def ended(self, number: int, index: str) -> None:
         """Everything was read, in this call and earlier ones: the next begins at the start."""
-        self._positions.pop(self._position_key(tier_queue, gates), None)
+        self._positions.pop((number, index, self._key), None)
 
-    def _position_key(self, tier_queue: TierQueue, gates: LaneGates | None) -> PositionKey:
-        return tier_queue.number, gates.key if gates is not None else None, self._key
+    def skips(self, number: int, index: str, before: tuple[int, int]) -> bool:
+        """Whether this call may look at no further group; the next one continues at `before`."""
+        if self._left > 0:
+            return False
+        self._positions.setdefault((number, index, self._key), before)
+        self.goes_on = True
+        return True
 
 
 def can_deliver(tx: Transaction, lane: Lane) -> bool:
@@ -173,86 +189,185 @@ def can_deliver(tx: Transaction, lane: Lane) -> bool:
     return lane.place == RUNNABLE
 
 
+class _Source(NamedTuple):
+    """An index that candidates are read from: lanes or groups, those at gates or the others."""
+
+    gates: LaneGates | None = None
+    of_groups: bool = False
+
+    @property
+    def name(self) -> str:
+        """Names the index among those of a tier queue."""
+        name = "" if self.gates is None else f"gates {self.gates.key}"
+        return f"groups {name}" if self.of_groups else name
+
+
 class _Candidates:
     """
-    The lanes of a tier queue that can deliver now, in the order of (virtual time, number).
+    The lanes and groups of a tier queue, or the lanes of a group, that can deliver now, in the
+    order of (virtual time, number).
 
-    Lanes are read from the indexes page by page, from several sources: the runnable lanes, and
-    those at each open gate. In the heap each source has a marker behind its last lane; when the
-    marker is the smallest entry, the source's next page is read.
+    They are read from the indexes page by page, from several sources: the runnable lanes, those at
+    each open gate, and the same of groups. In the heap each source has a marker behind its last
+    member; when the marker is the smallest entry, the source's next page is read.
+
+    `number`: the tier queue's; below 0, the group's. `first`: lanes of a group that were read.
     """
 
     def __init__(
-        self, tx: Transaction, tier_queue: TierQueue, room: int, only: Only | None = None
+        self,
+        tx: Transaction,
+        number: int,
+        room: int,
+        only: Only | None = None,
+        first: Sequence[int] | None = None,
     ) -> None:
-        self.tier_queue = tier_queue
+        self.number = number
+        self.in_groups: dict[int, _Candidates] = {}
+        """By number of a group: its lanes, as far as they can deliver more in this call."""
         self._only = only
         self._transaction = tx
         self._heap: list[tuple[int, int, int, Any]] = []
         self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
         self._seen: set[int] = set()
-        for lane in tx.came_up:
-            self._offer(lane)
-        self._read_more(None, START if only is None else only.begin(tier_queue, None))
-        keys = [key for (key,) in tx.all("gate_entries_open", tier_queue.number, self._page)]
+        self._listed_again = 0
+        """Groups that another index has listed: a group counts once in each."""
+        self._listed_in: dict[int, str] = {}
+        """By number of a group: the index that it was read from."""
+        self._first_in: dict[int, list[int]] = {}
+        """By number of a group: its first lanes, if they were read with the group."""
+        if first is None:
+            self._begin(_Source())
+        else:
+            self._begin_with(first)
+        if number > 0:
+            for lane in tx.came_up:
+                self._offer(lane)
+            if tx.groups.exist():
+                self._begin(_Source(of_groups=True))
+            keys = tx.all("gate_entries_open", number, self._page)
+        else:
+            keys = tx.all("group_gates", number) if tx.groups.get(-number).at_gate else []
         page = self._page if len(keys) <= MANY_GATES else max(8, self._page // len(keys))
-        for key in keys:
+        for (key,) in keys:
             gates = tx.lane_gates(key)
             if gates.room(tx.now):
-                after = START if only is None else only.begin(tier_queue, gates)
-                self._read_more(gates, after, page)
+                self._begin(_Source(gates), page)
+                if number > 0 and tx.groups.exist():
+                    self._begin(_Source(gates, of_groups=True), page)
 
-    def _read_more(
-        self, gates: LaneGates | None, after: tuple[int, int], page: int | None = None
-    ) -> None:
-        page = page or self._page
-        if gates is None:
-            rows = self._transaction.all("lanes_runnable", self.tier_queue.number, *after, page)
-        else:
-            rows = self._transaction.all(
-                "lanes_at_gate", gates.key, self.tier_queue.number, *after, page
-            )
-        self._transaction.load_numbers(number for number, _ in rows)
-        for number, _ in rows:
+    def _begin(self, source: _Source, page: int | None = None) -> None:
+        begins = START if self._only is None else self._only.begin(self.number, source.name)
+        self._read_more(source, begins, page)
+
+    def _begin_with(self, first: Sequence[int]) -> None:
+        """Begin with these lanes, which are the first runnable ones."""
+        for number in first:
             self._offer(self._transaction.lane(number))
+        if len(first) >= LANES_OF_GROUP:
+            last = self._transaction.lane(first[-1])
+            heapq.heappush(self._heap, (last.vt, last.lane, 1, (_Source(), (last.vt, last.lane))))
+
+    def _read_more(self, source: _Source, after: tuple[int, int], page: int | None = None) -> None:
+        tx, page = self._transaction, page or self._page
+        kind = "groups" if source.of_groups else "lanes"
+        if source.gates is None:
+            rows = tx.all(f"{kind}_runnable", self.number, *after, page)
+        else:
+            rows = tx.all(f"{kind}_at_gate", source.gates.key, self.number, *after, page)
+        numbers = [number for number, _ in rows]
+        if source.of_groups:
+            self._read_groups(numbers, source)
+        else:
+            tx.load_numbers(numbers)
+            for number in numbers:
+                self._offer(tx.lane(number))
         if len(rows) == page:
             number, vt = rows[-1]
-            heapq.heappush(self._heap, (vt, number, 1, (gates, (vt, number))))
+            heapq.heappush(self._heap, (vt, number, 1, (source, (vt, number))))
         elif self._only is not None:
-            self._only.ended(self.tier_queue, gates)
+            self._only.ended(self.number, source.name)
+
+    def _read_groups(self, numbers: list[int], source: _Source) -> None:
+        """Read groups, and the lanes that a visit of each needs at least."""
+        tx, listed = self._transaction, len(numbers)
+        numbers = [number for number in numbers if -number not in self._seen]
+        self._listed_again += listed - len(numbers)
+        tx.groups.load(numbers)
+        for number in numbers:
+            group = tx.groups.get(number)
+            self._seen.add(-number)
+            self._listed_in[number] = source.name
+            self.push(group)
+        if source.gates is None and self._only is None and numbers:
+            found = tx.all("group_heads", _dumps(numbers), LANES_OF_GROUP)
+            self._first_in.update((number, _loads(lanes)) for number, lanes in found)
+            heads = [self._first_in[number] for number in numbers]
+            tx.load_numbers(lanes[0] for lanes in heads if lanes)
+            tx.load_numbers(
+                number
+                for lanes in heads
+                if lanes and tx.lane(lanes[0]).ready < fairness.CHUNK
+                for number in lanes[1:]
+            )
 
     def _offer(self, lane: Lane) -> None:
         """Add a lane once, if it still can deliver: this call may have changed it."""
         if (
             lane.lane not in self._seen
-            and lane.tier_queue == self.tier_queue.number
+            and lane.tier_queue == self.number
             and can_deliver(self._transaction, lane)
         ):
             self._seen.add(lane.lane)
             if self._only is None or self._only.takes(lane):
                 self.push(lane)
 
-    def push(self, lane: Lane) -> None:
-        """Add a lane at its present virtual time."""
-        heapq.heappush(self._heap, (lane.vt, lane.lane, 0, lane))
+    def push(self, entry: Lane | GroupQueue) -> None:
+        """Add a lane or group at its present virtual time."""
+        number = entry.lane if isinstance(entry, Lane) else entry.number
+        heapq.heappush(self._heap, (entry.vt, number, 0, entry))
 
-    def pop(self) -> Lane | None:
-        """The next lane, or None."""
+    def pop(self) -> Lane | GroupQueue | None:
+        """The next lane or group, or None."""
         while self._heap:
             _, _, is_marker, entry = heapq.heappop(self._heap)
             if not is_marker:
-                lane: Lane = entry
-                return lane
-            gates, after = entry
-            if self._only is not None and not self._only.may_go_on(self.tier_queue, gates, after):
+                found: Lane | GroupQueue = entry
+                return found
+            source, after = entry
+            if self._only is not None and not self._only.may_go_on(self.number, source.name, after):
                 continue
-            if gates is None or gates.room(self._transaction.now):
-                self._read_more(gates, after)
+            if source.gates is None or source.gates.room(self._transaction.now):
+                self._read_more(source, after)
         return None
 
     def count(self, most: int) -> int:
-        """How many lanes it has, as far as they were read."""
-        return min(most, len(self._heap))
+        """How many lanes and groups it has, as far as they were read."""
+        return min(most, len(self._heap) + self._listed_again)
+
+    def skips(self, group: GroupQueue) -> bool:
+        """Whether the group is left to a later call: this one has passed over enough lanes."""
+        return (
+            self._only is not None
+            and group.number not in self.in_groups
+            and self._only.skips(
+                self.number, self._listed_in[group.number], (group.vt, group.number - 1)
+            )
+        )
+
+    def of_group(self, group: GroupQueue) -> _Candidates:
+        """The lanes of one of its groups."""
+        found = self.in_groups.get(group.number)
+        if found is None:
+            first = self._first_in.get(group.number)
+            found = _Candidates(self._transaction, -group.number, 0, self._only, first)
+            self.in_groups[group.number] = found
+        return found
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be more of them."""
+        return bool(self._heap)
 
 
 class _Plan:
@@ -291,17 +406,18 @@ class _Plan:
     ) -> None:
         for share, tier_queue in tier_queues:
             if share == "strict":
-                room -= self._serve(_Candidates(self.tx, tier_queue, room, self.only), room)
+                candidates = _Candidates(self.tx, tier_queue.number, room, self.only)
+                room -= self._serve(candidates, tier_queue, room)
                 if self.withheld:
                     return
-        candidates: dict[str, _Candidates | None] = {}
+        by_tier: dict[str, _Candidates | None] = {}
         shares: dict[str, float] = {}
         for share, tier_queue in tier_queues:
             if share == "strict":
                 continue
             if self._has_work(tier_queue):
                 shares[tier_queue.tier] = float(share)
-                candidates[tier_queue.tier] = None  # read when its room is known
+                by_tier[tier_queue.tier] = None  # read when its room is known
             else:
                 tier_queue.carry = 0
         while room > 0 and shares and not self.withheld:
@@ -310,7 +426,7 @@ class _Plan:
                 if len(shares) == 1 or self.startable >= room
                 else self.startable or min(room, STEP)
             )
-            room -= self._serve_shares(pool, step, shares, candidates)
+            room -= self._serve_shares(pool, step, shares, by_tier)
 
     def _has_work(self, tier_queue: TierQueue) -> bool:
         tx = self.tx
@@ -345,8 +461,9 @@ class _Plan:
                 continue
             queue = candidates[name]
             if queue is None:
-                queue = candidates[name] = _Candidates(self.tx, tier_queues[name], part, self.only)
-            taken[name] = self._serve(queue, part)
+                number = tier_queues[name].number
+                queue = candidates[name] = _Candidates(self.tx, number, part, self.only)
+            taken[name] = self._serve(queue, tier_queues[name], part)
             if self.withheld:
                 break
             if taken[name] < part:
@@ -357,27 +474,98 @@ class _Plan:
                 tier_queues[name].carry = owed
         return sum(taken.values())
 
-    def _serve(self, candidates: _Candidates, room: int) -> int:
+    def _serve(self, candidates: _Candidates, tier_queue: TierQueue, room: int) -> int:
         """
         Visit candidates until `room` is used up, none is left, or the next one has a limit and the
         caller cannot start more messages with limits.
         """
-        lanes = candidates.count(room)
+        entries = candidates.count(room)
         taken = 0
-        while taken < room:
-            lane = candidates.pop()
+        while taken < room and not self.withheld:
+            entry = candidates.pop()
+            if entry is None:
+                break
+            if isinstance(entry, GroupQueue):
+                if candidates.skips(entry):
+                    continue
+                lanes = candidates.of_group(entry)
+                got = self._serve_group(entry, lanes, tier_queue, room - taken, entries)
+                has_more = lanes.has_more
+            else:
+                got, has_more = self._serve_lane(entry, tier_queue, room - taken, entries)
+            taken += got
+            if got and has_more:
+                candidates.push(entry)
+        return taken
+
+    def _serve_lane(
+        self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int
+    ) -> tuple[int, bool]:
+        """Visit a lane; returns how many messages were taken, and whether it can deliver more."""
+        policy = self.tx.policy_of(lane)
+        if not self.startable and policy.limited:
+            # The lane is next, and the caller cannot start its messages yet. Passing it over would
+            # let topics without limits fill the caller's buffer forever; so everything after it is
+            # withheld until the caller can.
+            self.withheld = True
+            return 0, True
+        got = self.visit(lane, tier_queue, room, lanes)
+        return got, bool(got and lane.ready and self.tx.allowance(lane, policy))
+
+    def _serve_group(
+        self,
+        group: GroupQueue,
+        lanes: _Candidates,
+        tier_queue: TierQueue,
+        room: int,
+        entries: int,
+    ) -> int:
+        """
+        Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
+        would get. Among many lanes and groups a visit of a lane takes as many as without groups.
+        """
+        room = fairness.chunk(room, entries, group.weight)
+        competing = group.competing
+        count = max(competing, entries) if competing > 1 else 1
+        taken = work = 0
+        while taken < room and not self.withheld:
+            lane = lanes.pop()
             if lane is None:
                 break
-            if not self.startable and self.tx.policy_of(lane).limited:
-                # The lane is next, and the caller cannot start its messages yet. Passing it over
-                # would let topics without limits fill the caller's buffer forever; so everything
-                # after it is withheld until the caller can.
-                self.withheld = True
-                break
-            got = self.visit(lane, candidates.tier_queue, room - taken, lanes)
+            assert isinstance(lane, Lane)
+            got, has_more = self._serve_lane(lane, tier_queue, room - taken, count)
             taken += got
-            if got and lane.ready and self.tx.allowance(lane, self.tx.policy_of(lane)):
-                candidates.push(lane)
+            work += got * self._expected_cost(lane, tier_queue)
+            if has_more:
+                lanes.push(lane)
+        if taken:
+            self._charge_group(group, tier_queue, taken, work, alone=entries <= 1)
+        return taken
+
+    def _charge_group(
+        self, group: GroupQueue, tier_queue: TierQueue, taken: int, work: int, *, alone: bool
+    ) -> None:
+        """`work`: what the messages are expected to cost, in a tier that is fair by time."""
+        one_chunk = fairness.chunk(taken, 2, group.weight)
+        if self.tx.fair_by_time(tier_queue):
+            stride = fairness.stride_of_work(work, group.weight)
+            chunk_stride = fairness.stride_of_work(work * one_chunk // taken, group.weight)
+        else:
+            stride = fairness.stride(taken, group.weight)
+            chunk_stride = fairness.stride(one_chunk, group.weight)
+        tier_queue.vt = group.vt
+        group.vt += stride
+        if alone:
+            tier_queue.vt = fairness.reached(tier_queue.vt, group.vt, chunk_stride)
+        self.tx.groups.touch(group)
+
+    def visit_alone(self, lane: Lane, room: int, mids: Sequence[int] | None = None) -> int:
+        """Visit a lane that was not chosen by its virtual time; its group pays, too."""
+        tier_queue, group = self.tx.tier_queue_of(lane), self.tx.group_of(lane)
+        taken = self.visit(lane, tier_queue, room, 1, mids)
+        if taken and group is not None:
+            work = taken * self._expected_cost(lane, tier_queue)
+            self._charge_group(group, tier_queue, taken, work, alone=True)
         return taken
 
     def visit(
@@ -475,13 +663,17 @@ class _Plan:
         alone: bool,
     ) -> None:
         tx = self.tx
-        tier_queue.vt = lane.vt
+        reached = lane.vt
         lane.vt += self._stride(lane, tier_queue, policy, take)
         if alone:
             one_chunk = self._stride(
                 lane, tier_queue, policy, fairness.chunk(take, 2, policy.weight)
             )
-            tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, one_chunk)
+            reached = fairness.reached(reached, lane.vt, one_chunk)
+        if lane.tier_queue > 0:
+            tier_queue.vt = reached
+        else:
+            tx.groups.get(-lane.tier_queue).inner_vt = reached
         if policy.rate is not None:
             tat = rebased(lane, policy, tx.now)
             lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, permits)
@@ -498,9 +690,14 @@ class _Plan:
     def _stride(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int) -> int:
         """The virtual time that `take` messages cost the lane."""
         if self.tx.fair_by_time(tier_queue):
-            cost = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
-            return fairness.stride_of_work(cost * take, policy.weight)
+            work = take * self._expected_cost(lane, tier_queue)
+            return fairness.stride_of_work(work, policy.weight)
         return fairness.stride(take, policy.weight)
+
+    @staticmethod
+    def _expected_cost(lane: Lane, tier_queue: TierQueue) -> int:
+        """The expected duration of one of the lane's messages, in microseconds."""
+        return lane.mean or tier_queue.mean or DEFAULT_MEAN_US
 
     def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
         """Serve these topics strictly in their order."""
@@ -514,7 +711,7 @@ class _Plan:
                 if (
                     room <= 0
                     or lane is None
-                    or tx.tier_queues[lane.tier_queue].pool != pool
+                    or tx.tier_queue_of(lane).pool != pool
                     or not can_deliver(tx, lane)
                 ):
                     continue
@@ -524,7 +721,7 @@ class _Plan:
                 if lane.topic is None:
                     room -= self._visit_folded(lane, topic, room)
                 else:
-                    room -= self.visit(lane, tx.tier_queues[lane.tier_queue], room, 1)
+                    room -= self.visit_alone(lane, room)
 
     def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
         """Visit a bucket for the messages of one topic only."""
@@ -535,11 +732,7 @@ class _Plan:
             for (mid, rank) in self.tx.all("folded_heads", topic, room + len(picked))
             if mid not in picked and (last_rank is None or rank <= last_rank)
         ][:room]
-        taken = (
-            self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(heads), 1, heads)
-            if heads
-            else 0
-        )
+        taken = self.visit_alone(lane, len(heads), heads) if heads else 0
         picked += heads[:taken]
         return taken
 
@@ -555,7 +748,7 @@ def _interleaved(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[
     strict: list[tuple[Lane, int]] = []
     lanes: dict[str, list[Lane]] = {}
     for lane, take in visits:
-        tier = tx.tier_queues[lane.tier_queue].tier
+        tier = tx.tier_queue_of(lane).tier
         if tiers[tier].share == "strict":
             strict.append((lane, take))
         else:
@@ -612,7 +805,7 @@ class _Deliveries:
                 self._lease_rows(lane, taken, policy)
             elif (
                 tx.gate_of(lane, policy) is not None
-                or lane.tier_queue in self._by_time
+                or (self._by_time and tx.tier_queue_of(lane).number in self._by_time)
                 or policy.delivery == "at_most_once"
             ):
                 self._lease_rows(lane, list(map(_plain_row, taken)), policy)
@@ -818,8 +1011,8 @@ class _Deliveries:
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._leases
         gate, at_most_once = tx.gate_of(lane, policy), policy.delivery == "at_most_once"
         charge = 0
-        if lane.tier_queue in self._by_time:
-            charge = lane.mean or tx.tier_queues[lane.tier_queue].mean or DEFAULT_MEAN_US
+        if self._by_time and (tier_queue := tx.tier_queue_of(lane)).number in self._by_time:
+            charge = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
         fence = first = tx.last_fence()
         since: list[int] = []
         for row in taken:

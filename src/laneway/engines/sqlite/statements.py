@@ -1,10 +1,10 @@
 """
 The SQL of this engine, read once from `sql/*.sql`, where `-- name: …` begins a statement.
 
-`{lane}`, `{message}`, `{head}` and `{gate}` stand for lists of columns. Hot statements are bound to
-numbers, strings and bytearrays only: for any other value, None and bytes included, the sqlite3
-module looks for an adapter at every row, which costs more than the row. So 0 stands for NULL in
-columns that are never 0.
+`{lane}`, `{message}`, `{head}`, `{gate}` and `{group}` stand for lists of columns. Hot statements
+are bound to numbers, strings and bytearrays only: for any other value, None and bytes included, the
+sqlite3 module looks for an adapter at every row, which costs more than the row. So 0 stands for
+NULL in columns that are never 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import resources
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from laneway.engines.sqlite.rows import LANE_COLUMNS, ROW_COLUMNS
+from laneway.engines.sqlite.rows import GROUP_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -36,6 +36,7 @@ def _load() -> dict[str, str]:
                 .replace("{message}", _MESSAGE)
                 .replace("{head}", _HEAD)
                 .replace("{gate}", _GATE)
+                .replace("{group}", _GROUP)
                 .strip()
                 .rstrip(";")
             )
@@ -46,6 +47,7 @@ def _load() -> dict[str, str]:
 
 
 _LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
+_GROUP = ", ".join(f"g.{name}" for name in GROUP_COLUMNS)
 _MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
 _RARELY_SET = ("serial", "attempts", "deliveries", "suspect", "joined", "parts", "sticky")
 _HEAD = (

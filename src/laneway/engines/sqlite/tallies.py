@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
         now: int
         shard: Shard
-        tier_queues: dict[int, TierQueue]
         rules: Any
         lane_cache: Any
 
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
         def all(self) -> Callable[..., Any]: ...
         @property
         def one(self) -> Callable[..., Any]: ...
+        @property
+        def tier_queue_at(self) -> Callable[[int], TierQueue]: ...
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -133,7 +134,7 @@ class TallyBook:
         Count how long `count` messages of a lane that are delivered now have waited. `first` and
         `last`: the least and largest of `since`, which is read only if their classes differ.
         """
-        tier = tx.tier_queues[lane.tier_queue].tier
+        tier = tx.tier_queue_at(lane.tier_queue).tier
         counts = self._waits.get(tier)
         if counts is None:
             counts = self._waits[tier] = WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
@@ -148,7 +149,7 @@ class TallyBook:
         self.has_changed = True
 
     def _tally(self, tx: Transaction, rule: str, tier_queue: int) -> Tally:
-        tier, pattern = tx.tier_queues[tier_queue].tier, tx.rules.pattern_of(rule)
+        tier, pattern = tx.tier_queue_at(tier_queue).tier, tx.rules.pattern_of(rule)
         tallies = self._by_tier.get(tier)
         if tallies is None:
             tallies = self._by_tier[tier] = {}

@@ -20,6 +20,7 @@ from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
 from laneway.engines.sqlite.changes import LaneChanges
+from laneway.engines.sqlite.group_queues import GroupQueues
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.rows import GateState, Lane, LaneGates, Row, Shard, TierQueue
 from laneway.engines.sqlite.statements import SQL, Statements
@@ -35,12 +36,14 @@ from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.subscriptions import base_of, is_copy
 from laneway.tiers import TierLayers
+from laneway.topic_groups import group_of
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Sequence
 
     from laneway.engines.sqlite.address import Place
+    from laneway.engines.sqlite.rows import GroupQueue
     from laneway.message import Draft
     from laneway.policy import Layers
 
@@ -224,6 +227,7 @@ class Transaction(Statements):
         self._absent: set[str] = set()  # names without a lane
         self._new_lanes: set[int] = set()  # created in this transaction
         self._changes = LaneChanges()
+        self.groups = GroupQueues(self)
         self._gates: dict[str, GateState | None] = {}
         self._lane_gates: dict[str, LaneGates] = {}
         self._dirty_gates: dict[str, GateState] = {}
@@ -463,8 +467,7 @@ class Transaction(Statements):
             rows = self.all("lane_by_name", wanted[0])
         else:
             rows = self.all("lanes_by_name", _dumps(wanted)) if wanted else []
-        for row in rows:
-            self.cached_lane(row)
+        self._cache_lanes(rows)
         if len(rows) < len(wanted):
             self._absent.update(name for name in wanted if name not in known)
 
@@ -476,8 +479,12 @@ class Transaction(Statements):
             rows = self.all("lane_by_number", wanted[0])
         else:
             rows = self.all("lanes_by_number", _dumps(wanted)) if wanted else []
-        for row in rows:
-            self.cached_lane(row)
+        self._cache_lanes(rows)
+
+    def _cache_lanes(self, rows: Sequence[Sequence[Any]]) -> None:
+        lanes = [self.cached_lane(row) for row in rows]
+        if lanes and self.groups.exist():
+            self.groups.load_of(lanes)
 
     def cached_lane(self, row: Sequence[Any]) -> Lane:
         """The lane of a row; a cached one is preferred, because it may have unwritten changes."""
@@ -522,14 +529,13 @@ class Transaction(Statements):
                 existing.own = own  # the lane is from an earlier time with partitions
                 self.run("lane_own", own, existing.lane)
             return existing
-        if self._last_lane is None:
-            self._last_lane = self.one("lane_last")[0] or 0
-        self._last_lane += 1
         own = self.own_of(rule) if self.shard.own and name[0] != BUCKET else 0
         policy = self._owned(rule, own) if own else self.rules.of(rule)
         tier_queue = self.tier_queue(policy.pool, policy.tier)
+        group_name = group_of(policy.group, rule) if policy.group is not None else None
+        group = self.groups.of(tier_queue, group_name) if group_name is not None else None
         lane = Lane(
-            self._last_lane,
+            self.next_lane(),
             name,
             rule,
             own,
@@ -538,11 +544,22 @@ class Transaction(Statements):
             seen=self.now,
             is_new=True,
         )
+        if group is not None:
+            self.groups.join(lane, group)
         self.lane_cache.add(lane)
         self._new_lanes.add(lane.lane)
         self._changes.dirty[lane.lane] = lane
         self.shard.lanes += 1
         return lane
+
+    def next_lane(self) -> int:
+        """The number of a new lane or group."""
+        if self._last_lane is None:
+            self._last_lane = self.one("lane_last")[0] or 0
+            if self.groups.exist():
+                self._last_lane = max(self._last_lane, self.one("group_last")[0] or 0)
+        self._last_lane += 1
+        return self._last_lane
 
     def touch(self, lane: Lane) -> None:
         """The lane was changed: write it at the end."""
@@ -555,16 +572,11 @@ class Transaction(Statements):
     def touch_shrunk(self, lane: Lane) -> None:
         """Like `touch`, where only `leased` and `done` changed (and an idle lane's `wake`)."""
         if lane.place == IDLE:
-            policy, tier_queue = self.policy_of(lane), self.tier_queues[lane.tier_queue]
-            if (
-                lane.ready
-                or policy.paused
-                or tier_queue.pool != policy.pool
-                or tier_queue.tier != policy.tier
-            ):
+            policy = self.policy_of(lane)
+            if lane.ready or policy.paused or self._is_elsewhere(lane, policy):
                 self.place(lane)
                 return
-            _, lane.wake = self._place_of(lane, policy, tier_queue)
+            _, lane.wake = self._place_of(lane, policy, self.tier_queue_of(lane))
             self._changes.ended[lane.lane] = lane
         else:
             self._changes.shrunk[lane.lane] = lane
@@ -581,6 +593,18 @@ class Transaction(Statements):
     def find_tier_queue(self, pool: str, tier: str) -> TierQueue | None:
         """The tier queue of a pool and tier, if it exists."""
         return self._tier_queue_by_name.get((pool, tier))
+
+    def tier_queue_of(self, lane: Lane) -> TierQueue:
+        """The tier queue of a lane, or of its group."""
+        return self.tier_queue_at(lane.tier_queue)
+
+    def tier_queue_at(self, number: int) -> TierQueue:
+        """The tier queue of a number; below 0: that of a group's number."""
+        return self.tier_queues[number if number > 0 else self.groups.get(-number).tier_queue]
+
+    def group_of(self, lane: Lane) -> GroupQueue | None:
+        """The lane's group in its tier queue."""
+        return None if lane.tier_queue > 0 else self.groups.get(-lane.tier_queue)
 
     def fair_by_time(self, tier_queue: TierQueue) -> bool:
         """Whether its lanes share the workers' time instead of the number of messages."""
@@ -650,24 +674,52 @@ class Transaction(Statements):
         """Determine the lane's place; the rule is docs/specification.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
         policy = self.policy_of(lane)
-        tier_queue = self.tier_queues[lane.tier_queue]
-        if tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
-            tier_queue = self._move(lane, policy)
+        if self._is_elsewhere(lane, policy):
+            self._move(lane, policy)
+        tier_queue = self.tier_queue_of(lane)
         place, wake = self._place_of(lane, policy, tier_queue)
+        if lane.tier_queue < 0 and place != lane.place:
+            self._place_in_group(lane, place, tier_queue)
         gate = self.gate_of(lane, policy) if place == AT_GATE else None
         if lane.place in (RUNNABLE, AT_GATE) and (place != lane.place or gate != lane.gate):
             self._has_departures = True
         if lane.place == AT_GATE and (place != AT_GATE or gate != lane.gate):
-            self._gate_tier_queues.add((lane.gate or "", lane.tier_queue))
+            self._moves_at_gate(lane.gate or "", lane)
         if place in (RUNNABLE, AT_GATE):
             if lane.place != place:
                 self.came_up.append(lane)
-                if lane.place not in (RUNNABLE, AT_GATE):
+                if lane.place not in (RUNNABLE, AT_GATE) and lane.tier_queue > 0:
                     lane.vt = max(lane.vt, tier_queue.vt)
                 self._notify_pool(tier_queue, gate)
             if gate is not None:
-                self._gate_tier_queues.add((gate, lane.tier_queue))
+                self._moves_at_gate(gate, lane)
         lane.place, lane.wake, lane.gate = place, wake, gate
+
+    def _is_elsewhere(self, lane: Lane, policy: Resolved) -> bool:
+        """Whether the lane is not in the tier queue, or not in the group, of its policy."""
+        group = self.group_of(lane)
+        tier_queue = self.tier_queues[lane.tier_queue if group is None else group.tier_queue]
+        if tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
+            return True
+        if group is None and policy.group is None:
+            return False
+        return group_of(policy.group, lane.rule) != (group.name if group is not None else None)
+
+    def _place_in_group(self, lane: Lane, place: int, tier_queue: TierQueue) -> None:
+        """A lane of a group gets another place; a group that wakes earns no credit either."""
+        group = self.groups.get(-lane.tier_queue)
+        if place in (RUNNABLE, AT_GATE) and lane.place not in (RUNNABLE, AT_GATE):
+            if not group.competing:
+                group.vt = max(group.vt, tier_queue.vt)
+            lane.vt = max(lane.vt, group.inner_vt)
+        self.groups.count(group, lane.place, -1)
+        self.groups.count(group, place, 1)
+
+    def _moves_at_gate(self, gate: str, lane: Lane) -> None:
+        """The lane comes to the gate, leaves it, or has another virtual time there."""
+        self._gate_tier_queues.add((gate, lane.tier_queue))
+        if lane.tier_queue < 0:
+            self._gate_tier_queues.add((gate, self.tier_queue_of(lane).number))
 
     def _notify_pool(self, tier_queue: TierQueue, gate: str | None) -> None:
         """Wake a worker of the pool, unless the lane came to a gate that is shut."""
@@ -729,11 +781,15 @@ class Transaction(Statements):
             at = max(at, -(-lane.tat // fairness.TICKS))
         return at
 
-    def _move(self, lane: Lane, policy: Resolved) -> TierQueue:
-        """Move the lane to the pool and tier of its policy; it begins there like a new one."""
+    def _move(self, lane: Lane, policy: Resolved) -> None:
+        """
+        Move the lane to the pool, tier and group of its policy; it begins there like a new one.
+        """
         if lane.place == AT_GATE:
-            self._gate_tier_queues.add((lane.gate or "", lane.tier_queue))
+            self._moves_at_gate(lane.gate or "", lane)
         self._has_departures = True
+        if lane.tier_queue < 0:
+            self.groups.leave(lane)
         tier_queue = self.tier_queue(policy.pool, policy.tier)
         lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = (
             tier_queue.number,
@@ -742,7 +798,9 @@ class Transaction(Statements):
             None,
             None,
         )
-        return tier_queue
+        group_name = group_of(policy.group, lane.rule)
+        if group_name is not None:
+            self.groups.join(lane, self.groups.of(tier_queue, group_name))
 
     def allowance(self, lane: Lane, policy: Resolved) -> int:
         """How many of its ready messages the lane's own limits admit now."""
@@ -780,8 +838,12 @@ class Transaction(Statements):
 
     def forget_idle(self, most: int) -> None:
         """Delete the rows of idle lanes whose time has come, without reading them."""
-        for number, name in self.all("lanes_forget", self.now, most):
+        forgotten = self.all("lanes_forget", self.now, most)
+        self.groups.load({-tier_queue for _, _, tier_queue in forgotten if tier_queue < 0})
+        for number, name, tier_queue in forgotten:
             self.shard.lanes -= 1
+            if tier_queue < 0:
+                self.groups.lose(self.groups.get(-tier_queue), 1)
             lane = self.lane_cache.lanes.get(number)
             if lane is not None:
                 lane.forgotten = True
@@ -841,13 +903,19 @@ class Transaction(Statements):
         Write lanes if one has left the indexes that lease reads. Lanes that came to them need no
         write: lease reads `came_up` too.
         """
-        if self._has_departures or self._dirty_gates:
+        if self._has_departures or self._dirty_gates or self.groups.dirty:
             self._has_departures = False
             self._write_lanes()
             self._flush_gates()
 
     def _write_lanes(self) -> None:
         self.tallies.count(self, self._changes.all())
+        if self.lane_cache.has_groups is not False:
+            for lane in self._changes.dirty.values():
+                if lane.forgotten and lane.tier_queue < 0:
+                    tier_queue = self.tier_queue_of(lane)
+                    self.groups.leave(lane)
+                    lane.tier_queue = tier_queue.number
         self.changed_ids += self._changes.write(self, self.shard, self.lane_cache, self.now)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
@@ -863,19 +931,7 @@ class Transaction(Statements):
     def _flush_gates(self) -> None:
         for gate in list(self._dirty_gates.values()):
             self.reopen(gate)
-        for key, tier_queue in self._gate_tier_queues:
-            gates_of_entry = gate_names(key) if GATE_SEPARATOR in key else ()
-            head = self.one("gate_head", key, tier_queue)
-            if head is None:
-                self.run("gate_entry_delete", tier_queue, key)
-                for name in gates_of_entry:
-                    self.run("gate_part_delete", name, tier_queue, key)
-            else:
-                is_open = int(self.lane_gates(key).room(self.now) > 0)
-                self.run("gate_entry_write", tier_queue, key, head[0], head[1], is_open)
-                for name in gates_of_entry:
-                    self.run("gate_part_insert", name, tier_queue, key)
-        self._gate_tier_queues.clear()
+        self._write_gate_entries()
         for gate in self._dirty_gates.values():
             self.run(
                 "gate_write",
@@ -891,6 +947,41 @@ class Transaction(Statements):
                 gate.owes,
             )
         self._dirty_gates.clear()
+
+    def _write_gate_entries(self) -> None:
+        """Write the first lane, or group with a lane, at each gate where it may have changed."""
+        moved, self._gate_tier_queues = self._gate_tier_queues, set()
+        self.groups.write(moved)
+        for name, number in [each for each in moved if each[1] < 0]:
+            group = self.lane_cache.groups.get(-number)
+            head = self.one("gate_head", name, number)
+            if head is None:
+                self.run("gate_entry_delete", number, name)
+            elif group is not None:
+                self.run(
+                    "gate_entry_group_write",
+                    number,
+                    name,
+                    *head,
+                    group.tier_queue,
+                    group.number,
+                    group.vt,
+                )
+        for name, number in [each for each in moved if each[1] > 0]:
+            heads = [self.one("gate_head", name, number)]
+            if self.groups.exist():
+                heads.append(self.one("gate_group_head", name, number))
+            head = min((head for head in heads if head is not None), default=None)
+            parts = gate_names(name) if GATE_SEPARATOR in name else ()
+            if head is None:
+                self.run("gate_entry_delete", number, name)
+                for part in parts:
+                    self.run("gate_part_delete", part, number, name)
+            else:
+                is_open = int(self.lane_gates(name).room(self.now) > 0)
+                self.run("gate_entry_write", number, name, *head, is_open)
+                for part in parts:
+                    self.run("gate_part_insert", part, number, name)
 
     def reopen(self, gate: GateState) -> None:
         """Determine whether the gate is open; a gate that opens wakes its pools."""

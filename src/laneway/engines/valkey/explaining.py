@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.shared import explaining, gates, size_classes
-from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
+from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import records, views
@@ -43,12 +43,13 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         if views.topic_of_lane(lane.name) is not None
         else lane.name[1:].partition(PARTITION)[0]
     )
-    _, tier, *_ = view.counters[shard].tier_queues[lane.tier_queue - 1]
-    before = (
-        space.read(shard, "ZCOUNT", f"run:{lane.tier_queue}", "-inf", f"({lane.vt}")
-        if lane.place == RUNNABLE
-        else 0
+    stored = (
+        space.read(shard, "HGET", "group_queues", -lane.tier_queue) if lane.tier_queue < 0 else None
     )
+    group = records.read_group(stored) if stored is not None else None
+    tier_queue = lane.tier_queue if group is None else group.tier_queue
+    _, tier, *_ = view.counters[shard].tier_queues[tier_queue - 1]
+    before = _before(view, shard, lane.tier_queue, lane.vt) if lane.place == RUNNABLE else 0
     return Facts(
         now_us=view.times[shard],
         clock_us=view.clocks[shard],
@@ -65,12 +66,23 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         tier=tier,
         share=share_text(view.space.tiers, tier),
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0,
-        lanes_before=min(before, COUNTED),
+        lanes_before=before,
+        group=(
+            GroupFacts(name=group.name, before=_before(view, shard, tier_queue, group.vt))
+            if group is not None
+            else None
+        ),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
         flow=lane.flow,
         gates=_gates(view, shard, policy),
         unhandled_us=record.unhandled_from or None,
     )
+
+
+def _before(view: View, shard: int, queue: int, vt: int) -> int:
+    """What is served before a lane or group in a tier queue, or before a lane in its group."""
+    before: int = view.space.read(shard, "ZCOUNT", f"run:{queue}", "-inf", f"({vt}")
+    return min(before, COUNTED)
 
 
 def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:

@@ -188,4 +188,5 @@ STEPS = {
     3: Step([(30, 0), (31, 0)], _own_policies),  # own, marked
     4: Step([], _records),
     5: Step([], _costs),
+    6: Step([(32, 0)], lambda _: None),  # groups
 }

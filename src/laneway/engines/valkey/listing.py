@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
-from laneway.engines.shared.naming import BUCKET, PARTITION
+from laneway.engines.shared.naming import BUCKET, GROUP, PARTITION
 from laneway.engines.valkey import records, views
 from laneway.engines.valkey.connection import ShardReads
 from laneway.engines.valkey.views import LAST_NAME, together
@@ -262,7 +262,7 @@ class _Topics:
                 name
                 for members in tier_queues
                 for member in members
-                if (name := member[7:].decode()).startswith(prefix)
+                if (name := member[7:].decode()).startswith(prefix) and name[0] != GROUP
             ]
             names = list(
                 dict.fromkeys(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 6
+LAYOUT = 7
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -100,6 +100,7 @@ def rule_fields(
         },
         "min_concurrency": policy.lane_least if policy.adapts else False,
         "max_concurrency": policy.lane_concurrency if policy.adapts else False,
+        "group": policy.group or False,
     }
 
 
@@ -700,6 +701,9 @@ class Lane(msgspec.Struct):
 RARE = 13
 """How many fields of a lane are stored together before its flow; few lanes have them."""
 
+IN_GROUP = 1 << 15
+"""Added to the number of the tier queue of a lane in a group; the group's number is behind it."""
+
 _LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
 _LANE_TAIL = struct.Struct("<Hqqqiqqqiii")
 _HELD = msgspec.msgpack.Decoder(Held)
@@ -709,11 +713,15 @@ def read_lane(name: str, stored: bytes) -> Lane:
     """Decode the record of a lane."""
     latest, rest = _counted(stored, _LANE_HEAD.size)
     gate, at = _counted(stored, rest + _LANE_TAIL.size)
+    tail = _LANE_TAIL.unpack_from(stored, rest)
+    if tail[0] >= IN_GROUP:
+        tail = (-int.from_bytes(stored[at : at + 7]), *tail[1:])
+        at += 7
     rare = _unpack(stored[at:]) if at < len(stored) else ()
     values: tuple[Any, ...] = (
         *_LANE_HEAD.unpack_from(stored),
         latest,
-        *_LANE_TAIL.unpack_from(stored, rest),
+        *tail,
         gate.decode(),
         name,
         *rare[:RARE],
@@ -731,6 +739,28 @@ def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
     begins = at + 2
     ends = begins + int.from_bytes(stored[at:begins], "little")
     return stored[begins:ends], ends
+
+
+class GroupRecord(msgspec.Struct, array_like=True):
+    """A group in a tier queue of a shard. The fields are in the order of `groups.lua`."""
+
+    name: str
+    tier_queue: int
+    vt: int
+    inner_vt: int
+    lanes: int
+    runnable: int
+    at_gate: int
+    weight: float
+    gates: Any
+
+
+_GROUP = msgspec.msgpack.Decoder(GroupRecord)
+
+
+def read_group(stored: bytes) -> GroupRecord:
+    """Decode the record of a group."""
+    return _GROUP.decode(b"\xdc" + struct.pack(">H", len(GroupRecord.__struct_fields__)) + stored)
 
 
 def read_held(stored: bytes) -> Held:
@@ -835,6 +865,7 @@ class Counters(msgspec.Struct, array_like=True):
     sweeping: int = 0
     own: int = 0
     marked: int = 0
+    groups: int = 0
     tier_queues: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
 
 

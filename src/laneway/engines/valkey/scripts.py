@@ -23,6 +23,7 @@ PARTS = (
     "adaptive",
     "rules",
     "writes",
+    "groups",
     "gates",
     "crc",
     "tallies",

@@ -12,7 +12,7 @@ from laneway.engines.base import Tally, WaitCounts
 from laneway.engines.sharded import shard_views
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
-from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
+from laneway.engines.shared.naming import BUCKET, GROUP, PARTITION, lane_name
 from laneway.engines.shared.states import (
     DEAD,
 )
@@ -653,7 +653,7 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     gate = records.read_gate(stored)
     sets = view.space.read(shard, "ZRANGE", f"gate_sets:{name}", 0, -1)
     lanes = records.gate_lanes(name, len(view.counters[shard].tier_queues), sets)
-    waiting = sum(view.space.read(shard, "ZCARD", key) for key in lanes)
+    waiting = sum(_lanes_in(view, shard, key) for key in lanes)
     return shared_gates.view(
         name,
         gate.limits,
@@ -663,6 +663,24 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
         waiting=min(waiting, COUNTED),
         now_us=view.times[shard],
     )
+
+
+def _lanes_in(view: View, shard: int, index: str) -> int:
+    """
+    How many lanes an index of lanes has: those of a tier queue, or those at gates. The lanes of
+    groups count, too; at most `COUNTED` lanes and groups are looked at.
+    """
+    if not view.counters[shard].groups:
+        return int(view.space.read(shard, "ZCARD", index))
+    members = view.space.read(shard, "ZRANGE", index, 0, COUNTED - 1)
+    of_groups = [member for member in members if member[7:8] == GROUP.encode()]
+    kind, _, rest = index.partition(":")
+    gate = rest.partition(":")[1:]
+    counts = view.space.read_many(
+        shard,
+        [("ZCARD", f"{kind}:-{int.from_bytes(member[:7])}{''.join(gate)}") for member in of_groups],
+    )
+    return len(members) - len(of_groups) + sum(map(int, counts))
 
 
 def overview(view: View) -> Overview:
@@ -675,6 +693,8 @@ def overview(view: View) -> Overview:
     runnable = together(
         view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in tier_queues]
     )
+    if any(counters.groups for counters in view.counters):
+        runnable = [_lanes_in(view, shard, f"run:{number}") for shard, number, _ in tier_queues]
     tiers = [
         (pool, tier, delivered, count)
         for (_, _, (pool, tier, _, _, _, delivered)), count in zip(

@@ -23,6 +23,7 @@ PARTS = (
     "test_dead_letters",
     "test_elections",
     "test_fairness",
+    "test_groups",
     "test_lease",
     "test_limits",
     "test_merge",

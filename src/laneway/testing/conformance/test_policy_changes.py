@@ -60,6 +60,18 @@ def weight(driver: EngineDriver) -> None:
     assert before - driver.waiting("a") == pytest.approx(150, abs=12)
 
 
+def group(driver: EngineDriver) -> None:
+    for topic in ("a", "b", "c"):
+        driver.put(topic, *map(str, range(300)))
+    driver.settle(driver.lease(100))
+    driver.policy("a", group="all")
+    driver.policy("b", group="all")
+    before = driver.waiting("c")
+    for _ in range(20):
+        driver.settle(driver.lease(10))
+    assert before - driver.waiting("c") == pytest.approx(100, abs=12)
+
+
 def tier(driver: EngineDriver) -> None:
     driver.put("a", *"123")
     driver.policy("a", tier="high")
@@ -292,6 +304,7 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
         burst,
         concurrency,
         weight,
+        group,
         tier,
         pool,
         lease,

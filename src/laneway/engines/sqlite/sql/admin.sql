@@ -131,15 +131,18 @@ SELECT {message} FROM message m ORDER BY m.seq;
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease;
 
 -- name: tier_queue_runnable
-SELECT count(*) FROM (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1 LIMIT ?);
+SELECT min(?2, (SELECT count(*) FROM (
+        SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 LIMIT ?2))
+    + coalesce((SELECT sum(runnable) FROM (SELECT runnable FROM group_queue
+        WHERE tier_queue = ?1 AND runnable > 0 LIMIT ?2)), 0));
 
 -- name: gate_lanes
 -- The lanes at a gate, also those with several gates.
 SELECT count(*) FROM (
     SELECT 1 FROM lane WHERE gate = ?1 AND place = 3
     UNION ALL
-    SELECT 1 FROM gate_part p CROSS JOIN lane l ON l.gate = p.entry AND l.tier_queue = p.tier_queue
-        AND l.place = 3 WHERE p.gate = ?1
+    SELECT 1 FROM (SELECT DISTINCT entry FROM gate_part WHERE gate = ?1) p
+        CROSS JOIN lane l ON l.gate = p.entry AND l.place = 3
     LIMIT ?2);
 
 -- name: lanes_before

@@ -48,7 +48,7 @@ SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake <= ? ORDER BY l.wake, l.l
 
 -- name: lanes_forget
 DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake <= ?
-    ORDER BY wake, lane LIMIT ?) RETURNING lane, name;
+    ORDER BY wake, lane LIMIT ?) RETURNING lane, name, tier_queue;
 
 -- name: next_wake
 SELECT min(at) FROM (
@@ -91,11 +91,13 @@ INSERT INTO tier_queue (pool, tier) VALUES (?, ?) RETURNING tier_queue;
 UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE tier_queue = ?;
 
 -- name: tier_queue_has_runnable
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1);
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
+    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0);
 
 -- name: tier_queue_has_work
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1) OR EXISTS (SELECT 1
-    FROM gate_entry WHERE tier_queue = ? AND open = 1);
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
+    OR EXISTS (SELECT 1 FROM gate_entry WHERE tier_queue = ?1 AND open = 1)
+    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0);
 
 -- name: gate_read
 SELECT {gate} FROM gate WHERE name = ?;
@@ -121,7 +123,7 @@ SELECT vt, lane FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 ORDER 
 SELECT gate FROM gate_entry WHERE tier_queue = ? AND open = 1 ORDER BY vt, head LIMIT ?;
 
 -- name: gate_entries_of
-SELECT tier_queue FROM gate_entry WHERE gate = ?;
+SELECT tier_queue FROM gate_entry WHERE gate = ? AND tier_queue > 0;
 
 -- name: gate_entry_write
 INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
@@ -132,7 +134,7 @@ INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
 DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
 
 -- name: gate_entries_open_set
-UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;
+UPDATE gate_entry SET open = ? WHERE gate = ? AND tier_queue > 0 AND open <> ?;
 
 -- name: gate_entry_open_set
 UPDATE gate_entry SET open = ? WHERE tier_queue = ? AND gate = ? AND open <> ?;

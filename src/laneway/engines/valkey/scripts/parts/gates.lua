@@ -10,14 +10,14 @@
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
 --
--- uses: fairness
+-- uses: fairness, groups
 
 local gates = part(function(gates)
     local HELD_FOR = 60 * SECOND
-    local known, changed, moved, by_key
+    local known, changed, moved, by_key, groups_moved
 
     at_begin(function()
-        known, changed, moved, by_key = {}, {}, {}, {}
+        known, changed, moved, by_key, groups_moved = {}, {}, {}, {}, {}
     end)
 
     local function limits_of(gate)
@@ -259,6 +259,20 @@ local gates = part(function(gates)
     end
 
     function gates.save()
+        for _, each in pairs(moved) do
+            if each[2] < 0 then
+                local has_lanes = call('EXISTS', gates.lanes_key(each[1], each[2])) == 1
+                local tier_queue = groups.at_gate(-each[2], each[1], has_lanes)
+                if tier_queue then
+                    groups_moved[#groups_moved + 1] = { each[1], tier_queue }
+                end
+            end
+        end
+        for _, each in ipairs(groups_moved) do
+            gates.moved(each[1], each[2])
+        end
+        groups_moved = {}
+        groups.save(gates.moved)
         if next(changed) == nil and next(moved) == nil then
             return
         end
@@ -266,7 +280,9 @@ local gates = part(function(gates)
             look(gate)
         end
         for _, each in pairs(moved) do
-            write_moved(each[1], each[2])
+            if each[2] > 0 then
+                write_moved(each[1], each[2])
+            end
         end
         changed, moved = {}, {}
     end

@@ -2,7 +2,7 @@
 -- change only its counts: then only the beginning of the record is decoded and encoded, and the
 -- rest is copied. Decoding and encoding all of it would cost twice as much.
 --
--- uses: fairness, rules, tallies, lanes
+-- uses: fairness, rules, groups, tallies, lanes
 
 local lane_heads = part(function(lane_heads)
     local POOL = 512
@@ -79,7 +79,8 @@ local lane_heads = part(function(lane_heads)
                     lane.listed, lane.bytes, lane.published, lane.latest
                 lanes.touch(whole)
             else
-                tallies.count_published(lane.name, unpack_from('<I2', lane.stored, lane.rest),
+                tallies.count_published(lane.name, unpack_from('<I2', lane.stored, lane.rest)
+                    % IN_GROUP,
                     lane.published - lane.was_published)
                 local n = #written
                 written[n + 1] = lane.name

@@ -4,7 +4,7 @@
 -- States (`place`), and the index in which a lane of that state is (at most one):
 --
 --   IDLE      nothing is ready               idle, if it is to be forgotten, by that time
---   RUNNABLE  can deliver now                run:N, by virtual time
+--   RUNNABLE  can deliver now                run:N, by virtual time; in a group run:-N
 --   ASLEEP    until a permit, or back-off    asleep, by the time at which it wakes
 --   AT_GATE   waits at a gate                gate:N:NAME, by virtual time
 --   FULL      as many leases as allowed      none
@@ -21,7 +21,7 @@
 -- `need`: 0 if all messages of the lane cost 1; above 1: what the first one costs, if the rate has
 -- stopped it. `owes`: the cost of the last message that was delivered, 0 if it was 1.
 --
--- uses: fairness, adaptive, rules, writes, gates, crc, tallies
+-- uses: fairness, adaptive, rules, writes, groups, gates, crc, tallies
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -130,6 +130,9 @@ local lanes = part(function(lanes)
         local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
             latest, tier_queue, wake, vt, tat, leased, delivered, done, seen, lately, before,
             sorted, gate, rest = unpack_from(RECORD, stored)
+        if tier_queue >= IN_GROUP then
+            tier_queue, rest = -unpack_from('>I7', stored, rest), rest + 7
+        end
         local is_rare = rest <= #stored
         local lane = is_rare and rare_table() or usual_table()
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
@@ -176,9 +179,13 @@ local lanes = part(function(lanes)
     local function encode(lane)
         local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place,
             lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
-            lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue, lane.wake,
+            lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue > 0
+                and lane.tier_queue or IN_GROUP + tier_queues[lane.tier_queue].number, lane.wake,
                 lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
             lane.lately, lane.before, lane.sorted, #lane.gate, lane.gate)
+        if lane.tier_queue < 0 then
+            stored = stored .. sortable(-lane.tier_queue)
+        end
         return lane.is_rare and stored .. rare_of(lane) or stored
     end
 
@@ -215,6 +222,16 @@ local lanes = part(function(lanes)
             lanes.learn(wanted[n], stored)
         end
         rules.load(wanted)
+        if shard.groups > 0 then
+            local numbers = {}
+            for _, name in ipairs(wanted) do
+                local lane = known[name]
+                if lane and lane.tier_queue < 0 then
+                    numbers[#numbers + 1] = -lane.tier_queue
+                end
+            end
+            groups.load(numbers)
+        end
     end
 
     function lanes.rule(lane)
@@ -260,22 +277,40 @@ local lanes = part(function(lanes)
         end
     end
 
+    -- The lane's group in its tier queue; nil: it has none.
+    function lanes.group(lane)
+        return lane.tier_queue < 0 and groups.find(-lane.tier_queue) or nil
+    end
+
+    -- Put an idle lane into the tier queue, or the group in it, of its policy.
+    local function enter(lane, policy)
+        local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
+        local name = policy.group and groups.name_for(policy.group, lane.rule or lane.name)
+        lane.tier_queue, lane.vt = tier_queue.number, tier_queue.vt
+        if name then
+            local group = groups.of(tier_queue, name)
+            groups.add_lanes(group, 1)
+            lane.tier_queue, lane.vt = -group.number, group.inner_vt
+        end
+    end
+
     function lanes.make(name)
         local lane = lanes.find(name)
         if not lane then
-            shard.lanes_created, shard.lanes = shard.lanes_created + 1, shard.lanes + 1
+            shard.lanes = shard.lanes + 1
             lane = usual_table()
-            lane.number, lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked,
+            lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked,
                 lane.leased, lane.bytes, lane.published,
                 lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed,
                     lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
-                lane.gate, lane.latest = shard.lanes_created, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                lane.gate, lane.latest = IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                     shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
             lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = 0, 0, 0, 0
             begin_call(lane, name)
             local policy = lanes.rule(lane)
-            local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
-            lane.tier_queue, lane.vt = tier_queue.number, tier_queue.vt
+            enter(lane, policy)
+            shard.lanes_created = shard.lanes_created + 1
+            lane.number = shard.lanes_created
             known[name] = lane
             writes.set_member(keys.names, name, 0)
             lanes.touch(lane)
@@ -342,7 +377,8 @@ local lanes = part(function(lanes)
 
     local function index_of(place, wake, tier_queue, gate)
         if place == RUNNABLE then
-            return tier_queues[tier_queue].runnable
+            return tier_queue > 0 and tier_queues[tier_queue].runnable
+                or groups.runnable_key(-tier_queue)
         elseif place == AT_GATE then
             return gates.lanes_key(gate, tier_queue)
         elseif place == ASLEEP then
@@ -456,21 +492,59 @@ local lanes = part(function(lanes)
         return place == RUNNABLE or place == AT_GATE
     end
 
+    local function is_elsewhere(lane, policy)
+        local group, tier_queue = lanes.group(lane), tier_queues[lane.tier_queue]
+        if lane.tier_queue < 0 and not group then
+            return true
+        end
+        if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
+            return true
+        elseif not group and not policy.group then
+            return false
+        end
+        return groups.name_for(policy.group, lane.rule or lane.name) ~= (group and group.name
+            or false)
+    end
+
+    local function leave_group(lane)
+        local group = lanes.group(lane)
+        if group then
+            groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
+            groups.add_lanes(group, -1)
+        end
+    end
+
+    -- A lane of a group gets another place. A group that wakes earns no credit either.
+    local function place_in_group(lane, place, tier_queue)
+        local group = groups.find(-lane.tier_queue)
+        if can_deliver_at(place) and not can_deliver_at(lane.place) then
+            if groups.competing(group) == 0 then
+                group.vt = math.max(group.vt, tier_queue.vt)
+            end
+            lane.vt = math.max(lane.vt, group.inner_vt)
+        end
+        groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
+        groups.count(group, place == RUNNABLE, place == AT_GATE, 1)
+    end
+
     -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
         local policy = lanes.rule(lane)
-        local tier_queue = tier_queues[lane.tier_queue]
         lanes.before_move(lane)
-        -- in another tier queue it begins like a lane that wakes
-        if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
-            tier_queue = tier_queues.of(policy.pool, tier_of(policy))
-            lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = tier_queue.number,
-                tier_queue.vt, IDLE, 0, ''
+        -- in another tier queue or group it begins like a lane that wakes
+        if is_elsewhere(lane, policy) then
+            leave_group(lane)
+            enter(lane, policy)
+            lane.place, lane.wake, lane.gate = IDLE, 0, ''
         end
+        local tier_queue = tier_queues[lane.tier_queue]
         local place, wake = where(lane, policy, tier_queue)
+        if lane.tier_queue < 0 and place ~= lane.place then
+            place_in_group(lane, place, tier_queue)
+        end
         local gate = place == AT_GATE and lanes.gate_of(lane, policy) or ''
         if can_deliver_at(place) and lane.place ~= place then
-            if not can_deliver_at(lane.place) then
+            if not can_deliver_at(lane.place) and lane.tier_queue > 0 then
                 lane.vt = math.max(lane.vt, tier_queue.vt) -- sleeping earns no credit
             end
             if gate == '' or gates.is_open(gate) then
@@ -531,6 +605,9 @@ local lanes = part(function(lanes)
                 watched[#watched + 1] = lane.name
             end
             tallies.count(lane)
+            if lanes.group(lane) then
+                groups.add_lanes(lanes.group(lane), -1)
+            end
             known[lane.name], lane.is_changed = false, false
         end
         remove_all(names)
@@ -539,6 +616,9 @@ local lanes = part(function(lanes)
     -- Delete the lane with its counters.
     function lanes.forget(lane)
         lanes.before_move(lane)
+        if lanes.group(lane) then
+            groups.count(lanes.group(lane), lane.place == RUNNABLE, lane.place == AT_GATE, -1)
+        end
         lane.place, lane.wake = FULL, 0 -- in no index
         move(lane)
         forget_all({ lane })
@@ -567,8 +647,8 @@ local lanes = part(function(lanes)
             names[n] = string.sub(member, 8)
         end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
-            if not known[names[n]] and stored and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES
-                then
+            if shard.groups == 0 and not known[names[n]] and stored
+                and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
                 quiet[#quiet + 1], known[names[n]] = names[n], false
             else
                 others[#others + 1] = lanes.find(names[n]) or nil

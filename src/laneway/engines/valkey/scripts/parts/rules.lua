@@ -16,7 +16,7 @@ local rules = part(function(rules)
         'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe',
             'max_backlog', 'max_backlog_bytes', 'on_full',
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
-            'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency',
+            'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency', 'group',
     }
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds

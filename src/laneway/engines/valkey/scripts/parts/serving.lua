@@ -2,7 +2,7 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, adaptive, rules, gates, tallies, lanes, plain, messages, ids, settling
+-- uses: fairness, adaptive, rules, groups, gates, tallies, lanes, plain, messages, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
@@ -13,8 +13,12 @@ local serving = part(function(serving)
     -- a gate's entry precedes all lanes of the same virtual time, because its first lane is one of
     -- them
     local HEADS_FIRST = -1
+    local LANES_OF_GROUP = CHUNK -- looked up with it: a visit of weight 1 takes as many messages
+    -- where a call that passes lanes over begins: the position of the lane or group, times this,
+    -- plus the position of the lane in that group
+    local GROUPS_BEGIN = 2 ^ 26
 
-    -- A heap of {vt, number, lane or source}
+    -- A heap of {vt, number, lane, group or source}
 
     local function before(one, other)
         if one[1] ~= other[1] then
@@ -64,14 +68,65 @@ local serving = part(function(serving)
     -- A source: a sorted set that is read page by page, in the order of scores. Those of lanes are
     -- in their records too, which is faster than reading scores.
 
+    local function names_of(members)
+        local names = {}
+        for n, member in ipairs(members) do
+            names[n] = string.sub(member, 8)
+        end
+        return names
+    end
+
+    -- Read the groups among the members of an index, and the lanes that a visit of each needs at
+    -- least. They replace their members; the names of lanes replace the others.
+    local function read_groups(members, is_at_gate)
+        local numbers, firsts, more = {}, {}, {}
+        for _, member in ipairs(members) do
+            if string.byte(member, 8) == 29 then
+                numbers[#numbers + 1] = unpack_from('>I7', member)
+            end
+        end
+        groups.load(numbers)
+        for n, member in ipairs(members) do
+            local is_group = string.byte(member, 8) == 29
+            if is_group then -- '': the store lost it
+                members[n] = groups.find((unpack_from('>I7', member))) or ''
+            else
+                members[n] = string.sub(member, 8)
+            end
+            if not is_group or members[n] == '' then
+                firsts[#firsts + 1] = members[n]
+            elseif not (is_at_gate or calls.may_pass or calls.first_in[members[n]]) then
+                local found = names_of(call('ZRANGE', groups.runnable_key(members[n].number), 0,
+                    LANES_OF_GROUP - 1))
+                calls.first_in[members[n]], firsts[#firsts + 1] = found, found[1]
+                more[#more + 1] = found
+            end
+        end
+        lanes.load(firsts)
+        local others = {}
+        for _, found in ipairs(more) do
+            local lane = found[1] and lanes.find(found[1])
+            if lane and lane.ready < CHUNK then
+                for n = 2, #found do
+                    others[#others + 1] = found[n]
+                end
+            end
+        end
+        lanes.load(others)
+    end
+
     local function read_page(source)
         local last, found = source.offset + source.page - 1, nil
         if source.of_lanes then
             found = call('ZRANGE', source.name, source.offset, last)
-            for n = 1, #found do
-                found[n] = string.sub(found[n], 8)
+            if shard.groups > 0 then
+                read_groups(found, source.is_at_gate)
+            else
+                for n = 1, #found do
+                    found[n] = string.sub(found[n], 8)
+                end
+                lanes.load(found)
             end
-            lanes.load(found)
         else
             found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
         end
@@ -135,14 +190,25 @@ local serving = part(function(serving)
             end
         end
         local found, at = source.found, source.at
-        if source.of_lanes then
+        local position = source.offset - #found + at - 1
+        if source.of_lanes and type(found[at]) == 'table' then
+            local group = found[at]
+            source.at = at + 1
+            if calls.listed[group] then -- in another index, too
+                return advance(heap, source)
+            end
+            calls.listed[group] = true
+            push(heap, { group.vt, group.number, group, source, position })
+        elseif source.of_lanes then
             local lane = lanes.find(found[at])
             source.at = at + 1
             if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
             elseif (calls.only or calls.last_rank) and not takes(lane) then
                 if calls.may_pass <= 0 then -- the next call begins here
-                    calls.goes_on = math.max(calls.goes_on, source.offset - #found + at)
+                    calls.goes_on = math.max(calls.goes_on, source.in_group and
+                        source.in_group * GROUPS_BEGIN + position + 1
+                        or (position + 1) * GROUPS_BEGIN)
                     source.at, source.found, source.is_last = 1, {}, true
                     return
                 end
@@ -155,9 +221,24 @@ local serving = part(function(serving)
         end
     end
 
-    local function begin(heap, name, of_lanes)
-        advance(heap, { name = name, of_lanes = of_lanes, offset = of_lanes and calls.begins or 0,
-            page = PAGE, at = 1, found = {} })
+    local function begin(heap, name, of_lanes, is_at_gate)
+        advance(heap, { name = name, of_lanes = of_lanes, is_at_gate = is_at_gate, offset = of_lanes
+            and math.floor(calls.begins / GROUPS_BEGIN) or 0, page = PAGE, at = 1, found = {} })
+    end
+
+    -- Begin to read lanes of a group that is at this position in its tier queue. `first`: the first
+    -- runnable ones, if they were read with the group.
+    local function begin_in_group(heap, name, position, first)
+        local offset = 0
+        if position == math.floor(calls.begins / GROUPS_BEGIN) then
+            offset = calls.begins % GROUPS_BEGIN
+        end
+        local source = { name = name, of_lanes = true, in_group = position, offset = offset, page =
+            PAGE, at = 1, found = {} }
+        if first then
+            source.found, source.offset, source.is_last = first, #first, #first < LANES_OF_GROUP
+        end
+        advance(heap, source)
     end
 
     -- How many lanes can deliver, counted up to `most`. Gates that this call has shut are still
@@ -199,13 +280,30 @@ local serving = part(function(serving)
             local source = entry[4]
             if not source or source.of_lanes then
                 line.behind = source
-                return entry[3]
+                return entry[3], entry[5]
             end
             advance(line.heap, source)
             if gates.is_open(entry[3]) then
-                begin(line.heap, gates.lanes_key(entry[3], line.tier_queue.number), true)
+                begin(line.heap, gates.lanes_key(entry[3], line.tier_queue.number), true, true)
             end
         end
+    end
+
+    -- The lanes of a group that can deliver now, as far as this call has not visited them.
+    local function line_in(group, position)
+        local line = calls.in_groups[group]
+        if not line then
+            line = { heap = {}, tier_queue = tier_queues[group.tier_queue] }
+            begin_in_group(line.heap, groups.runnable_key(group.number), position,
+                calls.first_in[group])
+            for gate in pairs(group.at) do
+                if gates.is_open(gate) then
+                    begin_in_group(line.heap, gates.lanes_key(gate, -group.number), position)
+                end
+            end
+            calls.in_groups[group] = line
+        end
+        return line
     end
 
     -- Visits
@@ -226,11 +324,16 @@ local serving = part(function(serving)
     -- `permits`: those that the messages use together; `largest`: the most that one uses.
     local function charge(lane, tier_queue, policy, take, permits, largest, is_alone)
         lanes.before_move(lane)
-        tier_queue.vt = lane.vt
+        local reached = lane.vt
         lane.vt = lane.vt + stride(lane, tier_queue, policy, take)
         if is_alone then
-            tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, stride(lane, tier_queue,
-                policy, fairness.chunk(take, 2, policy.weight)))
+            reached = fairness.reached(reached, lane.vt, stride(lane, tier_queue, policy,
+                fairness.chunk(take, 2, policy.weight)))
+        end
+        if lane.tier_queue > 0 then
+            tier_queue.vt = reached
+        else
+            groups.find(-lane.tier_queue).inner_vt = reached
         end
         if policy.rate then
             lane.tat = fairness.take_permits(lanes.tat_of(lane, policy), shard.now, policy.step,
@@ -246,6 +349,22 @@ local serving = part(function(serving)
         end
         tier_queue.delivered = tier_queue.delivered + take
         lanes.count_deliveries(lane, take)
+    end
+
+    -- Charge a group for what its lanes delivered. `work`: what that is expected to cost, in a tier
+    -- that is fair by time.
+    local function charge_group(group, tier_queue, taken, work, is_alone)
+        local one_chunk = fairness.chunk(taken, 2, group.weight)
+        local before = group.vt
+        if tier_queue.by_time then
+            group.vt = before + fairness.stride_of_work(work, group.weight)
+            one_chunk = fairness.stride_of_work(math.floor(work * one_chunk / taken), group.weight)
+        else
+            group.vt = before + fairness.stride(taken, group.weight)
+            one_chunk = fairness.stride(one_chunk, group.weight)
+        end
+        tier_queue.vt = is_alone and fairness.reached(before, group.vt, one_chunk) or before
+        groups.touch(group)
     end
 
     -- What this call knows of a lane that it visited.
@@ -329,25 +448,77 @@ local serving = part(function(serving)
         return take
     end
 
-    -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
-    -- start the next one yet.
-    local function serve(line, room)
-        local count_of_lanes, taken = math.min(room, line.lanes), 0
-        while taken < room do
+    -- Visit a lane that was not chosen by its virtual time; its group pays, too.
+    local function visit_alone(lane, room, mids)
+        local tier_queue = tier_queues[lane.tier_queue]
+        local taken = visit(lane, tier_queue, room, 1, mids)
+        if taken > 0 and lane.tier_queue < 0 then
+            charge_group(groups.find(-lane.tier_queue), tier_queue, taken, taken
+                * expected_cost(lane, tier_queue), true)
+        end
+        return taken
+    end
+
+    -- Visit a lane of the line. Returns how much was taken, and whether it can deliver more.
+    local function serve_lane(lane, tier_queue, room, count_of_lanes)
+        if calls.startable <= 0 and lanes.rule(lane).limited then
+            -- a lane that is passed over would starve behind a worker with a full buffer
+            calls.withheld = true
+            return 0, true
+        end
+        local got = visit(lane, tier_queue, room, count_of_lanes)
+        return got, got > 0 and lane.ready > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0
+    end
+
+    -- Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
+    -- would get. Among many lanes and groups a visit of a lane takes as many as without groups.
+    local function serve_group(group, tier_queue, position, room, entries)
+        if calls.may_pass and calls.may_pass <= 0 and not calls.in_groups[group] then
+            if calls.goes_on < 0 then
+                calls.goes_on = position * GROUPS_BEGIN
+            end
+            return 0, false
+        end
+        local line, taken, work = line_in(group, position), 0, 0
+        local competing = groups.competing(group)
+        local count_of_lanes = competing > 1 and math.max(competing, entries) or 1
+        room = fairness.chunk(room, entries, group.weight)
+        while taken < room and not calls.withheld do
             local lane = next_lane(line)
             if not lane then
                 break
             end
-            if calls.startable <= 0 and lanes.rule(lane).limited then
-                -- a lane that is passed over would starve behind a worker with a full buffer
-                calls.withheld = true
+            local got, has_more = serve_lane(lane, tier_queue, room - taken, count_of_lanes)
+            taken, work = taken + got, work + got * expected_cost(lane, tier_queue)
+            if has_more then
+                push(line.heap, { lane.vt, lane.number, lane })
+            end
+        end
+        if taken > 0 then
+            charge_group(group, tier_queue, taken, work, entries <= 1)
+        end
+        return taken, line.heap[1] ~= nil or line.behind ~= nil
+    end
+
+    -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
+    -- start the next one yet.
+    local function serve(line, room)
+        local entries, taken = math.min(room, line.lanes), 0
+        while taken < room and not calls.withheld do
+            local entry, position = next_lane(line)
+            if not entry then
                 break
             end
-            local got = visit(lane, line.tier_queue, room - taken, count_of_lanes)
-            taken = taken + got
-            if got > 0 and lane.ready > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0 then
-                push(line.heap, { lane.vt, lane.number, lane })
+            local got, has_more
+            if entry.is_group then
+                got, has_more = serve_group(entry, line.tier_queue, position, room - taken, entries)
             else
+                got, has_more = serve_lane(entry, line.tier_queue, room - taken, entries)
+            end
+            taken = taken + got
+            if got > 0 and has_more then
+                push(line.heap, { entry.vt, entry.number, entry, nil, position })
+            elseif not calls.withheld then
                 line.lanes = line.lanes - 1
             end
         end
@@ -446,8 +617,7 @@ local serving = part(function(serving)
                 mids[#mids + 1] = mid
             end
         end
-        local taken = #mids > 0 and visit(lane, tier_queues[lane.tier_queue], #mids, 1, mids)
-            or 0
+        local taken = #mids > 0 and visit_alone(lane, #mids, mids) or 0
         for n = 1, taken do
             picked[#picked + 1] = mids[n]
         end
@@ -468,7 +638,7 @@ local serving = part(function(serving)
                         return
                     end
                     room = room - (lane.is_bucket and visit_folded(lane, topic, room)
-                        or not lane.is_bucket and visit(lane, tier_queues[lane.tier_queue], room, 1)
+                        or not lane.is_bucket and visit_alone(lane, room)
                         or 0)
                 end
             end
@@ -812,7 +982,8 @@ local serving = part(function(serving)
     -- microseconds, or nil.
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
-            visits = {}, order = {}, given = {}, withheld = false,
+            visits = {}, order = {}, given = {}, withheld = false, listed = {}, first_in = {},
+            in_groups = {},
             max_lease = max_lease or math.huge }
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}

@@ -3,7 +3,7 @@
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
 --
--- uses: fairness, adaptive, rules, writes, gates, lanes, results, messages, ids, merging
+-- uses: fairness, adaptive, rules, writes, groups, gates, lanes, results, messages, ids, merging
 
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
@@ -68,11 +68,17 @@ local settling = part(function(settling)
     -- Fair by time: charge the lane what its message really took. It never falls behind its tier.
     local function correct_cost(lane, lease, cost)
         local tier_queue = tier_queues[lane.tier_queue]
+        local group = lane.tier_queue < 0 and groups.find(-lane.tier_queue)
         cost = math.max(0, math.min(cost, lease.deadline - lease.granted))
-        local before = lane.vt
+        local before, more = lane.vt, cost - lease.charge
         lanes.before_move(lane)
-        lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge,
-            lanes.rule(lane).weight), math.min(tier_queue.vt, before))
+        lane.vt = math.max(before + fairness.stride_of_work(more, lanes.rule(lane).weight),
+            math.min(group and group.inner_vt or tier_queue.vt, before))
+        if group then
+            group.vt = math.max(group.vt + fairness.stride_of_work(more, group.weight),
+                math.min(tier_queue.vt, group.vt))
+            groups.touch(group)
+        end
         if cost > 0 then
             lane.mean = moved(lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean
                 or DEFAULT_MEAN, cost)

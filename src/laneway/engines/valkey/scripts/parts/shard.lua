@@ -27,6 +27,8 @@
 --   sweeps              pattern → the lane up to which its lanes were placed again
 --   lanes, names        lane's name → its record; all names in order, see lanes.lua
 --   run:N, heads:N      runnable lanes of tier queue N; its open gates by their first lane
+--   group_queues, group_numbers   groups of lanes, see groups.lua; run:-N, gate:-N:GATE: as those
+--                       of a tier queue, of group N
 --   gates, gate:N:KEY, gate_wakes    gates; lanes at gates; when shut gates open, see gates.lua
 --   gate_sets:GATE                   sets of lanes with several gates, of which this is one
 --   asleep, idle        lanes by the time at which they wake, or are forgotten
@@ -55,7 +57,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 6
+local LAYOUT = 7
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
@@ -174,7 +176,8 @@ local COUNTERS = {
         'lanes_created', 'lanes', 'waiting', 'bytes',
     'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired',
         'removed', 'alarm', 'max_backlog',
-    'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'tier_queues',
+    'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'groups',
+        'tier_queues',
 }
 
 -- A new number (of a message, or of a lease) is at least the server's time in this unit, so that a

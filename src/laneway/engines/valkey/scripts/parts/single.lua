@@ -2,7 +2,7 @@
 -- lane and counters of the shard, so the call reads and writes only these records: `begin` and
 -- `save` would cost three times as much as all the rest.
 --
--- uses: tallies, lanes, lane_heads, plain
+-- uses: groups, tallies, lanes, lane_heads, plain
 
 local single = part(function(single)
     local AT = {}
@@ -65,7 +65,7 @@ local single = part(function(single)
         run('HSET', keys.lanes, topic, pack(LANE_HEAD, big, old, busy, slow, place, number,
             ready + 1, delayed, parked, listed, bytes + size, published + 1, #latest, latest)
                 .. string.sub(stored, rest))
-        local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest)]
+        local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest) % IN_GROUP]
         tallies.count_one(topic, tier_queue[2], version, now)
         local record = packed(unpack(values, 1, PUBLISHED_AT)) .. tail
         run('SET', keys.shard, record)

@@ -1,0 +1,156 @@
+"""
+Groups in a transaction: the lanes of one group in a tier queue compete as one entry of it.
+
+A group's row is read when a lane of it is, changed in memory, and written at the end. It lives as
+long as it has lanes. What it counts follows the places of its lanes, see `Transaction.place`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from laneway.engines.shared.states import AT_GATE, RUNNABLE
+from laneway.engines.sqlite.rows import GROUP_COLUMNS, GroupQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from laneway.engines.sqlite.lane_cache import LaneCache
+    from laneway.engines.sqlite.rows import Lane, TierQueue
+
+    class Transaction(Protocol):
+        """What groups need of a transaction, which has them."""
+
+        @property
+        def lane_cache(self) -> LaneCache: ...
+
+        @property
+        def all(self) -> Callable[..., list[Any]]: ...
+        @property
+        def one(self) -> Callable[..., Any]: ...
+        @property
+        def run(self) -> Callable[..., int]: ...
+        @property
+        def insert(self) -> Callable[..., None]: ...
+        @property
+        def next_lane(self) -> Callable[[], int]: ...
+
+
+_dumps = msgspec.json.Encoder().encode
+
+
+class GroupQueues:
+    """The groups that a transaction has read or changed."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._cache = tx.lane_cache
+        self.dirty: dict[int, GroupQueue] = {}
+
+    def exist(self) -> bool:
+        """Whether the file has any group."""
+        cache = self._cache
+        if cache.has_groups is None:
+            cache.has_groups = bool(self._tx.one("group_any")[0])
+        return cache.has_groups
+
+    def load(self, numbers: Iterable[int]) -> None:
+        """Read groups by number, all in one statement."""
+        known = self._cache.groups
+        wanted = [number for number in numbers if number not in known]
+        if wanted:
+            for row in self._tx.all("groups_read", _dumps(wanted)):
+                self._add(GroupQueue(*row))
+
+    def load_of(self, lanes: Iterable[Lane]) -> None:
+        """Read the groups of lanes, all in one statement."""
+        self.load({-lane.tier_queue for lane in lanes if lane.tier_queue < 0})
+
+    def get(self, number: int) -> GroupQueue:
+        """The group of a number, which exists."""
+        if number not in self._cache.groups:
+            self.load([number])
+        return self._cache.groups[number]
+
+    def of(self, tier_queue: TierQueue, name: str) -> GroupQueue:
+        """The group of a name in a tier queue, made if it does not exist."""
+        cache = self._cache
+        number = cache.group_numbers.get((tier_queue.number, name))
+        if number is not None:
+            return cache.groups[number]
+        row = self._tx.one("group_find", name, tier_queue.number) if self.exist() else None
+        if row is not None and row[0] not in self.dirty:
+            return cache.groups.get(row[0]) or self._add(GroupQueue(*row))
+        group = self._add(
+            GroupQueue(
+                self._tx.next_lane(),
+                tier_queue.number,
+                name,
+                vt=tier_queue.vt,
+                inner_vt=0,
+                is_stored=False,
+            )
+        )
+        cache.has_groups = True
+        self.dirty[group.number] = group
+        return group
+
+    def _add(self, group: GroupQueue) -> GroupQueue:
+        self._cache.groups[group.number] = group
+        self._cache.group_numbers[group.tier_queue, group.name] = group.number
+        return group
+
+    def join(self, lane: Lane, group: GroupQueue) -> None:
+        """The lane is in the group from now on, idle."""
+        lane.tier_queue, lane.vt = -group.number, group.inner_vt
+        group.lanes += 1
+        self.dirty[group.number] = group
+
+    def leave(self, lane: Lane) -> None:
+        """The lane leaves its group. A group without lanes is forgotten."""
+        group = self.get(-lane.tier_queue)
+        self.count(group, lane.place, -1)
+        self.lose(group, 1)
+
+    def lose(self, group: GroupQueue, lanes: int) -> None:
+        """So many idle lanes of the group are gone."""
+        group.lanes -= lanes
+        self.dirty[group.number] = group
+        if group.lanes <= 0:
+            del self._cache.groups[group.number]
+            del self._cache.group_numbers[group.tier_queue, group.name]
+
+    def count(self, group: GroupQueue, place: int, change: int) -> None:
+        """A lane of the group came to this place (1), or left it (-1)."""
+        if place == RUNNABLE:
+            group.runnable += change
+        elif place == AT_GATE:
+            group.at_gate += change
+        self.dirty[group.number] = group
+
+    def touch(self, group: GroupQueue) -> None:
+        """The group was changed: write it at the end."""
+        self.dirty[group.number] = group
+
+    def write(self, moved: set[tuple[str, int]]) -> None:
+        """
+        Write what changed. Adds to `moved` the gates and tier queues whose first lane or group may
+        have changed.
+        """
+        if not self.dirty:
+            return
+        tx = self._tx
+        written: list[tuple[Any, ...]] = []
+        for number, group in self.dirty.items():
+            if group.lanes <= 0:
+                if group.is_stored:
+                    tx.run("group_delete", number)
+                continue
+            group.is_stored = True
+            written.append(tuple(getattr(group, column) for column in GROUP_COLUMNS))
+            if group.at_gate and tx.run("gate_entry_group_vt", group.vt, -number):
+                moved.update((gate, group.tier_queue) for (gate,) in tx.all("group_gates", -number))
+        self.dirty.clear()
+        tx.insert("group_write", written)

@@ -1,0 +1,200 @@
+-- Groups: lanes of a tier queue that compete as one. A group is an entry of the same indexes as
+-- lanes: in `run:P` of its tier queue P while it has runnable lanes, and in `gate:P:KEY` while it
+-- has lanes at the gates of that key, by its own virtual time `vt`. Its lanes are in `run:-N` and
+-- `gate:-N:KEY` for the group's number N, and have -N as their tier queue. A group has a record
+-- (hash `group_queues`, by number) as long as it has lanes; `group_numbers` has the numbers by tier
+-- queue and name.
+--
+-- `inner_vt`: the virtual time of the lane that was served last in it; `size`, `runnable`,
+-- `at_gate`: how many lanes it has, and has there; `at`: the keys of gates that it has lanes at.
+--
+-- uses: writes
+
+local GROUP = '\29' -- before the names of groups where they are beside lanes
+-- added to the tier queue in the record of a lane in a group; the group's number is behind it
+local IN_GROUP = 32768
+
+local groups = part(function(groups)
+    local known, changed
+
+    at_begin(function()
+        known, changed = {}, {}
+    end)
+
+    -- The group of a topic; false: none. The same as `topic_groups.group_of`.
+    function groups.name_for(template, topic)
+        if not template or not string.find(template, '{', 1, true) then
+            return template or false
+        end
+        local parts = {}
+        for each in string.gmatch(string.match(topic, '^[^#]*') .. '.', '([^.]*)%.') do
+            parts[#parts + 1] = each
+        end
+        local is_whole = true
+        local name = string.gsub(template, '{(%d+)}', function(n)
+            local found = parts[tonumber(n) + 1]
+            is_whole = is_whole and found ~= nil and found ~= '' and found ~= '*'
+            return found or ''
+        end)
+        return is_whole and name
+    end
+
+    local function decode(number, stored)
+        local name, tier_queue, vt, inner_vt, size, runnable, at_gate, weight, at =
+            values_of(stored)
+        return { number = number, name = name, tier_queue = tier_queue, vt = vt, inner_vt =
+            inner_vt, size = size, runnable = runnable, at_gate = at_gate, weight = weight,
+            at = at, is_group = true, was_runnable = runnable > 0 }
+    end
+
+    -- Read several at once.
+    function groups.load(numbers)
+        local wanted, fields = {}, {}
+        for _, number in ipairs(numbers) do
+            if known[number] == nil then
+                wanted[#wanted + 1], fields[#fields + 1] = number, text(number)
+                known[number] = false
+            end
+        end
+        for n, stored in ipairs(read_many(keys.group_queues, fields)) do
+            known[wanted[n]] = stored and decode(wanted[n], stored)
+        end
+    end
+
+    -- The group of a number; nil: the store lost it.
+    function groups.find(number)
+        if known[number] == nil then
+            groups.load({ number })
+        end
+        return known[number] or nil
+    end
+
+    -- The number of a lane in a group names the tier queue of that group.
+    local TIER_QUEUES = {
+        __index = function(_, number)
+            if type(number) == 'number' and number < 0 then
+                local group = groups.find(-number)
+                return rawget(tier_queues, group and group.tier_queue or 1)
+            end
+        end,
+    }
+    local is_linked = false
+
+    at_begin(function()
+        if not is_linked then -- functions of Lua do not exist while the library is loaded
+            setmetatable(tier_queues, TIER_QUEUES)
+            is_linked = true
+        end
+    end)
+
+    local function field_of(group)
+        return group.tier_queue .. ':' .. group.name
+    end
+
+    function groups.touch(group)
+        changed[group] = true
+    end
+
+    -- The group of a name in a tier queue, made if it does not exist. It is numbered like a lane.
+    function groups.of(tier_queue, name)
+        local number = writes.field(keys.group_numbers, tier_queue.number .. ':' .. name)
+        local group = number and groups.find(tonumber(number))
+        if not group then
+            shard.lanes_created, shard.groups = shard.lanes_created + 1, shard.groups + 1
+            group = { number = shard.lanes_created, name = name, tier_queue = tier_queue.number,
+                vt = tier_queue.vt, inner_vt = 0, size = 0, runnable = 0, at_gate = 0, weight = 1,
+                at = {}, is_group = true, was_runnable = false }
+            known[group.number] = group
+            writes.set_field(keys.group_numbers, field_of(group), text(group.number))
+        end
+        return group
+    end
+
+    -- How many of its lanes are runnable or at a gate.
+    function groups.competing(group)
+        return group.runnable + group.at_gate
+    end
+
+    -- How it is listed beside lanes.
+    function groups.member(group)
+        return sortable(group.number) .. GROUP .. group.name
+    end
+
+    -- The index of its runnable lanes.
+    function groups.runnable_key(number)
+        return key('run:-' .. text(number))
+    end
+
+    -- Lanes joined the group; negative: they left. A group without lanes is forgotten.
+    function groups.add_lanes(group, count)
+        group.size = group.size + count
+        changed[group] = true
+        if group.size <= 0 then
+            writes.set_field(keys.group_numbers, field_of(group), false)
+            known[group.number] = false
+            shard.groups = shard.groups - 1
+        end
+    end
+
+    -- Lanes of the group came to a place; negative: they left it.
+    function groups.count(group, is_runnable, is_at_gate, count)
+        if is_runnable then
+            group.runnable = group.runnable + count
+        elseif is_at_gate then
+            group.at_gate = group.at_gate + count
+        end
+        changed[group] = true
+    end
+
+    -- The first lane at a gate changed. Answers the tier queue whose order it changes.
+    function groups.at_gate(number, gate, has_lanes)
+        local group = groups.find(number)
+        for each in pairs(changed) do
+            group = group or (each.number == number and each)
+        end
+        if group then
+            group.at[gate] = has_lanes or nil
+            changed[group] = true
+            if not has_lanes then
+                call('ZREM', key('gate:' .. group.tier_queue .. ':' .. gate), groups.member(group))
+            end
+        end
+        return group and group.tier_queue
+    end
+
+    -- Write what changed. `moved(gate, tier_queue)` is called for gates where the order changes.
+    function groups.save(moved)
+        if next(changed) == nil then
+            return
+        end
+        local written, gone = {}, {}
+        for group in pairs(changed) do
+            local member, is_gone = groups.member(group), group.size <= 0
+            local is_runnable = not is_gone and group.runnable > 0
+            if is_runnable or group.was_runnable then
+                writes.set_member(key('run:' .. group.tier_queue), member, is_runnable and group.vt)
+                group.was_runnable = is_runnable
+            end
+            for gate in pairs(group.at) do
+                local name = key('gate:' .. group.tier_queue .. ':' .. gate)
+                if is_gone then
+                    call('ZREM', name, member)
+                else
+                    call('ZADD', name, group.vt, member)
+                end
+                moved(gate, group.tier_queue)
+            end
+            if is_gone then
+                gone[#gone + 1] = text(group.number)
+            else
+                local n = #written
+                written[n + 1], written[n + 2] = text(group.number), packed(group.name,
+                    group.tier_queue, group.vt, group.inner_vt, group.size, group.runnable,
+                    group.at_gate, group.weight, group.at)
+            end
+        end
+        changed = {}
+        call_many('HSET', keys.group_queues, written, 2)
+        call_many('HDEL', keys.group_queues, gone, 1)
+    end
+end)
