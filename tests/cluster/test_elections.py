@@ -333,6 +333,23 @@ def test_hanging_career(app: Laneway, log: Log) -> None:
         assert app.election("j").state().handed_over is False
 
 
+def test_method_that_does_not_return(
+    app: Laneway, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not keep a program that was stopped from ending, once the term is lost."""
+    ended = threading.Event()
+    election = app.election("t", plain(log, lambda _: ended.wait()), term=2.0, hand_over_within=0.5)
+    thread = election.start()
+    log.wait_for("execute")
+    election.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "its holder has not handed over within 0.5 s" in caplog.text
+    assert "its method does not return; it is given up" in caplog.text
+    assert election.state().state == "free"
+    ended.set()
+
+
 def test_lost_coroutine(app: Laneway, log: Log) -> None:
     """A coroutine whose term is lost is cancelled, and `hand_over` is not called."""
 

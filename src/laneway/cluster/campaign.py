@@ -208,7 +208,7 @@ class Campaign:
     async def _serve(self, term: Term) -> bool:
         """Hold a term to its end. Returns whether nothing failed."""
         renewal = self._renewal = TermRenewal(self._store, term, self._times)
-        career = CareerRunner(self._make, term)
+        career = CareerRunner(self._make, term, lambda: self._is_stopping)
         renewal.start()
         handed_over = False
         try:

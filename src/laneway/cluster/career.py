@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 
     from laneway.cluster.term import Term
 
+log = logging.getLogger("laneway.election")
+
 METHODS = ("inaugurate", "execute", "hand_over")
 
 INSIST_SECONDS = 1.0
-"""A method that has lost the term gets the error again after so long."""
+"""
+A method that has lost the term gets the error again after so long; if its candidate is stopped, it
+is given up then.
+"""
 
 
 class Career(Protocol):
@@ -72,11 +78,14 @@ def check_career(call: str, make: object) -> None:
 
 
 class CareerRunner:
-    """Makes the object of one term and calls its methods."""
+    """Makes the object of one term and calls its methods, until its candidate is stopped."""
 
-    def __init__(self, make: Callable[[], Any], term: Term) -> None:
+    def __init__(
+        self, make: Callable[[], Any], term: Term, is_stopping: Callable[[], bool]
+    ) -> None:
         self._term = term
         self._make = make
+        self._is_stopping = is_stopping
         self._career: Any = None
         self._thread: CareerThread | None = None
 
@@ -123,6 +132,14 @@ class CareerRunner:
             while not running.done():
                 stop()
                 await asyncio.wait((running,), timeout=INSIST_SECONDS)
+                if self._is_stopping() and not running.done():
+                    log.warning(
+                        "election %s: term %d is lost and this candidate is stopped, but its"
+                        " method does not return; it is given up",
+                        self._term.name,
+                        self._term.number,
+                    )
+                    raise self._term.loss()
         except asyncio.CancelledError:  # the campaign is over, at once
             stop()
             raise
