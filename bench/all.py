@@ -34,6 +34,7 @@ BENCHES = (
     "typed",
     "workers",
     "features",
+    "subscriptions",
 )
 ON_SERVERS = ("waiting", "scale", "shards", "locality")
 """Benchmarks of servers only."""
@@ -67,6 +68,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("policies", {"topics": "ratio"}, "set, ms", 2.0, False),
     ("limited", {"topics": "ratio"}, "lease 500, ms", 2.0, False),
     ("adaptive", {}, "ratio", 0.8, True),
+    ("subscriptions", {}, "ratio", 1.2, False),
     ("fairness", {"": "quiet topics' wait p99, ms"}, "ratio", 2.0, False),
     (
         "shares",

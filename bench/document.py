@@ -116,6 +116,11 @@ SECTIONS = (
         ' `concurrency="auto"`, beside the best fixed limit.',
     ),
     Section(
+        "subscriptions",
+        "Subscriptions",
+        "What a subscription's copy costs beside a plain message, over put, lease and settle.",
+    ),
+    Section(
         "top",
         "Lists of the largest topics",
         "The time of `topics(order=…)`, the first 20, among 1,000,000 topics.",

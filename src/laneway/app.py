@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from laneway.producing.spool import Spool
     from laneway.producing.spool_file import SpoolStatus
     from laneway.schedules.store import Planned, Schedule
-    from laneway.subscriptions import Kind, Where
+    from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.decorator import TaskKeywords
     from laneway.tasks.task import AsyncTask
     from laneway.tiers import Tier
@@ -403,6 +403,7 @@ class Laneway:
         name: str,
         *,
         kind: Kind = "shared",
+        start: Start = "now",
         where: Where | None = None,
         **unknown: Never,
     ) -> None:
@@ -412,18 +413,29 @@ class Laneway:
 
         Arguments: `kind`: `"shared"`: its consumers compete. `"exclusive"`, `"failover"`: there is
         one consumer (`Topic.consumer`); a second one is refused, or takes over when the first one
-        ends. Both need a topic's own name. `where`: values by header, like `{"type": "order.*"}`:
-        it gets only messages whose headers match all of them; a value may be a list, and end in
-        `*`.
+        ends. Both need a topic's own name. `start`: `"all waiting"`: copy what waits in the topic,
+        too, up to 100,000 messages; this opens the store. `where`: values by header, like
+        `{"type": "order.*"}`: it gets only messages whose headers match all of them; a value may be
+        a list, and end in `*`.
 
         It is a setting of the topic's policy: as `policy`, it belongs to the program before the
-        store is opened. A second call changes its settings. Raises BadPolicy, UsageError.
+        store is opened. A second call changes its settings. Raises BadPolicy, UsageError; with
+        `start="all waiting"` also Refused, BacklogFull.
         """
         config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
         settings = admin_subscriptions.settings_of(kind, where)
-        engine = self._holder.opened if self._holder.is_open else None
-        for changed, fields in admin_subscriptions.changes(engine, pattern, name, settings):
-            self._holder.set_policy(changed, fields)
+        copies_waiting = admin_subscriptions.check_start(pattern, name, start)
+        engine = self.engine if copies_waiting or self._holder.is_open else None
+        changes = admin_subscriptions.changes(engine, pattern, name, settings)
+
+        def declare() -> None:
+            for changed, fields in changes:
+                self._holder.set_policy(changed, fields)
+
+        if copies_waiting:
+            admin_subscriptions.copy_waiting(self.engine, pattern, name, declare)
+        else:
+            declare()
 
     def unsubscribe(self, pattern: str, name: str) -> int:
         """

@@ -162,6 +162,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """Each lane's part of the least concurrency, if it adapts."""
     is_copied: bool = False
     """Whether a message may have copies, or is not stored itself."""
+    stores_plainly: bool = False
+    """As `accepts_plainly`, but the message may have copies."""
     accepts_plainly: bool = False
     """
     Whether a message without options is only appended to its topic's one lane: nothing merges,
@@ -194,14 +196,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         is_one_lane = self.partitions == 1 and self.buckets is None
         is_copied = bool(self.subscriptions) or not self.own_backlog
         derive(self, "is_copied", is_copied)
-        derive(
-            self,
-            "accepts_plainly",
-            is_one_lane
-            and self.merge is None
-            and self.ttl is None
-            and not (self.limits_backlog or is_copied),
+        stores_plainly = (
+            is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog
         )
+        derive(self, "stores_plainly", stores_plainly)
+        derive(self, "accepts_plainly", stores_plainly and not is_copied)
 
 
 def _expected(what: str) -> Callable[[object], BadPolicy]:

@@ -33,6 +33,12 @@ How the consumers of a subscription divide its messages.
 is one, the next one takes over.
 """
 
+Start = Literal["now", "all waiting"]
+"""
+What a new subscription gets first. `"now"`: what is published from now on. `"all waiting"`: copies
+of the messages that wait in its topic, too.
+"""
+
 Where = dict[str, "str | list[str]"]
 """Values by header; a value may end in `*`, and several are alternatives."""
 

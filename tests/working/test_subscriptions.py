@@ -150,6 +150,42 @@ def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
         assert app.topic("orders.eu").stats().waiting == 1
 
 
+def test_all_waiting_messages(tmp_path: Path) -> None:
+    """A new subscription gets what waits in its topics, in order, once, as `where` says."""
+    with application(tmp_path) as app:
+        app.publish_many(
+            Message("orders.eu", n, headers={"type": "a" if n % 2 else "b"}) for n in range(1200)
+        )
+        app.publish("orders.eu", "mine", id="mine", priority=5, headers={"type": "a"})
+        app.publish("orders.us", "late", delay=3600)
+        app.subscribe("orders.*", "audit", start="all waiting", where={"type": "a"})
+        audit = app.topic("orders.eu#audit")
+        app.subscribe("orders.*", "audit", start="all waiting")
+        assert audit.stats().waiting == 601
+        assert [each.body for each in audit.peek(3)] == ["mine", 1, 3]
+        assert app.topic("orders.us#audit").stats().waiting == 0
+        app.topic("orders.us").subscribe("all", start="all waiting")
+        assert app.topic("orders.us#all").stats().delayed == 1
+        app.publish("orders.eu", "mine", id="mine", headers={"type": "a"})
+        assert audit.stats().waiting == 601
+        app.publish("orders.eu", "new", headers={"type": "a"})
+        assert audit.stats().waiting == 602
+
+
+def test_wrong_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with application(tmp_path) as app:
+        with pytest.raises(BadPolicy, match='expected start to be "now" or "all waiting"'):
+            app.subscribe("orders", "audit", start="then")  # type: ignore[arg-type]
+        app.publish_many(Message("orders", n) for n in range(3))
+        app.policy("orders#audit", max_backlog=2)
+        with pytest.raises(BacklogFull, match="subscription audit of orders: topic orders#audit"):
+            app.subscribe("orders", "audit", start="all waiting")
+        monkeypatch.setattr("laneway.admin.subscriptions.MOST_COPIED", 2)
+        with pytest.raises(Refused, match="3 messages wait, and at most 2 can be copied"):
+            app.subscribe("orders", "other", start="all waiting")
+        assert [each.name for each in app.topic("orders").subscriptions()] == ["audit"]
+
+
 def test_async_variants(tmp_path: Path) -> None:
     async def run(app: Laneway) -> None:
         topic = app.topic("orders")

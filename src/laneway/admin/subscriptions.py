@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from laneway import subscriptions
-from laneway.engines.base import TopicStats  # noqa: TC001  # the type of a field
-from laneway.errors import BadPolicy, Refused
+from laneway.engines.shared.copies import NOT_COPIED
+from laneway.errors import BacklogFull, BadPolicy, Refused
+from laneway.headers import SIGNALS
+from laneway.message import Draft
 from laneway.policy import check_fields, check_pattern, is_pattern, sources
-from laneway.subscriptions import FIELD, Kind, Where
+from laneway.subscriptions import FIELD, Kind, Start, Where
 
 if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine
+    from collections.abc import Callable, Iterator
+
+    from laneway.engines.base import FullEngine, MessageView
     from laneway.policy import Layers
 
-OPTIONS = ("kind", "where")
+OPTIONS = ("kind", "start", "where")
 """The options of `subscribe`."""
 
 PAGE = 1000
 """Topics that are listed at once."""
+
+MOST_COPIED = 100_000
+"""Most waiting messages of a topic that `start="all waiting"` copies."""
+
+PUT_SIZE = 500
+"""Copies that one call puts."""
+
+_GENERATED = re.compile(r"[0-9a-f]+-[0-9a-f]+")
+"""What an id looks like that an engine may have generated."""
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +88,90 @@ def changes(
     return [declaration, *_without_pool(engine, topic)]
 
 
+def check_start(pattern: str, name: str, start: object) -> bool:
+    """Whether waiting messages are to be copied. Raises BadPolicy."""
+    if start not in get_args(Start):
+        raise BadPolicy(
+            f'subscription {name} of {pattern}: expected start to be "now" or "all waiting", got'
+            f" {start!r:.80}"
+        )
+    return start == "all waiting"
+
+
+def copy_waiting(engine: FullEngine, pattern: str, name: str, declare: Callable[[], None]) -> int:
+    """
+    Declare a subscription by `declare`, and copy what waits in its topics. Nothing is copied to one
+    that a topic has already. Returns how many messages were copied. Raises Refused, BacklogFull.
+    """
+    topics = [
+        topic
+        for topic in _topics_of(engine, pattern)
+        if name not in {each.name for each in engine.policy_of(topic).subscriptions}
+    ]
+    for topic in topics:
+        waiting = engine.topic_stats(topic).waiting
+        if waiting > MOST_COPIED:
+            raise Refused(
+                f"subscription {name} of {topic}: {waiting:,} messages wait, and at most"
+                f' {MOST_COPIED:,} can be copied; subscribe with start="now"'
+            )
+    declare()
+    return sum(_copy_waiting(engine, topic, name) for topic in topics)
+
+
+def _copy_waiting(engine: FullEngine, topic: str, name: str) -> int:
+    """
+    What was published before the subscription is copied. A message that was published while it was
+    declared may have two copies, but none is left out.
+    """
+    subscription = next(
+        (each for each in engine.policy_of(topic).subscriptions if each.name == name), None
+    )
+    if subscription is None:
+        return 0  # it was removed meanwhile
+    declared_us = engine.time_us(topic)
+    views = [
+        view
+        for view in engine.topic_peek(topic, limit=2 * MOST_COPIED)
+        if view.published_us <= declared_us and subscription.takes(view.headers)
+    ]
+    drafts = [draft for view in views for draft in _copies(view, name, declared_us)]
+    for first in range(0, len(drafts), PUT_SIZE):
+        for receipt in engine.put(drafts[first : first + PUT_SIZE]):
+            if receipt.outcome == "refused":
+                raise BacklogFull(f"subscription {name} of {topic}: {receipt.reason}", [receipt])
+    return len(drafts)
+
+
+def _copies(view: MessageView, name: str, now_us: int) -> Iterator[Draft]:
+    """The copy of a waiting message; several, if messages have merged into it."""
+    headers = {
+        header: text for header, text in (view.headers or {}).items() if header not in NOT_COPIED
+    }
+    is_waiting = view.since_us > now_us and SIGNALS not in (view.headers or {})
+    bodies = view.bodies or [view.body]
+    for number, body in enumerate(bodies):
+        copy_id = view.id
+        if _GENERATED.fullmatch(copy_id) or len(bodies) > 1:
+            copy_id = f"{copy_id}:{name}:{number}"
+        yield Draft(
+            subscriptions.topic_of(view.topic, name),
+            body,
+            view.key,
+            view.priority,
+            at_us=view.since_us if is_waiting else None,
+            id=copy_id,
+            headers=headers or None,
+        )
+
+
+def _topics_of(engine: FullEngine, pattern: str) -> list[str]:
+    """The topics of a pattern that hold something; a topic's own name."""
+    if not is_pattern(pattern):
+        return [pattern]
+    return [name for name in _names(engine, pattern) if not subscriptions.is_copy(name)]
+
+
 def _without_pool(engine: FullEngine | None, topic: str) -> list[tuple[str, dict[str, Any]]]:
     """Return a subscription that had one consumer, and a pool of its own, to its usual pool."""
     if engine is None or engine.policy_of(topic).pool != subscriptions.consumer_pool(topic):
@@ -99,7 +197,7 @@ def _info(
     layer: str,
 ) -> SubscriptionInfo:
     name = subscriptions.topic_of(topic, subscription.name)
-    stats: TopicStats = engine.topic_stats(name)
+    stats = engine.topic_stats(name)
     return SubscriptionInfo(
         name=subscription.name,
         topic=name,
@@ -149,14 +247,17 @@ def _topics(engine: FullEngine, pattern: str, name: str) -> list[str]:
     """The topics of a pattern whose subscription holds something."""
     if not is_pattern(pattern):
         return [pattern]
-    found: list[str] = []
+    parts = map(subscriptions.split, _names(engine, pattern))
+    return [base for base, subscription in parts if subscription == name]
+
+
+def _names(engine: FullEngine, pattern: str) -> list[str]:
+    """The topics of a pattern that hold something, those of subscriptions included."""
+    names: list[str] = []
     after: str | None = None
     while True:
         page = engine.topic_list(order="name", pattern=pattern, limit=PAGE, after=after)
-        for stats in page:
-            base, subscription = subscriptions.split(stats.topic)
-            if subscription == name:
-                found.append(base)
+        names += [stats.topic for stats in page]
         if len(page) < PAGE:
-            return found
+            return names
         after = page[-1].topic

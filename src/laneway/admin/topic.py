@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
-    from laneway.subscriptions import Kind, Where
+    from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.host import Host
     from laneway.units import Duration
 
@@ -96,13 +96,20 @@ class Topic:
         }
 
     def subscribe(
-        self, /, name: str, *, kind: Kind = "shared", where: Where | None = None, **unknown: Never
+        self,
+        /,
+        name: str,
+        *,
+        kind: Kind = "shared",
+        start: Start = "now",
+        where: Where | None = None,
+        **unknown: Never,
     ) -> Topic:
         """
         Give the topic a named reader with a copy of each new message; see `Laneway.subscribe`.
         Returns the topic of the copies, like `orders#audit`. Raises BadPolicy, UsageError.
         """
-        self._host.subscribe(self.name, name, kind=kind, where=where, **unknown)
+        self._host.subscribe(self.name, name, kind=kind, start=start, where=where, **unknown)
         return Topic(self._host, topic_of(self.name, name))
 
     def unsubscribe(self, name: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
-from laneway.subscriptions import Kind
+from laneway.subscriptions import Kind, Start
 
 if TYPE_CHECKING:
     from laneway.subscriptions import Where
@@ -81,6 +81,13 @@ def where_in_words(where: Where) -> str:
     ),
 )
 @click.option(
+    "--start",
+    type=click.Choice(get_args(Start)),
+    default="now",
+    show_default=True,
+    help='What it gets first; "all waiting": also copies of what waits in its topics now.',
+)
+@click.option(
     "--where",
     multiple=True,
     metavar="HEADER=VALUE",
@@ -90,7 +97,9 @@ def where_in_words(where: Where) -> str:
     ),
 )
 @pass_session
-def add(session: Session, pattern: str, name: str, kind: Kind, where: tuple[str, ...]) -> None:
+def add(
+    session: Session, pattern: str, name: str, kind: Kind, start: Start, where: tuple[str, ...]
+) -> None:
     """
     Give the topics of PATTERN a subscription NAME, as the operator: it gets a copy of each message
     that is published from now on.
@@ -99,9 +108,19 @@ def add(session: Session, pattern: str, name: str, kind: Kind, where: tuple[str,
 
     settings = subscriptions.settings_of(kind, _where(where))
     engine = session.engine(create=True)
-    for changed, fields in subscriptions.changes(engine, pattern, name, settings):
-        engine.policy_set("operator", changed, fields)
-    say(f"{pattern} has the subscription {name}")
+    changes = subscriptions.changes(engine, pattern, name, settings)
+
+    def declare() -> None:
+        for changed, fields in changes:
+            engine.policy_set("operator", changed, fields)
+
+    copied = ""
+    if subscriptions.check_start(pattern, name, start):
+        count = subscriptions.copy_waiting(engine, pattern, name, declare)
+        copied = f"; {count:,} waiting messages were copied"
+    else:
+        declare()
+    say(f"{pattern} has the subscription {name}{copied}")
 
 
 def _where(texts: tuple[str, ...]) -> Where | None:

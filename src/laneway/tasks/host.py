@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from laneway.policy import PolicyOptions
     from laneway.producing.producer import Producer
     from laneway.producing.publish_options import PublishOptions
-    from laneway.subscriptions import Kind, Where
+    from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.waiter import ResultWaiter
     from laneway.units import Duration
     from laneway.working.handler import Handlers
@@ -102,6 +102,7 @@ class Host(Protocol):
         name: str,
         *,
         kind: Kind = "shared",
+        start: Start = "now",
         where: Where | None = None,
         **unknown: Never,
     ) -> None:

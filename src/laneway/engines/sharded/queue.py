@@ -312,6 +312,18 @@ class ShardedQueue(ABC):
             return partition
         return zlib.crc32(draft.id.encode()) if draft.id is not None else next(self._spread)
 
+    def _partition_on(self, shard: int, draft: Draft, route: Route) -> int:
+        """
+        What selects the partition of a message that goes to a shard: as `_partition_of`, but all of
+        the shard's partitions in turns.
+        """
+        if spread_of(draft, route) is not None or draft.id is not None:
+            return self._partition_of(draft, route)
+        shards = self._namespace.shards
+        first = (shard - route.shard) % shards
+        here = max(1, -(-(route.policy.partitions - first) // shards))
+        return first + next(self._spread) % here * shards
+
     # Lease
 
     def lease(

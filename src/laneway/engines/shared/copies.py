@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from laneway.policy import Resolved
 
-MOST_AT_ONCE = 2_000
+MOST_AT_ONCE = 1_000
 """
 Most messages that one call puts where messages have copies, so that many subscriptions do not keep
 a shard from others for long. One message with its copies is never divided.

@@ -127,12 +127,12 @@ def _put_copied(
         for each in (draft, *its)
     ]
     every_policy = tx.policies([draft.topic for draft in every])
-    for draft, policy in zip(every, every_policy, strict=True):
-        check_draft(draft, policy, tx.now)
+    plains = list(map(_is_stored_plainly, every, every_policy))
+    for draft, policy, plain in zip(every, every_policy, plains, strict=True):
+        if not plain or len(draft.body) > policy.max_body:
+            check_draft(draft, policy, tx.now)
     intake = _Intake(tx, only_plain=False)
-    specials = list(map(intake.special, every, every_policy))
-    intake.load(every, every_policy, specials)
-    entries = iter(list(map(_Entry, every, every_policy, specials)))
+    entries = iter(intake.entries(every, every_policy, plains))
     receipts: list[Receipt] = []
     full: dict[str, Receipt] = {}
     for its in copies:
@@ -172,9 +172,17 @@ def put_from_inbox(
 
 def is_plain(draft: Draft, policy: Resolved) -> bool:
     """Whether the message only has to be appended to its topic's lane, as most messages."""
+    return policy.accepts_plainly and _has_no_options(draft)
+
+
+def _is_stored_plainly(draft: Draft, policy: Resolved) -> bool:
+    """As `is_plain`, for a message that may have copies."""
+    return policy.stores_plainly and _has_no_options(draft)
+
+
+def _has_no_options(draft: Draft) -> bool:
     return (
-        policy.accepts_plainly
-        and (
+        (
             draft.headers is None
             or (SIGNALS_HEADER not in draft.headers and COST not in draft.headers)
         )
@@ -199,11 +207,11 @@ class _Special(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A message or a copy, with what is known of it."""
+    """A message or a copy, with what is known of it. `special`: None for a plain one."""
 
     draft: Draft
     policy: Resolved
-    special: _Special
+    special: _Special | None
 
 
 class _Intake:
@@ -364,7 +372,7 @@ class _Intake:
         """Accept a message with all its copies, or none of them: it is known, or one is refused."""
         tx, draft = self.tx, entry.draft
         if not is_copied(draft, entry.policy):
-            return self.accept(*entry)
+            return self._accept_entry(entry)
         is_stored = entry.policy.own_backlog
         if is_stored and draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
             return Receipt(draft.id, draft.topic, "duplicate")
@@ -372,7 +380,7 @@ class _Intake:
             reason = self._why_full(*copy)
             if reason is not None:
                 return Receipt(draft.id or "", copy.draft.topic, "refused", None, reason)
-        receipt = self.accept(*entry) if is_stored else None
+        receipt = self._accept_entry(entry) if is_stored else None
         if receipt is not None and receipt.outcome == "refused":
             return receipt
         if (
@@ -383,8 +391,8 @@ class _Intake:
             return Receipt(draft.id or "", draft.topic, "refused", None, reason)
         receipts = [
             self.append(copy.draft)
-            if is_plain(copy.draft, copy.policy)
-            else self.accept(*copy, is_copy=True)
+            if copy.special is None
+            else self.accept(copy.draft, copy.policy, copy.special, is_copy=True)
             for copy in copies
         ]
         if receipt is not None:
@@ -394,10 +402,36 @@ class _Intake:
             tx.shard.removed += 1
         return receipt_of_copies(draft, receipts)
 
-    def _why_full(self, draft: Draft, policy: Resolved, special: _Special) -> str | None:
+    def entries(
+        self, drafts: Sequence[Draft], policies: Sequence[Resolved], plains: Sequence[bool]
+    ) -> list[_Entry]:
+        """Read what messages and copies need. Plain ones need only their lanes."""
+        self.tx.load_names(
+            {draft.topic for draft, plain in zip(drafts, plains, strict=True) if plain}
+        )
+        entries = [
+            _Entry(draft, policy, None if plain else self.special(draft, policy))
+            for draft, policy, plain in zip(drafts, policies, plains, strict=True)
+        ]
+        others = [
+            (draft, policy, special) for draft, policy, special in entries if special is not None
+        ]
+        if others:
+            self.load(*zip(*others, strict=True))
+        return entries
+
+    def _accept_entry(self, entry: _Entry) -> Receipt:
+        draft, policy, special = entry
+        if special is None:
+            if not self.tx.rules.has_backlog_limit:
+                return self.append(draft)
+            special = self.special(draft, policy)
+        return self.accept(draft, policy, special)
+
+    def _why_full(self, draft: Draft, policy: Resolved, special: _Special | None) -> str | None:
         """Why a copy refuses its message: there is no room for it, and none can be made."""
         tx = self.tx
-        if not policy.limits_backlog:
+        if special is None or not policy.limits_backlog:
             return None
         if draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
             return None

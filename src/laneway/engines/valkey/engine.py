@@ -176,7 +176,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         space = self._space
         while True:
             version = space.routes.version
-            page = self._encoded(drafts, is_whole=is_whole, is_forwarded=forwarded is not None)
+            page = self._encoded(
+                shard, drafts, is_whole=is_whole, is_forwarded=forwarded is not None
+            )
             drafts = drafts[: page.count]
             known = space.routes.known_own(page.drafts)
             head = (
@@ -232,7 +234,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             self._space.agree(shard, answer[1])
         return True
 
-    def _encoded(self, drafts: Sequence[Draft], *, is_whole: bool, is_forwarded: bool) -> _PutPage:
+    def _encoded(
+        self, shard: int, drafts: Sequence[Draft], *, is_whole: bool, is_forwarded: bool
+    ) -> _PutPage:
         """
         The arguments of one call of `put`: of all drafts, or (`is_whole` is False, or they have
         many copies) of the first, as many as a call may have.
@@ -250,7 +254,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 copies = copies_of(draft, route.policy)
                 if messages and not is_forwarded and len(messages) + len(copies) >= PLAIN_AT_ONCE:
                     break
-                if self._add_copied(page, draft, route, copies):
+                if self._add_copied(shard, page, draft, route, copies):
                     most = most_if_rich
             elif _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
@@ -260,12 +264,12 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 break
             else:
                 most = most_if_rich
-                page.add_rich(self._rich(draft, route))
+                page.add_rich(self._rich(shard, draft, route))
         page.end(drafts)
         return page
 
     def _add_copied(
-        self, page: _PutPage, draft: Draft, route: Route, copies: Sequence[Draft]
+        self, shard: int, page: _PutPage, draft: Draft, route: Route, copies: Sequence[Draft]
     ) -> bool:
         """Add a message with its copies. Returns whether one of them is not plain."""
         is_stored, has_rich = route.policy.own_backlog, False
@@ -278,7 +282,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 page.add_plain(each, _plain_message(each, its, page.heads))
             else:
                 has_rich = True
-                page.add_rich(self._rich(each, its))
+                page.add_rich(self._rich(shard, each, its))
         return has_rich
 
     def _is_plain_id(self, draft: Draft) -> bool:
@@ -286,13 +290,13 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         assert draft.id is not None
         return draft.signal is None and not draft.own and self._space.generated(draft.id) is None
 
-    def _rich(self, draft: Draft, route: Route) -> bytes:
+    def _rich(self, shard: int, draft: Draft, route: Route) -> bytes:
         policy = route.policy
         mkey = merge_key(draft) if merges(draft, route) else None
         spread = None
         if policy.partitions > 1:
             spread = (
-                self._partition_of(draft, route)
+                self._partition_on(shard, draft, route)
                 if self._space.shards > 1
                 else spread_of(draft, route)
             )
@@ -416,7 +420,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             every = self._with_copies(published)
             routes = [space.routes.route(draft.topic) for _, draft, _ in every]
             messages = [
-                self._rich(draft, route) for (_, draft, _), route in zip(every, routes, strict=True)
+                self._rich(shard, draft, route)
+                for (_, draft, _), route in zip(every, routes, strict=True)
             ]
             places = [
                 (call.row_of(at), len(draft.body) > route.policy.max_body, *group)

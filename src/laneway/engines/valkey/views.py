@@ -21,6 +21,7 @@ from laneway.engines.shared.tallies import together as added_up
 from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import records
 from laneway.policy import is_pattern
+from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -161,13 +162,15 @@ def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int
     view.load_policies(topics)
     for topic in topics:
         policy = view.policy(topic)
+        parts = range(policy.partitions)
+        names = [lane_name(policy, topic, None, part)[0] for part in parts]
+        routes = view.space.routes
+        if is_copy(topic):  # each of its lanes may be on each shard of its topic
+            wanted += [(topic, shard, name) for shard in routes.shards_of(topic) for name in names]
+            continue
         wanted += [
-            (
-                topic,
-                view.space.routes.shard_of(topic, part),
-                lane_name(policy, topic, None, part)[0],
-            )
-            for part in range(policy.partitions)
+            (topic, routes.shard_of(topic, part), name)
+            for part, name in zip(parts, names, strict=True)
         ]
     found: dict[str, list[tuple[int, Lane]]] = {topic: [] for topic in topics}
     stored = read_stored(view, [(shard, name) for _, shard, name in wanted])
