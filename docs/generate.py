@@ -25,6 +25,7 @@ import laneway
 from laneway import Laneway, errors, policy
 from laneway.cli.main import COMMANDS, main
 from laneway.engines.valkey import address
+from laneway.gateway import openapi
 from laneway.gateway.problems import KINDS
 from laneway.gateway.route_table import ROUTES
 from laneway.working.options import Options, WorkerOptions
@@ -783,6 +784,7 @@ GENERATED = {
     "api.md": api_page,
     "cli.md": cli_page,
     "http.md": http_page,
+    "openapi.json": lambda: openapi.encoded(ROUTES).decode(),
     "settings.md": settings_page,
     "policy.md": policy_page,
     "metrics.md": metrics_page,

@@ -96,7 +96,7 @@ def test_form_is_refused(api: Api) -> None:
 
 def test_hostile_topics(api: Api, app: Laneway) -> None:
     """A topic's name may have any character that it may have in a program."""
-    for encoded, name in (("a%2Fb%20c", "a/b c"), ("%C3%A4%3F%23", "ä?#"), ("..", "..")):
+    for encoded, name in (("a%2Fb%20c", "a/b c"), ("%C3%A4%3F%26", "ä?&"), ("..", "..")):
         api("POST", f"/v1/topics/{encoded}/messages", {"body": name})
         assert bodies(app, name) == [name]
         assert api("GET", f"/v1/topics/{encoded}").json["topic"] == name

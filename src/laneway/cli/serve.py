@@ -61,7 +61,8 @@ def serve(
     """
     Serve the HTTP API of the store, or of an application, until SIGTERM or Ctrl-C.
 
-    Without tokens (`laneway token create`) it answers this machine only.
+    Without tokens (`laneway token create`) it answers this machine only. /docs lists the
+    requests.
     """
     from laneway.gateway import server
     from laneway.gateway.gateway import Gateway

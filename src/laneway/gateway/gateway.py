@@ -50,7 +50,8 @@ class Gateway:
     """
 
     def __init__(self, host: Host, *, is_open: bool = False, prefix: str = "") -> None:
-        self.services = Services(host)
+        self._host = host
+        self.services = Services(host, ROUTES)
         self.prefix = prefix
         self.is_open = is_open
 
@@ -77,6 +78,8 @@ class Gateway:
         while True:
             event = await receive()
             if event["type"] == "lifespan.startup":
+                if self.services.is_closed:  # it was started and stopped before, as in tests
+                    self.services = Services(self._host, ROUTES)
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await asyncio.to_thread(self.close)

@@ -7,6 +7,7 @@ from typing import Any
 from laneway.gateway.routes import (
     consuming,
     dead_letters,
+    descriptions,
     namespace,
     policies,
     probes,
@@ -70,8 +71,11 @@ POLICY = "/v1/policies/{pattern}"
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/healthz", None, probes.health, answer=HealthAnswer),
-    Route("GET", "/readyz", None, probes.ready, answer=HealthAnswer),
+    Route("GET", "/readyz", None, probes.ready, answer=HealthAnswer, other_statuses=(503,)),
     Route("GET", "/problems/{kind}", None, probes.problem_kind, answer=Fields),
+    Route("GET", "/openapi.json", None, descriptions.show_openapi, answer=Fields),
+    Route("GET", "/docs", None, descriptions.show_docs, answer_type="text/html"),
+    Route("GET", "/docs/style.css", None, descriptions.show_style, answer_type="text/css"),
     # Publish and consume
     Route(
         "POST",
@@ -82,6 +86,7 @@ ROUTES: tuple[Route, ...] = (
         query=PublishQuery,
         answer=ReceiptAnswer,
         status=201,
+        other_statuses=(200, 202),
     ),
     Route(
         "POST",
@@ -90,6 +95,8 @@ ROUTES: tuple[Route, ...] = (
         publishing.publish_many,
         reads=Messages,
         answer=list[ReceiptAnswer],
+        other_statuses=(207,),
+        takes_lines=True,
     ),
     Route("POST", "/v1/lease", "consume", consuming.lease, body=LeaseBody, answer=LeaseAnswer),
     Route(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laneway.gateway.access import Scope
-    from laneway.gateway.call import Call
 
 
 class Route:
@@ -23,24 +23,30 @@ class Route:
 
     - `path`: segments in braces are parameters: `/v1/topics/{topic}`.
     - `scope`: what the caller needs; None: no token, for probes and descriptions.
-    - `handler`: a coroutine function that returns a `Response` or `Stream`; or a plain function
-      that returns an answer, and runs in a thread. Its docstring describes the route.
+    - `handler`: gets a `Call`; a coroutine function that returns a `Response` or `Stream`; or a
+      plain function that returns an answer, and runs in a thread. Its docstring describes the
+      route.
     - `body`: the type of the request's body, if the gateway decodes it before the handler runs.
     - `reads`: the same, if the handler itself reads the body; for the documentation.
-    - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success.
+    - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success;
+      `other_statuses`: those of other successes, and of answers that look like them.
+    - `takes_lines`: the body may also be lines (NDJSON). `answer_type`: the answer's media type.
     """
 
     __slots__ = (
         "answer",
+        "answer_type",
         "body",
         "handler",
         "is_async",
         "method",
+        "other_statuses",
         "path",
         "query",
         "reads",
         "scope",
         "status",
+        "takes_lines",
     )
 
     def __init__(
@@ -48,13 +54,16 @@ class Route:
         method: str,
         path: str,
         scope: Scope | None,
-        handler: Callable[[Call], Any],
+        handler: Callable[[Any], Any],
         *,
         body: Any = None,
         reads: Any = None,
         query: type[msgspec.Struct] = NoQuery,
         answer: Any = None,
         status: int = 200,
+        other_statuses: tuple[int, ...] = (),
+        takes_lines: bool = False,
+        answer_type: str = "application/json",
     ) -> None:
         self.method = method
         self.path = path
@@ -66,6 +75,14 @@ class Route:
         self.query = query
         self.answer = answer
         self.status = status
+        self.other_statuses = other_statuses
+        self.takes_lines = takes_lines
+        self.answer_type = answer_type
+
+    @property
+    def name(self) -> str:
+        """A name for generated clients: `post_v1_lease`."""
+        return "_".join([self.method.lower(), *re.findall(r"\w+", self.path)])
 
     @property
     def is_change(self) -> bool:
@@ -127,7 +144,7 @@ class Router:
         values: list[str] = []
         node = self._walk(self._root, segments, 0, values)
         if node is None:
-            raise Problem("not-found", "there is no such path")
+            raise Problem("not-found", "there is no such path; /docs lists those there are")
         route = node.routes.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(node.routes))

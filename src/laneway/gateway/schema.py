@@ -17,8 +17,6 @@ from laneway.message import Outcome, SettlementAnswer
 Span = float | str
 """A duration: seconds, or a text like `"10m"`."""
 
-NULL = msgspec.Raw(b"null")
-
 MAX_BATCH = 10_000
 """Most messages, settlements or ids of one request."""
 
@@ -44,7 +42,7 @@ class MessageBody(_Body):
     `duplicate`.
     """
 
-    body: msgspec.Raw = NULL
+    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     body_base64: str | None = None
     key: str | None = None
     priority: int = 0
@@ -111,13 +109,13 @@ class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     """
     A leased message. Settle it by its `receipt` before `deadline`.
 
-    `body` is JSON; that of a message that was published as bytes is `body_base64`.
+    `body` is JSON; it is null if the message was published as bytes, which are `body_base64`.
     """
 
     receipt: str
     id: str
     topic: str
-    body: msgspec.Raw = NULL
+    body: msgspec.Raw
     body_base64: str | None = None
     key: str | None = None
     priority: int = 0
@@ -262,7 +260,7 @@ class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     id: str
     topic: str
     state: str
-    body: msgspec.Raw = NULL
+    body: msgspec.Raw
     body_base64: str | None = None
     body_hidden: bool = False
     key: str | None = None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.gateway.host import Host
+    from laneway.gateway.routing import Route
 
 T = TypeVar("T")
 
@@ -25,13 +26,15 @@ THREADS = 16
 class Services:
     """The application, threads for blocking calls, the requests that wait, and counters."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, routes: tuple[Route, ...]) -> None:
         self.host = host
+        self.routes = routes
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway-gateway")
         self.long_polls = LongPolls(host, self.threads)
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
         self.tokens = TokenCheck(host)
+        self.is_closed = False
         self._receipt_key: bytes | None = None
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -52,4 +55,5 @@ class Services:
     def close(self) -> None:
         """Wait for what runs in threads."""
         self.stop()
+        self.is_closed = True
         self.threads.shutdown()

@@ -13,7 +13,6 @@ from laneway import codec, units
 from laneway.errors import BadMessage
 from laneway.gateway import receipts
 from laneway.gateway.schema import (
-    NULL,
     DeliveryAnswer,
     EventAnswer,
     MessageAnswer,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import MessageView, TierStats, TopicStats
     from laneway.message import Draft, Lease
 
+NULL = msgspec.Raw(b"null")
 _read_json = msgspec.json.Decoder().decode
 encode = msgspec.json.Encoder().encode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,7 +84,7 @@ def checked_json(topic: str, body: msgspec.Raw) -> bytes:
     """
     The bytes of a JSON body that every consumer can decode. Raises BadMessage.
     """
-    encoded = bytes(body)
+    encoded = bytes(body) or b"null"
     try:
         _read_json(encoded)
     except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def _draft(topic: str, body: Any, message: MessageBody) -> Draft:
 
 
 def _bytes_of(topic: str, message: MessageBody) -> bytes:
-    if message.body is not NULL and bytes(message.body) != b"null":
+    if bytes(message.body) not in (b"", b"null"):
         raise BadMessage(
             f"message to {topic}: body and body_base64 contradict each other; give one of them"
         )

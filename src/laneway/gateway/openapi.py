@@ -1,0 +1,149 @@
+"""The OpenAPI 3.1 document of the gateway, from the routes and the structs of `schema`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.gateway.problems import ProblemBody
+from laneway.gateway.schema import LineAnswer, TopicMessageBody
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from laneway.gateway.routing import Route
+
+REFERENCE = "#/components/schemas/{name}"
+LINES = "application/x-ndjson"
+
+PARAMETERS = {
+    "topic": "A topic's name; `/` is `%2F`.",
+    "pattern": "A topic's name, or a dotted prefix with `*` at its end.",
+    "id": "An id.",
+    "name": "A name.",
+    "number": "The number of a change.",
+    "kind": "A kind of problem.",
+    "task": "A task's name.",
+}
+
+DESCRIPTION = """\
+Publish, consume and administer the messages of one namespace. Durations in requests are seconds or
+texts like "10m"; times are RFC 3339. Errors are problem details (RFC 9457).
+"""
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The document, as JSON values."""
+    routes = list(routes)
+    types = [
+        kind
+        for route in routes
+        for kind in (route.reads, route.answer, route.query)
+        if kind is not None
+    ]
+    types += [ProblemBody, TopicMessageBody, LineAnswer]
+    schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    # types are compared by identity, because lists cannot be hashed in all versions of Python
+    known = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    queries = {route.query.__name__ for route in routes}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        operations = paths.setdefault(route.path, {})
+        operations[route.method.lower()] = _operation(route, known, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Laneway",
+            "version": version("laneway"),
+            "description": DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {
+                name: schema for name, schema in sorted(components.items()) if name not in queries
+            },
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "bearerFormat": "lw_ID_SECRET"}
+            },
+        },
+    }
+
+
+def _operation(
+    route: Route, known: dict[int, dict[str, Any]], components: dict[str, Any]
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "description": route.description,
+        "security": [{"token": []}] if route.scope is not None else [],
+    }
+    if route.scope is not None:
+        operation["x-scope"] = route.scope
+    if parameters := [*_path_parameters(route), *_query_parameters(route, components)]:
+        operation["parameters"] = parameters
+    if route.reads is not None:
+        content = {"application/json": {"schema": known[id(route.reads)]}}
+        if route.takes_lines:
+            content[LINES] = {"schema": known_reference(TopicMessageBody)}
+        operation["requestBody"] = {"required": True, "content": content}
+    answer = _answer(route, known)
+    operation["responses"] = {
+        **{str(status): answer for status in (route.status, *route.other_statuses)},
+        "4XX": _problem("The request is refused."),
+        "5XX": _problem("The store does not answer, or the gateway has a defect."),
+    }
+    return operation
+
+
+def known_reference(kind: type) -> dict[str, str]:
+    """A reference to a struct's schema."""
+    return {"$ref": REFERENCE.format(name=kind.__name__)}
+
+
+def _answer(route: Route, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if route.answer is not None:
+        content[route.answer_type] = {"schema": known[id(route.answer)]}
+    else:
+        content[route.answer_type] = {}
+    if route.takes_lines:
+        content[LINES] = {"schema": known_reference(LineAnswer)}
+    return {"description": "It was done.", "content": content}
+
+
+def _problem(text: str) -> dict[str, Any]:
+    schema = known_reference(ProblemBody)
+    return {"description": text, "content": {"application/problem+json": {"schema": schema}}}
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": PARAMETERS[name],
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name in route.parameters
+    ]
+
+
+def _query_parameters(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
+    schema = components[route.query.__name__]
+    return [
+        {"name": name, "in": "query", "required": name in schema["required"], "schema": each}
+        for name, each in schema["properties"].items()
+    ]
+
+
+@cache
+def encoded(routes: tuple[Route, ...]) -> bytes:
+    """The document as JSON, as `/openapi.json` answers it and the repository keeps it."""
+    found = msgspec.json.encode(document(routes), order="deterministic")
+    return msgspec.json.format(found, indent=1) + b"\n"

@@ -1,0 +1,108 @@
+"""The API's description: complete, kept in the repository, and true for generated requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laneway.gateway import openapi
+from laneway.gateway.route_table import ROUTES
+from tests.gateway.conftest import Api
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = int(os.environ.get("LANEWAY_EXAMPLES", "5"))
+"""Generated requests for each operation."""
+
+
+def test_document_is_up_to_date() -> None:
+    """docs/reference/openapi.json is what the code says; `make docs-pages` writes it."""
+    kept = (ROOT / "docs" / "reference" / "openapi.json").read_bytes()
+    assert kept == openapi.encoded(ROUTES)
+
+
+def test_document_is_complete() -> None:
+    """Each route has its operation with a summary; every reference leads somewhere."""
+    document = openapi.document(ROUTES)
+    names = []
+    for route in ROUTES:
+        operation = document["paths"][route.path][route.method.lower()]
+        assert operation["summary"], route
+        assert str(route.status) in operation["responses"]
+        names.append(operation["operationId"])
+    assert len(names) == len(set(names))
+    text = json.dumps(document)
+    for name in re.findall(r'"#/components/schemas/(\w+)"', text):
+        assert name in document["components"]["schemas"]
+
+
+def test_pages(api: Api) -> None:
+    """The document and the page are served without a token, and need no other site."""
+    document = api("GET", "/openapi.json").json
+    assert document["openapi"] == "3.1.0"
+    page = api("GET", "/docs").content.decode()
+    for route in ROUTES:
+        assert route.path in page
+    assert "<script" not in page
+    assert "style=" not in page
+    assert re.findall(r'(?:src|href)="([^"]+)"', page) == ["docs/style.css", "openapi.json"]
+    assert b"{" in api("GET", "/docs/style.css").content
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_generated_requests(api: Api, route: Any) -> None:
+    """
+    Requests that schemathesis makes from the document: no 500, and answers as the document says.
+    """
+    schemathesis = pytest.importorskip(
+        "schemathesis", reason="schemathesis is not installed: pip install schemathesis"
+    )
+    from hypothesis import HealthCheck, given, settings
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+    schema = schemathesis.openapi.from_dict(openapi.document(ROUTES))
+    operation = schema[route.path][route.method]
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(case=operation.as_strategy())
+    def send(case: Any) -> None:
+        _short(case)
+        response = case.call(base_url=f"http://127.0.0.1:{api.port}")
+        assert response.status_code < 500, response.text
+        case.validate_response(
+            response,
+            checks=[
+                not_a_server_error,
+                status_code_conformance,
+                content_type_conformance,
+                response_schema_conformance,
+            ],
+        )
+
+    send()
+
+
+def _short(case: Any) -> None:
+    """No generated lease waits."""
+    if isinstance(case.body, dict) and "wait" in case.body:
+        case.body["wait"] = 0
+
+
+def test_schemas_of_answers(api: Api) -> None:
+    """What the gateway answers has the fields of its schema."""
+    properties = openapi.document(ROUTES)["components"]["schemas"]["TopicDetails"]["properties"]
+    assert api("GET", "/v1/topics/a").json.keys() == properties.keys()
