@@ -32,7 +32,7 @@ from laneway import (
     UsageError,
 )
 from laneway.message import Draft, Receipt
-from laneway.producing import forwarder
+from laneway.producing import forwarder, spool
 from laneway.producing.limits import OnProducerFull
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool
@@ -466,6 +466,24 @@ def test_the_numbers_of_an_empty_spool_go_on(tmp_path: Path, store: Store) -> No
     assert connection.execute("SELECT count(*), max(seq) FROM message").fetchone() == (1, 40)
     connection.close()
     assert len(store.taken) == 40
+
+
+def test_the_log_of_a_process_that_only_forwards(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shortened too: a spool that has filled the disk needs no second disk to be drained."""
+    store.is_away = True
+    spooled = Spooled(tmp_path, store, exit_timeout=0)
+    spooled.publish("a", *["x" * 1_000] * 1_000)
+    spooled.spool.close()
+    store.is_away = False
+    shortened = threading.Event()
+    monkeypatch.setattr(spool, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(SpoolFile, "checkpoint", lambda _: shortened.set())
+    forwarding = Spooled(tmp_path, store, sync=0.01).spool
+    assert forwarding.flush(30) == 0
+    assert shortened.wait(10)
+    forwarding.close()
 
 
 def test_status(tmp_path: Path, store: Store) -> None:

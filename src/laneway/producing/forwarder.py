@@ -85,14 +85,18 @@ class Forwarder(threading.Thread):
     """
     The thread that forwards what is in a spool, as long as it holds the lock.
 
-    `answered` is set after each answer of the store.
+    `answered` is set after each answer of the store. `written` is called after each change of the
+    file.
     """
 
-    def __init__(self, path: str, target: Target, unsent: UnsentReports) -> None:
+    def __init__(
+        self, path: str, target: Target, unsent: UnsentReports, written: Callable[[], None]
+    ) -> None:
         super().__init__(name="laneway-spool", daemon=True)
         self.path = path
         self._target = target
         self._unsent = unsent
+        self._written = written
         self.answered = threading.Event()
         self._news = threading.Event()
         self._ended = threading.Event()
@@ -209,6 +213,7 @@ class Forwarder(threading.Thread):
         if named is not None:
             file.sync()  # a batch has to be known after any crash, before the store gets it
         self._done, self._rejected = [], []
+        self._written()
         self.answered.set()
 
     # Which messages are next

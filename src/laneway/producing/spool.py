@@ -217,7 +217,7 @@ class MessageSpool:
                 raise
             self._file = file
             self._upkeep = _Upkeep(options, file.path)
-            self._forwarder = Forwarder(file.path, target, self._unsent)
+            self._forwarder = Forwarder(file.path, target, self._unsent, self._upkeep.wake)
             self._upkeep.start()
             self._forwarder.start()
             if not self._is_registered:
