@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from laneway.message import Settlement
 
 MAX_ID_CHARACTERS = 255
-MAX_PRIORITY = 100
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MAX_HEADERS_BYTES = 32 * 1024
 """Most bytes of all headers of a message, names and values."""
 CONTENT_TYPE = "content-type"
@@ -245,11 +245,11 @@ def _check_priority(topic: str, priority: object) -> int:
     if (
         isinstance(priority, bool)
         or not isinstance(priority, int)
-        or not -MAX_PRIORITY <= priority <= MAX_PRIORITY
+        or not MIN_PRIORITY <= priority <= MAX_PRIORITY
     ):
         raise BadMessage(
-            f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to"
-            f" {MAX_PRIORITY}, got {priority!r:.80}"
+            f"message to {topic}: expected priority to be a whole number from {MIN_PRIORITY:,} to"
+            f" {MAX_PRIORITY:,}, got {priority!r:.80}"
         )
     return priority
 

@@ -230,7 +230,7 @@ class Wanted(msgspec.Struct, frozen=True):
         topics = arguments.topics("lease", topics)
         if priority is not None:
             arguments.whole(
-                "lease", "priority", priority, least=-codec.MAX_PRIORITY, most=codec.MAX_PRIORITY
+                "lease", "priority", priority, least=codec.MIN_PRIORITY, most=codec.MAX_PRIORITY
             )
         return cls(count, arguments.seconds("lease", "wait", wait), pool, topics, priority)
 

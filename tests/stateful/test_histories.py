@@ -173,12 +173,12 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
     """A message: a plain one, or one with random options."""
     pick = chance.choice
     if chance.random() < 0.3:
-        return Draft(topic=topic, body=b"plain", priority=pick([0, 0, 5]))
+        return Draft(topic=topic, body=b"plain", priority=pick([0, 0, 5, 1_000_000]))
     return Draft(
         topic=topic,
         body=pick([b"1", b"22", b"333", b"4" * 35, b"5" * 60, b"6" * 100]),
         key=pick(["k1", "k1", "k2", None]),
-        priority=pick([0, 0, 0, 5, -3]),
+        priority=pick([0, 0, 0, 5, -3, 128, 129, -255, -256, (1 << 31) - 1, -(1 << 31)]),
         delay_us=pick([0, 0, 0, 0, 0, 400_000, 2_500_000]),
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
         id=pick([None] * 9 + IDS + [AGAIN] * 2),
@@ -208,7 +208,7 @@ def a_call(chance: random.Random) -> dict[str, Any]:
         "record_start": pick([True, False]),
         "topics": topics,
         # the model does not divide a pool's lanes by priorities
-        "priority": pick([None, 0, 1, 5]) if topics is not None else None,
+        "priority": pick([None, 0, 1, 5, 1_000, -1_000]) if topics is not None else None,
         "max_lease_us": pick([None, None, 2 * SECOND]),
     }
 

@@ -39,7 +39,10 @@ Examples:
 @click.argument("body", required=False)
 @click.option("--key", help="The message key; messages about the same thing share one.")
 @click.option(
-    "--priority", type=click.IntRange(-100, 100), default=0, help="Larger is delivered first."
+    "--priority",
+    type=click.IntRange(-(1 << 31), (1 << 31) - 1),
+    default=0,
+    help="Larger is delivered first.",
 )
 @click.option("--delay", help="Deliver after this time: 90, 10m, 1h30m.")
 @click.option(

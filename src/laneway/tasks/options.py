@@ -31,7 +31,7 @@ class CallOptions(TypedDict, total=False):
 
     `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due.
     `ttl`: how long it may wait.
-    `priority`: -100 to 100, a larger number is delivered first.
+    `priority`: any 32-bit integer, a larger number is delivered first.
     `key`, `topic`: replace the task's.
     `id`: an id of your own.
     `headers`: short texts by name.

@@ -231,6 +231,7 @@ class Admin(Protocol):
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """
         Read the (scan cursor, done cursor) of each priority of a topic; priority 0 is always there.
+        Of more than 500 priorities in a lane only the highest ones are certain to be there.
 
         All messages with sequence numbers up to the scan cursor were delivered at least once; all
         up to the done cursor are finished. If nothing is outstanding, both are the shard's last

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
     from laneway.tiers import Tiers
 
+MOST_RANKS = 1000
+"""
+The most ranks of a lane that a view looks at, the highest priority first. A priority has two: that
+of its messages at the front, and that of the others.
+"""
+
 COUNTED = 1000
 """Lanes are counted up to here for people; more is "1,000+"."""
 

@@ -708,7 +708,7 @@ def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int
 def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """The oldest messages of the lowest priority in one table: one for each of its two ranks."""
     victims: list[tuple[int, int, int, int]] = []
-    rank = 1 << 20
+    rank = 1 << 40
     while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:
         rank = prior[0]
         priority = -(rank >> 1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
 
 ALL = 1 << 40
-_FIRST_RANK = -(1 << 20)
+_FIRST_RANK = -(1 << 40)
 _ASIDE = (PARKED, DELAYED)
 
 
@@ -180,9 +180,12 @@ def _count_folded(tx: Transaction, stats: TopicStats) -> None:
 
 
 def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
-    """The ranks that occur, found by skipping from one to the next."""
+    """The ranks that occur, found by skipping from one to the next; the first `MOST_RANKS`."""
     rank = _FIRST_RANK
-    while (step := tx.one(query, *where, rank)) is not None:
+    for _ in range(shared.MOST_RANKS):
+        step = tx.one(query, *where, rank)
+        if step is None:
+            return
         rank = int(step[0])
         yield rank
 

@@ -90,7 +90,8 @@ def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
     The messages of its lane before it: among sorted ones by its position, among plain ones by
     binary search.
     """
-    place = (record.rank + 512).to_bytes(2) + record.position.to_bytes(7) + record.seq.to_bytes(7)
+    code = records.rank_code(record.rank)
+    place = code + record.position.to_bytes(7) + record.seq.to_bytes(7)
     sorted_ = view.space.read(shard, "ZLEXCOUNT", f"z:{lane.number}", "-", b"(" + place)
     latest = lane.latest_plain
     low, high = 0, lane.listed + len(latest)

@@ -282,7 +282,7 @@ def plain_record(draft: Draft) -> bytes:
     )
 
 
-_DRAFT = struct.Struct(">BH6q")
+_DRAFT = struct.Struct(">B7q")
 _NONE = -1
 
 
@@ -297,7 +297,7 @@ def draft_record(
     """Any other message, as `putting.lua` decodes it."""
     return _DRAFT.pack(
         draft.own,
-        rank + RANK_0,
+        rank,
         max(draft.delay_us, 0),
         _NONE if draft.at_us is None else max(draft.at_us, 0),
         _NONE if ttl is None else ttl,
@@ -334,6 +334,8 @@ class Rare(msgspec.Struct, array_like=True, kw_only=True):
     mirrored: msgspec.Raw = msgspec.Raw(b"")
     death: Any = False  # [number, at, until, reason, error]
     history: Any = ()
+    rank: int | None = None
+    """A rank that is far from 0; the head of the record has others."""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -381,13 +383,36 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 FRONT = 1 << 53
-RANK_0 = 512
-"""Added to ranks where they are stored, so that none is negative."""
+RANK_0, NEAR_FROM, NEAR_TO = 512, 256, 1023
+"""
+Added to ranks near 0 where they are stored, so that none is negative; and what they are then.
+"""
+FAR_LOW, FAR_HIGH, FAR_0 = 0, 4, 1 << 34
+"""The first bytes of the codes of other ranks, and what is added to these."""
 _RICH = ord("M")
 _HEAD = struct.Struct(">BBHQQQQI")
 _DEAD = 3
 _RARE = msgspec.msgpack.Decoder(Rare)
 _USUAL = Rare()
+
+
+def rank_code(rank: int) -> bytes:
+    """How members of sorted sets begin, see `messages.lua`."""
+    if NEAR_FROM <= rank + RANK_0 <= NEAR_TO:
+        return (rank + RANK_0).to_bytes(2)
+    return bytes([FAR_LOW if rank < 0 else FAR_HIGH]) + (rank + FAR_0).to_bytes(5)
+
+
+def rank_code_in(member: bytes, at: int = 0) -> bytes:
+    """The code of a rank that begins there in a member."""
+    return member[at : at + (6 if member[at] in (FAR_LOW, FAR_HIGH) else 2)]
+
+
+def rank_of_code(code: bytes) -> int:
+    """The rank of a code."""
+    if len(code) == 2:
+        return int.from_bytes(code) - RANK_0
+    return int.from_bytes(code[1:]) - FAR_0
 
 
 def read_record(mid: int, stored: bytes) -> Record:
@@ -419,7 +444,7 @@ def read_record(mid: int, stored: bytes) -> Record:
         topic=topic,
         lane=rare.other_lane or (state != _DEAD and topic),
         state=state,
-        rank=rank - RANK_0,
+        rank=rank - RANK_0 if rare.rank is None else rare.rank,
         seq=seq,
         since=since,
         published=published,
@@ -462,12 +487,15 @@ def record_of(record: Record, mirrored: bytes) -> bytes:
         record.death,
         record.history or False,
     ]
+    is_near = NEAR_FROM <= record.rank + RANK_0 <= NEAR_TO
+    if not is_near:
+        rare.append(record.rank)
     stored_rare = _pack(rare)
     return (
         _HEAD.pack(
             _RICH,
             record.state + 4 * record.serial,
-            record.rank + RANK_0,
+            record.rank + RANK_0 if is_near else 0,
             record.seq,
             record.since,
             record.published,
@@ -602,7 +630,7 @@ def _lease_of(
         rare.attempts + 1,
         rare.deliveries + 1,
         key,
-        -(rank - RANK_0 >> 1),
+        -(rank - RANK_0 >> 1) if rare.rank is None else -(rare.rank >> 1),
         headers,
         published,
         rare.suspect,

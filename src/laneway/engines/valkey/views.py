@@ -36,8 +36,6 @@ T = TypeVar("T")
 PAGE = 200
 LAST_NAME = b"\xf4\x8f\xbf\xbf"
 
-_RANK_ZERO = 512
-
 
 class View:
     """
@@ -217,14 +215,19 @@ def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
 
 
 def _rank_heads(name: str, prefix: bytes = b"") -> Reads[list[bytes]]:
-    """The beginnings of members, up to their rank, by skipping from one rank to the next."""
+    """
+    The beginnings of members, up to their rank, by skipping from one rank to the next; the first
+    `MOST_RANKS`.
+    """
     after, before = (
         (b"[" + prefix if prefix else b"-"),
         (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+"),
     )
-    heads = []
-    while page := (yield [("ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1)])[0]:
-        heads.append(page[0][: len(prefix) + 2])
+    heads: list[bytes] = []
+    while len(heads) < shared.MOST_RANKS and (
+        page := (yield [("ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1)])[0]
+    ):
+        heads.append(prefix + records.rank_code_in(page[0], len(prefix)))
         after = b"(" + heads[-1] + b"\xff" * 22
     return heads
 
@@ -242,8 +245,8 @@ def _page_under(name: str, head: bytes, start: int, count: int) -> Command:
     return ("ZRANGE", name, b"[" + head, b"[" + head + b"\xff" * 22, "BYLEX", "LIMIT", start, count)
 
 
-def _priority(head: bytes) -> int:
-    return -((int.from_bytes(head[-2:]) - _RANK_ZERO) >> 1)
+def _priority(head: bytes, prefix: bytes = b"") -> int:
+    return -(records.rank_of_code(head[len(prefix) :]) >> 1)
 
 
 def _mids(members: Iterable[bytes]) -> list[int]:
@@ -459,14 +462,14 @@ def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int,
     unordered = f"o:{lane.number}"
     for name, prefix in ((f"z:{lane.number}", b""), (f"a:{lane.number}", b"p")):
         for head in _ranks(view, shard, name, prefix):
-            number = _first_in_sequence(view, shard, name, head, unordered)
+            number = _first_in_sequence(view, shard, name, head, prefix, unordered)
             if number is not None:
-                yield _priority(head), number, False
+                yield _priority(head, prefix), number, False
     for head in _ranks(view, shard, unordered):
         for letter in (b"u", b"s"):
             first = _under(view, shard, unordered, head + letter, 0, 1)
             if first:
-                yield _priority(head), int.from_bytes(first[0][3:10]), letter == b"s"
+                yield _priority(head), int.from_bytes(first[0][-14:-7]), letter == b"s"
     leased = [
         mid
         for mid, held in held_in(view, shard)
@@ -480,14 +483,14 @@ def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int,
 
 
 def _first_in_sequence(
-    view: View, shard: int, name: str, head: bytes, unordered: str
+    view: View, shard: int, name: str, head: bytes, prefix: bytes, unordered: str
 ) -> int | None:
     """
     The seq of the first message of a rank that is in sequence: those are in the order of seq.
     """
-    start = 0
+    start, code = 0, head[len(prefix) :]
     while page := _under(view, shard, name, head, start, PAGE):
-        places = [head[-2:] + letter + member[-14:] for member in page for letter in (b"u", b"s")]
+        places = [code + letter + member[-14:] for member in page for letter in (b"u", b"s")]
         scores = view.space.read(shard, "ZMSCORE", unordered, *places)
         for n, member in enumerate(page):
             if scores[2 * n] is None and scores[2 * n + 1] is None:

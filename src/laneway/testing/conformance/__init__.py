@@ -28,6 +28,7 @@ PARTS = (
     "test_limits",
     "test_merge",
     "test_policy_changes",
+    "test_priorities",
     "test_put",
     "test_forward",
     "test_records",

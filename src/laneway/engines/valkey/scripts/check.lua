@@ -42,9 +42,9 @@ local function has_message(mid)
 end
 
 -- Entries of a sorted set whose message is gone.
-local function drop_orphans(name, at)
+local function drop_orphans(name)
     for _, member in ipairs(call('ZRANGE', name, 0, LOOKED_AT - 1)) do
-        if not has_message(unpack_from('>I7', member, at)) then
+        if not has_message(messages.number_in(member)) then
             orphans = orphans + 1
             if repairs then
                 call('ZREM', name, member)
@@ -55,8 +55,8 @@ end
 
 local function check_lane(lane, leases)
     local number = text(lane.number)
-    drop_orphans(key('z:' .. number), 17)
-    drop_orphans(key('a:' .. number), 18)
+    drop_orphans(key('z:' .. number))
+    drop_orphans(key('a:' .. number))
     for _, mid in ipairs(plain.peek(lane, LOOKED_AT)) do
         if not has_message(mid) then
             orphans = orphans + 1

@@ -48,13 +48,13 @@ else
         for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0,
             most - #taken - 1)) do
             if #taken < most then
-                take(lane, (unpack_from('>I7', member, 17)))
+                take(lane, messages.number_in(member))
             end
         end
         for _, member in ipairs(call('ZRANGE', key('a:' .. text(lane.number)), 0,
             most - #taken - 1)) do
             if #taken < most then
-                take(lane, (unpack_from('>I7', member, 18)))
+                take(lane, messages.number_in(member))
             end
         end
         lanes.place(lane)

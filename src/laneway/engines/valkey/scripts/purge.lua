@@ -27,12 +27,12 @@ local function remove(lane, mid)
 end
 
 -- Parked ones first: else each removed head would only bring the next one forward.
-local function remove_listed(lane, name, states, at)
+local function remove_listed(lane, name, states)
     for _, state in ipairs(states) do
         if looked < most then
             for _, member in ipairs(call('ZRANGE', name, '[' .. state, '('
                 .. string.char(string.byte(state) + 1), 'BYLEX', 'LIMIT', 0, most - looked)) do
-                remove(lane, (unpack_from('>I7', member, at)))
+                remove(lane, messages.number_in(member))
             end
         end
     end
@@ -42,13 +42,13 @@ local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or 
     or lanes.of_topic(topic, policy)
 for _, lane in ipairs(found) do
     if lane.is_bucket then
-        remove_listed(lane, key('t:' .. topic), { 'p', 'd', 'r' }, 18)
+        remove_listed(lane, key('t:' .. topic), { 'p', 'd', 'r' })
     else
-        remove_listed(lane, key('a:' .. text(lane.number)), { 'p', 'd' }, 18)
+        remove_listed(lane, key('a:' .. text(lane.number)), { 'p', 'd' })
         if looked < most then
             for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0,
                 most - looked - 1)) do
-                remove(lane, (unpack_from('>I7', member, 17)))
+                remove(lane, messages.number_in(member))
             end
         end
         if looked < most then

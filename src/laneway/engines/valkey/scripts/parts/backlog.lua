@@ -63,8 +63,8 @@ local backlog = part(function(backlog)
 
     -- The message that is dropped first among the members of a sorted set, from the largest rank
     -- on. All members of a rank with `at_front` are read, because they are not in the order of
-    -- since. `at`: where the message's number begins in a member; `rank_at`: where its rank does.
-    local function victim_of(name, first, last, rank_at, at)
+    -- since. `rank_at`: where the rank begins in a member.
+    local function victim_of(name, first, last, rank_at)
         local best, offset = nil, 0
         local rank = last
         repeat
@@ -72,19 +72,19 @@ local backlog = part(function(backlog)
             if not page[1] then
                 return best
             end
-            local here = string.sub(page[1], 1, rank_at + 1)
-            local priority = -math.floor((unpack_from('>I2', page[1], rank_at) - 512) / 2)
+            local rank_here, behind = messages.rank_in(page[1], rank_at)
+            local here, priority = string.sub(page[1], 1, behind - 1), -math.floor(rank_here / 2)
             if best and priority ~= -math.floor(best.rank / 2) then
                 return best
             end
             for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
                 .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, MOST_OF_RANK)) do
-                local record = messages.read(unpack_from('>I7', member, at))
+                local record = messages.read(messages.number_in(member))
                 if may_go(record) and (not best or is_worse(record, best)) then
                     best = record
                 end
                 -- by since; the first will do
-                if best and unpack_from('>I2', member, rank_at) % 2 == 1 then
+                if best and rank_here % 2 == 1 then
                     break
                 end
             end
@@ -102,12 +102,12 @@ local backlog = part(function(backlog)
 
     local function victim_in(lane)
         local number = text(lane.number)
-        local best = victim_of(key('z:' .. number), '-', '+', 1, 17)
+        local best = victim_of(key('z:' .. number), '-', '+', 1)
         for _, mid in ipairs(plain.peek(lane, 1)) do
             best = worse_of(best, messages.read(mid))
         end
-        best = worse_of(best, victim_of(key('a:' .. number), '[d', '(e', 2, 18))
-        return worse_of(best, victim_of(key('a:' .. number), '[p', '(q', 2, 18))
+        best = worse_of(best, victim_of(key('a:' .. number), '[d', '(e', 2))
+        return worse_of(best, victim_of(key('a:' .. number), '[p', '(q', 2))
     end
 
     local function victim(topic, policy)
@@ -115,7 +115,7 @@ local backlog = part(function(backlog)
         if policy.buckets then
             for _, state in ipairs({ 'd', 'p', 'r' }) do
                 best = worse_of(best, victim_of(key('t:' .. topic), '[' .. state, '('
-                    .. string.char(string.byte(state) + 1), 2, 18))
+                    .. string.char(string.byte(state) + 1), 2))
             end
             return best
         end

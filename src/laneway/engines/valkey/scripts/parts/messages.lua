@@ -13,6 +13,9 @@
 -- and with "M" for all others. A plain record has the message's content and ends with the time at
 -- which it was published.
 --
+-- Members of z:N, a:N, k:LINE, o:N and t:TOPIC have the code of the message's rank, which is
+-- -2 · priority, + 1 unless it is `at_front`: 2 bytes near 0, else 6. They end with its number.
+--
 -- `o:N` has the messages of a lane whose sequence numbers may be out of the lane's order, for the
 -- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
 -- ("l"), and `folded` the topics.
@@ -28,6 +31,8 @@ local FOREVER = -1              -- dedupe
 local STICKY = 24 * 3600 * SECOND
 -- minus the number: the position of messages `at_front`, the last one first
 local FRONT = 2 ^ 53
+local RANK_0, NEAR_FROM, NEAR_TO = 512, 256, 1023 -- ranks near 0: rank + 512 is between these
+local FAR_LOW, FAR_HIGH, FAR_0 = 0, 4, 2 ^ 34     -- the first bytes of other codes; added to ranks
 
 local REASONS = {
     full = 'dropped: the backlog was full',
@@ -58,12 +63,18 @@ local messages = part(function(messages)
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
     local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
+    local FAR_MARK = '\157'  -- that of one more: a rank that is not near 0 follows
     local USUAL = {
         other_lane = false, attempts = 0, deliveries = 0, suspect = false, joined = 0, parts = 0,
             parts_bytes = 0, unhandled_from = 0, unhandled_times = 0,
         mirrored = false, death = false, history = false, sticky = false, plain = false, is_rare =
             false,
     }
+
+    local function is_near(rank)
+        local code = rank + RANK_0
+        return code >= NEAR_FROM and code <= NEAR_TO
+    end
 
     -- Since when a message of this record was ready.
     function messages.since_of(stored)
@@ -147,8 +158,8 @@ local messages = part(function(messages)
         local at = 1 + HEAD_BYTES + rare
         local body_at, topic, key_of, id, headers, sticky, mkey = content_at(stored, at)
         local record = messages.new({
-            mid = mid, state = state % 4, rank = rank - 512, seq = seq, since = since, published =
-                published, expires = expires > 0 and expires,
+            mid = mid, state = state % 4, rank = rank - RANK_0, seq = seq, since = since,
+                published = published, expires = expires > 0 and expires,
             serial = math.floor(state / 4), topic = topic, lane = state % 4 ~= DEAD and topic, key =
                 key_of or false, id = id or false,
             mkey = mkey or false, headers = headers or false, content =
@@ -161,6 +172,7 @@ local messages = part(function(messages)
                     record[RARE[n]] = values[n]
                 end
             end
+            record.rank = values[#RARE + 1] or record.rank
             record.lane = record.other_lane or record.lane
         end
         return record
@@ -175,6 +187,9 @@ local messages = part(function(messages)
             return nil
         end
         local _, flags, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
+        if rank == 0 then -- it is far from 0
+            return nil
+        end
         local deliveries, joined = 0, 0
         if rare > 0 then
             local other_lane, suspect, parts, mirrored, death, _
@@ -187,7 +202,7 @@ local messages = part(function(messages)
         local body_at, topic, key_of, id, _, sticky, mkey = content_at(stored, 1 + HEAD_BYTES
             + rare)
         if not sticky then
-            return flags, rank - 512, seq, since, published, expires, deliveries,
+            return flags, rank - RANK_0, seq, since, published, expires, deliveries,
                 #stored - body_at + 1, topic, key_of or false, id or false, mkey or false, joined
         end
     end
@@ -211,19 +226,26 @@ local messages = part(function(messages)
         if lane ~= record.topic or record.other_lane then
             record.other_lane = lane ~= record.topic and lane
         end
-        if not record.is_rare then
+        local far = not is_near(record.rank)
+        if not record.is_rare and not far then
             return ''
         end
-        return RARE_MARK .. packed(record.other_lane, record.attempts, record.deliveries,
-            record.suspect, record.joined, record.parts, record.parts_bytes,
+        return (far and FAR_MARK or RARE_MARK) .. packed(record.other_lane, record.attempts,
+            record.deliveries, record.suspect, record.joined, record.parts, record.parts_bytes,
             record.unhandled_from, record.unhandled_times, record.mirrored, record.death,
-            record.history)
+            record.history) .. (far and packed(record.rank) or '')
+    end
+
+    -- The rank in the head of a record; 0: it follows the rare fields.
+    local function head_rank(rank)
+        return is_near(rank) and rank + RANK_0 or 0
     end
 
     function messages.encode(record)
         local rare = rare_of(record)
-        return pack(HEAD, RICH, record.state + 4 * record.serial, record.rank + 512, record.seq,
-            record.since, record.published, record.expires or 0, #rare) .. rare .. record.content
+        return pack(HEAD, RICH, record.state + 4 * record.serial, head_rank(record.rank),
+            record.seq, record.since, record.published, record.expires or 0, #rare)
+            .. rare .. record.content
     end
 
     -- Change the body and headers of a message, or make its id sticky.
@@ -308,9 +330,34 @@ local messages = part(function(messages)
         return record.serial ~= NO and record.topic .. '\0' .. record.key or false
     end
 
-    -- How members of sorted sets begin, so that they are in the order of their ranks.
+    -- The code of a rank: codes are in the order of ranks.
     function messages.rank_code(rank)
-        return pack('>I2', math.max(0, math.min(rank + 512, 65535)))
+        if is_near(rank) then
+            return pack('>I2', rank + RANK_0)
+        end
+        return pack('>BI5', rank < 0 and FAR_LOW or FAR_HIGH, rank + FAR_0)
+    end
+
+    -- The rank whose code begins at a position of a member, and what follows the code.
+    function messages.rank_in(member, at)
+        local first = string.byte(member, at)
+        if first ~= FAR_LOW and first ~= FAR_HIGH then
+            return unpack_from('>I2', member, at) - RANK_0, at + 2
+        end
+        return unpack_from('>I5', member, at + 1) - FAR_0, at + 6
+    end
+
+    -- The number of the message that a member ends with.
+    function messages.number_in(member)
+        return (unpack_from('>I7', member, #member - 6))
+    end
+
+    -- The member of a message in an order by rank.
+    local function member_of(rank, position, seq, mid)
+        if is_near(rank) then
+            return pack('>I2I7I7I7', rank + RANK_0, position, seq, mid)
+        end
+        return messages.rank_code(rank) .. pack('>I7I7I7', position, seq, mid)
     end
 
     -- The position among messages of equal rank: by since; `at_front`, the last one first.
@@ -319,12 +366,12 @@ local messages = part(function(messages)
     end
 
     local function place_of(record)
-        return pack('>I2I7I7I7', record.rank + 512, messages.position(record), record.seq,
-            record.mid)
+        return member_of(record.rank, messages.position(record), record.seq, record.mid)
     end
+    messages.place_of = place_of
 
     local function place_aside(record, state)
-        return state .. pack('>I2I7I7I7', record.rank + 512, record.since, record.seq, record.mid)
+        return state .. member_of(record.rank, record.since, record.seq, record.mid)
     end
 
     local function goes_before(one, other)
@@ -370,7 +417,7 @@ local messages = part(function(messages)
     -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
     local function index_out_of_sequence(lane, score, mid, rank, seq, since, published, deliveries)
         if rank % 2 == 0 or seq ~= mid or since ~= published or deliveries > 0 then
-            writes.set_member(lanes.key_of('o', lane), pack('>I2', rank + 512) .. (deliveries == 0
+            writes.set_member(lanes.key_of('o', lane), messages.rank_code(rank) .. (deliveries == 0
                 and 'u' or 's') .. pack('>I7I7', seq, mid), score)
         end
     end
@@ -445,6 +492,10 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
+    local function rare_values(joined)
+        return packed(false, 0, 0, false, joined, 0, 0, 0, 0, false, false, false)
+    end
+
     -- A new message waits: as `begin_waiting`, but without a decoded record, whose tables would
     -- cost more than all the rest. `line`: its serial key, which no message has yet; false: none.
     function messages.insert(lane, draft, mid, since, expires, serial, line)
@@ -464,26 +515,25 @@ local messages = part(function(messages)
             state = DELAYED
             lane.delayed = lane.delayed + 1
             writes.set_member(keys.due, DUE .. sortable(mid), since)
-            writes.set_member(lanes.key_of('a', lane), 'd' .. pack('>I2I7I7I7', rank + 512, since,
-                mid, mid), 0)
+            writes.set_member(lanes.key_of('a', lane), 'd' .. member_of(rank, since, mid, mid), 0)
         else
             lane.ready, lane.sorted = lane.ready + 1, lane.sorted + 1
-            writes.set_member(lanes.key_of('z', lane), pack('>I2I7I7I7', rank + 512, rank % 2 == 1
-                and since or FRONT - mid, mid, mid), 0)
+            writes.set_member(lanes.key_of('z', lane), member_of(rank, rank % 2 == 1 and since
+                or FRONT - mid, mid, mid), 0)
             if line then
                 messages.set_holder(line, mid, false)
             end
         end
         known[mid] = nil -- an id may have named it before
-        unread[mid], copied[mid] = pack(HEAD, RICH, state + 4 * serial, rank + 512, mid, since, now,
-            expires or 0, 0) .. draft.content, true
+        local rare = is_near(rank) and '' or FAR_MARK .. rare_values(0) .. packed(rank)
+        unread[mid], copied[mid] = pack(HEAD, RICH, state + 4 * serial, head_rank(rank), mid, since,
+            now, expires or 0, #rare) .. rare .. draft.content, true
         lanes.touch(lane)
     end
 
     -- The rare fields of a message to which ids were joined, and nothing else that is rare.
     local function rare_of_joined(joined)
-        return joined == 0 and '' or RARE_MARK .. packed(false, 0, 0, false, joined, 0, 0, 0, 0,
-            false, false, false)
+        return joined == 0 and '' or RARE_MARK .. rare_values(joined)
     end
 
     -- A new message joins a waiting one of its merge key, which is loaded and not decoded.
@@ -497,8 +547,8 @@ local messages = part(function(messages)
         local flags, rank, seq, since, published, expires, _, size, topic, key_of, id, mkey,
             joined = messages.brief(stored)
         local content_from = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
-        if not flags or string.sub(stored, 1 + HEAD_BYTES, content_from - 1)
-            ~= rare_of_joined(joined) then
+        if not flags or not is_near(draft.rank) or string.sub(stored, 1 + HEAD_BYTES, content_from
+            - 1) ~= rare_of_joined(joined) then
             return nil
         end
         local lane = lanes.find(topic)
@@ -534,17 +584,17 @@ local messages = part(function(messages)
         if moves then
             local aside = lanes.key_of('a', lane)
             index_out_of_sequence(lane, false, mid, rank, seq, since, published, 0)
-            writes.set_member(aside, 'd' .. pack('>I2I7I7I7', rank + 512, since, seq, mid), false)
+            writes.set_member(aside, 'd' .. member_of(rank, since, seq, mid), false)
             rank, seq = draft.rank, next_number()
             index_out_of_sequence(lane, 0, mid, rank, seq, since, published, 0)
-            writes.set_member(aside, 'd' .. pack('>I2I7I7I7', rank + 512, since, seq, mid), 0)
+            writes.set_member(aside, 'd' .. member_of(rank, since, seq, mid), 0)
         end
         if draft.id then
             joined = joined + 1
             ids.add_joined(topic, mid, draft.id)
         end
         local rare = rare_of_joined(joined)
-        unread[mid], copied[mid] = pack(HEAD, RICH, flags, rank + 512, seq, since, published,
+        unread[mid], copied[mid] = pack(HEAD, RICH, flags, head_rank(rank), seq, since, published,
             expires, #rare) .. rare .. content, true
         return lane, id
     end
@@ -671,11 +721,11 @@ local messages = part(function(messages)
                 return nil
             end
         end
-        local aside = pack('>I2I7I7I7', rank + 512, since, seq, mid)
+        local aside = member_of(rank, since, seq, mid)
         lane.delayed, lane.ready, lane.sorted = lane.delayed - 1, lane.ready + 1, lane.sorted + 1
         writes.set_member(lanes.key_of('a', lane), 'd' .. aside, false)
-        writes.set_member(lanes.key_of('z', lane), rank % 2 == 1 and aside or pack('>I2I7I7I7', rank
-            + 512, FRONT - seq, seq, mid), 0)
+        writes.set_member(lanes.key_of('z', lane), rank % 2 == 1 and aside
+            or member_of(rank, FRONT - seq, seq, mid), 0)
         unread[mid], copied[mid] = string.sub(stored, 1, 1)
             .. string.char(flags - DELAYED + READY) .. string.sub(stored, 3), true
         return lane
@@ -711,7 +761,7 @@ local messages = part(function(messages)
             return
         end
         local first = lane.parked > 0 and call('ZRANGE', key('k:' .. line), 0, 0)[1]
-        local record = first and messages.read(unpack_from('>I7', first, 17))
+        local record = first and messages.read(messages.number_in(first))
         if not record then
             writes.set_field(keys.keys, line, false)
             return

@@ -6,8 +6,8 @@ local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
 
     -- Arguments, then the content. -1 stands for none, as the time to live is positive.
-    local DRAFT = '>BI2i8i8i8i8i8i8'
-    local DRAFT_BYTES = 51
+    local DRAFT = '>Bi8i8i8i8i8i8i8'
+    local DRAFT_BYTES = 57
     local TOPIC, KEY, ID, HEADERS, IS_STICKY, MKEY = 1, 2, 3, 4, 5, 6 -- of the content
 
     -- Tables of drafts are used again in later calls, because creating them is slow.
@@ -42,7 +42,7 @@ local putting = part(function(putting)
             + 4, body_at - 1))
         draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic, key_of
             or false, id or false, headers or false, sticky, mkey or false
-        draft.rank, draft.delay, draft.own = rank - 512, delay, own == 1
+        draft.rank, draft.delay, draft.own = rank, delay, own == 1
         draft.at, draft.ttl, draft.spread, draft.signal = at >= 0 and at, ttl >= 0 and ttl, spread
             >= 0 and spread, signal >= 0 and signal
         draft.generated_mid = generated_mid >= 0 and generated_mid

@@ -612,7 +612,7 @@ local serving = part(function(serving)
         local behind = calls.last_rank and '(r' .. messages.rank_code(calls.last_rank + 1) or '(s'
         for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', behind, 'BYLEX', 'LIMIT',
             0, room + #picked)) do
-            local mid = unpack_from('>I7', member, 18)
+            local mid = messages.number_in(member)
             if not seen[mid] and #mids < room then
                 mids[#mids + 1] = mid
             end
@@ -686,15 +686,16 @@ local serving = part(function(serving)
         while #found < wanted and (listed[p] or sorted[s]) do
             local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
-                local rank, position, number = unpack_from('>I2I7I7', sorted[s])
+                local rank, at = messages.rank_in(sorted[s], 1)
+                local position, number = unpack_from('>I7I7', sorted[s], at)
                 local since = stored[p] and unpack_from('>I7', stored[p], #stored[p] - 6) or 0
-                takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since
+                takes_plain = rank > 1 or (rank == 1 and (position > since or (position == since
                     and number > listed[p])))
             end
             if takes_plain then
                 found[#found + 1], p = listed[p], p + 1
             else
-                found[#found + 1] = unpack_from('>I7', sorted[s], 17)
+                found[#found + 1] = messages.number_in(sorted[s])
                 members[#members + 1], s = sorted[s], s + 1
             end
         end
@@ -742,8 +743,7 @@ local serving = part(function(serving)
     local function fetch_picked(lane, mids)
         for _, mid in ipairs(mids) do
             local record = messages.read(mid)
-            call('ZREM', key('z:' .. text(lane.number)), pack('>I2I7I7I7', record.rank + 512,
-                messages.position(record), record.seq, mid))
+            call('ZREM', key('z:' .. text(lane.number)), messages.place_of(record))
             lane.sorted = lane.sorted - 1
         end
         return mids
