@@ -65,6 +65,36 @@ def test_next_permit_is_the_first_time_that_admits_a_delivery() -> None:
             assert fairness.permits(tat, at - 1, rate, burst) == 0
 
 
+@pytest.mark.parametrize("rate", [3, 50, 1_000])
+@pytest.mark.parametrize("burst", [1, 2.5, 40, 500])
+def test_a_rate_holds_with_costs(rate: float, burst: float) -> None:
+    """Costs up to the burst exceed it in no time; larger ones are paid for afterwards."""
+    draw = random.Random(f"{rate}/{burst}")
+    tat, now = 0, NOW
+    taken: list[tuple[int, int]] = []
+    while now < NOW + 30_000_000:
+        cost = draw.choice([1, max(1, int(burst)), int(burst) + 7, 2])
+        now = fairness.next_permit_us(tat, now, rate, burst, cost)
+        assert fairness.admits(tat, now, rate, burst, cost)
+        assert now == NOW or not fairness.admits(tat, now - 1, rate, burst, cost) or not taken
+        tat = fairness.take_permits(tat, now, rate, cost)
+        assert fairness.rebase(tat, now, rate, burst, cost) == tat
+        taken.append((now, cost))
+    seconds = (taken[-1][0] - NOW) / 1_000_000
+    used = sum(cost for _, cost in taken[:-1])
+    assert used <= rate * seconds + burst + 1e-6
+    assert used >= 0.99 * rate * seconds - burst - 8
+
+
+def test_costs_under_several_rates_at_once() -> None:
+    """Each delivery conforms to all of them; the answer names those that stop the next one."""
+    clocks = [(0, 10.0, 30.0), (0, 10.0, 50.0)]
+    assert fairness.admitted(clocks, NOW, [20, 10, 5]) == (2, [True, False])
+    assert fairness.admitted(clocks, NOW, [20, 10]) == (2, [False, False])
+    assert fairness.admitted(clocks, NOW, [60, 1]) == (1, [True, True])
+    assert fairness.admitted([], NOW, [7, 7]) == (2, [])
+
+
 def test_after_a_raise_the_next_permit_is_at_most_one_new_interval_away() -> None:
     """The wait that the old rate caused is dropped."""
     tat = fairness.take_permits(0, NOW, 0.01, 1)

@@ -129,11 +129,15 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
                 " fairness.depth(step, 3.25)"
             ),
             (
-                "answers[#answers + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step,"
+                "answers[#answers + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f"
+                " %.0f', step,"
                 " fairness.permits(tat, now, step, seven),"
             ),
             (
-                "fairness.next_permit(tat, now, step, three, 1), fairness.stride(7, rate),"
+                "fairness.next_permit(tat, now, step, three, 1),"
+                " fairness.next_permit(tat, now, step, seven, 5),"
+                " fairness.admits(tat, now, step, seven, 9) and 1 or 0,"
+                " fairness.rebase(tat, now, step, three, 8), fairness.stride(7, rate),"
                 " fairness.stride_of_work(now % 1000003, rate),"
             ),
             "fairness.size_class(now % 100000)) end return answers",
@@ -152,6 +156,9 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
             fairness.interval(rate),
             fairness.permits(tat, now, rate, 7),
             fairness.next_permit_us(tat, now, rate, 3.25),
+            fairness.next_permit_us(tat, now, rate, 7, 5),
+            fairness.admits(tat, now, rate, 7, 9),
+            fairness.rebase(tat, now, rate, 3.25, 8),
             fairness.stride(7, rate),
             fairness.stride_of_work(now % 1000003, rate),
             size_classes.size_class(now % 100000) or 0,
