@@ -405,6 +405,7 @@ class Laneway:
         kind: Kind = "shared",
         start: Start = "now",
         where: Where | None = None,
+        expires: Duration | None = None,
         **unknown: Never,
     ) -> None:
         """
@@ -416,14 +417,15 @@ class Laneway:
         ends. Both need a topic's own name. `start`: `"all waiting"`: copy what waits in the topic,
         too, up to 100,000 messages; this opens the store. `where`: values by header, like
         `{"type": "order.*"}`: it gets only messages whose headers match all of them; a value may be
-        a list, and end in `*`.
+        a list, and end in `*`. `expires`: it gets no more copies after messages have waited in it
+        for so long, at least a minute, and none was delivered; until somebody leases from it.
 
         It is a setting of the topic's policy: as `policy`, it belongs to the program before the
         store is opened. A second call changes its settings. Raises BadPolicy, UsageError; with
         `start="all waiting"` also Refused, BacklogFull.
         """
         config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
-        settings = admin_subscriptions.settings_of(kind, where)
+        settings = admin_subscriptions.settings_of(kind, where, expires)
         copies_waiting = admin_subscriptions.check_start(pattern, name, start)
         engine = self.engine if copies_waiting or self._holder.is_open else None
         changes = admin_subscriptions.changes(engine, pattern, name, settings)

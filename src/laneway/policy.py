@@ -631,7 +631,7 @@ def _check_subscription(pattern: str, field: str, value: Any) -> dict[str, Any] 
         )
     try:
         return subscriptions.check_field(field, value)
-    except BadPolicy as error:
+    except (BadPolicy, ValueError, OverflowError) as error:
         raise BadPolicy(f"subscription {name} of {pattern}: {error}") from error
 
 

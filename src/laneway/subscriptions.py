@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+from laneway import units
 from laneway.errors import BadPolicy
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ of the messages that wait in its topic, too.
 Where = dict[str, "str | list[str]"]
 """Values by header; a value may end in `*`, and several are alternatives."""
 
+LEAST_EXPIRES = 60.0
+"""Seconds. Engines know the time of the last delivery within ten."""
+
 MAX_POOL = 100
 """Characters of a pool's name."""
 
@@ -58,11 +62,14 @@ class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     - `kind`: see `Kind`.
     - `where`: by header, the values with which a message is copied; a `*` at the end stands for any
       rest. All headers have to match. Empty: every message.
+    - `expires_us`: it is unused, and gets no more copies, if messages wait in it, none is leased,
+      and none was delivered for so long (microseconds). None: never.
     """
 
     name: str
     kind: Kind = "shared"
     where: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    expires_us: int | None = None
 
     def takes(self, headers: Mapping[str, str] | None) -> bool:
         """Whether a message with these headers is copied."""
@@ -138,6 +145,7 @@ def read(field: str, value: Mapping[str, Any]) -> Subscription:
             (header, (values,) if isinstance(values, str) else tuple(values))
             for header, values in value.get("where", {}).items()
         ),
+        round(value["expires"] * units.SECOND) if "expires" in value else None,
     )
 
 
@@ -202,5 +210,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-SETTINGS: dict[str, Callable[[Any], Any]] = {"kind": _kind, "where": _where}
+def _expires(value: Any) -> float:
+    seconds = units.seconds(value)
+    if not LEAST_EXPIRES <= seconds <= units.MAX_SECONDS:
+        raise BadPolicy(f"expected expires to be at least {LEAST_EXPIRES:g} s, got {value!r:.80}")
+    return seconds
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {"kind": _kind, "where": _where, "expires": _expires}
 """Every setting of a subscription: the function that checks its value."""

@@ -215,7 +215,9 @@ class Engine(Lanes):
         if policy.own_backlog and draft.id is not None and self._is_known(draft.topic, draft.id):
             return Receipt(draft.id, draft.topic, "duplicate")
         copies = [
-            (copy, self.policy_table.resolve(copy.topic)) for copy in copies_of(draft, policy)
+            (copy, self.policy_table.resolve(copy.topic))
+            for copy in copies_of(draft, policy)
+            if not self._is_unused(copy.topic, policy)
         ]
         for copy, its_policy in copies:
             if not self._takes_copy(copy, its_policy):
@@ -235,6 +237,20 @@ class Engine(Lanes):
             answers, key=lambda answer: ("accepted", "merged", "duplicate").index(answer.outcome)
         )
         return Receipt(best.id, draft.topic, best.outcome, best.joined)
+
+    def _is_unused(self, topic: str, policy: Resolved) -> bool:
+        """Whether its messages wait, and none was delivered or is leased, for too long."""
+        after_us = {f"#{each.name}": each.expires_us for each in policy.subscriptions}[
+            topic[topic.index("#") :]
+        ]
+        lanes = self._lanes_of(topic)
+        return (
+            after_us is not None
+            and not self.policy_table.resolve(topic).paused
+            and any(message.topic == topic for message in self._waiting_all())
+            and not any(self._leased(lane) for lane in lanes)
+            and self.now - max(lane.window_from for lane in lanes) >= after_us
+        )
 
     def _takes_copy(self, copy: Draft, policy: Resolved) -> bool:
         """Whether there is room for a copy, or can be made, or it needs none."""

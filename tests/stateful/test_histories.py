@@ -119,7 +119,7 @@ FIELDS: dict[str, list[Any]] = {
     "paused": [True],
     "own_backlog": [False],
     "subscription:s": [{}, {"where": {"a": "b*"}}],
-    "subscription:t": [{}, {"where": {"a": ["b", "c"]}}],
+    "subscription:t": [{"expires": 60}, {}, {"where": {"a": ["b", "c"]}}],
 }
 # combinations that are unlikely to be drawn field by field
 COMBINATIONS: list[dict[str, Any]] = [
@@ -155,7 +155,7 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"rate": 0.2, "burst": 3},
     {"lease": 1},
     {"subscription:s": {}, "subscription:t": {"where": {"a": "*"}}},
-    {"subscription:s": {}, "own_backlog": False},
+    {"subscription:s": {"expires": 60}, "own_backlog": False},
     {"subscription:s": {}, "max_backlog": 3},
     {"subscription:s": {}, "merge": "last", "serial": "hold"},
     {"ttl": 2, "lease": 1, "retries": 0},

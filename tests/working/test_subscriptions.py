@@ -130,7 +130,7 @@ def test_explain_without_a_worker(tmp_path: Path) -> None:
 
 def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
     with application(tmp_path) as app:
-        copies = app.topic("orders.eu").subscribe("tax", where={"type": ["a", "b*"]})
+        copies = app.topic("orders.eu").subscribe("tax", where={"type": ["a", "b*"]}, expires="2d")
         app.subscribe("orders.*", "audit")
         app.publish("orders.eu", 1, headers={"type": "bc"})
         assert (copies.name, copies.stats().waiting) == ("orders.eu#tax", 1)
@@ -142,6 +142,7 @@ def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
             1,
         )
         assert (tax.kind, tax.where, tax.layer) == ("shared", {"type": ["a", "b*"]}, "code")
+        assert (tax.expires, audit.expires) == (2 * 86_400, None)
         assert app.topic("orders.eu").unsubscribe("tax") == 1
         assert app.unsubscribe("orders.*", "audit") == 1
         assert app.topic("orders.eu").subscriptions() == []

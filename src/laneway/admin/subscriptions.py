@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from laneway import subscriptions
+from laneway import subscriptions, units
 from laneway.engines.shared.copies import NOT_COPIED
 from laneway.errors import BacklogFull, BadPolicy, Refused
 from laneway.headers import SIGNALS
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, MessageView
     from laneway.policy import Layers
+    from laneway.units import Duration
 
-OPTIONS = ("kind", "start", "where")
+OPTIONS = ("kind", "start", "where", "expires")
 """The options of `subscribe`."""
 
 PAGE = 1000
@@ -43,6 +44,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     - `name`: like `audit`. `topic`: the topic of its copies, like `orders#audit`.
     - `kind`: see `Laneway.subscribe`. `where`: the headers that it takes; empty: every message.
+    - `expires`: after how many seconds without use it gets no more copies; None: never.
     - `pattern`: the topic or pattern for which it is declared. `layer`: `code` or `operator`.
     - `waiting`, `leased`, `dead`: how many messages it has.
     """
@@ -51,6 +53,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     kind: Kind
     where: Where
+    expires: float | None
     pattern: str
     layer: str
     waiting: int
@@ -58,9 +61,9 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     dead: int
 
 
-def settings_of(kind: Kind, where: Where | None) -> dict[str, Any]:
+def settings_of(kind: Kind, where: Where | None, expires: Duration | None) -> dict[str, Any]:
     """The policy field's value; what is not set is left out."""
-    settings = {"kind": kind, "where": where}
+    settings = {"kind": kind, "where": where, "expires": expires}
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -203,6 +206,7 @@ def _info(
         topic=name,
         kind=subscription.kind,
         where=subscription.where_by_header,
+        expires=None if subscription.expires_us is None else subscription.expires_us / units.SECOND,
         pattern=pattern,
         layer=layer,
         waiting=stats.waiting,

@@ -103,13 +103,16 @@ class Topic:
         kind: Kind = "shared",
         start: Start = "now",
         where: Where | None = None,
+        expires: Duration | None = None,
         **unknown: Never,
     ) -> Topic:
         """
         Give the topic a named reader with a copy of each new message; see `Laneway.subscribe`.
         Returns the topic of the copies, like `orders#audit`. Raises BadPolicy, UsageError.
         """
-        self._host.subscribe(self.name, name, kind=kind, start=start, where=where, **unknown)
+        self._host.subscribe(
+            self.name, name, kind=kind, start=start, where=where, expires=expires, **unknown
+        )
         return Topic(self._host, topic_of(self.name, name))
 
     def unsubscribe(self, name: str) -> int:

@@ -96,9 +96,20 @@ def where_in_words(where: Where) -> str:
         " several values of one header are alternatives."
     ),
 )
+@click.option(
+    "--expires",
+    metavar="DURATION",
+    help="It gets no more copies after so long without use, like 7d. [default: never]",
+)
 @pass_session
 def add(
-    session: Session, pattern: str, name: str, kind: Kind, start: Start, where: tuple[str, ...]
+    session: Session,
+    pattern: str,
+    name: str,
+    kind: Kind,
+    start: Start,
+    where: tuple[str, ...],
+    expires: str | None,
 ) -> None:
     """
     Give the topics of PATTERN a subscription NAME, as the operator: it gets a copy of each message
@@ -106,7 +117,7 @@ def add(
     """
     from laneway.admin import subscriptions
 
-    settings = subscriptions.settings_of(kind, _where(where))
+    settings = subscriptions.settings_of(kind, _where(where), expires)
     engine = session.engine(create=True)
     changes = subscriptions.changes(engine, pattern, name, settings)
 

@@ -104,6 +104,7 @@ class Host(Protocol):
         kind: Kind = "shared",
         start: Start = "now",
         where: Where | None = None,
+        expires: Duration | None = None,
         **unknown: Never,
     ) -> None:
         """Declare a subscription. Raises BadPolicy, UsageError."""

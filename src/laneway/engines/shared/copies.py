@@ -62,6 +62,15 @@ def copies_of(draft: Draft, policy: Resolved) -> list[Draft]:
     ]
 
 
+def expiries(policy: Resolved) -> dict[str, int]:
+    """After how many microseconds subscriptions of a topic are unused, by name."""
+    return {
+        subscription.name: subscription.expires_us
+        for subscription in policy.subscriptions
+        if subscription.expires_us is not None
+    }
+
+
 def receipt_of_copies(draft: Draft, receipts: Sequence[Receipt]) -> Receipt:
     """
     The receipt of a message that only subscriptions get: accepted if one of its copies is. Without

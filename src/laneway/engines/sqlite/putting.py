@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from laneway import subscriptions
 from laneway.engines.base import SIGNALS_HEADER, UNTIL_SIGNALLED_US
 from laneway.engines.shared.copies import (
     MOST_AT_ONCE,
     copies_of,
     count_within,
+    expiries,
     is_copied,
     receipt_of_copies,
 )
@@ -29,7 +31,7 @@ from laneway.headers import COST
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
@@ -376,6 +378,8 @@ class _Intake:
         is_stored = entry.policy.own_backlog
         if is_stored and draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
             return Receipt(draft.id, draft.topic, "duplicate")
+        if expires := expiries(entry.policy):
+            copies = [copy for copy in copies if not self._is_unused(copy, expires)]
         for copy in copies:
             reason = self._why_full(*copy)
             if reason is not None:
@@ -401,6 +405,19 @@ class _Intake:
             tx.shard.published += 1
             tx.shard.removed += 1
         return receipt_of_copies(draft, receipts)
+
+    def _is_unused(self, copy: _Entry, expires: Mapping[str, int]) -> bool:
+        """Whether the subscription of a copy has not been used for too long."""
+        tx, policy, topic = self.tx, copy.policy, copy.draft.topic
+        after_us = expires.get(subscriptions.split(topic)[1])
+        if after_us is None or policy.paused:
+            return False
+        lanes = _lanes_of(tx, topic, policy, topic)
+        return (
+            any(lane.waiting for lane in lanes)
+            and not any(lane.leased for lane in lanes)
+            and tx.now - max(lane.seen for lane in lanes) >= after_us
+        )
 
     def entries(
         self, drafts: Sequence[Draft], policies: Sequence[Resolved], plains: Sequence[bool]

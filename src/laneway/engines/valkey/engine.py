@@ -10,6 +10,7 @@ import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from laneway import subscriptions
 from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, Capabilities
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.queue import (
@@ -23,6 +24,7 @@ from laneway.engines.sharded.queue import (
 from laneway.engines.sharded.splitting import CallSize, pages, partial_call
 from laneway.engines.shared.copies import (
     copies_of,
+    expiries,
     is_copied,
     receipt_of_copies,
 )
@@ -186,7 +188,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 *map(records.pack, (list(page.lanes), page.order, known)),
                 records.pack(page.own_ids) if any(page.own_ids) else b"",
                 b"" if forwarded is None else _batch_record(forwarded, page),
-                records.pack(page.copied) if page.copied else b"",
+                records.pack([page.copied, page.expires]) if page.copied else b"",
             )
             answers = space.run("put", shard, now_us, *head, *page.messages, durable=True)
             if not self._is_stale(answers, shard):
@@ -273,16 +275,20 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     ) -> bool:
         """Add a message with its copies. Returns whether one of them is not plain."""
         is_stored, has_rich = route.policy.own_backlog, False
+        expires = expiries(route.policy)
         page.add_group(draft, copies, is_stored=is_stored)
         if not is_stored:  # its topic is sent, so that the shard compares its policy
             page.add_plain(draft, b"")
         for each in (draft, *copies) if is_stored else copies:
             its = self._space.routes.route(each.topic)
-            if _is_plain(each, its) and (each.id is None or self._is_plain_id(each)):
+            after_us = expires.get(subscriptions.split(each.topic)[1])
+            if after_us is not None:  # the function reads the whole lane of one that is not plain
+                page.expires[len(page.order) + 1] = after_us
+            elif _is_plain(each, its) and (each.id is None or self._is_plain_id(each)):
                 page.add_plain(each, _plain_message(each, its, page.heads))
-            else:
-                has_rich = True
-                page.add_rich(self._rich(shard, each, its))
+                continue
+            has_rich = True
+            page.add_rich(self._rich(shard, each, its))
         return has_rich
 
     def _is_plain_id(self, draft: Draft) -> bool:
@@ -466,7 +472,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 continue
             copies = copies_of(draft, policy)
             every.append((at, draft, (False, len(copies), policy.own_backlog)))
-            every += [(at, copy, (True,)) for copy in copies]
+            expires = expiries(policy)
+            for copy in copies:
+                after_us = expires.get(subscriptions.split(copy.topic)[1])
+                every.append((at, copy, (True, False if after_us is None else after_us)))
         return every
 
     def _raise_refused(self, answers: list[Any], published: Sequence[Draft]) -> None:
@@ -597,6 +606,8 @@ class _PutPage:
         """
         Position, number of copies, whether it is stored and size of each message with copies.
         """
+        self.expires: dict[int, int] = {}
+        """By the position of a copy: when its subscription is unused, in microseconds."""
         self.heads: dict[tuple[str, int], bytes] = {}
         self.count = 0
         """How many messages it has, without copies."""

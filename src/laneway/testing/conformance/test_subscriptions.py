@@ -116,7 +116,15 @@ def test_subscription_no_subscriptions_of_subscriptions(driver: EngineDriver) ->
 
 @pytest.mark.parametrize(
     "settings",
-    [{"kind": "some"}, {"where": {}}, {"where": {"a": "x*y"}}, {"where": {"a": []}}, {"wher": {}}],
+    [
+        {"kind": "some"},
+        {"expires": 1},
+        {"expires": "soon"},
+        {"where": {}},
+        {"where": {"a": "x*y"}},
+        {"where": {"a": []}},
+        {"wher": {}},
+    ],
 )
 def test_subscription_bad_settings(driver: EngineDriver, settings: dict[str, object]) -> None:
     with pytest.raises(BadPolicy, match=r"subscription audit of orders: .*(expected|unknown)"):
@@ -358,6 +366,54 @@ def test_subscription_full_subscription_without_a_backlog(driver: EngineDriver) 
         "refused",
     ]
     assert driver.waiting(BILLING) == 1
+
+
+def test_subscription_unused(driver: EngineDriver) -> None:
+    """
+    One from which nothing was delivered while messages waited gets no more copies, until somebody
+    takes one of those.
+    """
+    subscribe(driver, "orders", "audit", expires="10m")
+    subscribe(driver, "orders", "billing")
+    driver.put("orders", "1", "2")
+    driver.later(590)
+    driver.put("orders", "3")
+    driver.later(15)
+    driver.put("orders", "4", "5")
+    assert driver.waiting("orders") == driver.waiting(BILLING) == 5
+    leases = driver.lease(1, topics=[AUDIT])
+    driver.put("orders", "6")
+    driver.settle(leases)
+    driver.later(300)
+    driver.put("orders", "7")
+    assert bodies_of(driver, AUDIT) == ["2", "3", "6", "7"]
+    driver.later(10_000)
+    driver.put("orders", "8")
+    assert bodies_of(driver, AUDIT) == ["8"]
+
+
+def test_subscription_unused_and_full(driver: EngineDriver) -> None:
+    """It refuses nothing; a paused one is used."""
+    subscribe(driver, "orders", "audit", expires=60)
+    driver.policy(AUDIT, max_backlog=1)
+    driver.put("orders", "1")
+    driver.later(100)
+    assert driver.put("orders", "2")[0].outcome == "accepted"
+    driver.policy(AUDIT, paused=True)
+    assert driver.put("orders", "3")[0].outcome == "refused"
+
+
+def test_subscription_unused_without_a_backlog(driver: EngineDriver) -> None:
+    subscribe(driver, "orders", "audit", expires=60)
+    driver.policy("orders", own_backlog=False)
+    driver.put("orders", "1")
+    driver.later(100)
+    assert driver.put("orders", "2")[0].outcome == "unrouted"
+    driver.put("in", "0")
+    (lease,) = driver.lease(topics=["in"])
+    settlement = Settlement(lease.handle, lease.fence)
+    driver.engine.settle([settlement], publish={0: [Draft("orders", b"3")]}, now_us=driver.now)
+    assert driver.waiting(AUDIT) == 1
 
 
 # With other operations

@@ -6,8 +6,9 @@
 -- ARGV[6]: the ids of the own policies that the client knows, by topic (packed)
 -- ARGV[7]: for each message its id if it is plain and has one, else false (packed); "": none has
 -- ARGV[8]: of a spool's batch: {spool, batch, keys of all messages} (packed); "": of none
--- ARGV[9]: {position, how many copies follow, whether it is stored, bytes of its body} of each
---   message that may have copies, flat (packed); "": none may. See copies.lua
+-- ARGV[9]: {{position, how many copies follow, whether it is stored, bytes of its body} of each
+--   message that may have copies, flat; by the positions of copies, after how many microseconds
+--   their subscriptions are unused} (packed); "": none may. See copies.lua
 -- ARGV[10…]: the messages, as records.py encodes them
 --
 -- Answers for each message its number, or {outcome, details}, and at last the processor time of
@@ -36,8 +37,8 @@ if impossible then
 end
 local copied
 if ARGV[9] ~= '' then
-    copied = {}
-    local groups = values_of(ARGV[9])
+    local groups, expires = unpack(values_of(ARGV[9]))
+    copied = { expires = expires }
     for n = 1, #groups, 4 do
         copied[groups[n]] = { groups[n + 1], groups[n + 2], groups[n + 3] }
     end

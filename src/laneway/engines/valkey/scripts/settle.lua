@@ -9,8 +9,9 @@
 -- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
 --   the own policies that it knows by topic} (packed)
 -- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large, whether it
---   is a copy; of a message that may have copies: how many follow, whether it is stored} of each
---   published message and copy (packed)
+--   is a copy; of a message that may have copies: how many follow, whether it is stored; of a copy:
+--   after how many microseconds its subscription is unused} of each published message and copy
+--   (packed)
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
@@ -20,7 +21,7 @@
 
 local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
-local follow, groups = {}, {}
+local follow, groups, expires = {}, {}, {}
 if ARGV[6] ~= '' then
     local version, known = unpack(values_of(ARGV[6]))
     if version ~= shard.version then
@@ -59,7 +60,11 @@ if ARGV[6] ~= '' then
                 return { 'impossible', n - 1, by }
             end
             follow[#follow + 1] = draft
-            groups[draft] = copies_of and { copies_of, is_stored, draft.size }
+            if is_copy then
+                expires[draft] = copies_of
+            else
+                groups[draft] = copies_of and { copies_of, is_stored, draft.size }
+            end
         end
     end
     undo.begin()
@@ -123,14 +128,14 @@ for _, lane in ipairs(ended) do
         lanes.place(lane)
     end
 end
-local accepted, copied = {}, {}
+local accepted, copied, has_copies = {}, { expires = {} }, next(groups) ~= nil
 for _, draft in ipairs(follow) do
     if answers[draft.position] == 'acked' or answers[draft.position] == 'died' then
         accepted[#accepted + 1] = draft
-        copied[#accepted] = groups[draft] or nil
+        copied[#accepted], copied.expires[#accepted] = groups[draft] or nil, expires[draft]
     end
 end
-for n, answer in ipairs(intake.accept_all(accepted, next(copied) and copied)) do
+for n, answer in ipairs(intake.accept_all(accepted, has_copies and copied)) do
     if type(answer) == 'table' and answer[1] == 'refused' then
         undo.run()
         return { 'refused', accepted[n].id, answer[5] or accepted[n].topic, answer[2], answer[3],

@@ -2,7 +2,8 @@
 -- them are accepted, or none: the message is known, or there is no room for it or for a copy.
 --
 -- `copied`: by the position of such a message: {how many copies follow, whether it is stored, the
--- bytes of its body}. One that is not stored is sent without its body.
+-- bytes of its body}. One that is not stored is sent without its body. `copied.expires`: by the
+-- position of a copy: after how many microseconds its subscription is unused.
 --
 -- uses: rules, lanes, ids, merging, backlog
 
@@ -22,6 +23,33 @@ local copies = part(function(copies)
     function copies.have_limits(n, copied, drafts)
         for at = n + 1, n + (copied[n] and copied[n][1] or 0) do
             if drafts[at] and has_limit(drafts[at]) then
+                return true
+            end
+        end
+        return false
+    end
+
+    -- Whether the subscription of the copy at this position has not been used for too long.
+    local function is_unused(at, copied, drafts)
+        local after = copied.expires[at]
+        local policy = after and rules.of(drafts[at].topic)
+        if not after or policy.paused then
+            return false
+        end
+        local waits, seen = false, 0
+        for _, lane in ipairs(lanes.of_topic(drafts[at].topic, policy)) do
+            if lane.leased > 0 then
+                return false
+            end
+            waits, seen = waits or lanes.waiting(lane) > 0, math.max(seen, lane.seen)
+        end
+        return waits and shard.now - seen >= after
+    end
+
+    -- Whether one of the message's copies goes to a subscription that is used.
+    local function has_used(n, copied, drafts)
+        for at = n + 1, n + copied[n][1] do
+            if not is_unused(at, copied, drafts) then
                 return true
             end
         end
@@ -52,12 +80,14 @@ local copies = part(function(copies)
             return { 'duplicate' }
         end
         for at = n + 1, n + count do
-            local refused = drafts[at] and refusal(drafts[at])
+            local refused = drafts[at] and not is_unused(at, copied, drafts)
+                and refusal(drafts[at])
             if refused then
                 return refused
             end
         end
-        local limit = not is_stored and count > 0 and backlog.refuses_in_namespace(size)
+        local limit = not is_stored and has_used(n, copied, drafts)
+            and backlog.refuses_in_namespace(size)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) } or nil
     end
 
@@ -65,7 +95,7 @@ local copies = part(function(copies)
     -- why it is refused before anything else is decided.
     function copies.answer(n, copied, topic, id, generated_mid, drafts, refused)
         if n <= last then
-            return verdict
+            return verdict or (is_unused(n, copied, drafts) and { 'unused' }) or nil
         end
         verdict = refused
         if not copied[n] then
@@ -75,7 +105,7 @@ local copies = part(function(copies)
         verdict = verdict or decide(n, copied, topic, id, generated_mid, drafts)
         if verdict or copied[n][2] then
             return verdict
-        elseif copied[n][1] > 0 then
+        elseif has_used(n, copied, drafts) then
             return { 'copied' }
         end
         shard.published, shard.removed = shard.published + 1, shard.removed + 1

@@ -52,7 +52,7 @@ local forwarding = part(function(forwarding)
         local taken = { before }
         local left, answers = {}, {}
         local left_order, left_stored, left_drafts, left_ids = {}, {}, {}, {}
-        local left_copied = copied and {}
+        local left_copied = copied and { expires = {} }
         for n = 1, #order do
             if is_taken[names[n]] then
                 answers[n] = { 'duplicate' }
@@ -62,6 +62,7 @@ local forwarding = part(function(forwarding)
                 left_drafts[place], left_ids[place] = drafts[n], own_ids[n] or false
                 if copied then
                     left_copied[place] = copied[n]
+                    left_copied.expires[place] = copied.expires[n]
                 end
             end
         end
