@@ -1,0 +1,1 @@
+"""E-mail campaigns: thousands of them share the senders by class."""
