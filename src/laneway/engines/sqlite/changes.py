@@ -19,8 +19,6 @@ from laneway.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_ma
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import Lane, Shard
     from laneway.engines.sqlite.statements import Statements
@@ -86,12 +84,6 @@ class LaneChanges:
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
         return watched
-
-    def all(self) -> Iterator[Lane]:
-        """The changed lanes; one may come more than once."""
-        return chain(
-            self.dirty.values(), self.grown.values(), self.shrunk.values(), self.ended.values()
-        )
 
     def _watched(self, now: int) -> list[str]:
         """The lanes that changed and are watched, see `Wakeup.watch_topic`."""

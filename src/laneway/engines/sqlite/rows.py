@@ -73,6 +73,7 @@ class Lane(msgspec.Struct, gc=False):
     counted_done: int = 0
     counted_waiting: int = 0
     counted_rare: tuple[int, int, int, int] = (0, 0, 0, 0)
+    tally: tuple[Any, int, Any] | None = None  # where it is counted, see TallyBook
     is_new: bool = False
     forgotten: bool = False
 

@@ -28,6 +28,7 @@ from laneway.engines.sqlite.rows import (
     line_of,
     rank_of,
 )
+from laneway.engines.sqlite.tallies import noise_of
 from laneway.engines.sqlite.transaction import rebased
 from laneway.message import Lease
 from laneway.policy import handling_patterns
@@ -786,12 +787,14 @@ class _Deliveries:
             for tier_queue in tx.tier_queues.values()
             if tx.fair_by_time(tier_queue)
         }
+        self._noise = 0
         self._with_rows: set[int] = set()
         """Lanes of which `_read` answers rows, because some of their messages are not plain."""
 
     def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
         if not visits:
             return []
+        self._noise = noise_of(self.tx)
         heads = self._read(visits)
         tx = self.tx
         for lane, take in visits:
@@ -911,14 +914,14 @@ class _Deliveries:
         if not taken:
             return
         tx, shard = self.tx, self.tx.shard
-        first, last = taken[0], taken[-1]
-        tx.tallies.count_waits(
-            tx,
-            lane,
-            (head[_SINCE] for head in taken),
-            len(taken),
-            *((first[_SINCE], last[_SINCE]) if first[_RANK] == last[_RANK] else (0, tx.now)),
-        )
+        if len(taken) == 1:
+            tx.tallies.count_wait(tx, lane, taken[0][_SINCE], self._noise)
+        else:
+            first, last = taken[0], taken[-1]
+            in_order = first[_RANK] == last[_RANK]
+            ends = (first[_SINCE], last[_SINCE]) if in_order else (0, tx.now)
+            since = (head[_SINCE] for head in taken)
+            tx.tallies.count_waits(tx, lane, since, len(taken), ends, self._noise)
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
@@ -1081,7 +1084,8 @@ class _Deliveries:
             if lane.ready:
                 lane.old = row.since >> 23
         if fence > first:
-            tx.tallies.count_waits(tx, lane, since, len(since), min(since), max(since))
+            ends = min(since), max(since)
+            tx.tallies.count_waits(tx, lane, since, len(since), ends, self._noise)
             self._add_deadline(deadline, first + 1, fence)
             shard.fence = fence
             shard.leased += fence - first

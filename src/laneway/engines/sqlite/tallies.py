@@ -95,58 +95,89 @@ class TallyBook:
     def count(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
         """Count what has happened in these lanes since they were counted before."""
         for lane in lanes:
-            published = lane.published - lane.counted_published
-            delivered = lane.delivered - lane.counted_delivered
-            done = lane.done - lane.counted_done
-            waiting = lane.ready + lane.delayed + lane.parked - lane.counted_waiting
-            rare = (
-                (lane.retried, lane.died, lane.merged, lane.throttled)
-                if lane.throttled or lane.retried or lane.merged or lane.died
-                else _NONE
-            )
-            if not (published or delivered or done or waiting or rare != lane.counted_rare):
-                continue
-            tally = self._tally(tx, lane.rule, lane.tier_queue)
-            if published:
-                tally.published += published
-                lane.counted_published = lane.published
-            if delivered:
-                tally.delivered += delivered
-                lane.counted_delivered = lane.delivered
-            if done:
-                tally.done += done
-                lane.counted_done = lane.done
-            if waiting:
-                tally.waiting += waiting
-                lane.counted_waiting += waiting
-            if rare != lane.counted_rare:
-                before, lane.counted_rare = lane.counted_rare, rare
-                tally.retried += rare[0] - before[0]
-                tally.died += rare[1] - before[1]
-                tally.merged += rare[2] - before[2]
-                tally.throttled_us += rare[3] - before[3]
+            tally = self._tally_of(tx, lane)
+            tally.published += lane.published - lane.counted_published
+            tally.delivered += lane.delivered - lane.counted_delivered
+            tally.done += lane.done - lane.counted_done
+            waiting = lane.ready + lane.delayed + lane.parked
+            tally.waiting += waiting - lane.counted_waiting
+            lane.counted_published, lane.counted_delivered = lane.published, lane.delivered
+            lane.counted_done, lane.counted_waiting = lane.done, waiting
+            if lane.throttled or lane.retried or lane.merged or lane.died:
+                rare = (lane.retried, lane.died, lane.merged, lane.throttled)
+                if rare != lane.counted_rare:
+                    before, lane.counted_rare = lane.counted_rare, rare
+                    tally.retried += rare[0] - before[0]
+                    tally.died += rare[1] - before[1]
+                    tally.merged += rare[2] - before[2]
+                    tally.throttled_us += rare[3] - before[3]
             self.has_changed = True
 
+    def count_grown(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
+        """The same of lanes in which messages were published, and nothing else."""
+        for lane in lanes:
+            more = lane.published - lane.counted_published
+            if more:
+                tally = self._tally_of(tx, lane)
+                tally.published += more
+                tally.waiting += more
+                lane.counted_published += more
+                lane.counted_waiting += more
+                self.has_changed = True
+
+    def count_done(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
+        """The same of lanes in which leases were acked, and nothing else."""
+        for lane in lanes:
+            more = lane.done - lane.counted_done
+            if more:
+                self._tally_of(tx, lane).done += more
+                lane.counted_done += more
+                self.has_changed = True
+
+    def count_wait(self, tx: Transaction, lane: Lane, since: int, noise: int) -> None:
+        """Count how long a message that is delivered now has waited; `noise`: see `noise_of`."""
+        classes = self._classes(tx, lane, noise)
+        classes[bisect_right(WAIT_BOUNDS_US, tx.now - since)] += 1
+
     def count_waits(
-        self, tx: Transaction, lane: Lane, since: Iterable[int], count: int, first: int, last: int
+        self,
+        tx: Transaction,
+        lane: Lane,
+        since: Iterable[int],
+        count: int,
+        ends: tuple[int, int],
+        noise: int,
     ) -> None:
         """
-        Count how long `count` messages of a lane that are delivered now have waited. `first` and
-        `last`: the least and largest of `since`, which is read only if their classes differ.
+        The same of `count` messages of a lane. `ends`: the least and largest of `since`, which is
+        read only if their classes differ.
         """
-        tier = tx.tier_queue_at(lane.tier_queue).tier
-        counts = self._waits.get(tier)
-        if counts is None:
-            counts = self._waits[tier] = WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
-        classes = counts.noisy if (lane.big or 0) > _noise(tx) else counts.others
-        now = tx.now
+        classes, now = self._classes(tx, lane, noise), tx.now
+        first, last = ends
         longest = bisect_right(WAIT_BOUNDS_US, now - first)
-        if count == 1 or longest == bisect_right(WAIT_BOUNDS_US, now - last):
+        if longest == bisect_right(WAIT_BOUNDS_US, now - last):
             classes[longest] += count
         else:
             for each in since:
                 classes[bisect_right(WAIT_BOUNDS_US, now - each)] += 1
+
+    def _classes(self, tx: Transaction, lane: Lane, noise: int) -> list[int]:
+        tier = tx.tier_queue_at(lane.tier_queue).tier
+        counts = self._waits.get(tier)
+        if counts is None:
+            counts = self._waits[tier] = WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
         self.has_changed = True
+        return counts.noisy if lane.big is not None and lane.big > noise else counts.others
+
+    def _tally_of(self, tx: Transaction, lane: Lane) -> Tally:
+        """Each lane keeps its tally, because looking for it costs more than counting."""
+        known, patterns = lane.tally, tx.rules.patterns
+        if known is not None and known[0] is patterns and known[1] == lane.tier_queue:
+            tally: Tally = known[2]
+            return tally
+        tally = self._tally(tx, lane.rule, lane.tier_queue)
+        lane.tally = (patterns, lane.tier_queue, tally)
+        return tally
 
     def _tally(self, tx: Transaction, rule: str, tier_queue: int) -> Tally:
         tier, pattern = tx.tier_queue_at(tier_queue).tier, tx.rules.pattern_of(rule)
@@ -165,10 +196,7 @@ class TallyBook:
         return tally
 
 
-_NONE = (0, 0, 0, 0)
-
-
-def _noise(tx: Transaction) -> int:
+def noise_of(tx: Transaction) -> int:
     """The largest size class that is not noisy. Read once a second: it changes slowly."""
     lane_cache = tx.lane_cache
     if not 0 <= tx.now - lane_cache.noise_us < SECOND:

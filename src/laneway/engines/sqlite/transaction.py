@@ -83,8 +83,11 @@ class Rules:
         """The policy of a topic without one of its own, or of a bucket's pattern."""
         self.owned: dict[tuple[str, int], Resolved] = {}
         """The policy of a topic that has one of its own, by topic and number of its set."""
-        self._patterns: dict[str, str] = {}
-        """The most specific pattern of topics, by the topics' stem."""
+        self.patterns: dict[str, str] = {}
+        """
+        The most specific pattern of topics, by the topics' stem; another object when policies have
+        changed.
+        """
         self.sets: dict[int, Layers] = {}
         """By number: the layers of a set of own policies, see `own_set`."""
 
@@ -118,16 +121,16 @@ class Rules:
         self._by_topic.clear()
         self.owned.clear()
         self._resolved.clear()
-        self._patterns.clear()
+        self.patterns = {}
 
     def pattern_of(self, rule: str) -> str:
         """The most specific pattern of a topic, or the pattern of a bucket; "*": none."""
         stem = rule.rpartition(".")[0]
-        pattern = self._patterns.get(stem)
+        pattern = self.patterns.get(stem)
         if pattern is None:
-            if len(self._patterns) >= MOST_SETS:
-                self._patterns.clear()
-            pattern = self._patterns[stem] = self.policy_table.pattern_of(rule)
+            if len(self.patterns) >= MOST_SETS:
+                self.patterns.clear()
+            pattern = self.patterns[stem] = self.policy_table.pattern_of(rule)
         return pattern
 
     def resolve_own(self, topic: str, own: int, layers: Layers) -> Resolved:
@@ -909,7 +912,11 @@ class Transaction(Statements):
             self._flush_gates()
 
     def _write_lanes(self) -> None:
-        self.tallies.count(self, self._changes.all())
+        tallies, changes = self.tallies, self._changes
+        tallies.count(self, changes.dirty.values())
+        tallies.count_grown(self, changes.grown.values())
+        tallies.count_done(self, changes.shrunk.values())
+        tallies.count_done(self, changes.ended.values())
         if self.lane_cache.has_groups is not False:
             for lane in self._changes.dirty.values():
                 if lane.forgotten and lane.tier_queue < 0:

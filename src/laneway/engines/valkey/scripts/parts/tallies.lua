@@ -21,9 +21,10 @@ local tallies = part(function(tallies)
         300000000, 900000000, 3600000000, 21600000000, 86400000000 }
     local NOISY_PART, MOST_NOISY = 100, 1000
 
-    -- What is known of each shard that the server has: the patterns of topics by their stem, as of
-    -- a version of the policies; the tallies that exist; the largest size class that is not noisy.
-    local MOST_SHARDS, MOST_STEMS = 1024, 4096
+    -- What is known of each shard that the server has, because working it out costs more than all
+    -- else that is done with a lane here: the patterns of topics, as of a version of the policies;
+    -- cells, which have what a call has counted; the largest size class that is not noisy.
+    local MOST_SHARDS, MOST_NAMES = 1024, 8192
     local shards, count = {}, 0
 
     local function of_shard()
@@ -32,77 +33,95 @@ local tallies = part(function(tallies)
             if count >= MOST_SHARDS then
                 shards, count = {}, 0
             end
-            found = { version = false, stems = {}, count = 0, named = {}, noise = 0, noise_at = 0 }
+            found = { version = false, by_name = {}, by_stem = {}, count = 0, cells = {},
+                waits = {}, noise = 0, noise_at = 0 }
             shards[PREFIX], count = found, count + 1
         end
         return found
     end
 
-    -- The most specific pattern of a topic, or the pattern of a bucket; '*': none.
-    local function pattern_of(here, name, version)
-        if here.version ~= version or here.count >= MOST_STEMS then
-            here.version, here.stems, here.count = version, {}, 0
+    -- The cells, by tier, of the most specific pattern of a topic, or of a bucket's pattern; of '*'
+    -- if there is none.
+    local function cells_of(here, name, version)
+        if here.version ~= version or here.count >= MOST_NAMES then
+            here.version, here.by_name, here.by_stem, here.count = version, {}, {}, 0
+        end
+        local found = here.by_name[name]
+        if found then
+            return found
         end
         local stem = string.match(name, '^(.*%.)') or ''
-        local pattern = here.stems[stem]
-        if not pattern then
+        found = here.by_stem[stem]
+        if not found then
             local rest = stem
             while rest ~= '' and run('HEXISTS', keys.rules, rest .. '*') == 0 do
                 rest = string.match(rest, '^(.*%.)[^.]*%.$') or ''
             end
-            pattern = rest .. '*'
-            here.stems[stem], here.count = pattern, here.count + 1
+            local pattern = rest .. '*'
+            found = here.cells[pattern]
+            if not found then
+                found = { pattern = pattern, by_tier = {} }
+                here.cells[pattern] = found
+            end
+            here.by_stem[stem] = found
         end
-        return pattern
+        here.by_name[name], here.count = found, here.count + 1
+        return found
     end
 
-    -- The names of a tally's counters. One that is too many is counted among the others.
-    local function named(here, tier, pattern, now)
+    -- A cell: what this call has counted of a tier and pattern, and the names of its fields. A
+    -- pattern that is too many is counted among the others.
+    local function new_cell(tier, pattern, now)
         local id = tier .. '\0' .. pattern
         run('HSETNX', keys.tallies, 'since', now)
         if run('HSETNX', keys.tallies, id, '') == 1 and pattern ~= OTHER
             and run('HINCRBY', keys.tallies, '', 1) > MOST then
             run('HINCRBY', keys.tallies, '', -1)
             run('HDEL', keys.tallies, id)
-            return named(here, tier, OTHER, now)
+            return new_cell(tier, OTHER, now)
         end
-        local names = {}
+        local cell = { names = {}, is_used = false }
         for _, flow in ipairs(FLOWS) do
-            names[flow] = id .. '\0' .. flow
+            cell.names[flow], cell[flow] = id .. '\0' .. flow, 0
         end
-        return names
+        return cell
     end
 
-    local function names_of(here, tier, pattern, now)
-        local of_tier = here.named[tier]
-        if not of_tier then
-            of_tier = {}
-            here.named[tier] = of_tier
+    local function cell_of(here, name, tier, version, now)
+        local cells = cells_of(here, name, version)
+        local cell = cells.by_tier[tier]
+        if not cell then
+            cell = new_cell(tier, cells.pattern, now)
+            cells.by_tier[tier] = cell
         end
-        local names = of_tier[pattern]
-        if not names then
-            names = named(here, tier, pattern, now)
-            of_tier[pattern] = names
-        end
-        return names
+        return cell
     end
 
-    local here   -- what is known of the shard of this call; nil: not needed yet
-    local counts -- what to add, by the name of the counter
-    local rare   -- by lane: its rare counters as they were read
+    local here -- what is known of the shard of this call; nil: not needed yet
+    local used -- the cells in which this call has counted something
+    local waits_used -- and the waiting times of tiers
+    local rare -- by lane: its rare counters as they were read
 
     at_begin(function()
-        here, counts, rare = nil, {}, {}
+        for _, cell in ipairs(used or {}) do -- of a call that ended in an error
+            for _, flow in ipairs(FLOWS) do
+                cell[flow] = 0
+            end
+            cell.is_used = false
+        end
+        for _, waits in ipairs(waits_used or {}) do
+            waits.counts = {}
+        end
+        here, used, waits_used, rare = nil, {}, {}, {}
     end)
 
-    local function add(name, number)
-        counts[name] = (counts[name] or 0) + number
-    end
-
-    local function names_for(rule, tier_queue)
+    local function use(name, tier_queue)
         here = here or of_shard()
-        return names_of(here, tier_queues[tier_queue].tier, pattern_of(here, rule, shard.version),
-            shard.now)
+        local cell = cell_of(here, name, tier_queues[tier_queue].tier, shard.version, shard.now)
+        if not cell.is_used then
+            cell.is_used, used[#used + 1] = true, cell
+        end
+        return cell
     end
 
     -- A lane with rare counters was read.
@@ -113,32 +132,19 @@ local tallies = part(function(tallies)
 
     -- Count what has happened in a lane since it was read, or counted.
     function tallies.count(lane)
-        local published, delivered, done, waiting = lane.published - lane.was_published,
-            lane.delivered - lane.was_delivered, lane.done - lane.was_done,
+        local published, delivered, done, waiting = lane.published, lane.delivered, lane.done,
             lane.ready + lane.delayed + lane.parked
-        local left = published - delivered - waiting + lane.was_waiting
-        lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = lane.published,
-            lane.delivered, lane.done, waiting
-        local names = names_for(lane.rule or lane.name, lane.tier_queue)
-        if published ~= 0 then
-            add(names.published, published)
-        end
-        if delivered ~= 0 then
-            add(names.delivered, delivered)
-        end
-        if done ~= 0 then
-            add(names.done, done)
-        end
-        if left ~= 0 then
-            add(names.left, left)
-        end
+        local more, taken = published - lane.was_published, delivered - lane.was_delivered
+        local cell = use(lane.rule or lane.name, lane.tier_queue)
+        cell.published, cell.delivered, cell.done, cell.left = cell.published + more,
+            cell.delivered + taken, cell.done + done - lane.was_done,
+            cell.left + more - taken - waiting + lane.was_waiting
+        lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = published,
+            delivered, done, waiting
         if lane.is_rare then
             local before = rare[lane]
             for _, flow in ipairs(RARE_FLOWS) do
-                local more = lane[flow] - (before and before[flow] or 0)
-                if more ~= 0 then
-                    add(names[flow], more)
-                end
+                cell[flow] = cell[flow] + lane[flow] - (before and before[flow] or 0)
             end
             tallies.begin_rare(lane)
         end
@@ -146,58 +152,90 @@ local tallies = part(function(tallies)
 
     -- Count messages that were published in a lane of which only the beginning was read.
     function tallies.count_published(topic, tier_queue, published)
-        add(names_for(topic, tier_queue).published, published)
+        local cell = use(topic, tier_queue)
+        cell.published = cell.published + published
     end
 
     -- The same of one message, in a call that has no other part of the shard. `version`: that of
     -- the policies.
     function tallies.count_one(topic, tier, version, now)
-        local of_this = of_shard()
-        run('HINCRBY', keys.tallies, names_of(of_this, tier,
-            pattern_of(of_this, topic, version), now).published, 1)
+        run('HINCRBY', keys.tallies, cell_of(of_shard(), topic, tier, version, now)
+            .names.published, 1)
     end
 
+    local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
+
     local function class_of(wait)
-        for n = 1, #BOUNDS do
-            if wait < BOUNDS[n] then
-                return n
+        if wait < least or wait >= most then
+            class = #BOUNDS + 1
+            for n = 1, #BOUNDS do
+                if wait < BOUNDS[n] then
+                    class = n
+                    break
+                end
             end
+            least, most = BOUNDS[class - 1] or -math.huge, BOUNDS[class] or math.huge
         end
-        return #BOUNDS + 1
+        return class
     end
 
     -- The largest size class that is not noisy. Read once a second: it changes slowly.
-    local function noise()
+    local function read_noise()
         local since = shard.now - here.noise_at
         if since < 0 or since >= 1000000 then
             local noisy = math.min(math.max(math.floor(shard.lanes / NOISY_PART), 1), MOST_NOISY)
             local found = call('ZRANGE', keys['top:big'], noisy, noisy, 'REV', 'WITHSCORES')
             here.noise_at, here.noise = shard.now, tonumber(found[2]) or 0
         end
-        return here.noise
+    end
+
+    local function waits_of(tier)
+        local waits = here.waits[tier]
+        if not waits then
+            waits = { tier = tier, counts = {} }
+            here.waits[tier] = waits
+        end
+        if next(waits.counts) == nil then
+            read_noise()
+            waits_used[#waits_used + 1] = waits
+        end
+        return waits
     end
 
     -- Count how long `number` messages of a lane that are delivered now have waited. `first` and
     -- `last`: since when the first and the last of them was ready. Returns false if they are in
     -- different classes; then nothing is counted.
     function tallies.waited(lane, first, last, number)
-        local class = class_of(shard.now - first)
-        if number > 1 and class ~= class_of(shard.now - last) then
+        local place = class_of(shard.now - first)
+        if number > 1 and place ~= class_of(shard.now - last) then
             return false
         end
         here = here or of_shard()
-        local noisy = lane.big > noise() and #BOUNDS + 1 or 0
-        add(tier_queues[lane.tier_queue].tier .. '\0\0' .. (class + noisy), number)
+        local counts = waits_of(tier_queues[lane.tier_queue].tier).counts
+        if lane.big > here.noise then
+            place = place + #BOUNDS + 1
+        end
+        counts[place] = (counts[place] or 0) + number
         return true
     end
 
     -- Write what this call has counted.
     function tallies.save()
-        for name, number in pairs(counts) do
-            if number ~= 0 then
-                run('HINCRBY', keys.tallies, name, number)
+        for _, cell in ipairs(used) do
+            for _, flow in ipairs(FLOWS) do
+                if cell[flow] ~= 0 then
+                    run('HINCRBY', keys.tallies, cell.names[flow], cell[flow])
+                    cell[flow] = 0
+                end
             end
+            cell.is_used = false
         end
-        counts = {}
+        for _, waits in ipairs(waits_used) do
+            for place, number in pairs(waits.counts) do
+                run('HINCRBY', keys.tallies, waits.tier .. '\0\0' .. place, number)
+            end
+            waits.counts = {}
+        end
+        used, waits_used = {}, {}
     end
 end)
