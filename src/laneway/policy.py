@@ -48,6 +48,8 @@ GATE_SEPARATOR = "\x1f"
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
 """The value of `Resolved.dedupe` if ids stay known for ever."""
+DEFAULT_MOST = 64
+"""The largest limit of a concurrency that adapts, if none is set."""
 AUTO = -1
 """The value of `Resolved.concurrency` if the limit adapts to the destination."""
 
@@ -108,7 +110,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     burst: int | None = None
     concurrency: int | None = None
     min_concurrency: int = 1
-    max_concurrency: int = 64
+    max_concurrency: int = DEFAULT_MOST
     weight: float = 1.0
     tier: str = USUAL
     pool: str = "default"
@@ -1037,12 +1039,12 @@ class PolicyTable:
                 raise refuse(
                     field, f'"{field}" has no meaning without concurrency="auto"; set both'
                 )
-        if policy.adapts and policy.min_concurrency > policy.max_concurrency:
-            field = "min_concurrency" if "min_concurrency" in values else "max_concurrency"
+        least, largest = (values.get(f"{end}_concurrency") for end in ("min", "max"))
+        if policy.adapts and (least or 1) > (largest or DEFAULT_MOST):
             raise refuse(
-                field,
-                f"min_concurrency {policy.min_concurrency} is above max_concurrency"
-                f" {policy.max_concurrency}; lower the first or raise the second",
+                "min_concurrency",
+                f"min_concurrency {least} is above max_concurrency {largest or DEFAULT_MOST};"
+                " lower the first or raise the second",
             )
         if "buckets" in values and not own_name and policy.partitions > 1:
             raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
@@ -1086,7 +1088,7 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
     if values.get("concurrency") == "auto":
         if "min_concurrency" in values or "max_concurrency" in values:
             least = values.get("min_concurrency", 1)
-            values["max_concurrency"] = max(values.get("max_concurrency", 64), least)
+            values["max_concurrency"] = max(values.get("max_concurrency", DEFAULT_MOST), least)
         return
     values.pop("min_concurrency", None)
     values.pop("max_concurrency", None)

@@ -72,6 +72,11 @@ def test_invalid_field_is_refused_with_its_name(fields: dict[str, object], text:
     "fields",
     [
         {"concurrency": 2, "partitions": 4},
+        {"concurrency": "auto", "max_concurrency": 2, "partitions": 4},
+        {"concurrency": "auto", "min_concurrency": 9, "max_concurrency": 8},
+        {"concurrency": "auto", "min_concurrency": 65},
+        {"concurrency": 5, "min_concurrency": 2},
+        {"max_concurrency": 2},
         {"tier": "golden"},
         {"window": 5},
         {"merge": "first", "debounce": True},
