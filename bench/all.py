@@ -33,6 +33,7 @@ BENCHES = (
     "tasks",
     "typed",
     "workers",
+    "gateway",
     "features",
     "subscriptions",
 )

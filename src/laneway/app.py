@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         TopicOrder,
     )
     from laneway.errors import LanewayError
+    from laneway.gateway.gateway import Gateway
     from laneway.history.alarms import OnAlarm
     from laneway.history.figures import History
     from laneway.message import Message, Receipt
@@ -1095,6 +1096,19 @@ class Laneway:
         """
         if len(self.handlers) or self._schedules:
             schedule_store.install(self.handlers, lambda: self.engine, self._schedules.values())
+
+    # HTTP
+
+    def asgi(self, *, is_open: bool = False) -> Gateway:
+        """
+        The HTTP API (see docs/gateway.md) as an ASGI application, to be mounted in another one.
+
+        Until the namespace has tokens, it answers clients of this machine only; `is_open`: every
+        client may do everything. Call its `close` at the end.
+        """
+        from laneway.gateway.gateway import Gateway  # noqa: PLC0415  # most programs serve none
+
+        return Gateway(self, is_open=is_open)
 
     # Elections
 

@@ -69,6 +69,8 @@ def test_generated_requests(api: Api, route: Any) -> None:
         status_code_conformance,
     )
 
+    if route.answer_type == "text/event-stream":
+        pytest.skip("a stream has no end")
     schema = schemathesis.openapi.from_dict(openapi.document(ROUTES))
     operation = schema[route.path][route.method]
 
@@ -100,6 +102,8 @@ def _short(case: Any) -> None:
     """No generated lease waits."""
     if isinstance(case.body, dict) and "wait" in case.body:
         case.body["wait"] = 0
+    if "timeout" in (case.query or {}):
+        case.query["timeout"] = 0
 
 
 def test_schemas_of_answers(api: Api) -> None:

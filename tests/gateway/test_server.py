@@ -21,9 +21,12 @@ from tests.gateway.conftest import Api, serving
 async def call(gateway: Gateway, method: str, path: str, **scope: Any) -> tuple[int, bytes, Any]:
     """One request without a server: status, body, headers."""
     events: list[Any] = []
+    bodies = [scope.pop("body", b"")]
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": scope.pop("body", b"")}
+        if not bodies:
+            await asyncio.Event().wait()  # the client stays
+        return {"type": "http.request", "body": bodies.pop()}
 
     async def send(event: Any) -> None:
         events.append(event)
@@ -39,8 +42,8 @@ async def call(gateway: Gateway, method: str, path: str, **scope: Any) -> tuple[
         **scope,
     }
     await gateway(given, receive, send)
-    start, end = events
-    return start["status"], end["body"], dict(start["headers"])
+    start, *chunks = events
+    return start["status"], b"".join(each["body"] for each in chunks), dict(start["headers"])
 
 
 @pytest.fixture

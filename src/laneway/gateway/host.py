@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.producing.producer import Producer
+    from laneway.tasks.job import Job
 
 
 class Host(Protocol):
@@ -20,6 +21,10 @@ class Host(Protocol):
     @property
     def namespace(self) -> str:
         """The namespace's name."""
+        ...
+
+    def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
+        """The handle of a task's call."""
         ...
 
     @property

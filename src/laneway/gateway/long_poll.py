@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 MAX_LINES = 64
 """Most different combinations of pool and topics that requests wait for; each has a thread."""
 
+MOST = 500
+"""Most messages of one lease."""
+
 MAX_WAITING = 200
 """Most requests of one token that wait at the same time."""
 
@@ -51,13 +54,14 @@ class Wanted(msgspec.Struct, frozen=True):
     What a request leases. Requests with equal values share a line.
 
     `only`: patterns; other topics are passed over. `max_lease_us`: when the leases end at the
-    latest, in microseconds.
+    latest, in microseconds. `priority`: only messages of at least this one.
     """
 
     pool: str = "default"
     topics: tuple[str, ...] | None = None
     only: tuple[str, ...] | None = None
     max_lease_us: int | None = None
+    priority: int | None = None
 
 
 def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
@@ -69,6 +73,7 @@ def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
         only=wanted.only,
         record_start=True,
         max_lease_us=wanted.max_lease_us,
+        priority=wanted.priority,
     )
 
 

@@ -107,10 +107,8 @@ def known_reference(kind: type) -> dict[str, str]:
 
 def _answer(route: Route, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if route.answer is not None:
-        content[route.answer_type] = {"schema": known[id(route.answer)]}
-    else:
-        content[route.answer_type] = {}
+    schema = known[id(route.answer)] if route.answer is not None else {"type": "string"}
+    content[route.answer_type] = {"schema": schema}
     if route.takes_lines:
         content[LINES] = {"schema": known_reference(LineAnswer)}
     return {"description": "It was done.", "content": content}

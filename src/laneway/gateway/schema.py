@@ -95,7 +95,8 @@ class LineAnswer(msgspec.Struct, omit_defaults=True):
 class LeaseBody(_Body):
     """
     Which messages to lease. `wait`: for the first one, at most 60 s. `topics`: only these, strictly
-    in their order. `lease`: the leases end after so long at the latest.
+    in their order. `lease`: the leases end after so long at the latest. `priority`: only messages
+    of at least this one.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE)] = 1
@@ -103,6 +104,20 @@ class LeaseBody(_Body):
     pool: str = "default"
     topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1000)] | None = None
     lease: Span | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
+
+
+class StreamQuery(_Body):
+    """
+    `credit`: how many deliveries may be unsettled at once. `topics`: separated by commas. The
+    others: as in a lease.
+    """
+
+    credit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    pool: str = "default"
+    topics: str | None = None
+    lease: Span | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
 
 
 class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
@@ -517,6 +532,136 @@ class HealthAnswer(msgspec.Struct, omit_defaults=True):
 
     status: Literal["ok", "unavailable"]
     detail: str | None = None
+
+
+# Jobs, schedules, subscriptions
+
+
+class JobAnswer(msgspec.Struct, kw_only=True):
+    """
+    A call of a task. `status`: `pending`, `started`, `success`, `failure` and others. `result`,
+    `info`: null without the scope `bodies`.
+    """
+
+    id: str
+    topic: str | None
+    status: str
+    result: msgspec.Raw
+    info: msgspec.Raw
+    error: str | None
+    attempts: int
+    published_at: datetime | None
+    finished_at: datetime | None
+
+
+class CancelAnswer(msgspec.Struct):
+    """`cancelled`: false if the job had ended already."""
+
+    cancelled: bool
+
+
+class ScheduleBody(_Body):
+    """
+    A schedule: what it publishes, and one of `every`, `cron` and `at`.
+
+    `timezone`: of a cron line. `missed`: `one`, `all` or `skip`.
+    """
+
+    topic: str
+    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    every: Span | None = None
+    cron: str | None = None
+    at: datetime | None = None
+    timezone: str | None = None
+    missed: Literal["one", "all", "skip"] | None = None
+
+
+class ScheduleAnswer(msgspec.Struct):
+    """A schedule: its rule in words, and its next firing."""
+
+    name: str
+    when: str
+    next_at: datetime
+    topic: str
+    missed: str
+    is_paused: bool
+
+
+class SchedulesAnswer(msgspec.Struct):
+    """Schedules by name; `next`: the value of `after` for the next page."""
+
+    schedules: list[ScheduleAnswer]
+    next: str | None = None
+
+
+class StoredAnswer(msgspec.Struct):
+    """`is_new`: false if nothing was changed."""
+
+    is_new: bool
+
+
+class RemovedAnswer(msgspec.Struct):
+    """`removed`: false if there was none."""
+
+    removed: bool
+
+
+class SubscriptionBody(_Body):
+    """
+    A subscription. `kind`: which consumers it has. `where`: the headers of its messages; None:
+    every message. `expires`: after how long without a consumer it gets no more copies.
+    """
+
+    kind: Literal["shared", "exclusive", "failover"] = "shared"
+    where: dict[str, Any] | None = None
+    expires: Span | None = None
+
+
+class SubscriptionAnswer(msgspec.Struct, kw_only=True):
+    """A subscription of a topic: the topic of its copies, who declares it, and what it holds."""
+
+    name: str
+    topic: str
+    kind: str
+    where: dict[str, Any]
+    pattern: str
+    layer: str
+    waiting: int
+    leased: int
+    dead: int
+
+
+class SubscriptionsAnswer(msgspec.Struct):
+    """The subscriptions of a topic."""
+
+    subscriptions: list[SubscriptionAnswer]
+
+
+class JobQuery(_Body):
+    """`topic`: of the job; needed for ids of your own."""
+
+    topic: str | None = None
+
+
+class JobWaitQuery(JobQuery):
+    """`timeout`: how long to wait, at most 60 s."""
+
+    timeout: Span = 30.0
+
+
+class SchedulesQuery(_Body):
+    """`after`: `next` of the page before."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    after: str | None = None
+
+
+class MetricsQuery(_Body):
+    """`top`: so many topics with the largest backlogs have series."""
+
+    top: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
 
 
 # Tokens and the audit log

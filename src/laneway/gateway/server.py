@@ -100,6 +100,7 @@ def serve(gateway: Gateway, options: Options, tell: Callable[[str], None]) -> No
         log_config=None,
     )
     listening = _socket(options)
+    _allow_files(2 * options.max_connections)
     scheme = "https" if options.certificate else "http"
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -125,6 +126,16 @@ def _socket(options: Options) -> socket.socket:
             " another address with --bind"
         ) from error
     return listening
+
+
+def _allow_files(count: int) -> None:
+    """Raise the process's own limit of open files, as far as the system lets it."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource  # noqa: PLC0415  # not on all systems
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < count:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
 class _Server(uvicorn.Server):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.gateway import receipts
+from laneway.gateway.credits import Credits
 from laneway.gateway.long_poll import LongPolls
 from laneway.gateway.tokens import TokenCheck
 
@@ -34,6 +35,8 @@ class Services:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
         self.tokens = TokenCheck(host)
+        self.credits = Credits()
+        self.is_stopping = False
         self.is_closed = False
         self._receipt_key: bytes | None = None
 
@@ -49,7 +52,8 @@ class Services:
         return self._receipt_key
 
     def stop(self) -> None:
-        """End the waiting requests."""
+        """End the waiting requests and streams."""
+        self.is_stopping = True
         self.long_polls.stop()
 
     def close(self) -> None:

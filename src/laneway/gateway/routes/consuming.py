@@ -46,7 +46,7 @@ async def lease(call: Call) -> Response:
             f"body: wait: expected at most {MAX_WAIT:g} s, got {body.wait!r}",
             pointer="#/wait",
         )
-    wanted = _wanted(call, body)
+    wanted = wanted_of(call, body.pool, body.topics, body.lease, body.priority)
     services, engine, caller = call.services, call.engine, call.caller
     key = await services.receipt_key()
     batch = await services.run(long_poll.lease, engine, wanted, body.n)
@@ -54,7 +54,7 @@ async def lease(call: Call) -> Response:
         waiting = services.long_polls.lease(wanted, body.n, seconds, caller)
         batch = await call.request.while_there(waiting)
     if not caller.sees_all:
-        batch = _seen(call, batch)
+        batch = seen(call, batch)
 
     async def give_back() -> None:
         await services.run(long_poll.release, engine, batch.leases)
@@ -65,9 +65,12 @@ async def lease(call: Call) -> Response:
     return Response(200, encode(answer), on_lost=give_back if batch.leases else None)
 
 
-def _wanted(call: Call, body: LeaseBody) -> Wanted:
+def wanted_of(
+    call: Call, pool: str, named: list[str] | None, span: Span | None, priority: int | None
+) -> Wanted:
+    """What a request leases, which the caller may see. Raises UsageError, Problem."""
     caller = call.caller
-    topics = arguments.topics("lease", body.topics)
+    topics = arguments.topics("lease", named)
     for topic in topics or ():
         caller.check_topic(topic)
     only = None
@@ -80,21 +83,22 @@ def _wanted(call: Call, body: LeaseBody) -> Wanted:
             )
         only = caller.patterns
     return Wanted(
-        arguments.pool("lease", body.pool),
+        arguments.pool("lease", pool),
         None if topics is None else tuple(topics),
         only,
-        None if body.lease is None else _microseconds("lease", "lease", body.lease),
+        None if span is None else _microseconds("lease", "lease", span),
+        priority,
     )
 
 
-def _seen(call: Call, batch: Batch) -> Batch:
+def seen(call: Call, batch: Batch) -> Batch:
     """The messages of the caller's topics; the others, which shared a bucket, are released."""
     hidden = [each for each in batch.leases if not call.caller.covers(each.topic)]
     if not hidden:
         return batch
     call.services.long_polls.release(msgspec.structs.replace(batch, leases=hidden))
-    seen = [each for each in batch.leases if call.caller.covers(each.topic)]
-    return msgspec.structs.replace(batch, leases=seen)
+    left = [each for each in batch.leases if call.caller.covers(each.topic)]
+    return msgspec.structs.replace(batch, leases=left)
 
 
 def _microseconds(call: str, option: str, span: Span) -> int:
@@ -138,7 +142,21 @@ async def settle(call: Call) -> Response:
     ]
     for position, outcome, reason in await call.services.run(_settle, call.engine, items):
         answers[position].outcome, answers[position].reason = outcome, reason
+    _note_credit(call, items, answers)
     return Response(200, encode(answers))
+
+
+def _note_credit(call: Call, items: Sequence[_Item], answers: Sequence[SettleAnswer]) -> None:
+    """Make room in the streams of these leases."""
+    ended = []
+    for item in items:
+        outcome = answers[item.position].outcome
+        if outcome == "extended":
+            seconds = item.extend_us / units.SECOND
+            call.services.credits.extended([(item.handle, item.fence)], seconds)
+        elif outcome != "refused":
+            ended.append((item.handle, item.fence))
+    call.services.credits.settled(ended)
 
 
 def _item(caller: Caller, position: int, body: SettleBody, numbers: tuple[int, int]) -> _Item:

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Publish three orders, lease one, and settle it: shop.sh URL
+set -eu
+url=${1:-http://localhost:7878}
+
+call() { # call METHOD PATH JSON
+    curl --silent --show-error --fail-with-body --request "$1" "$url$2" --data "$3" \
+        --header 'content-type: application/json' \
+        --header "authorization: Bearer ${LANEWAY_TOKEN:-none}"
+    echo
+}
+
+for order in 1 2 3; do
+    call POST /v1/topics/orders/messages "{\"body\": {\"order\": $order}, \"id\": \"order-$order\"}"
+done
+
+delivery=$(call POST /v1/lease '{"n": 1, "wait": 10, "topics": ["orders"]}')
+echo "$delivery"
+receipt=$(echo "$delivery" | sed 's/.*"receipt":"\([^"]*\)".*/\1/')
+call POST /v1/settle "[{\"receipt\": \"$receipt\", \"action\": \"ack\"}]"

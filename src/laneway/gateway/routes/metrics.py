@@ -1,0 +1,102 @@
+"""`/metrics`: the namespace and the gateway in Prometheus' text format, never by topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.gateway.http import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from laneway.gateway.call import Call
+    from laneway.gateway.schema import MetricsQuery
+
+TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+MAX_GATES = 100
+"""Most gates that have series."""
+
+GAUGES = ("topics", "waiting", "leased", "dead", "bytes")
+COUNTERS = (
+    "published",
+    "delivered",
+    "done",
+    "retried",
+    "died",
+    "merged",
+    "expired",
+    "removed",
+)
+
+Sample = tuple[dict[str, str], float]
+
+
+def show(call: Call) -> Response:
+    """
+    The totals, tiers and gates of the namespace, and the gateway's requests, for Prometheus.
+
+    The number of series does not depend on that of topics. `top=20` adds the topics with the
+    largest backlogs.
+    """
+    call.caller.check_everything()
+    return Response(200, "".join(_lines(call)).encode(), TEXT)
+
+
+def _lines(call: Call) -> Iterator[str]:
+    found = call.engine.overview()
+    for name in GAUGES:
+        yield from _series(f"laneway_{name}", "gauge", [({}, getattr(found, name))])
+    for name in COUNTERS:
+        yield from _series(f"laneway_{name}_total", "counter", [({}, getattr(found, name))])
+    tiers = [({"pool": each.pool, "tier": each.tier}, each) for each in found.tiers]
+    yield from _series(
+        "laneway_tier_delivered_total",
+        "counter",
+        [(labels, each.delivered) for labels, each in tiers],
+    )
+    gates = call.engine.gate_list()[:MAX_GATES]
+    for name in ("leased", "waiting"):
+        yield from _series(
+            f"laneway_gate_{name}",
+            "gauge",
+            [({"gate": gate["name"]}, gate[name]) for gate in gates],
+        )
+    answers = sorted(call.services.answers.items())
+    yield from _series(
+        "laneway_gateway_requests_total",
+        "counter",
+        [
+            ({"method": method, "path": path, "status": str(status)}, count)
+            for (method, path, status), count in answers
+        ],
+    )
+    waiting = call.services.long_polls.count
+    yield from _series("laneway_gateway_waiting", "gauge", [({}, waiting)])
+    query: MetricsQuery = call.query
+    if query.top:
+        top = call.engine.topic_list(order="backlog", limit=query.top)
+        yield from _series(
+            "laneway_topic_waiting",
+            "gauge",
+            [({"topic": stats.topic}, stats.waiting) for stats in top],
+        )
+
+
+def _series(name: str, kind: str, samples: Iterable[Sample]) -> Iterator[str]:
+    yield f"# TYPE {name} {kind}\n"
+    for labels, value in samples:
+        yield (
+            f"{name}{_labels(labels)} {value:g}\n"
+            if isinstance(value, float)
+            else (f"{name}{_labels(labels)} {value}\n")
+        )
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

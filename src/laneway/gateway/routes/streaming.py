@@ -1,0 +1,75 @@
+"""A stream of deliveries: server-sent events, as many unsettled at once as the client's credit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.gateway import long_poll
+from laneway.gateway.http import Stream
+from laneway.gateway.routes.consuming import seen, wanted_of
+from laneway.gateway.wire import delivery_of, encode
+from laneway.message import Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from laneway.engines.base import Queue
+    from laneway.gateway.call import Call
+    from laneway.gateway.schema import StreamQuery
+    from laneway.message import Batch
+
+PING_SECONDS = 15.0
+"""How often something is sent, so that proxies keep the connection."""
+
+PING = b": ping\n\n"
+
+
+async def stream(call: Call) -> Stream:
+    """
+    Lease messages as they come, as server-sent events `delivery`.
+
+    At most `credit` are unsettled at once; settling them at this gateway makes room. When the
+    client goes, what it has not settled is released.
+    """
+    query: StreamQuery = call.query
+    topics = None if query.topics is None else query.topics.split(",")
+    wanted = wanted_of(call, query.pool, topics, query.lease, query.priority)
+    return Stream(_events(call, wanted, query.credit), b"text/event-stream")
+
+
+async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncIterator[bytes]:
+    services, request = call.services, call.request
+    key = await services.receipt_key()
+    credit = services.credits.open(size)
+    try:
+        yield PING  # the client sees that it is connected
+        while not services.is_stopping:
+            room = credit.room()
+            if not room:
+                await request.while_there(credit.wait(PING_SECONDS))
+                if not credit.room():
+                    yield PING
+                continue
+            batch = await request.while_there(_lease(call, wanted, min(room, long_poll.MOST)))
+            if not batch.leases:
+                yield PING
+                continue
+            credit.add(batch)
+            for each in batch.leases:
+                yield b"event: delivery\ndata: " + encode(delivery_of(each, key)) + b"\n\n"
+    finally:
+        left = services.credits.close(credit)
+        if left:
+            services.threads.submit(_release, services.host.engine, left)
+
+
+async def _lease(call: Call, wanted: long_poll.Wanted, count: int) -> Batch:
+    services = call.services
+    batch = await services.run(long_poll.lease, call.engine, wanted, count)
+    if not batch.leases:
+        batch = await services.long_polls.lease(wanted, count, PING_SECONDS, call.caller)
+    return batch if call.caller.sees_all else seen(call, batch)
+
+
+def _release(engine: Queue, leases: Sequence[tuple[int, int]]) -> None:
+    engine.settle([Settlement(handle, fence, "release") for handle, fence in leases])

@@ -1,0 +1,71 @@
+"""The clients of examples/clients need nothing but HTTP."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from laneway import Laneway
+from laneway.gateway import tokens
+from tests.gateway.conftest import Api, serving
+
+CLIENTS = Path(__file__).resolve().parents[2] / "examples" / "clients"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/laneway.db"
+
+
+@pytest.fixture
+def token(store: str) -> str:
+    with Laneway(store) as app:
+        return tokens.create(app.engine, "client", ["publish", "consume"])[1]
+
+
+@pytest.fixture
+def api(store: str, token: str) -> Iterator[Api]:
+    with serving(store) as (api, _):
+        yield Api(api.port, token=token)
+
+
+def run(api: Api, *command: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=CLIENTS,
+        env={**os.environ, "LANEWAY_TOKEN": api.token or ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(api: Api, store: str) -> None:
+    """The shell script publishes three orders and handles one."""
+    output = run(api, "./shop.sh", f"http://127.0.0.1:{api.port}")
+    assert output.count('"accepted"') == 3
+    assert output.splitlines()[-1].endswith('"outcome":"acked"}]')
+    with Laneway(store) as app:
+        assert app.topic("orders").stats().waiting == 2
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_javascript(api: Api, store: str) -> None:
+    """The worker handles what is there, and retries what fails."""
+    with Laneway(store) as app:
+        app.topic("orders").policy(backoff=0)
+        for body in ({"order": 1}, {"order": 2}, {}):
+            app.publish("orders", body)
+        output = run(api, "node", "worker.mjs", f"http://127.0.0.1:{api.port}", "3")
+        assert sorted(output.splitlines()) == ["order 1", "order 2"]
+        stats = app.topic("orders").stats()
+        assert (stats.done, stats.retried) == (2, 1)
