@@ -43,6 +43,7 @@ from laneway.tasks.options import RETRY_OPTIONS, TaskOptions
 from laneway.tasks.queue import NamedTask, Queue
 from laneway.tasks.task import Task
 from laneway.tasks.waiter import ResultWaiter
+from laneway.topic_groups import GROUP
 from laneway.working.handler import Handler, Handlers, check_parameters
 from laneway.working.options import EmbeddedOptions, Options
 from laneway.working.worker_registry import WorkerRegistry
@@ -381,6 +382,37 @@ class Laneway:
         Set a limit that several topics share; their policies name it by `gate=`. Raises BadPolicy.
         """
         self._holder.set_gate(name, Gate.of(name, rate, burst, concurrency))
+
+    def topic_group(
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        rate: float | str | None = None,
+        burst: int | None = None,
+        concurrency: int | None = None,
+    ) -> None:
+        """
+        Set the weight and the limits of a topic group, the topics whose policies name it by
+        `group=`. A call states all settings of the group in the code; None: not set.
+
+        `weight`: its share among the groups and topics of its tier, 0.01 … 1,000; default 1.
+        `rate`, `burst`, `concurrency`: of all its topics together. Each setting of an operator
+        takes precedence. Raises BadPolicy.
+
+            app.policy("push.*", group="customer.{1}")
+            app.topic_group("customer.acme", weight=3, rate="200/s")
+        """
+        settings = Gate.of_group(name, rate, burst, concurrency, weight)
+        self._holder.set_gate(GROUP + name, settings)
+
+    def topic_groups(self) -> list[dict[str, Any]]:
+        """
+        List the topic groups that have settings, by name: dicts with `name`, `weight`, `rate` (per
+        second), `burst`, `concurrency`, `leased`, `next_permit_us` and `waiting` (topics that wait
+        for its limits).
+        """
+        return self.engine.topic_group_list()
 
     def copy_policies(self, to: Laneway) -> int:
         """
@@ -1271,6 +1303,8 @@ class Laneway:
     apolicy = async_variant(policy)
     atiers = async_variant(tiers)
     agate = async_variant(gate)
+    atopic_group = async_variant(topic_group)
+    atopic_groups = async_variant(topic_groups)
     asubscribe = async_variant(subscribe)
     aunsubscribe = async_variant(unsubscribe)
     acopy_policies = async_variant(copy_policies)

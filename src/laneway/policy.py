@@ -1098,15 +1098,17 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
 
 class Gate(msgspec.Struct, frozen=True):
     """
-    A limit that several topics share.
+    A limit that several topics share: a gate, or the settings of a topic group.
 
     `rate`: deliveries per second. `burst`: permits at once after a pause. `concurrency`: most
-    leases at once. None: no limit; for the burst `default_burst`.
+    leases at once. None: no limit; for the burst `default_burst`. `weight`: of a topic group only;
+    None: 1.
     """
 
     rate: float | None = None
     burst: float | None = None
     concurrency: int | None = None
+    weight: float | None = None
 
     @staticmethod
     def of(name: str, rate: float | str | None, burst: int | None, concurrency: int | None) -> Gate:
@@ -1120,6 +1122,44 @@ class Gate(msgspec.Struct, frozen=True):
             )
         except (ValueError, TypeError) as error:
             raise BadPolicy(f"gate {name}: {error}") from error
+
+    @staticmethod
+    def of_group(
+        name: str,
+        rate: float | str | None,
+        burst: int | None,
+        concurrency: int | None,
+        weight: float | None,
+    ) -> Gate:
+        """Create a topic group's settings from arguments of `app.topic_group`. Raises BadPolicy."""
+        try:
+            if not isinstance(name, str) or not name or CONTROL.search(name):
+                raise _expected("a group's name")(name)
+            if burst is not None and rate is None:
+                raise BadPolicy('"burst" has no meaning without "rate"; set both')
+            return Gate(
+                None if rate is None else units.rate(rate),
+                None if burst is None else _integer(1, 1_000_000)(burst),
+                None if concurrency is None else _integer(1, 1_000_000)(concurrency),
+                None if weight is None else _weight(weight),
+            )
+        except (ValueError, TypeError) as error:
+            raise BadPolicy(f"topic group {name}: {error}") from error
+
+    def over(self, other: Gate) -> Gate:
+        """Return these settings, and those of `other` where these have none."""
+        rated = self if self.rate is not None else other
+        return Gate(
+            rated.rate,
+            rated.burst,
+            self.concurrency if self.concurrency is not None else other.concurrency,
+            self.weight if self.weight is not None else other.weight,
+        )
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a rate or a concurrency."""
+        return self.rate is not None or self.concurrency is not None
 
     @property
     def effective_burst(self) -> float:

@@ -333,3 +333,22 @@ def test_bench_runs_what_the_repository_has(
     ]
     monkeypatch.setattr("laneway.cli.bench._repository", lambda: None)
     assert "repository" in laneway("bench", "rates", code=2).stderr
+
+
+def test_topic_groups(laneway: Command) -> None:
+    """An operator sets a group's weight and limits and resets them; wrong values are explained."""
+    laneway("policy", "set", "*", "--group", "customer.{1}")
+    laneway("topic-group", "set", "customer.acme", "--weight", "5", "--rate", "100/s")
+    [group] = laneway.json("topic-group", "list")
+    assert (group["name"], group["weight"], group["rate"]) == ("customer.acme", 5, 100)
+    laneway("topic-group", "set", "customer.acme", code=2)
+    assert "weight from 0.01" in laneway("topic-group", "set", "g", "--weight", "0", code=2).stderr
+    refused = laneway("topic-group", "set", "g", "--weight", "1", "--burst", "3", code=2)
+    assert '"burst" has no meaning without "rate"' in refused.stderr
+    assert "customer.{1}" in laneway("policy", "set", "*", "--group", "{x}", code=2).stderr
+    laneway("publish", "push.acme", "1")
+    assert laneway.json("topics")[0]["group"] == "customer.acme"
+    message = laneway("publish", "alone", "1").stdout.split()[0]
+    assert 'it has no group: "alone"' in laneway("explain", message, "--topic", "alone").stdout
+    laneway("topic-group", "reset", "customer.acme")
+    assert laneway.json("topic-group", "list")[0]["weight"] == 1

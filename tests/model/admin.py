@@ -21,7 +21,7 @@ from laneway.engines.base import (
     TopicOrder,
     TopicStats,
 )
-from laneway.engines.shared import fairness
+from laneway.engines.shared import fairness, gates
 from laneway.errors import BadPolicy, TopicInUse, UsageError
 from laneway.policy import (
     Gate,
@@ -37,7 +37,7 @@ from laneway.policy import (
     sources,
 )
 from laneway.tiers import Tier, TierLayers, moves_lanes
-from laneway.topic_groups import group_of
+from laneway.topic_groups import GROUP, group_of
 from tests.model.engine import Engine
 from tests.model.state import (
     COUNTERS,
@@ -267,9 +267,20 @@ class Model(Engine):
         self._set_gate_wake(state)
 
     def gate_list(self, *, now_us: int | None = None) -> list[dict[str, Any]]:
+        return gates.of_gates(self._all_gates(now_us))
+
+    def topic_group_list(self, *, now_us: int | None = None) -> list[dict[str, Any]]:
+        return gates.of_groups(self._all_gates(now_us))
+
+    def _all_gates(self, now_us: int | None) -> list[dict[str, Any]]:
         return [
             self._gate_view(self.gates[name], self._time(now_us)) for name in sorted(self.gates)
         ]
+
+    def topic_group_set(
+        self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
+        self.gate_set(GROUP + name, settings, layer=layer, now_us=now_us)
 
     def _gate_view(self, gate: GateState, now: int) -> dict[str, Any]:
         limits = gate.limits
@@ -282,6 +293,7 @@ class Model(Engine):
         waiting = sum(gate.name in lane.gates for lane in self.lanes.values())
         return {
             "name": gate.name,
+            **({"weight": limits.weight or 1.0} if gate.name.startswith(GROUP) else {}),
             "rate": limits.rate,
             "burst": burst,
             "concurrency": limits.concurrency,
@@ -692,6 +704,6 @@ class Model(Engine):
                 msgspec.structs.asdict(self._view(one))
                 for one in sorted(self.messages, key=lambda one: one.number)
             ],
-            "gates": self.gate_list(now_us=now_us),
+            "gates": self._all_gates(now_us),
             "policies": self.policy_table.stored_rows(),
         }

@@ -673,7 +673,7 @@ class Engine(Lanes):
         return taken
 
     def _serve_lane(self, call: Call, lane: Lane, room: int, lanes: int) -> int:
-        if not call.startable and self._policy(lane).limited:
+        if not call.startable and self._is_limited(lane, self._policy(lane)):
             # Passed over, the lane would starve while this caller keeps its buffer full.
             call.withheld = True
             return 0
@@ -737,9 +737,9 @@ class Engine(Lanes):
             fairness.chunk(room, lanes, policy.weight),
             self._allowance(lane, policy),
         )
-        gates = self._gates_of(policy)
+        gates = self._gates_of(lane, policy)
         take = min(take, self._gates_room(gates))
-        if policy.limited:
+        if self._is_limited(lane, policy):
             take = min(take, call.startable)
         if take <= 0:
             return 0
@@ -747,7 +747,7 @@ class Engine(Lanes):
         take = len(costs)
         if take == 0:
             return 0
-        call.startable -= take if policy.limited else 0
+        call.startable -= take if self._is_limited(lane, policy) else 0
         for name in gates:
             self._take_from_gate(self.gates[name], costs)
         self._charge(lane, policy, costs, alone=lanes <= 1)
@@ -771,7 +771,7 @@ class Engine(Lanes):
         """
         rated = [
             self.gates[name]
-            for name in self._gates_of(policy)
+            for name in self._gates_of(lane, policy)
             if self.gates[name].limits.rate is not None
         ]
         if policy.rate is None and not rated:
@@ -878,7 +878,7 @@ class Engine(Lanes):
             self.now,
             charge,
             started,
-            self._gates_of(policy),
+            self._gates_of(lane, policy),
             serial_key,
         )
         self.leases[self.fence] = held
@@ -904,7 +904,7 @@ class Engine(Lanes):
             message.published,
             message.suspect,
             list(message.bodies) if collects else None,
-            policy.limited,
+            self._is_limited(lane, policy),
         )
         call.leases.append(lease)
         call.taken.append((lane.tier_queue.tier, lease))
@@ -913,7 +913,7 @@ class Engine(Lanes):
 
     def _uncount_delivery(self, lane: Lane, policy: Resolved) -> None:
         self._count(lane, "delivered", -1)
-        for name in self._gates_of(policy):
+        for name in self._gates_of(lane, policy):
             self.gates[name].leased -= 1
             self._set_gate_wake(self.gates[name])
 
@@ -929,7 +929,7 @@ class Engine(Lanes):
             for lane in self._lanes_of(topic):
                 if room <= 0 or lane.tier_queue.pool != pool or not self._can_deliver(lane):
                     continue
-                if not call.startable and self._policy(lane).limited:
+                if not call.startable and self._is_limited(lane, self._policy(lane)):
                     return
                 got = self._visit(call, lane, room, 1, topic)
                 room -= got

@@ -12,9 +12,9 @@ import msgspec
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import EXPIRED
-from laneway.policy import FOREVER, PolicyTable, Resolved, gate_names
+from laneway.policy import FOREVER, Gate, PolicyTable, Resolved, gate_names
 from laneway.tiers import Tier, TierLayers, Tiers
-from laneway.topic_groups import group_of
+from laneway.topic_groups import GROUP, group_of
 from tests.model.state import (
     CAN_DELIVER,
     HISTORY,
@@ -162,8 +162,8 @@ class Lanes:
         return sum(lane.place in CAN_DELIVER for lane in self._lanes_in(group))
 
     def _group_weight(self, group: GroupQueue) -> float:
-        del group
-        return 1.0
+        weight = self._group_settings(group).weight
+        return 1.0 if weight is None else weight
 
     def _forget(self, lane: Lane) -> None:
         del self.lanes[lane.name]
@@ -255,7 +255,7 @@ class Lanes:
                 lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
             lane.virtual = max(lane.virtual, self._inner(lane))
         lane.place, lane.wake = place, wake
-        lane.gates = self._gates_of(policy) if place == "at_gate" else ()
+        lane.gates = self._gates_of(lane, policy) if place == "at_gate" else ()
 
     @staticmethod
     def _inner(lane: Lane) -> int:
@@ -283,7 +283,7 @@ class Lanes:
             if permit > self.now:
                 self._count_throttling(lane, permit)
                 return "asleep", permit
-        return ("at_gate", None) if self._gates_of(policy) else ("runnable", None)
+        return ("at_gate", None) if self._gates_of(lane, policy) else ("runnable", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
         linger = LINGER_US[self._fair_by(lane.tier_queue)]
@@ -325,9 +325,21 @@ class Lanes:
 
     # Gates
 
-    def _gates_of(self, policy: Resolved) -> tuple[str, ...]:
-        """A delivery goes through all of these gates, or is not made."""
-        return tuple(gate_names(policy.gate))
+    def _gates_of(self, lane: Lane, policy: Resolved) -> tuple[str, ...]:
+        """
+        A delivery goes through all of these gates, or is not made. A group with limits is one.
+        """
+        names = tuple(gate_names(policy.gate))
+        if lane.group is not None and self._group_settings(lane.group).is_limited:
+            names += (GROUP + lane.group.name,)
+        return names
+
+    def _is_limited(self, lane: Lane, policy: Resolved) -> bool:
+        return policy.limited or bool(self._gates_of(lane, policy))
+
+    def _group_settings(self, group: GroupQueue) -> Gate:
+        name = GROUP + group.name
+        return self.gates[name].limits if name in self.gates else Gate()
 
     def _gates_room(self, names: Sequence[str]) -> int:
         """How many deliveries all of these gates admit now."""

@@ -14,6 +14,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.headers import COST, FLOW
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
+from laneway.topic_groups import GROUP
 from laneway.units import SECOND
 
 StoredState = Literal["waiting", "leased", "dead"]
@@ -203,6 +204,8 @@ class GateState:
 
     @property
     def limits(self) -> Gate:
+        if self.name.startswith(GROUP):
+            return (self.operator or Gate()).over(self.code or Gate())
         return self.operator or self.code or Gate()
 
 

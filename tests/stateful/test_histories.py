@@ -249,6 +249,12 @@ _two = st.tuples(st.sampled_from(COMBINATIONS), st.sampled_from(COMBINATIONS)).m
     lambda pair: pair[0] | pair[1]
 )
 policies = st.one_of(st.sampled_from(COMBINATIONS), _two, _single)
+group_settings = st.builds(
+    Gate,
+    rate=st.sampled_from([None, None, 2.0, 50.0]),
+    concurrency=st.sampled_from([None, None, 1, 3]),
+    weight=st.sampled_from([None, 0.5, 3.0]),
+)
 gates = st.builds(
     Gate,
     rate=st.sampled_from([None, 2.0, 50.0]),
@@ -583,13 +589,17 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         what=st.sampled_from(
-            ["policy_reset", "gate_set", "gate_set", "topic_purge", "topic_delete"]
+            [
+                *("policy_reset", "gate_set", "gate_set", "topic_group_set", "topic_group_set"),
+                *("topic_purge", "topic_delete"),
+            ]
         ),
         layer=layers,
         policy_layer=policy_layers,
         pattern=st.sampled_from(PATTERNS),
         name=st.sampled_from(["g", "h"]),
         gate=gates,
+        group=st.tuples(st.sampled_from(["a", "a", "d", "all"]), group_settings),
         topic=topics,
         chance=chances,
     )
@@ -602,6 +612,7 @@ class Histories(RuleBasedStateMachine):
         pattern: str,
         name: str,
         gate: Gate,
+        group: tuple[str, Gate],
         topic: str,
         chance: random.Random,
     ) -> None:
@@ -609,6 +620,8 @@ class Histories(RuleBasedStateMachine):
             self.do(what, policy_layer, pattern)
         elif what == "gate_set":
             self.do(what, name, gate, layer=layer)
+        elif what == "topic_group_set":
+            self.do(what, *group, layer=layer)
         else:
             topic = self.held[-1][0].topic if self.held and pattern != "*" else topic
             self.do(what, topic)

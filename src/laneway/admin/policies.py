@@ -21,7 +21,8 @@ PAGE = 1000
 
 Difference = tuple[str, str, str, Any, Any]
 """
-Layer (or "gate"), pattern (or the gate's name), field, value here, value there; None: not set.
+Layer (or "gate", "topic group"), pattern (or its name), field, value here, value there; None: not
+set.
 """
 
 
@@ -29,6 +30,11 @@ def copy(here: FullEngine, there: FullEngine) -> int:
     """Copy all gates and policies of one namespace to another. Returns how many policies."""
     for gate in here.gate_list():
         there.gate_set(gate["name"], Gate(gate["rate"], gate["burst"], gate["concurrency"]))
+    for group in here.topic_group_list():
+        there.topic_group_set(
+            group["name"],
+            Gate(group["rate"], group["burst"], group["concurrency"], group["weight"]),
+        )
     count = set_policies(there, every_policy(here))
     copy_programs(here, there)
     return count
@@ -130,4 +136,9 @@ def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
         for gate in engine.gate_list()
         for name in ("rate", "burst", "concurrency")
     }
-    return fields | gates
+    groups = {
+        ("topic group", group["name"], name): group[name]
+        for group in engine.topic_group_list()
+        for name in ("weight", "rate", "burst", "concurrency")
+    }
+    return fields | gates | groups

@@ -27,6 +27,7 @@ COMMANDS = {
     "policy": "policy",
     "subscription": "subscription",
     "gate": "gate",
+    "topic-group": "topic_group",
     "tier": "tier",
     "schedules": "schedules",
     "job": "job",
@@ -117,7 +118,9 @@ class Commands(click.Group):
         module = COMMANDS.get(cmd_name)
         if module is None:
             return None
-        command: click.Command = getattr(importlib.import_module(f"laneway.cli.{module}"), cmd_name)
+        command: click.Command = getattr(
+            importlib.import_module(f"laneway.cli.{module}"), cmd_name.replace("-", "_")
+        )
         return with_store_options(command)
 
     def resolve_command(

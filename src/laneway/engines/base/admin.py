@@ -171,6 +171,23 @@ class Admin(Protocol):
         """
         ...
 
+    def topic_group_set(
+        self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
+        """
+        Set a topic group's weight, rate and concurrency in a layer, as a whole. Each setting of an
+        operator overrides the code's.
+        """
+        ...
+
+    def topic_group_list(self) -> list[dict[str, Any]]:
+        """
+        List the topic groups that have settings, by name.
+
+        Returns a dict for each: as `gate_list`, and `weight`.
+        """
+        ...
+
     # Topics
 
     def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:

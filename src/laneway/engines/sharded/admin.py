@@ -13,6 +13,7 @@ from laneway.engines.sharded.policies import Policies
 from laneway.engines.sharded.splitting import group, pages
 from laneway.engines.shared.policy_changes import PolicyChanges, refuse_undefined_gates
 from laneway.policy import PolicyTable, check_pattern, is_pattern, own_rows, sources
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -165,6 +166,11 @@ class ShardedAdmin(PolicyChanges, ABC):
             limits = self._gate_limits(name)
             if limits is not None:
                 self._grants.begin(name, limits)
+
+    def topic_group_set(
+        self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
+        self.gate_set(GROUP + name, settings, layer=layer, now_us=now_us)
 
     # Topics and dead letters
 

@@ -12,6 +12,7 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US, Explanation
 from laneway.engines.shared import adaptive, fairness
+from laneway.topic_groups import GROUP
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -282,8 +283,12 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
     for gate in facts.gates:
         if not gate.room:
             held = f"; it is held for a delivery of cost {gate.need}" if gate.need > 1 else ""
+            what, is_shut = f'the gate "{gate.name}"', "is shut"
+            if gate.name.startswith(GROUP):
+                name = gate.name.removeprefix(GROUP)
+                what, is_shut = f'the limit of its topic group "{name}"', "is reached"
             explanation.reasons.append(
-                f'the gate "{gate.name}" is shut; {gate.leased} leases go through it{held}'
+                f"{what} {is_shut}; {gate.leased} leases go through it{held}"
             )
             wake = gate.wake_us
             at = max(at, wake) if wake is not None and at is not None else None

@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.shared import fairness
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from laneway.policy import Gate
 
 UNLIMITED = 1 << 30
@@ -98,12 +101,27 @@ def opens_us(limits: Gate, tat: int, leased: int, now_us: int, debt: Debt = NO_D
     return at if at is not None and at > now_us else None
 
 
+def of_gates(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The views of gates, without those of topic groups."""
+    return [each for each in views if not each["name"].startswith(GROUP)]
+
+
+def of_groups(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The views of topic groups by their names, without those of gates."""
+    return [
+        {**each, "name": each["name"].removeprefix(GROUP)}
+        for each in views
+        if each["name"].startswith(GROUP)
+    ]
+
+
 def view(
     name: str, limits: Gate, *, tat: int, leased: int, waiting: int, now_us: int, owes: int = 0
 ) -> dict[str, Any]:
     """The gate as `Admin.gate_list` answers it; `waiting`: the lanes that wait at it."""
     return {
         "name": name,
+        **({"weight": limits.weight or 1.0} if name.startswith(GROUP) else {}),
         "rate": limits.rate,
         "burst": limits.effective_burst if limits.rate is not None else None,
         "concurrency": limits.concurrency,

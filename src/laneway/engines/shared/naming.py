@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 PARTITION, BUCKET = "\x1f", "\x1e"
 """Separators in the names of partitions and buckets; topics cannot contain them."""
 
-GROUP = "\x1d"
-"""Precedes the names of groups where lanes and gates are named; those cannot contain it."""
-
 
 def lane_name(
     policy: Resolved, topic: str, spread_by: bytes | None, number: int

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.policy_changes import PolicyChanges
 from laneway.engines.shared.tallies import together
@@ -36,6 +37,7 @@ from laneway.policy import (
     own_rows,
     sources,
 )
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -231,7 +233,16 @@ class SqliteEngine(Core, PolicyChanges):
 
     def gate_list(self) -> list[dict[str, Any]]:
         with self._view() as tx:
-            return _gates(tx)
+            return gates.of_gates(_gates(tx))
+
+    def topic_group_set(
+        self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
+        self.gate_set(GROUP + name, settings, layer=layer, now_us=now_us)
+
+    def topic_group_list(self) -> list[dict[str, Any]]:
+        with self._view() as tx:
+            return gates.of_groups(_gates(tx))
 
     # Topics
 

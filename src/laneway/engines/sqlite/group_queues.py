@@ -13,12 +13,14 @@ import msgspec
 
 from laneway.engines.shared.states import AT_GATE, RUNNABLE
 from laneway.engines.sqlite.rows import GROUP_COLUMNS, GroupQueue
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laneway.engines.sqlite.lane_cache import LaneCache
-    from laneway.engines.sqlite.rows import Lane, TierQueue
+    from laneway.engines.sqlite.rows import GateState, Lane, TierQueue
+    from laneway.policy import Gate
 
     class Transaction(Protocol):
         """What groups need of a transaction, which has them."""
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
         def run(self) -> Callable[..., int]: ...
         @property
         def insert(self) -> Callable[..., None]: ...
+        @property
+        def gate(self) -> Callable[[str], GateState | None]: ...
         @property
         def next_lane(self) -> Callable[[], int]: ...
 
@@ -94,8 +98,18 @@ class GroupQueues:
             )
         )
         cache.has_groups = True
+        settings = self._tx.gate(GROUP + name)
+        if settings is not None:
+            _apply(group, settings.whole)
         self.dirty[group.number] = group
         return group
+
+    def set_up(self, name: str, settings: Gate) -> None:
+        """The settings of the groups of this name were changed."""
+        for row in self._tx.all("groups_of_name", name):
+            group = self._cache.groups.get(row[0]) or self._add(GroupQueue(*row))
+            _apply(group, settings)
+            self.dirty[group.number] = group
 
     def _add(self, group: GroupQueue) -> GroupQueue:
         self._cache.groups[group.number] = group
@@ -154,3 +168,8 @@ class GroupQueues:
                 moved.update((gate, group.tier_queue) for (gate,) in tx.all("group_gates", -number))
         self.dirty.clear()
         tx.insert("group_write", written)
+
+
+def _apply(group: GroupQueue, settings: Gate) -> None:
+    group.weight = settings.weight if settings.weight is not None else 1.0
+    group.limited = int(settings.is_limited)

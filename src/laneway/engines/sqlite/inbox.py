@@ -182,4 +182,9 @@ class Inbox:
 
 def _has_no_limits(policy: Resolved) -> bool:
     """Whether a message of the topic may be leased as soon as nothing waits before it."""
-    return not (policy.limited or policy.paused or policy.delivery == "at_most_once")
+    return not (
+        policy.limited
+        or policy.paused
+        or policy.delivery == "at_most_once"
+        or policy.group is not None  # which may have limits
+    )

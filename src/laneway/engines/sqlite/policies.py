@@ -23,6 +23,7 @@ from laneway.engines.shared.policy_changes import (
 from laneway.engines.sqlite import housekeeping, views
 from laneway.policy import PolicyTable, change_layers, is_pattern, matches, sources
 from laneway.subscriptions import is_copy
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,8 @@ def set_gate(tx: Transaction, name: str, gate: Gate, layer: Layer) -> None:
         state.code = text
     state.set_limits()
     state.rebase(tx.now)
+    if name.startswith(GROUP):
+        tx.groups.set_up(name.removeprefix(GROUP), state.whole)
 
 
 # Patterns

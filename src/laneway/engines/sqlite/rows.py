@@ -11,6 +11,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
 from laneway.policy import Gate
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,6 +182,7 @@ class GroupQueue(msgspec.Struct, gc=False):
     runnable: int = 0
     at_gate: int = 0
     weight: float = 1.0
+    limited: int = 0
 
     is_stored: bool = True
 
@@ -318,9 +320,13 @@ class GateState(msgspec.Struct, gc=False):
 
     def set_limits(self) -> None:
         """Read the limits from the layers and the grant."""
-        text = self.operator or self.code
-        if text:
-            self.whole = self.limits = msgspec.json.decode(text, type=Gate)
+        layers = [
+            msgspec.json.decode(text, type=Gate) for text in (self.operator, self.code) if text
+        ]
+        if len(layers) == 2 and self.name.startswith(GROUP):
+            self.whole = self.limits = layers[0].over(layers[1])
+        elif layers:
+            self.whole = self.limits = layers[0]
         if self.granted is not None:
             self.limits = msgspec.json.decode(self.granted, type=Gate)
 

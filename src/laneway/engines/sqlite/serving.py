@@ -49,6 +49,12 @@ START = (-1, -1)
 MAX_POSITIONS = 10_000
 """Positions that are remembered for calls that pass lanes over."""
 
+MOST_REFUSING = 100
+"""
+Lanes of a group that a visit passes over because they can deliver nothing. After a group got a
+limit, its lanes come to its gate as they are visited.
+"""
+
 LANES_OF_GROUP = fairness.CHUNK
 """Lanes of a group that are looked up with it: a visit of weight 1 takes as many messages."""
 
@@ -504,7 +510,7 @@ class _Plan:
     ) -> tuple[int, bool]:
         """Visit a lane; returns how many messages were taken, and whether it can deliver more."""
         policy = self.tx.policy_of(lane)
-        if not self.startable and policy.limited:
+        if not self.startable and self.tx.is_limited(lane, policy):
             # The lane is next, and the caller cannot start its messages yet. Passing it over would
             # let topics without limits fill the caller's buffer forever; so everything after it is
             # withheld until the caller can.
@@ -528,14 +534,15 @@ class _Plan:
         room = fairness.chunk(room, entries, group.weight)
         competing = group.competing
         count = max(competing, entries) if competing > 1 else 1
-        taken = work = 0
-        while taken < room and not self.withheld:
+        taken = work = refusing = 0
+        while taken < room and refusing < MOST_REFUSING and not self.withheld:
             lane = lanes.pop()
             if lane is None:
                 break
             assert isinstance(lane, Lane)
             got, has_more = self._serve_lane(lane, tier_queue, room - taken, count)
             taken += got
+            refusing += not got
             work += got * self._expected_cost(lane, tier_queue)
             if has_more:
                 lanes.push(lane)
@@ -584,6 +591,7 @@ class _Plan:
         """
         tx = self.tx
         policy = tx.policy_of(lane)
+        limited = tx.is_limited(lane, policy)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         if self.only is not None and self.only.last_rank is not None:
             planned = sum(count for each, count in self.visits if each is lane)
@@ -591,7 +599,7 @@ class _Plan:
         gate = tx.gate_of(lane, policy)
         if gate is not None:
             take = min(take, tx.lane_gates(gate).room(tx.now))
-        if policy.limited:
+        if limited:
             take = min(take, self.startable)
         if policy.paused or (lane.back_off_step and lane.back_off_until > tx.now):
             take = 0
@@ -605,7 +613,7 @@ class _Plan:
             if take == 0:
                 self.visited[lane.lane] = lane
                 return 0
-        if policy.limited:
+        if limited:
             self.startable -= take
         if gate is not None:
             tx.take_from_gates(gate, take, permits, largest)
@@ -716,7 +724,7 @@ class _Plan:
                     or not can_deliver(tx, lane)
                 ):
                     continue
-                if not self.startable and tx.policy_of(lane).limited:
+                if not self.startable and tx.is_limited(lane, tx.policy_of(lane)):
                     self.withheld = True
                     return
                 if lane.topic is None:
@@ -922,7 +930,7 @@ class _Deliveries:
             ends = (first[_SINCE], last[_SINCE]) if in_order else (0, tx.now)
             since = (head[_SINCE] for head in taken)
             tx.tallies.count_waits(tx, lane, since, len(taken), ends, self._noise)
-        number, topic, limited = lane.lane, lane.topic or "", policy.limited
+        number, topic, limited = lane.lane, lane.topic or "", tx.is_limited(lane, policy)
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
         fence, size = tx.last_fence(), 0
@@ -1009,7 +1017,7 @@ class _Deliveries:
     def _lease_rows(self, lane: Lane, taken: list[Row], policy: Resolved) -> None:
         """Lease messages that may need more than plain ones: all of the lane at once."""
         tx, shard = self.tx, self.tx.shard
-        number, topic, limited = lane.lane, lane.topic or "", policy.limited
+        number, topic, limited = lane.lane, lane.topic or "", tx.is_limited(lane, policy)
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._leases
         gate, at_most_once = tx.gate_of(lane, policy), policy.delivery == "at_most_once"

@@ -17,6 +17,7 @@ from laneway.engines.sharded.coordination import ShardedCoordination
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
+from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
 from laneway.engines.shared.interrupt import Interrupt
@@ -449,7 +450,11 @@ class FilesEngine(FilesQueue, ShardedAdmin):
 
     def gate_list(self) -> list[dict[str, Any]]:
         with self._view() as view:
-            return view.gates()
+            return gates.of_gates(view.gates())
+
+    def topic_group_list(self) -> list[dict[str, Any]]:
+        with self._view() as view:
+            return gates.of_groups(view.gates())
 
     # Topics
 

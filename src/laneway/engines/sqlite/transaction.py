@@ -36,7 +36,7 @@ from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.subscriptions import base_of, is_copy
 from laneway.tiers import TierLayers
-from laneway.topic_groups import group_of
+from laneway.topic_groups import GROUP, group_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -623,10 +623,22 @@ class Transaction(Statements):
             self._gates[name] = GateState(*row) if row else None
         return self._gates[name]
 
-    def gate_of(self, lane: Lane, policy: Resolved) -> str | None:  # noqa: ARG002  # see below
-        """The key of the lane's gates, see `LaneGates`; None: it has none."""
-        # All gates of a lane come from its policy; a gate of the lane itself would be joined here.
+    def gate_of(self, lane: Lane, policy: Resolved) -> str | None:
+        """
+        The key of the lane's gates, see `LaneGates`; None: it has none. A group with limits is one.
+        """
+        if lane.tier_queue < 0:
+            group = self.groups.get(-lane.tier_queue)
+            if group.limited:
+                own = GROUP + group.name
+                return own if policy.gate is None else policy.gate + GATE_SEPARATOR + own
         return policy.gate
+
+    def is_limited(self, lane: Lane, policy: Resolved) -> bool:
+        """Whether the lane or its group has a rate, a concurrency or a gate."""
+        if policy.limited or lane.tier_queue > 0:
+            return policy.limited
+        return bool(self.groups.get(-lane.tier_queue).limited)
 
     def lane_gates(self, key: str) -> LaneGates:
         """The gates of a key."""

@@ -9,6 +9,7 @@ from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, T
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.sharded.splitting import pages
+from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
@@ -138,7 +139,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def _gate_limits(self, gate: str) -> Gate | None:
         stored = self._space.read(0, "HGET", "gates", gate)
-        return records.read_gate(stored).limits if stored is not None else None
+        return records.settings_of(gate, records.read_gate(stored)) if stored is not None else None
 
     def _set_gate_on(
         self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
@@ -200,7 +201,10 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     # Gates
 
     def gate_list(self) -> list[dict[str, Any]]:
-        return views.gates(self._view())
+        return gates.of_gates(views.gates(self._view()))
+
+    def topic_group_list(self) -> list[dict[str, Any]]:
+        return gates.of_groups(views.gates(self._view()))
 
     # Topics
 

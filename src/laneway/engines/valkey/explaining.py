@@ -11,10 +11,11 @@ from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import records, views
 from laneway.policy import gate_names
 from laneway.tiers import share_text
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from laneway.engines.base import Explanation, MessageView
-    from laneway.engines.valkey.records import Lane, Record
+    from laneway.engines.valkey.records import GroupRecord, Lane, Record
     from laneway.engines.valkey.views import View
     from laneway.policy import Resolved
 
@@ -74,7 +75,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         ),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
         flow=lane.flow,
-        gates=_gates(view, shard, policy),
+        gates=_gates(view, shard, policy, group),
         unhandled_us=record.unhandled_from or None,
     )
 
@@ -120,8 +121,10 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
     return views.message_view(view, shard, head).id if head is not None else None
 
 
-def _gates(view: View, shard: int, policy: Resolved) -> list[GateFacts]:
+def _gates(view: View, shard: int, policy: Resolved, group: GroupRecord | None) -> list[GateFacts]:
     names = gate_names(policy.gate)
+    if group is not None and group.limited:
+        names.append(GROUP + group.name)
     found: list[GateFacts] = []
     for name, stored in zip(names, _stored_gates(view, shard, names), strict=True):
         if stored is not None:

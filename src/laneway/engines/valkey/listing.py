@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
-from laneway.engines.shared.naming import BUCKET, GROUP, PARTITION
+from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.valkey import records, views
 from laneway.engines.valkey.connection import ShardReads
 from laneway.engines.valkey.views import LAST_NAME, together
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -553,7 +553,7 @@ class Namespace(ShardedNamespace):
             if stored is None:
                 return None
             record = records.read_gate(stored)
-            limits = record.limits
+            limits = records.settings_of(gate, record)
             usage.append(Usage(record.leased, sum(waiting), record.granted_concurrency))
         return (limits, usage) if limits is not None else None
 

@@ -19,6 +19,7 @@ from laneway.engines.shared.gates import Debt
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -235,6 +236,7 @@ def gate_record(gate: Gate) -> bytes:
             gate.rate if gate.rate is not None else False,
             gate.burst or False,
             gate.concurrency or False,
+            gate.weight or False,
         ]
     )
 
@@ -780,7 +782,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     runnable: int
     at_gate: int
     weight: float
-    gates: Any
+    at: Any
+    limited: bool
 
 
 _GROUP = msgspec.msgpack.Decoder(GroupRecord)
@@ -798,8 +801,8 @@ def read_held(stored: bytes) -> Held:
 
 class GateRecord(msgspec.Struct, array_like=True):
     """
-    A gate on a shard. Each layer is [rate or False, burst or False, concurrency or False]. The
-    fields are in the order of `gates.lua`.
+    A gate on a shard. Each layer is [rate or False, burst or False, concurrency or False, weight
+    or False]. The fields are in the order of `gates.lua`.
     """
 
     code: Any
@@ -835,12 +838,20 @@ class GateRecord(msgspec.Struct, array_like=True):
 
 def gate_of(limits: Sequence[Any]) -> Gate:
     """The gate of a layer."""
-    rate, burst, concurrency = limits
+    rate, burst, concurrency, *weight = limits
     return Gate(
         rate or None,
         burst if rate and burst is not False else None,
         concurrency if concurrency is not False else None,
+        float(weight[0]) if weight and weight[0] else None,
     )
+
+
+def settings_of(name: str, gate: GateRecord) -> Gate:
+    """The limits of a gate, or the settings of a topic group."""
+    if gate.code and gate.operator and name.startswith(GROUP):
+        return gate_of(gate.operator).over(gate_of(gate.code))
+    return gate.limits
 
 
 _GATE = msgspec.msgpack.Decoder(GateRecord)

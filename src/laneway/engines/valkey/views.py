@@ -12,7 +12,7 @@ from laneway.engines.base import Tally, WaitCounts
 from laneway.engines.sharded import shard_views
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
-from laneway.engines.shared.naming import BUCKET, GROUP, PARTITION, lane_name
+from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.shared.states import (
     DEAD,
 )
@@ -22,6 +22,7 @@ from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import records
 from laneway.policy import is_pattern
 from laneway.subscriptions import is_copy
+from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -662,7 +663,7 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     waiting = sum(_lanes_in(view, shard, key) for key in lanes)
     return shared_gates.view(
         name,
-        gate.limits,
+        records.settings_of(name, gate),
         tat=gate.tat,
         owes=gate.owes,
         leased=gate.leased,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laneway.message import Lease
+    from laneway.policy import Layer
     from laneway.testing.engine_driver import EngineDriver
 
 
@@ -259,3 +260,102 @@ def test_only_passes_over_groups(driver: EngineDriver) -> None:
         if not batch.goes_on and len(found) == 21:
             break
     assert Counter(lease.topic.split(".")[0] for lease in found) == {"push": 21}
+
+
+def set_group(driver: EngineDriver, name: str, settings: Gate, layer: Layer = "code") -> None:
+    driver.engine.topic_group_set(name, settings, layer=layer, now_us=driver.now)
+
+
+def test_weights_of_groups(driver: EngineDriver) -> None:
+    """A group of weight 3 gets three times as much as another, whenever its weight is set."""
+    driver.policy("c.*", group="{1}")
+    set_group(driver, "a", Gate(weight=3))
+    fill(driver, ["c.a.0", "c.a.1", "c.b.0"], 400)
+    seen = served(driver, 400, 10)
+    assert abs(seen["c.a"] - 300) <= 12
+    set_group(driver, "a", Gate(weight=1))
+    set_group(driver, "b", Gate(weight=4))
+    seen = served(driver, 300, 10)
+    assert abs(seen["c.b"] - 240) <= 16
+
+
+def test_an_operator_overrides_single_settings_of_a_group(driver: EngineDriver) -> None:
+    """What the operator does not set is the code's; without the operator's, the code's is back."""
+    set_group(driver, "a", Gate(rate=50.0, weight=2))
+    set_group(driver, "a", Gate(concurrency=5, weight=3), "operator")
+    (group,) = driver.engine.topic_group_list()
+    assert (group["name"], group["weight"], group["rate"], group["concurrency"]) == (
+        "a",
+        3,
+        50.0,
+        5,
+    )
+    set_group(driver, "a", Gate(), "operator")
+    (group,) = driver.engine.topic_group_list()
+    assert (group["weight"], group["rate"], group["concurrency"]) == (2, 50.0, None)
+    assert driver.engine.gate_list() == []
+
+
+def test_concurrency_of_a_group_holds_over_its_topics(driver: EngineDriver) -> None:
+    """It applies to topics that wait already, in all tiers, and ends when it is removed."""
+    driver.open(tiers=TIERS)
+    driver.policy("c.*", group="{1}")
+    driver.policy("c.a.high", tier="high")
+    fill(driver, ["c.a.high", "c.a.1", "c.a.2", "c.b.0"], 20)
+    set_group(driver, "a", Gate(concurrency=3))
+    held = driver.lease(100)
+    assert Counter(customer(lease.topic) for lease in held) == {"c.a": 3, "c.b": 20}
+    assert all(lease.limited == lease.topic.startswith("c.a") for lease in held)
+    assert driver.lease(100) == []
+    (message,) = driver.engine.topic_peek("c.a.1", limit=1, now_us=driver.now)
+    reasons = driver.engine.explain(message.id, "c.a.1", now_us=driver.now).reasons
+    assert any('topic group "a" is reached; 3 leases' in reason for reason in reasons)
+    driver.settle(held)
+    assert len(driver.lease(100)) == 3
+    set_group(driver, "a", Gate())
+    assert len(driver.lease(100)) == 54
+
+
+def test_rate_of_a_group_holds_over_its_topics(driver: EngineDriver) -> None:
+    """Its topics together deliver as many as its rate admits, and share them equally."""
+    set_group(driver, "a", Gate(rate=10.0, burst=2))
+    driver.policy("c.*", group="{1}")
+    fill(driver, ["c.a.0", "c.a.1"], 100)
+    seen: Counter[str] = Counter()
+    for _ in range(40):
+        leases = driver.lease(100)
+        seen.update(lease.topic for lease in leases)
+        driver.settle(leases)
+        driver.later(0.1)
+    assert abs(seen.total() - 41) <= 2
+    assert abs(seen["c.a.0"] - seen["c.a.1"]) <= 4
+
+
+def test_a_topic_waits_for_its_gate_and_its_group(driver: EngineDriver) -> None:
+    """A delivery goes through both, or is not made; a settlement frees both."""
+    driver.engine.gate_set("api", Gate(concurrency=2), now_us=driver.now)
+    driver.policy("c.*", group="{1}", gate="api")
+    set_group(driver, "a", Gate(concurrency=1))
+    fill(driver, ["c.a.0", "c.b.0"], 10)
+    held = driver.lease(100)
+    assert Counter(customer(lease.topic) for lease in held) == {"c.a": 1, "c.b": 1}
+    driver.settle(held)
+    assert [each["leased"] for each in driver.engine.gate_list()] == [0]
+    assert [each["leased"] for each in driver.engine.topic_group_list()] == [0]
+    assert len(driver.lease(100)) == 2
+
+
+def test_a_limited_group_with_many_topics(driver: EngineDriver) -> None:
+    """All its topics get their turn, although each call passes over a part of them only."""
+    driver.policy("c.*", group="{1}")
+    fill(driver, [f"c.a.{n}" for n in range(250)], 1)
+    fill(driver, ["c.b.0"], 50)
+    set_group(driver, "a", Gate(concurrency=5))
+    seen: Counter[str] = Counter()
+    for _ in range(60):
+        leases = driver.lease(20)
+        counted = Counter(customer(lease.topic) for lease in leases)
+        assert counted["c.a"] <= 5
+        seen += counted
+        driver.settle(leases)
+    assert seen == {"c.a": 250, "c.b": 50}

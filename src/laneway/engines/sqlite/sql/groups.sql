@@ -12,12 +12,15 @@ SELECT {group} FROM json_each(?) j CROSS JOIN group_queue g ON g.number = j.valu
 -- name: group_find
 SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?;
 
+-- name: groups_of_name
+SELECT {group} FROM group_queue g WHERE g.name = ?;
+
 -- name: group_write
-INSERT INTO group_queue (number, tier_queue, name, vt, inner_vt, lanes, runnable, at_gate, weight)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO group_queue (number, tier_queue, name, vt, inner_vt, lanes, runnable, at_gate, weight,
+    limited) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (number) DO UPDATE SET vt = excluded.vt, inner_vt = excluded.inner_vt,
         lanes = excluded.lanes, runnable = excluded.runnable, at_gate = excluded.at_gate,
-        weight = excluded.weight;
+        weight = excluded.weight, limited = excluded.limited;
 
 -- name: group_delete
 DELETE FROM group_queue WHERE number = ?;

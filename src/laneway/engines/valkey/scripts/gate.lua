@@ -1,9 +1,10 @@
--- Set the limits of a gate: those of the code, of the operator, or this shard's grant. A grant
--- never goes below what is leased.
+-- Set the limits of a gate, or a topic group's settings: those of the code, of the operator, or
+-- this shard's grant. A grant never goes below what is leased.
 --
 -- ARGV[3]: the gate's name
 -- ARGV[4]: "code", "operator" or "grant"
--- ARGV[5]: {rate or false, burst or false, concurrency or false} (packed)
+-- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false} (packed); of a
+--   grant, no weight
 --
 -- Answers the concurrency that is in force then; -1: none.
 
@@ -13,5 +14,9 @@ if ARGV[4] == 'grant' and gate and limits[3] then
     limits[3] = math.max(limits[3], gate.leased)
 end
 gates.set(ARGV[3], ARGV[4], limits)
+gate = gates.find(ARGV[3])
+if string.byte(ARGV[3]) == 29 then
+    groups.set_up(string.sub(ARGV[3], 2), gate.code, gate.operator)
+end
 save(true)
 return limits[3] or -1

@@ -21,7 +21,7 @@ local gates = part(function(gates)
     end)
 
     local function limits_of(gate)
-        local limits = gate.grant or gate.operator or gate.code or { false, false, false }
+        local limits = gate.grant or groups.settings(gate.name, gate.code, gate.operator)
         gate.rate, gate.concurrency = limits[1], limits[3]
         if gate.rate then
             gate.step = fairness.interval(gate.rate)

@@ -40,11 +40,11 @@ local groups = part(function(groups)
     end
 
     local function decode(number, stored)
-        local name, tier_queue, vt, inner_vt, size, runnable, at_gate, weight, at =
+        local name, tier_queue, vt, inner_vt, size, runnable, at_gate, weight, at, is_limited =
             values_of(stored)
         return { number = number, name = name, tier_queue = tier_queue, vt = vt, inner_vt =
             inner_vt, size = size, runnable = runnable, at_gate = at_gate, weight = weight,
-            at = at, is_group = true, was_runnable = runnable > 0 }
+            at = at, is_limited = is_limited, is_group = true, was_runnable = runnable > 0 }
     end
 
     -- Read several at once.
@@ -95,6 +95,33 @@ local groups = part(function(groups)
         changed[group] = true
     end
 
+    -- The limits in force: those of a gate as a whole, each setting of a group by itself.
+    function groups.settings(name, code, operator)
+        if not (code and operator) or string.byte(name) ~= 29 then
+            return operator or code or { false, false, false, false }
+        end
+        local rated = operator[1] and operator or code
+        return { rated[1], rated[2], operator[3] or code[3], operator[4] or code[4] }
+    end
+
+    local function apply(group, code, operator)
+        local settings = groups.settings(GROUP, code, operator)
+        group.weight = settings[4] or 1
+        group.is_limited = (settings[1] or settings[3]) and true or false
+    end
+
+    -- The settings of the groups of this name were changed.
+    function groups.set_up(name, code, operator)
+        for number = 1, #tier_queues do
+            local found = writes.field(keys.group_numbers, number .. ':' .. name)
+            local group = found and groups.find(tonumber(found))
+            if group then
+                apply(group, code, operator)
+                changed[group] = true
+            end
+        end
+    end
+
     -- The group of a name in a tier queue, made if it does not exist. It is numbered like a lane.
     function groups.of(tier_queue, name)
         local number = writes.field(keys.group_numbers, tier_queue.number .. ':' .. name)
@@ -103,7 +130,11 @@ local groups = part(function(groups)
             shard.lanes_created, shard.groups = shard.lanes_created + 1, shard.groups + 1
             group = { number = shard.lanes_created, name = name, tier_queue = tier_queue.number,
                 vt = tier_queue.vt, inner_vt = 0, size = 0, runnable = 0, at_gate = 0, weight = 1,
-                at = {}, is_group = true, was_runnable = false }
+                at = {}, is_limited = false, is_group = true, was_runnable = false }
+            local settings = call('HGET', keys.gates, GROUP .. name)
+            if settings then
+                apply(group, values_of(settings))
+            end
             known[group.number] = group
             writes.set_field(keys.group_numbers, field_of(group), text(group.number))
         end
@@ -190,7 +221,8 @@ local groups = part(function(groups)
                 local n = #written
                 written[n + 1], written[n + 2] = text(group.number), packed(group.name,
                     group.tier_queue, group.vt, group.inner_vt, group.size, group.runnable,
-                    group.at_gate, group.weight, group.at)
+                    group.at_gate, group.weight, group.at,
+                    group.is_limited or false)
             end
         end
         changed = {}

@@ -243,10 +243,24 @@ local lanes = part(function(lanes)
         return policy
     end
 
-    -- The key of the lane's gates, see gates.lua; false: it has none. All of them come from its
-    -- policy; a gate of the lane itself would be joined here.
-    function lanes.gate_of(_, policy)
+    -- The lane's group in its tier queue; nil: it has none.
+    function lanes.group(lane)
+        return lane.tier_queue < 0 and groups.find(-lane.tier_queue) or nil
+    end
+
+    -- The key of the lane's gates, see gates.lua; false: it has none. A group with limits is one.
+    function lanes.gate_of(lane, policy)
+        local group = lane.tier_queue < 0 and lanes.group(lane)
+        if group and group.is_limited then
+            return (policy.gate and policy.gate .. '\31' or '') .. GROUP .. group.name
+        end
         return policy.gate
+    end
+
+    -- Whether the lane or its group has a rate, a concurrency or a gate.
+    function lanes.is_limited(lane, policy)
+        local group = lane.tier_queue < 0 and lanes.group(lane)
+        return policy.limited or (group and group.is_limited) or false
     end
 
     -- The lane's clock under its policy's rate, which may have changed.
@@ -275,11 +289,6 @@ local lanes = part(function(lanes)
             lane.is_changed = true
             changed[#changed + 1] = lane
         end
-    end
-
-    -- The lane's group in its tier queue; nil: it has none.
-    function lanes.group(lane)
-        return lane.tier_queue < 0 and groups.find(-lane.tier_queue) or nil
     end
 
     -- Put an idle lane into the tier queue, or the group in it, of its policy.

@@ -13,6 +13,9 @@ local serving = part(function(serving)
     -- a gate's entry precedes all lanes of the same virtual time, because its first lane is one of
     -- them
     local HEADS_FIRST = -1
+    -- lanes of a group that a visit passes over because they can deliver nothing: after a group got
+    -- a limit, its lanes come to its gate as they are visited
+    local MOST_REFUSING = 100
     local LANES_OF_GROUP = CHUNK -- looked up with it: a visit of weight 1 takes as many messages
     -- where a call that passes lanes over begins: the position of the lane or group, times this,
     -- plus the position of the lane in that group
@@ -412,13 +415,14 @@ local serving = part(function(serving)
     -- `mids`: these, if they are not the lane's first ones.
     local function visit(lane, tier_queue, room, count_of_lanes, mids)
         local policy = lanes.rule(lane)
+        local is_limited = lanes.is_limited(lane, policy)
         local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight),
             lanes.allowance(lane, policy))
         local gate = lanes.gate_of(lane, policy)
         if gate then
             take = math.min(take, gates.room(gate))
         end
-        if policy.limited then
+        if is_limited then
             take = math.min(take, calls.startable)
         end
         if policy.paused or (lane.back_off_step > 0 and lane.back_off_until > shard.now) then
@@ -435,7 +439,7 @@ local serving = part(function(serving)
         if take <= 0 then
             return 0
         end
-        if policy.limited then
+        if is_limited then
             calls.startable = calls.startable - take
         end
         if gate then
@@ -461,7 +465,7 @@ local serving = part(function(serving)
 
     -- Visit a lane of the line. Returns how much was taken, and whether it can deliver more.
     local function serve_lane(lane, tier_queue, room, count_of_lanes)
-        if calls.startable <= 0 and lanes.rule(lane).limited then
+        if calls.startable <= 0 and lanes.is_limited(lane, lanes.rule(lane)) then
             -- a lane that is passed over would starve behind a worker with a full buffer
             calls.withheld = true
             return 0, true
@@ -479,16 +483,17 @@ local serving = part(function(serving)
             end
             return 0, false
         end
-        local line, taken, work = line_in(group, position), 0, 0
+        local line, taken, work, refusing = line_in(group, position), 0, 0, 0
         local competing = groups.competing(group)
         local count_of_lanes = competing > 1 and math.max(competing, entries) or 1
         room = fairness.chunk(room, entries, group.weight)
-        while taken < room and not calls.withheld do
+        while taken < room and refusing < MOST_REFUSING and not calls.withheld do
             local lane = next_lane(line)
             if not lane then
                 break
             end
             local got, has_more = serve_lane(lane, tier_queue, room - taken, count_of_lanes)
+            refusing = refusing + (got == 0 and 1 or 0)
             taken, work = taken + got, work + got * expected_cost(lane, tier_queue)
             if has_more then
                 push(line.heap, { lane.vt, lane.number, lane })
@@ -633,7 +638,7 @@ local serving = part(function(serving)
             for _, lane in ipairs(found) do
                 if room > 0 and tier_queues[lane.tier_queue].pool == pool
                     and lanes.can_deliver(lane) then
-                    if calls.startable <= 0 and lanes.rule(lane).limited then
+                    if calls.startable <= 0 and lanes.is_limited(lane, lanes.rule(lane)) then
                         calls.withheld = true
                         return
                     end
@@ -803,11 +808,13 @@ local serving = part(function(serving)
     -- Most leases of a lane without the fence, which they share. `quick`: see settling.lua.
     local function tail_of(given, policy, quick)
         local charge = given.charge
-        local rest = charge == 0 and out.tails[quick][policy]
+        -- lanes of a policy share their gates, except those of groups
+        local is_shared = charge == 0 and given.lane.tier_queue > 0
+        local rest = is_shared and out.tails[quick][policy]
         if not rest then
             rest = settling.tail(deadline_of(policy), shard.now, charge, false,
                 lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
-            out.tails[quick][policy] = charge == 0 and rest
+            out.tails[quick][policy] = is_shared and rest
         end
         return packed(given.lane.name) .. rest
     end
@@ -965,7 +972,7 @@ local serving = part(function(serving)
                 given.first + there)
             local n = #runs
             runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2,
-                deadline_of(policy), policy.limited and 1 or 0
+                deadline_of(policy), lanes.is_limited(lane, policy) and 1 or 0
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
