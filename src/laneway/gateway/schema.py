@@ -611,7 +611,8 @@ class RemovedAnswer(msgspec.Struct):
 class SubscriptionBody(_Body):
     """
     A subscription. `kind`: which consumers it has. `where`: the headers of its messages; None:
-    every message. `expires`: after how long without a consumer it gets no more copies.
+    every message. `expires`: it gets no more copies after messages have waited in it for so long
+    and none was delivered.
     """
 
     kind: Literal["shared", "exclusive", "failover"] = "shared"
