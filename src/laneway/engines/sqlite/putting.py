@@ -404,6 +404,7 @@ class _Intake:
         if not copies:
             tx.shard.published += 1
             tx.shard.removed += 1
+            tx.tallies.count_unrouted(tx, draft.topic, entry.policy.tier)
         return receipt_of_copies(draft, receipts)
 
     def _is_unused(self, copy: _Entry, expires: Mapping[str, int]) -> bool:

@@ -89,7 +89,7 @@ class TallyBook:
     def fill(self, tx: Transaction) -> None:
         """Count what waits in a file that was made before messages were counted."""
         for rule, tier_queue, waiting in tx.all("lane_tallies"):
-            self._tally(tx, rule, tier_queue).waiting += waiting
+            self._tally(tx, rule, tx.tier_queue_at(tier_queue).tier).waiting += waiting
         self.has_changed = True
 
     def count(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
@@ -134,6 +134,11 @@ class TallyBook:
                 lane.counted_done += more
                 self.has_changed = True
 
+    def count_unrouted(self, tx: Transaction, topic: str, tier: str) -> None:
+        """Count a message that is not stored, because no subscription takes it."""
+        self._tally(tx, topic, tier).published += 1
+        self.has_changed = True
+
     def count_wait(self, tx: Transaction, lane: Lane, since: int, noise: int) -> None:
         """Count how long a message that is delivered now has waited; `noise`: see `noise_of`."""
         classes = self._classes(tx, lane, noise)
@@ -175,12 +180,12 @@ class TallyBook:
         if known is not None and known[0] is patterns and known[1] == lane.tier_queue:
             tally: Tally = known[2]
             return tally
-        tally = self._tally(tx, lane.rule, lane.tier_queue)
+        tally = self._tally(tx, lane.rule, tx.tier_queue_at(lane.tier_queue).tier)
         lane.tally = (patterns, lane.tier_queue, tally)
         return tally
 
-    def _tally(self, tx: Transaction, rule: str, tier_queue: int) -> Tally:
-        tier, pattern = tx.tier_queue_at(tier_queue).tier, tx.rules.pattern_of(rule)
+    def _tally(self, tx: Transaction, rule: str, tier: str) -> Tally:
+        pattern = tx.rules.pattern_of(rule)
         tallies = self._by_tier.get(tier)
         if tallies is None:
             tallies = self._by_tier[tier] = {}

@@ -344,6 +344,8 @@ def test_subscription_unrouted_messages_are_counted(driver: EngineDriver) -> Non
     assert driver.put("orders", "1")[0].outcome == "unrouted"
     overview = driver.engine.overview(now_us=driver.now)
     assert (overview.published, overview.removed, overview.waiting) == (1, 1, 0)
+    (tally,) = driver.engine.tallies().tallies
+    assert (tally.published, tally.waiting) == (1, 0)
 
 
 def test_subscription_duplicates_without_a_backlog(driver: EngineDriver) -> None:

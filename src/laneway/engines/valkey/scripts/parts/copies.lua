@@ -5,7 +5,7 @@
 -- bytes of its body}. One that is not stored is sent without its body. `copied.expires`: by the
 -- position of a copy: after how many microseconds its subscription is unused.
 --
--- uses: rules, lanes, ids, merging, backlog
+-- uses: rules, tallies, lanes, ids, merging, backlog
 
 local copies = part(function(copies)
     local last, verdict -- of the message whose copies follow: the last copy; why none is accepted
@@ -109,6 +109,7 @@ local copies = part(function(copies)
             return { 'copied' }
         end
         shard.published, shard.removed = shard.published + 1, shard.removed + 1
+        tallies.count_unrouted(topic, tier_of(rules.of(topic)))
         return { 'unrouted' }
     end
 

@@ -115,9 +115,9 @@ local tallies = part(function(tallies)
         here, used, waits_used, rare = nil, {}, {}, {}
     end)
 
-    local function use(name, tier_queue)
+    local function use(name, tier)
         here = here or of_shard()
-        local cell = cell_of(here, name, tier_queues[tier_queue].tier, shard.version, shard.now)
+        local cell = cell_of(here, name, tier, shard.version, shard.now)
         if not cell.is_used then
             cell.is_used, used[#used + 1] = true, cell
         end
@@ -135,7 +135,7 @@ local tallies = part(function(tallies)
         local published, delivered, done, waiting = lane.published, lane.delivered, lane.done,
             lane.ready + lane.delayed + lane.parked
         local more, taken = published - lane.was_published, delivered - lane.was_delivered
-        local cell = use(lane.rule or lane.name, lane.tier_queue)
+        local cell = use(lane.rule or lane.name, tier_queues[lane.tier_queue].tier)
         cell.published, cell.delivered, cell.done, cell.left = cell.published + more,
             cell.delivered + taken, cell.done + done - lane.was_done,
             cell.left + more - taken - waiting + lane.was_waiting
@@ -152,8 +152,14 @@ local tallies = part(function(tallies)
 
     -- Count messages that were published in a lane of which only the beginning was read.
     function tallies.count_published(topic, tier_queue, published)
-        local cell = use(topic, tier_queue)
+        local cell = use(topic, tier_queues[tier_queue].tier)
         cell.published = cell.published + published
+    end
+
+    -- Count a message that is not stored, because no subscription takes it.
+    function tallies.count_unrouted(topic, tier)
+        local cell = use(topic, tier)
+        cell.published, cell.left = cell.published + 1, cell.left + 1
     end
 
     -- The same of one message, in a call that has no other part of the shard. `version`: that of
