@@ -7,6 +7,7 @@ long as it has lanes. What it counts follows the places of its lanes, see `Trans
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         def next_lane(self) -> Callable[[], int]: ...
 
 
+_columns = attrgetter(*GROUP_COLUMNS)
 _dumps = msgspec.json.Encoder().encode
 
 
@@ -163,7 +165,7 @@ class GroupQueues:
                     tx.run("group_delete", number)
                 continue
             group.is_stored = True
-            written.append(tuple(getattr(group, column) for column in GROUP_COLUMNS))
+            written.append(_columns(group))
             if group.at_gate and tx.run("gate_entry_group_vt", group.vt, -number):
                 moved.update((gate, group.tier_queue) for (gate,) in tx.all("group_gates", -number))
         self.dirty.clear()

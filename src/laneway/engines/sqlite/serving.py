@@ -209,6 +209,9 @@ class _Source(NamedTuple):
         return f"groups {name}" if self.of_groups else name
 
 
+_RUNNABLE = _Source()
+
+
 class _Candidates:
     """
     The lanes and groups of a tier queue, or the lanes of a group, that can deliver now, in the
@@ -244,9 +247,11 @@ class _Candidates:
         self._first_in: dict[int, list[int]] = {}
         """By number of a group: its first lanes, if they were read with the group."""
         if first is None:
-            self._begin(_Source())
+            self._begin(_RUNNABLE)
         else:
             self._begin_with(first)
+            if number < 0 and not tx.groups.get(-number).at_gate:
+                return
         if number > 0:
             for lane in tx.came_up:
                 self._offer(lane)
@@ -268,12 +273,17 @@ class _Candidates:
         self._read_more(source, begins, page)
 
     def _begin_with(self, first: Sequence[int]) -> None:
-        """Begin with these lanes, which are the first runnable ones."""
-        for number in first:
-            self._offer(self._transaction.lane(number))
-        if len(first) >= LANES_OF_GROUP:
-            last = self._transaction.lane(first[-1])
-            heapq.heappush(self._heap, (last.vt, last.lane, 1, (_Source(), (last.vt, last.lane))))
+        """Begin with these lanes, the first runnable ones, as far as a visit needs them."""
+        tx = self._transaction
+        if not first:
+            return
+        head = tx.lane(first[0])
+        offered = first[:1] if head.ready >= fairness.CHUNK else first
+        for number in offered:
+            self._offer(tx.lane(number))
+        if len(offered) < len(first) or len(first) >= LANES_OF_GROUP:
+            last = tx.lane(offered[-1])
+            heapq.heappush(self._heap, (last.vt, last.lane, 1, (_RUNNABLE, (last.vt, last.lane))))
 
     def _read_more(self, source: _Source, after: tuple[int, int], page: int | None = None) -> None:
         tx, page = self._transaction, page or self._page
@@ -309,14 +319,10 @@ class _Candidates:
         if source.gates is None and self._only is None and numbers:
             found = tx.all("group_heads", _dumps(numbers), LANES_OF_GROUP)
             self._first_in.update((number, _loads(lanes)) for number, lanes in found)
-            heads = [self._first_in[number] for number in numbers]
-            tx.load_numbers(lanes[0] for lanes in heads if lanes)
-            tx.load_numbers(
-                number
-                for lanes in heads
-                if lanes and tx.lane(lanes[0]).ready < fairness.CHUNK
-                for number in lanes[1:]
-            )
+            heads = [lanes for number in numbers if (lanes := self._first_in[number])]
+            tx.load_numbers(lanes[0] for lanes in heads)
+            few = [lanes for lanes in heads if tx.lane(lanes[0]).ready < fairness.CHUNK]
+            tx.load_numbers(number for lanes in few for number in lanes[1:])
 
     def _offer(self, lane: Lane) -> None:
         """Add a lane once, if it still can deliver: this call may have changed it."""
