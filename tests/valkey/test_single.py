@@ -18,7 +18,7 @@ Opened = Callable[..., FullEngine]
 START = 2_200_000_000_000_000
 
 
-def stored(client: redis.Redis, namespace: str) -> dict[str, Any]:
+def stored(client: Any, namespace: str) -> dict[str, Any]:
     """All keys of the namespace, without what differs between two namespaces."""
     prefix = f"laneway:{{{namespace}/0}}:"
     reads: dict[bytes, Callable[[bytes], Any]] = {
@@ -28,7 +28,7 @@ def stored(client: redis.Redis, namespace: str) -> dict[str, Any]:
         b"zset": lambda name: client.zrange(name, 0, -1, withscores=True),
     }
     found: dict[str, Any] = {
-        name.decode().removeprefix(prefix): reads[client.type(name)](name)  # type: ignore[index]
+        name.decode().removeprefix(prefix): reads[client.type(name)](name)
         for name in client.scan_iter(f"{prefix}*")
     }
     counters = records.read_counters(found["shard"])
@@ -58,7 +58,7 @@ def test_it_stores_what_a_put_of_many_stores(opened: Opened) -> None:
                     engine.settle(
                         [Settlement(lease.handle, lease.fence) for lease in leases], now_us=now
                     )
-        client = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+        client: Any = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
         assert stored(client, "one") == stored(client, "two")
 
 
@@ -66,7 +66,7 @@ def test_it_reads_and_writes_each_record_once(opened: Opened) -> None:
     with Server() as server:
         engine = opened(server.url)
         engine.put([Draft("t", b"x") for _ in range(100)])
-        client = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+        client: Any = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
         client.config_resetstat()
         engine.put([Draft("t", b"x")])
         calls = {
