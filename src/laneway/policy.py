@@ -604,9 +604,9 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = _check_subscription(pattern, name, value)
             continue
         if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, n=1)
+            near = difflib.get_close_matches(name[:80], FIELDS, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(FIELDS)}"
-            raise BadPolicy(f'policy {pattern}: unknown setting "{name}"{hint}')
+            raise BadPolicy(f'policy {pattern}: unknown setting "{name:.80}"{hint}')
         if value is None:
             checked[name] = None
             continue

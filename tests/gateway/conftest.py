@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from laneway import Laneway
+from laneway.gateway.gateway import Gateway
 
 TIMEOUT = 30.0
 
@@ -149,3 +150,12 @@ def app(store: str) -> Iterator[Laneway]:
     with Laneway(store) as app:
         _ = app.engine  # what is set from now on holds at once
         yield app
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway without a server."""
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app:
+        gateway = Gateway(app)
+        yield gateway
+        gateway.close()

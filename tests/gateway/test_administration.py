@@ -162,6 +162,16 @@ def test_dead_letters(api: Api, app: Laneway) -> None:
     assert "rate" in api.problem("POST", "/v1/dead/redrive", {"rate": "x"})["detail"]
 
 
+def test_large_numbers(api: Api) -> None:
+    """A number beyond those of the store is not valid; priorities have 32 bits."""
+    api.problem("GET", f"/v1/dead?after={10**30}")
+    api.problem("GET", f"/v1/audit?before={10**30}")
+    api("GET", f"/v1/dead?after={2**63 - 1}")
+    for priority in (-(2**31), 2**31 - 1):
+        assert api.lease(topics=["large.none"], priority=priority) == []
+    api.problem("POST", "/v1/lease", {"topics": ["large.none"], "priority": 2**31})
+
+
 def test_namespace(api: Api, app: Laneway) -> None:
     """The totals, and the workers by id."""
     app.publish("counted", 1)

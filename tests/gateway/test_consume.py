@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -189,6 +190,32 @@ def test_receipts_outlive_a_gateway(api: Api, app: Laneway, store: str) -> None:
     with serving(store, "--namespace", "other") as (elsewhere, _):
         assert elsewhere.settle({"receipt": delivery["receipt"]}) == ["lost"]
     assert api.settle({"receipt": delivery["receipt"]}) == ["acked"]
+
+
+def test_stop_ends_full_streams_and_waits(store: str) -> None:
+    """SIGTERM ends a stream without credit, and a wait for a job, at once."""
+    app = Laneway(store)
+
+    @app.task(topic="c.stop_job")
+    def nothing() -> None:
+        """It is never run."""
+
+    with app, serving(store) as (api, _):
+        job = nothing.delay()
+        app.publish("c.stop_stream", 1)
+        stream, wait = api.open(), api.open()
+        stream.request("GET", "/v1/lease/stream?topics=c.stop_stream&credit=1")
+        answer = stream.getresponse()
+        while not answer.readline().startswith(b"data: "):
+            pass
+        wait.request("GET", f"/v1/jobs/{job.id}/wait?timeout=60")
+        time.sleep(0.3)  # a request that is only sent cannot be seen from here
+        began = time.monotonic()
+    assert time.monotonic() - began < 8
+    assert json.loads(wait.getresponse().read())["status"] == "pending"
+    assert answer.read() in (b"\n", b"\n: ping\n\n")
+    for each in (answer, stream, wait):
+        each.close()
 
 
 def test_stop_ends_long_polls(store: str) -> None:

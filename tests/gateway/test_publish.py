@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from laneway import Laneway
+from laneway import BadPolicy, Laneway
+from laneway.gateway import http, problems
+from laneway.gateway.gateway import Gateway
+from laneway.gateway.schema import MessageBody
+from laneway.policy import check_fields
 from tests.gateway.conftest import Api
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -116,7 +123,7 @@ def test_hostile_topics(api: Api, app: Laneway) -> None:
         b"nonsense",
         b'{"body": 1} 2',
         b'{"priority": 1.5}',
-        b'{"priority": 101}',
+        b'{"priority": 2147483648}',
         b'{"key": ""}',
         b'{"id": "a\\u0000b"}',
         b'{"headers": {"a": 1}}',
@@ -149,6 +156,26 @@ def test_unknown_fields(api: Api) -> None:
     assert problem["pointer"] == "#/1/priority"
     problem = api.problem("POST", "/v1/topics/a/messages?rww=1", {})
     assert problem["hint"] == 'did you mean "raw"?'
+
+
+def test_long_names(api: Api) -> None:
+    """A name that nobody can mean is not compared with the known ones, nor sent back whole."""
+    long = "x" * 5_000_000
+    began = time.process_time()
+    assert len(problems.invalid(unknown_field(long), MessageBody, "body").args[0]) < 500
+    with pytest.raises(BadPolicy) as caught:
+        check_fields("a", {long: 1})
+    assert len(str(caught.value)) < 2_000
+    assert time.process_time() - began < 0.5
+    problem = api.problem("POST", "/v1/settle", [{"receipt": "r", "action": long}])
+    assert len(problem["detail"]) < 600
+
+
+def unknown_field(name: str) -> Exception:
+    """The error of a message with a field that there is not."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert({name: 1}, MessageBody)
+    return caught.value
 
 
 def test_lists(api: Api, app: Laneway) -> None:
@@ -190,6 +217,45 @@ def test_lines(api: Api, app: Laneway) -> None:
     assert [each.get("outcome") for each in answers] == ["accepted", None, None, None, "accepted"]
     assert 'did you mean "key"?' in answers[2]["problem"]
     assert bodies(app, "n") == [1, 3]
+
+
+def test_broken_stream_of_lines(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is too large, or does not end in time, is answered and ends the stream."""
+    monkeypatch.setattr(http, "MAX_BODY", 1000)
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.2)
+    line = b'{"topic": "n", "body": 1}\n'
+    for rest, word in ((b"x" * 2000, "more than"), (b'{"topic"', "nothing arrived")):
+        answers = asyncio.run(answered_lines(gateway, [line + rest]))
+        assert answers[0]["outcome"] == "accepted"
+        assert answers[1]["line"] == 2
+        assert word in answers[1]["problem"]
+        assert len(answers) == 2
+
+
+async def answered_lines(gateway: Gateway, pieces: list[bytes]) -> list[Any]:
+    """The answers to lines of a client that then sends nothing more."""
+    events: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not pieces:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": True}
+
+    async def send(event: Any) -> None:
+        events.append(event)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/messages",
+        "raw_path": b"/v1/messages",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/x-ndjson")],
+        "client": ("127.0.0.1", 1),
+    }
+    await gateway(scope, receive, send)
+    content = b"".join(event["body"] for event in events[1:])
+    return [json.loads(each) for each in content.splitlines()]
 
 
 def test_stream_of_lines(api: Api) -> None:

@@ -46,14 +46,6 @@ async def call(gateway: Gateway, method: str, path: str, **scope: Any) -> tuple[
     return start["status"], b"".join(each["body"] for each in chunks), dict(start["headers"])
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Any:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app:
-        gateway = Gateway(app)
-        yield gateway
-        gateway.close()
-
-
 def test_probes(api: Api) -> None:
     """The process is up, and its store answers; no token and no local name is needed."""
     for path in ("/healthz", "/readyz"):
@@ -99,6 +91,34 @@ def test_other_names(api: Api, host: str) -> None:
 def test_local_names(api: Api, host: str) -> None:
     """The names of this machine, with any port."""
     api("GET", "/v1/topics", headers={"host": host})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site", "origin": "http://localhost:3000"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+)
+def test_pages_of_other_sites(api: Api, app: Laneway, headers: dict[str, str]) -> None:
+    """A browser sends some requests to a local name for any page; they are refused."""
+    message = {"content-type": "text/plain", "host": "localhost:7878", **headers}
+    api.problem("POST", "/v1/topics/page/messages", b"1", headers=message, status=403)
+    api.problem("POST", "/v1/topics/page/pause", headers=headers, status=403)
+    assert app.topic("page").stats().waiting == 0
+
+
+def test_own_pages(api: Api) -> None:
+    """The gateway's own pages, and what a person types, are let in."""
+    here = f"127.0.0.1:{api.port}"
+    for headers in (
+        {"sec-fetch-site": "same-origin", "origin": f"http://{here}"},
+        {"sec-fetch-site": "none"},
+        {"origin": f"http://{here}"},
+    ):
+        api("GET", "/v1/topics", headers={"host": here, **headers})
 
 
 def test_other_machines(gateway: Gateway) -> None:

@@ -64,6 +64,17 @@ def test_stream_arguments(api: Api) -> None:
         api.problem("GET", f"/v1/lease/stream?{query}")
 
 
+def test_head_of_a_stream(api: Api, app: Laneway) -> None:
+    """HEAD leases nothing."""
+    app.publish("s.head", 1)
+    connection = api.open()
+    connection.request("HEAD", "/v1/lease/stream?topics=s.head")
+    assert connection.getresponse().status == 200
+    connection.close()
+    stats = app.topic("s.head").stats()
+    assert (stats.ready, stats.delivered) == (1, 0)
+
+
 def test_run_out_lease_makes_room(api: Api, app: Laneway) -> None:
     """A lease that ran out unsettled counts no more."""
     with stream(api, "topics=s.late&credit=1&lease=0.3") as deliveries:

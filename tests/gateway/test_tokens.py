@@ -130,7 +130,8 @@ def test_topics_of_a_token(api: Api, store: str, app: Laneway) -> None:
         status = 400 if path.endswith("acme*") else 403
         acme.problem(method, path, body, status=status)
     acme.problem("GET", f"/v1/messages/{generated}", status=404)
-    acme.problem("GET", f"/v1/messages/{generated}/explain", status=404)
+    for hidden_id in (generated, "4aefe1-660da8564b09"):  # the second one does not exist
+        acme.problem("GET", f"/v1/messages/{hidden_id}/explain", status=404)
     api("PUT", "/v1/policies/own.bolt.a", {"weight": 2})
     acme("PUT", "/v1/policies/own.acme.*", {"weight": 2})
     seen = [policy["pattern"] for policy in acme("GET", "/v1/policies").json["policies"]]
@@ -275,5 +276,6 @@ def test_audit(api: Api, store: str) -> None:
     assert token.split("_")[2] not in kept
     api.problem("POST", "/v1/audit/999999/undo", status=404)
     api.problem("POST", "/v1/audit/x/undo", status=404)
+    api.problem("POST", f"/v1/audit/{'9' * 5000}/undo", status=404)
     number = api("GET", "/v1/audit?limit=1").json["changes"][0]["number"]
     api.problem("POST", f"/v1/audit/{number}/undo", status=409)

@@ -114,7 +114,9 @@ def is_loopback(address: str) -> bool:
 def check_local(request: Request) -> None:
     """
     The rule for a gateway without tokens: only clients of this machine, and only if the browser or
-    client knows it by a local name. So no web page reaches it by a name that points here.
+    client knows it by a local name. So no web page reaches it by a name that points here. Nor does
+    a page of another site by the local name: a browser sends what needs no permission, such as a
+    POST without a content type, and says where it comes from.
 
     Raises Problem.
     """
@@ -132,3 +134,17 @@ def check_local(request: Request) -> None:
             "without tokens the gateway answers only clients of its own machine; create one with"
             " `laneway token create NAME --scope SCOPE`",
         )
+    if _is_of_other_site(request, host):
+        raise Problem(
+            "forbidden",
+            "without tokens the gateway answers no page of another site; create one with `laneway"
+            " token create NAME --scope SCOPE`",
+        )
+
+
+def _is_of_other_site(request: Request, host: str) -> bool:
+    """Whether a browser sends the request for a page that is not the gateway's own."""
+    if (site := request.header(b"sec-fetch-site")) is not None:
+        return site not in ("same-origin", "none")
+    origin = request.header(b"origin")
+    return origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")

@@ -19,6 +19,9 @@ KEPT = 10_000
 KEPT_US = 90 * 86_400 * 1_000_000
 """How long a change is shown, in microseconds."""
 
+MAX_DIGITS = 12
+"""Most digits of a change's number."""
+
 HEAD = "audit head"
 MAX_REQUEST = 4_000
 """Most bytes of a request's body that are kept."""
@@ -46,7 +49,7 @@ _write = msgspec.json.Encoder().encode
 
 
 def _name(number: int) -> str:
-    return f"{number:012d}"
+    return f"{number:0{MAX_DIGITS}d}"
 
 
 def _head(engine: Records) -> int:

@@ -41,7 +41,6 @@ class Credit:
 
     async def wait(self, seconds: float) -> None:
         """Wait until a lease was settled, or one may have run out."""
-        self._changed.clear()
         now = time.monotonic()
         seconds = min([seconds, *(max(0.0, end - now) + 0.01 for end in self.ends.values())])
         try:
@@ -49,9 +48,10 @@ class Credit:
                 await self._changed.wait()
         except TimeoutError:
             pass
+        self._changed.clear()  # not before, when a lease may have been settled since `room`
 
     def note(self) -> None:
-        """A lease was settled."""
+        """A lease was settled, or the stream is to end."""
         self._changed.set()
 
 

@@ -158,10 +158,10 @@ class Request:
         while not is_last:
             chunk, is_last = await self._next_chunk()
             *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > MAX_BODY:
-                raise _too_large(MAX_BODY)
             if found := [line for line in lines if line.strip()]:
                 yield found
+            if len(rest) > MAX_BODY:
+                raise _too_large(MAX_BODY)
         if rest.strip():
             yield [rest]
 
@@ -247,8 +247,11 @@ class Request:
                     ],
                 }
             )
-            async for chunk in chunks:
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if self.method != "HEAD":
+                async for chunk in chunks:
+                    await self._send(
+                        {"type": "http.response.body", "body": chunk, "more_body": True}
+                    )
             await self._send({"type": "http.response.body", "body": b""})
 
 

@@ -137,6 +137,9 @@ def _kind_of(error: LanewayError) -> str:
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a request's body may raise."""
 
+MAX_TEXT = 500
+"""Most characters of the decoder's text, which may repeat what was sent."""
+
 _AT = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([^.\[]+)")
@@ -160,15 +163,16 @@ def invalid(error: Exception, kind: Any, what: str) -> Problem:
     where = f"{what}: {'.'.join(steps)}" if steps else what
     unknown = _UNKNOWN.fullmatch(text)
     if unknown is None:
-        return Problem("bad-request", f"{where}: {text[:1].lower()}{text[1:]}", pointer=pointer)
-    name = unknown[1]
+        text = f"{text[:1].lower()}{text[1:MAX_TEXT]}"
+        return Problem("bad-request", f"{where}: {text}", pointer=pointer)
+    name = unknown[1][:80]  # comparing takes time in proportion to its length, and much memory
     known = sorted(set(_fields(kind)))
     near = difflib.get_close_matches(name, known, n=1)
     hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known)}"
     return Problem(
         "unknown-field",
-        f'{where}: unknown field "{name:.80}"; {hint}',
-        pointer=f"{pointer or '#'}/{_escaped(name[:80])}",
+        f'{where}: unknown field "{name}"; {hint}',
+        pointer=f"{pointer or '#'}/{_escaped(name)}",
         hint=hint,
     )
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.message import Outcome, SettlementAnswer
 
 Span = float | str
@@ -25,6 +26,9 @@ MAX_LEASE = 500
 
 MAX_WAIT = 60.0
 """Most seconds that a lease request waits."""
+
+MAX_NUMBER = 2**63 - 1
+"""The largest number of a dead letter or of a change."""
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -104,7 +108,7 @@ class LeaseBody(_Body):
     pool: str = "default"
     topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1000)] | None = None
     lease: Span | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class StreamQuery(_Body):
@@ -117,7 +121,7 @@ class StreamQuery(_Body):
     pool: str = "default"
     topics: str | None = None
     lease: Span | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
@@ -749,7 +753,7 @@ class AuditQuery(_Body):
     """`before`: `next` of the page before."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
-    before: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    before: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] | None = None
 
 
 class NoQuery(_Body):
@@ -795,7 +799,7 @@ class DeadLettersQuery(_Body):
 
     topic: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
-    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
 
 
 class WorkersQuery(_Body):

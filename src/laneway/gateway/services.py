@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ from laneway.gateway.long_poll import LongPolls
 from laneway.gateway.tokens import TokenCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from laneway.gateway.host import Host
     from laneway.gateway.routing import Route
@@ -39,6 +40,7 @@ class Services:
         self.is_stopping = False
         self.is_closed = False
         self._receipt_key: bytes | None = None
+        self._ends: dict[Callable[[], object], asyncio.AbstractEventLoop] = {}
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking function in a thread."""
@@ -51,10 +53,27 @@ class Services:
             self._receipt_key = await self.run(receipts.shared_key, self.host.engine)
         return self._receipt_key
 
+    @contextlib.contextmanager
+    def ended_by(self, end: Callable[[], object]) -> Iterator[None]:
+        """While the block runs, `stop` calls `end` on its event loop."""
+        loop = self._ends[end] = asyncio.get_running_loop()
+        if self.is_stopping:
+            loop.call_soon(self._end, end)
+        try:
+            yield
+        finally:
+            del self._ends[end]
+
+    def _end(self, end: Callable[[], object]) -> None:
+        if end in self._ends:
+            end()
+
     def stop(self) -> None:
         """End the waiting requests and streams."""
         self.is_stopping = True
         self.long_polls.stop()
+        for end, loop in list(self._ends.items()):
+            loop.call_soon_threadsafe(self._end, end)
 
     def close(self) -> None:
         """Wait for what runs in threads."""

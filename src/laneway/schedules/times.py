@@ -386,9 +386,9 @@ def check_zone(name: object) -> str:
     try:
         return ZoneInfo(str(name)).key
     except (KeyError, ValueError, OSError) as error:
-        near = difflib.get_close_matches(str(name), available_timezones(), n=1)
+        near = difflib.get_close_matches(str(name)[:80], available_timezones(), n=1)
         hint = f'did you mean "{near[0]}"?' if near else 'names are like "Europe/Berlin"'
-        raise UsageError(f"schedule: there is no time zone {name!r}; {hint}") from error
+        raise UsageError(f"schedule: there is no time zone {name!r:.80}; {hint}") from error
 
 
 def _next(line: str, local: datetime, last_year: int) -> datetime | None:

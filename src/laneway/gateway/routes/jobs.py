@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,18 +51,19 @@ async def wait_for_job(call: Call) -> Response:
     if seconds > MAX_WAIT:
         raise Problem("bad-request", f"query: timeout: expected at most {MAX_WAIT:g} s")
     job = _job(call)
-    state = await call.request.while_there(_last_state(job, seconds))
+    state = await call.request.while_there(_last_state(call, job, seconds))
     return Response(200, encode(_answer(call, state)))
 
 
-async def _last_state(job: Job[Any], seconds: float) -> JobState:
+async def _last_state(call: Call, job: Job[Any], seconds: float) -> JobState:
     state: JobState = await job.astate()
     if state.status == "unknown" or state.is_over:
         return state
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            async for each in job.awatch():
-                state = each
+        async with asyncio.timeout(seconds) as limit:
+            with call.services.ended_by(functools.partial(limit.reschedule, 0.0)):
+                async for each in job.awatch():
+                    state = each
     return state
 
 

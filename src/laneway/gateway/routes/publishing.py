@@ -140,12 +140,15 @@ async def _put(
 async def _lines(call: Call) -> AsyncIterator[bytes]:
     """The answers to the lines, as they arrive."""
     number = 0
-    async for lines in call.request.lines():
-        for first in range(0, len(lines), MAX_BATCH):
-            part = lines[first : first + MAX_BATCH]
-            answers = await _answer_lines(call, number, part)
-            number += len(part)
-            yield b"".join(encode(answer) + b"\n" for answer in answers)
+    try:
+        async for lines in call.request.lines():
+            for first in range(0, len(lines), MAX_BATCH):
+                part = lines[first : first + MAX_BATCH]
+                answers = await _answer_lines(call, number, part)
+                number += len(part)
+                yield b"".join(encode(answer) + b"\n" for answer in answers)
+    except Problem as problem:  # a line that is too large, or does not end in time
+        yield encode(LineAnswer(number + 1, problem=str(problem))) + b"\n"
 
 
 async def _answer_lines(call: Call, number: int, lines: list[bytes]) -> list[LineAnswer]:

@@ -46,7 +46,8 @@ async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncItera
         while not services.is_stopping:
             room = credit.room()
             if not room:
-                await request.while_there(credit.wait(PING_SECONDS))
+                with services.ended_by(credit.note):
+                    await request.while_there(credit.wait(PING_SECONDS))
                 if not credit.room():
                     yield PING
                 continue

@@ -118,7 +118,8 @@ def undo_change(call: Call) -> Response:
     """Give a policy the operator's fields that it had before a change."""
     call.caller.check_everything()
     number = call.parameters["number"]
-    change = audit.find(call.engine, int(number)) if number.isascii() and number.isdigit() else None
+    is_number = number.isascii() and number.isdigit() and len(number) <= audit.MAX_DIGITS
+    change = audit.find(call.engine, int(number)) if is_number else None
     if change is None:
         raise Problem("not-found", f'there is no change with the number "{number[:20]}"')
     if change.pattern is None or change.undo is None:
