@@ -214,6 +214,21 @@ def test_an_alarm_begins_and_ends_once(app: Laneway, world: World) -> None:
     assert seen[0].history.waiting == 5
 
 
+def test_an_alarm_of_no_tier_leaves_the_others(app: Laneway, world: World) -> None:
+    """A tier may be removed later; alarms are about patterns, which are counted."""
+    del world
+    seen: list[Alarm] = []
+    app.alarm("gone", tier="nowhere", waiting_over=0)
+    app.alarm("waiting", waiting_over=0)
+    app.on_alarm(seen.append)
+    app.publish("push.a", 1)
+    with pytest.raises(UsageError, match="nowhere"):
+        app.handlers.alarms.check(app.engine)
+    assert [alarm.name for alarm in seen] == ["waiting"]
+    with pytest.raises(UsageError, match="pattern"):
+        app.alarm("topic", "push.a", waiting_over=0)
+
+
 def test_a_hook_that_fails_ends_nothing(app: Laneway, world: World) -> None:
     del world
     seen: list[Alarm] = []

@@ -173,6 +173,26 @@ def test_all_waiting_messages(tmp_path: Path) -> None:
         assert audit.stats().waiting == 602
 
 
+def test_longest_names(tmp_path: Path) -> None:
+    """The copies of topics and ids of any length can be named."""
+    longest = "orders." + "x" * 248
+    with application(tmp_path) as app:
+        app.subscribe("orders.*", "audit")
+        app.publish(longest, 1)
+        copies = app.topic(f"{longest}#audit")
+        assert [message.body for message in copies.peek()] == [1]
+        assert copies.purge() == 1
+        with pytest.raises(BadMessage):
+            app.topic(f"{longest}x#audit")
+        app.policy("merged", merge="all")
+        for n in range(2):
+            app.publish("merged", n, key="k", id=None if n else "i" * 255)
+        merged = app.topic("merged").subscribe("audit", start="all waiting")
+        ids = [message.id for message in merged.peek()]
+        assert len(set(ids)) == 2
+        assert {app.explain(each, merged.name).state for each in ids} == {"ready"}
+
+
 def test_wrong_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with application(tmp_path) as app:
         with pytest.raises(BadPolicy, match='expected start to be "now" or "all waiting"'):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from laneway import subscriptions, units
+from laneway.codec import MAX_ID_CHARACTERS
 from laneway.engines.shared.copies import NOT_COPIED
 from laneway.errors import BacklogFull, BadPolicy, Refused
 from laneway.headers import SIGNALS
@@ -157,6 +159,8 @@ def _copies(view: MessageView, name: str, now_us: int) -> Iterator[Draft]:
         copy_id = view.id
         if _GENERATED.fullmatch(copy_id) or len(bodies) > 1:
             copy_id = f"{copy_id}:{name}:{number}"
+        if len(copy_id) > MAX_ID_CHARACTERS:
+            copy_id = f"copy-{hashlib.blake2b(copy_id.encode(), digest_size=16).hexdigest()}"
         yield Draft(
             subscriptions.topic_of(view.topic, name),
             body,

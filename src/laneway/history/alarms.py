@@ -10,6 +10,7 @@ import msgspec
 
 from laneway.errors import UsageError
 from laneway.history import figures
+from laneway.policy import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +106,15 @@ class Alarms:
         """The limit of the namespace, as the program sets it."""
 
     def add_rule(self, rule: AlarmRule) -> None:
-        """Add an alarm, or replace the one of this name. Raises UsageError if it has no limit."""
+        """
+        Add an alarm, or replace the one of this name. Raises UsageError if it has no limit, or if
+        its topics are not counted.
+        """
+        if not is_pattern(rule.pattern):
+            raise UsageError(
+                f'alarm {rule.name!r:.80}: expected a pattern like "push.*", got'
+                f" {rule.pattern!r:.80}; single topics are not counted apart"
+            )
         if not rule.has_limit:
             raise UsageError(
                 f"alarm {rule.name!r:.80}: expected a limit, like full_within, drain_over,"
@@ -129,27 +138,37 @@ class Alarms:
     def check(self, engine: FullEngine) -> None:
         """
         Compare the alarms with the history. Of all processes, the one that notices first that an
-        alarm begins or ends calls its hooks.
+        alarm begins or ends calls its hooks. Raises UsageError for an alarm that cannot be
+        compared, such as one of a tier that was removed, after the others are.
         """
+        wrong: UsageError | None = None
         for rule in list(self._rules.values()):
-            history = figures.read(
-                engine,
-                last=figures.RECENT_SECONDS,
-                tier=rule.tier,
-                pattern=rule.pattern,
-                max_backlog=self.max_backlog,
-                must_exist=False,
+            try:
+                self._check(engine, rule)
+            except UsageError as error:
+                wrong = error
+        if wrong is not None:
+            raise wrong
+
+    def _check(self, engine: FullEngine, rule: AlarmRule) -> None:
+        history = figures.read(
+            engine,
+            last=figures.RECENT_SECONDS,
+            tier=rule.tier,
+            pattern=rule.pattern,
+            max_backlog=self.max_backlog,
+            must_exist=False,
+        )
+        reasons = rule.reasons(history)
+        record = f"alarm:{rule.name}"
+        (before,) = engine.history_read([record])
+        is_active = bool(reasons)
+        if is_active == (before == ACTIVE):
+            return
+        if engine.history_write(record, before, {record: ACTIVE if is_active else INACTIVE}):
+            self._call_hooks(
+                Alarm(name=rule.name, is_active=is_active, reasons=reasons, history=history)
             )
-            reasons = rule.reasons(history)
-            record = f"alarm:{rule.name}"
-            (before,) = engine.history_read([record])
-            is_active = bool(reasons)
-            if is_active == (before == ACTIVE):
-                continue
-            if engine.history_write(record, before, {record: ACTIVE if is_active else INACTIVE}):
-                self._call_hooks(
-                    Alarm(name=rule.name, is_active=is_active, reasons=reasons, history=history)
-                )
 
     def _call_hooks(self, alarm: Alarm) -> None:
         if alarm.is_active:
