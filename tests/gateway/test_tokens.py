@@ -146,6 +146,34 @@ def test_topics_of_a_token(api: Api, store: str, app: Laneway) -> None:
     acme.problem("POST", "/v1/settle", [following], status=403)
 
 
+def test_jobs_of_a_token(api: Api, store: str) -> None:
+    """A job of another topic is not found, also if the request names a topic of the token."""
+    app = Laneway(store)
+
+    @app.task(topic="jobs.acme.a")
+    def mine(n: int) -> int:
+        return n
+
+    @app.task(topic="jobs.bolt.a")
+    def other(n: int) -> int:
+        return n
+
+    scopes = ["--scope", "read", "--scope", "bodies", "--scope", "operate"]
+    acme = with_token(api, store, *scopes, "--topic", "jobs.acme.*")
+    with app:
+        job, hidden = mine.delay(1), other.delay(2)
+        named = mine.apply_async((3,), task_id="named")
+        app.run_worker(burst=True, topics=["jobs.acme.a", "jobs.bolt.a"])
+        waiting = other.delay(4)
+        for topic in ("", "?topic=jobs.acme.a"):
+            assert acme("GET", f"/v1/jobs/{job.id}{topic}").json["result"] == 1
+            for found in (hidden, waiting):
+                for path in (f"{found.id}{topic}", f"{found.id}/wait{topic}"):
+                    acme.problem("GET", f"/v1/jobs/{path}", status=404)
+                acme.problem("DELETE", f"/v1/jobs/{found.id}{topic}", status=404)
+        assert acme("GET", f"/v1/jobs/{named.id}?topic=jobs.acme.a").json["result"] == 3
+
+
 def test_long_poll_of_a_token(api: Api, store: str, app: Laneway) -> None:
     """A token of some topics waits for these, while others arrive."""
     limited = with_token(api, store, "--scope", "consume", "--topic", "wait.acme.*")

@@ -25,6 +25,7 @@ from laneway.gateway.wire import checked_json, encode, moment
 from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.schedules import store
+from laneway.tasks import outcomes
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ async def wait_for_job(call: Call) -> Response:
     if seconds > MAX_WAIT:
         raise Problem("bad-request", f"query: timeout: expected at most {MAX_WAIT:g} s")
     job = _job(call)
+    await call.services.run(_answer, call, await job.astate())  # if it is hidden, not a wait either
     state = await call.request.while_there(_last_state(call, job, seconds))
-    return Response(200, encode(_answer(call, state)))
+    return Response(200, encode(await call.services.run(_answer, call, state)))
 
 
 async def _last_state(call: Call, job: Job[Any], seconds: float) -> JobState:
@@ -84,14 +86,11 @@ def _job(call: Call) -> Job[Any]:
 
 
 def _answer(call: Call, state: JobState) -> JobAnswer:
-    if state.status == "unknown" or state.topic is None or not call.caller.covers(state.topic):
-        if call.caller.sees_all and state.status != "unknown":
-            pass  # its result has no topic any more
-        else:
-            raise Problem(
-                "not-found",
-                f'no job with the id "{state.id[:80]}" is stored; ids of your own need ?topic=',
-            )
+    if state.status == "unknown" or not (call.caller.sees_all or _is_seen(call, state)):
+        raise Problem(
+            "not-found",
+            f'no job with the id "{state.id[:80]}" is stored; ids of your own need ?topic=',
+        )
     result = _json_of(state.result) if call.shows_bodies else msgspec.Raw(b"null")
     return JobAnswer(
         id=state.id,
@@ -104,6 +103,18 @@ def _answer(call: Call, state: JobState) -> JobAnswer:
         published_at=_time(state.published_at),
         finished_at=_time(state.finished_at),
     )
+
+
+def _is_seen(call: Call, state: JobState) -> bool:
+    """Whether a caller of some topics may see a job."""
+    if state.topic is None or not call.caller.covers(state.topic):
+        return False
+    (stored,) = call.engine.results([(state.id, None)])
+    if stored.outcome is None:
+        return True
+    # A generated id: its outcome is found whatever topic the request names.
+    topic = outcomes.read(stored.outcome).topic
+    return topic is not None and call.caller.covers(topic)
 
 
 def _time(seconds: float | None) -> Any:
