@@ -137,6 +137,35 @@ def test_a_namespace_of_layout_6_gets_groups(opened: Opened) -> None:
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_rules_of_layout_5_get_the_fields_of_today(opened: Opened) -> None:
+    """Without a change of policies, the doctor finds nothing after an upgrade."""
+    with Server() as server:
+        engine = opened(server.url, namespace="before")
+        engine.policy_set("code", "a.*", {"retries": 5})
+        engine.put([Draft("a.1", b"kept")])
+        engine.close()
+        fields = records.Counters.__struct_fields__
+        with client(server) as raw:
+            key = "laneway:{before/0}:"
+            raw.hset(key + "settings", "layout", 5)
+            values = records.unpack_values(raw.get(key + "shard"), len(fields))
+            values[0] = 5
+            del values[fields.index("groups")]
+            raw.set(key + "shard", records.pack_values(*values))
+            for pattern, rule in raw.hgetall(key + "rules").items():
+                raw.hset(key + "rules", pattern, without_last(rule, 3))
+        engine = opened(server.url, namespace="before")
+        assert [check for check in engine.doctor() if not check.ok] == []
+        assert engine.policy_of("a.1").retries == 5
+        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+
+
+def without_last(rule: bytes, count: int) -> bytes:
+    """A rule without the last values, which an older layout did not have; all are false."""
+    assert rule.endswith(b"\xc2" * count)
+    return rule[:-count]
+
+
 @pytest.mark.parametrize("steps", range(1, 12))
 def test_bringing_up_may_break_off_anywhere(
     opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch

@@ -175,6 +175,11 @@ def _costs(_space: Namespace) -> None:
     """5 to 6: lanes and gates have what costs leave at them; older records are read as they are."""
 
 
+def _rules(space: Namespace) -> None:
+    """6 to 7: shards count groups; rules get the fields that this version has besides."""
+    Policies(space).spread()
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -188,5 +193,5 @@ STEPS = {
     3: Step([(30, 0), (31, 0)], _own_policies),  # own, marked
     4: Step([], _records),
     5: Step([], _costs),
-    6: Step([(32, 0)], lambda _: None),  # groups
+    6: Step([(32, 0)], _rules),  # groups
 }
