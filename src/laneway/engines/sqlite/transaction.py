@@ -857,12 +857,13 @@ class Transaction(Statements):
         self.groups.load({-tier_queue for _, _, tier_queue in forgotten if tier_queue < 0})
         for number, name, tier_queue in forgotten:
             self.shard.lanes -= 1
+            lane = self.lane_cache.lanes.get(number)
+            if lane is not None:  # counted while it is in its group, which may end with it
+                self.tallies.count(self, (lane,))
             if tier_queue < 0:
                 self.groups.lose(self.groups.get(-tier_queue), 1)
-            lane = self.lane_cache.lanes.get(number)
             if lane is not None:
                 lane.forgotten = True
-                self.tallies.count(self, (lane,))
                 self._changes.dirty.pop(number, None)
                 self.lane_cache.drop(lane)
             self._absent.add(name)

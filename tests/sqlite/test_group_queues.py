@@ -1,0 +1,35 @@
+"""The rows of topic groups, which live as long as their lanes."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
+
+NOW = 1_700_000_000_000_000
+MINUTE = 60_000_000
+
+
+def test_a_group_is_forgotten_with_its_last_lane_each_time(tmp_path: Path) -> None:
+    """Also if policies changed meanwhile, and the engine object uses the group again."""
+    path, now = tmp_path / "x.db", NOW
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.policy_set("code", "c.*", {"group": "{1}"}, now_us=now)
+        for round_ in range(3):
+            topics = [f"c.acme.{round_}", "c.acme.each"]
+            engine.put([Draft(topic, b"x") for topic in topics], now_us=now)
+            leases = engine.lease(10, now_us=now).leases
+            assert len(leases) == 2
+            assert rows(path) == [("acme", 2)]
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
+            engine.policy_set("code", "other.*", {"retries": round_}, now_us=now)
+            now += MINUTE
+            engine.tick(now_us=now)
+            assert rows(path) == []
+
+
+def rows(path: Path) -> list[tuple[str, int]]:
+    with closing(sqlite3.connect(path)) as raw:
+        return raw.execute("SELECT name, lanes FROM group_queue").fetchall()
