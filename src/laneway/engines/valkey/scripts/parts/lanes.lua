@@ -660,7 +660,10 @@ local lanes = part(function(lanes)
                 and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
                 quiet[#quiet + 1], known[names[n]] = names[n], false
             else
-                others[#others + 1] = lanes.find(names[n]) or nil
+                if known[names[n]] == nil then
+                    lanes.learn(names[n], stored)
+                end
+                others[#others + 1] = known[names[n]] or nil
             end
         end
         remove_all(quiet)

@@ -82,7 +82,7 @@ local serving = part(function(serving)
     -- Read the groups among the members of an index, and the lanes that a visit of each needs at
     -- least. They replace their members; the names of lanes replace the others.
     local function read_groups(members, is_at_gate)
-        local numbers, firsts, more = {}, {}, {}
+        local numbers, firsts, more, wanted = {}, {}, {}, math.ceil(calls.left / CHUNK)
         for _, member in ipairs(members) do
             if string.byte(member, 8) == 29 then
                 numbers[#numbers + 1] = unpack_from('>I7', member)
@@ -98,7 +98,8 @@ local serving = part(function(serving)
             end
             if not is_group or members[n] == '' then
                 firsts[#firsts + 1] = members[n]
-            elseif not (is_at_gate or calls.may_pass or calls.first_in[members[n]]) then
+            elseif #more < wanted and not (is_at_gate or calls.may_pass
+                or calls.first_in[members[n]]) then
                 local found = names_of(call('ZRANGE', groups.runnable_key(members[n].number), 0,
                     LANES_OF_GROUP - 1))
                 calls.first_in[members[n]], firsts[#firsts + 1] = found, found[1]
