@@ -761,7 +761,7 @@ def drain(lockstep: Lockstep) -> None:
     for layer, pattern, fields in [*engine.policies().rows(), *own_rows(own)]:
         if "paused" in fields:
             engine.policy_set(cast("Layer", layer), pattern, {"paused": False}, now_us=lockstep.now)
-    for _ in range(3_000):
+    for _ in range(20_000):  # a rate of 5 may have a crowd behind it
         leased = 0
         wake = None
         for pool in ("default", "other"):

@@ -297,6 +297,30 @@ def delivery(driver: EngineDriver) -> None:
     assert driver.lease() == []
 
 
+def min_concurrency(driver: EngineDriver) -> None:
+    driver.policy("a", concurrency="auto", min_concurrency=1)
+    driver.put("a", *"123456")
+    assert len(driver.lease(6)) == 2, "the limit begins at 2"
+    driver.policy("a", concurrency="auto", min_concurrency=5)
+    assert len(driver.lease(6)) == 3
+
+
+def max_concurrency(driver: EngineDriver) -> None:
+    driver.policy("a", concurrency="auto", max_concurrency=1)
+    driver.put("a", *"123")
+    assert len(driver.lease(3)) == 1
+    driver.policy("a", concurrency="auto", max_concurrency=8)
+    assert len(driver.lease(3)) == 1
+
+
+def own_backlog(driver: EngineDriver) -> None:
+    """What waits stays; only later messages are not stored."""
+    driver.put("a", "1")
+    driver.policy("a", own_backlog=False)
+    assert driver.put("a", "2")[0].outcome == "unrouted"
+    assert driver.run() == ["1"]
+
+
 CHANGES: dict[str, Callable[[EngineDriver], None]] = {
     change.__name__: change
     for change in (
@@ -329,6 +353,9 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
         partitions,
         buckets,
         delivery,
+        min_concurrency,
+        max_concurrency,
+        own_backlog,
         paused,
     )
 }
