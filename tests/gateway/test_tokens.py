@@ -113,6 +113,8 @@ def test_topics_of_a_token(api: Api, store: str, app: Laneway) -> None:
         ("GET", "/v1/policies/own.*", None),
         ("PUT", "/v1/policies/*", {"rate": 1}),
         ("PUT", "/v1/policies/own.acme*", {"rate": 1}),
+        ("PUT", "/v1/policies/own.acme.*", {"group": "own.bolt"}),
+        ("PATCH", "/v1/policies/own.acme.a", {"pool": "theirs"}),
         ("POST", "/v1/topics/own.bolt.a/pause", None),
         ("GET", "/v1/dead", None),
         ("POST", "/v1/dead/redrive", {"topic": "own.bolt.a"}),

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from laneway.gateway.call import Call
     from laneway.policy import Layers, PolicyTable
 
+SHARED = ("gate", "group", "pool", "tier")
+"""Policy fields that name what topics share: limits, workers, a share of deliveries."""
+
 
 def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:
     """The fields that are set for a topic, with their sources."""
@@ -110,6 +113,7 @@ def set_policy(call: Call) -> Response:
     before = operator_fields(engine, pattern)
     _check_match(call, before)
     fields = {**dict.fromkeys(before), **body}
+    _check_shared(call, before, fields)
     if call.query.dry_run:
         after = {name: v for name, v in check_fields(pattern, fields).items() if v is not None}
     elif fields:
@@ -129,6 +133,7 @@ def change_policy(call: Call) -> Response:
     engine, pattern = call.engine, call.pattern
     before = operator_fields(engine, pattern)
     _check_match(call, before)
+    _check_shared(call, before, body)
     if call.query.dry_run:
         changed = {**before, **check_fields(pattern, body)}
         after = {name: value for name, value in changed.items() if value is not None}
@@ -146,6 +151,7 @@ def reset_policy(call: Call) -> Response:
     _check_match(call, before)
     if not before:
         raise Problem("not-found", f"policy {pattern}: the operator has set nothing for it")
+    _check_shared(call, before, dict.fromkeys(before))
     if not call.query.dry_run:
         engine.policy_reset("operator", pattern)
     return change_answer(pattern, before, {}, dry_run=call.query.dry_run)
@@ -159,6 +165,19 @@ def _check_match(call: Call, before: Mapping[str, Any]) -> None:
             f"the policy has changed since it was read: If-Match is {wanted[:80]}, its ETag is"
             f" {etag}; read it again",
         )
+
+
+def _check_shared(call: Call, before: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Raise Problem if a caller with some topics only changes what they share with others."""
+    if call.caller.sees_all:
+        return
+    for name in SHARED:
+        if name in changes and changes[name] != before.get(name):
+            raise Problem(
+                "forbidden",
+                f'the token "{call.caller.name}" is for topics {", ".join(call.caller.patterns)};'
+                f" {name} is shared with other topics, so it takes a token for all of them",
+            )
 
 
 def change_answer(
