@@ -21,6 +21,7 @@ STAYS = {
     "own_uses",
     "own_tiers",
     "programs",
+    "tallies",
 }
 START = 2_200_000_000_000_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from laneway.errors import LanewayError, UsageError
-from laneway.safetext import escaped, without_passwords
+from laneway.safetext import escaped, redacted, without_passwords
 from laneway.working.user_imports import importing, own_lines
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ def load_app(target: str) -> Laneway:
     """
     from laneway import Laneway
 
+    if "://" in target:  # it may have a password
+        raise UsageError(
+            f"{redacted(target)}: this is a store's URL; name the program, like shop:app, and give"
+            " the store by --url"
+        )
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
