@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from laneway.cli.session import Session, json_option, pass_session, say, show_list
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+LIMIT_COLUMNS = ("per s", "burst", "concurrency", "leased", "topics waiting")
+
+
+def limit_cells(each: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The cells of `LIMIT_COLUMNS` for a gate or a topic group."""
+    burst = each["burst"] and f"{each['burst']:g}"
+    return each["rate"], burst, each["concurrency"], each["leased"], each["waiting"]
 
 
 @click.group()
@@ -19,15 +33,8 @@ def list_gates(session: Session, *, as_json: bool) -> None:
     """List gates with their limits and the number of topics that wait at each."""
     show_list(
         session.engine().gate_list(),
-        ("gate", "per s", "burst", "concurrency", "leased", "topics waiting"),
-        lambda each: (
-            each["name"],
-            each["rate"],
-            each["burst"] and f"{each['burst']:g}",
-            each["concurrency"],
-            each["leased"],
-            each["waiting"],
-        ),
+        ("gate", *LIMIT_COLUMNS),
+        lambda each: (each["name"], *limit_cells(each)),
         as_json=as_json,
         empty="no gates are defined",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from laneway.cli.gate import LIMIT_COLUMNS, limit_cells
 from laneway.cli.session import Session, json_option, pass_session, say, show_list
 
 
@@ -23,16 +24,8 @@ def list_topic_groups(session: Session, *, as_json: bool) -> None:
     """List the topic groups that have settings."""
     show_list(
         session.engine().topic_group_list(),
-        ("group", "weight", "per s", "burst", "concurrency", "leased", "topics waiting"),
-        lambda each: (
-            each["name"],
-            f"{each['weight']:g}",
-            each["rate"],
-            each["burst"] and f"{each['burst']:g}",
-            each["concurrency"],
-            each["leased"],
-            each["waiting"],
-        ),
+        ("group", "weight", *LIMIT_COLUMNS),
+        lambda each: (each["name"], f"{each['weight']:g}", *limit_cells(each)),
         as_json=as_json,
         empty="no topic group has settings",
     )

@@ -10,6 +10,7 @@ too: the tasks after it fail with it, and signal their own failure.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -284,7 +285,7 @@ class _EndNotice(msgspec.Struct):
 _end_notice = msgspec.json.Decoder(_EndNotice).decode
 
 
-class FlowHandler(Handler):
+class FlowHandler(Handler, ABC):
     """
     Handles messages of the flows themselves. Running them does nothing; their end publishes signals
     in the same step.
@@ -315,13 +316,13 @@ class FlowHandler(Handler):
             return []
         return self.signals(lease, decoded)
 
+    @abstractmethod
     def decode(self, lease: Lease) -> Any:
         """What the lease carries. Raises ValueError or RecursionError for a wrong body."""
-        raise NotImplementedError
 
+    @abstractmethod
     def signals(self, lease: Lease, decoded: Any) -> list[Draft]:
         """The signals to publish. `decoded`: what `decode` answered."""
-        raise NotImplementedError
 
 
 class EndedHandler(FlowHandler):
