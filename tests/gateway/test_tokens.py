@@ -210,6 +210,7 @@ def test_revoked_and_expired(api: Api, store: str) -> None:
     wait_until(lambda: short.status("GET", "/v1/topics") == 401)
     assert "none with the id" in run(store, "token", "revoke", token_id, code=1)
     brief = with_token(api, store, "--scope", "read", "--expires", "0.001s")
+    wait_until(lambda: brief.status("GET", "/v1/topics") == 401)
     assert "expired" in brief.problem("GET", "/v1/topics", status=401)["detail"]
 
 
@@ -309,3 +310,16 @@ def test_audit(api: Api, store: str) -> None:
     api.problem("POST", f"/v1/audit/{'9' * 5000}/undo", status=404)
     number = api("GET", "/v1/audit?limit=1").json["changes"][0]["number"]
     api.problem("POST", f"/v1/audit/{number}/undo", status=409)
+
+
+def test_audit_of_what_cannot_be_read(api: Api, store: str, app: Laneway) -> None:
+    """A body that is left out is kept as null, and a record that nobody can read hides no other."""
+    operator = with_token(api, store, "--scope", "operate")
+    operator("PUT", "/v1/schedules/hourly", {"topic": "a", "every": "1h"})
+    number = api("GET", "/v1/audit?limit=1").json["changes"][0]["number"]
+    app.engine.record_swap("audit", f"{number + 1:012d}", None, b'{"at_us":,}')
+    operator("POST", "/v1/topics/a/pause")
+    third, second, first = api("GET", "/v1/audit?limit=3").json["changes"]
+    assert first["request"]["body"] is None
+    assert "cannot be read" in second["request"]
+    assert third["path"] == "/v1/topics/a/pause"

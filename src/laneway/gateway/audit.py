@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.gateway.schema import NULL
+
 if TYPE_CHECKING:
     from laneway.engines.base import Records
 
@@ -39,13 +41,28 @@ class Change(msgspec.Struct, omit_defaults=True, kw_only=True):
     address: str = ""
     method: str
     path: str
-    request: msgspec.Raw = msgspec.Raw(b"null")
+    request: msgspec.Raw = NULL
     pattern: str | None = None
     undo: dict[str, Any] | None = None
 
 
-_read = msgspec.json.Decoder(Change).decode
+_decode = msgspec.json.Decoder(Change).decode
 _write = msgspec.json.Encoder().encode
+
+
+def _read(record: bytes) -> Change:
+    """The change. One that cannot be read is shown as such: it must not hide the others."""
+    try:
+        return _decode(record)
+    except msgspec.DecodeError as error:
+        shown = f"the record cannot be read ({error}): {record[:MAX_REQUEST]!r}"
+        return Change(
+            at_us=time.time_ns() // 1000,
+            who="?",
+            method="?",
+            path="?",
+            request=msgspec.Raw(_write(shown)),
+        )
 
 
 def _name(number: int) -> str:

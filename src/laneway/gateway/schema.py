@@ -30,6 +30,8 @@ MAX_WAIT = 60.0
 MAX_NUMBER = 2**63 - 1
 """The largest number of a dead letter or of a change."""
 
+NULL = msgspec.Raw(b"null")
+
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of a request."""
@@ -46,7 +48,7 @@ class MessageBody(_Body):
     `duplicate`.
     """
 
-    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    body: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     body_base64: str | None = None
     key: str | None = None
     priority: int = 0
@@ -572,7 +574,7 @@ class ScheduleBody(_Body):
     """
 
     topic: str
-    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    body: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     key: str | None = None
     headers: dict[str, str] | None = None
     every: Span | None = None

@@ -13,6 +13,7 @@ from laneway import codec, units
 from laneway.errors import BadMessage
 from laneway.gateway import receipts
 from laneway.gateway.schema import (
+    NULL,
     DeliveryAnswer,
     EventAnswer,
     MessageAnswer,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from laneway.engines.base import MessageView, TierStats, TopicStats
     from laneway.message import Draft, Lease
 
-NULL = msgspec.Raw(b"null")
 _read_json = msgspec.json.Decoder().decode
 encode = msgspec.json.Encoder().encode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,7 +84,7 @@ def checked_json(topic: str, body: msgspec.Raw) -> bytes:
     """
     The bytes of a JSON body that every consumer can decode. Raises BadMessage.
     """
-    encoded = bytes(body) or b"null"
+    encoded = bytes(body) or b"null"  # a request without content
     try:
         _read_json(encoded)
     except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def _draft(topic: str, body: Any, message: MessageBody) -> Draft:
 
 
 def _bytes_of(topic: str, message: MessageBody) -> bytes:
-    if bytes(message.body) not in (b"", b"null"):
+    if bytes(message.body) != bytes(NULL):
         raise BadMessage(
             f"message to {topic}: body and body_base64 contradict each other; give one of them"
         )

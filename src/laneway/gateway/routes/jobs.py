@@ -13,6 +13,7 @@ from laneway import arguments
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
+    NULL,
     CancelAnswer,
     JobAnswer,
     RemovedAnswer,
@@ -91,13 +92,13 @@ def _answer(call: Call, state: JobState) -> JobAnswer:
             "not-found",
             f'no job with the id "{state.id[:80]}" is stored; ids of your own need ?topic=',
         )
-    result = _json_of(state.result) if call.shows_bodies else msgspec.Raw(b"null")
+    result = _json_of(state.result) if call.shows_bodies else NULL
     return JobAnswer(
         id=state.id,
         topic=state.topic,
         status=state.status,
         result=result,
-        info=_json_of(state.info) if call.shows_bodies else msgspec.Raw(b"null"),
+        info=_json_of(state.info) if call.shows_bodies else NULL,
         error=state.error,
         attempts=state.attempts,
         published_at=_time(state.published_at),
