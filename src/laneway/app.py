@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         TopicOrder,
     )
     from laneway.errors import LanewayError
+    from laneway.gateway.extension import Extension
     from laneway.gateway.gateway import Gateway
     from laneway.history.alarms import OnAlarm
     from laneway.history.figures import History
@@ -1131,16 +1132,17 @@ class Laneway:
 
     # HTTP
 
-    def asgi(self, *, is_open: bool = False) -> Gateway:
+    def asgi(self, *, is_open: bool = False, extensions: Sequence[Extension] = ()) -> Gateway:
         """
         The HTTP API (see docs/gateway.md) as an ASGI application, to be mounted in another one.
 
         Until the namespace has tokens, it answers clients of this machine only; `is_open`: every
-        client may do everything. Call its `close` at the end.
+        client may do everything. `extensions`: pages of other packages (see
+        `laneway.gateway.extension`). Call its `close` at the end.
         """
         from laneway.gateway.gateway import Gateway  # noqa: PLC0415  # most programs serve none
 
-        return Gateway(self, is_open=is_open)
+        return Gateway(self, is_open=is_open, extensions=extensions)
 
     # Elections
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from laneway.engines.shared.listing import common_prefix
+from laneway.gateway import origins
 from laneway.gateway.problems import Problem
 from laneway.policy import is_pattern, matches
 
 if TYPE_CHECKING:
     from laneway.gateway.http import Request
+    from laneway.gateway.sessions import Session
 
 Scope = Literal["publish", "consume", "read", "bodies", "operate", "admin"]
 """
@@ -25,20 +27,24 @@ purge, redrive. `admin`: tokens and the audit log.
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""The values of `Host` that a gateway without tokens accepts, with any port."""
-
 
 class Caller(msgspec.Struct, frozen=True):
     """
     Who sent a request. `patterns`: the topics that it may see and change. `token`: its id; None:
-    there was none.
+    there was none. `session`: of a browser that has logged in; None: the request had the token
+    itself, or none was needed.
     """
 
     name: str
     scopes: frozenset[str]
     patterns: tuple[str, ...] = ("*",)
     token: str | None = None
+    session: Session | None = None
+
+    @property
+    def csrf(self) -> str:
+        """What each form of a page sends as its field `csrf`; "" where none is needed."""
+        return "" if self.session is None else self.session.csrf
 
     @property
     def sees_all(self) -> bool:
@@ -111,18 +117,18 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def check_local(request: Request) -> None:
+def check_local(request: Request, *, is_page: bool = False) -> None:
     """
     The rule for a gateway without tokens: only clients of this machine, and only if the browser or
     client knows it by a local name. So no web page reaches it by a name that points here. Nor does
     a page of another site by the local name: a browser sends what needs no permission, such as a
-    POST without a content type, and says where it comes from.
+    POST without a content type, and says where it comes from. Only a link to a page may be
+    followed: opening a page changes nothing.
 
     Raises Problem.
     """
-    host = (request.header(b"host") or "").lower()
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if name not in LOCAL_NAMES:
+    if not origins.has_local_name(request):
+        host = request.header(b"host") or ""
         raise Problem(
             "forbidden",
             f'without tokens the gateway answers only for localhost, not for "{host[:80]}"; create'
@@ -134,17 +140,9 @@ def check_local(request: Request) -> None:
             "without tokens the gateway answers only clients of its own machine; create one with"
             " `laneway token create NAME --scope SCOPE`",
         )
-    if _is_of_other_site(request, host):
+    if origins.is_of_other_site(request) and not (is_page and origins.is_navigation(request)):
         raise Problem(
             "forbidden",
             "without tokens the gateway answers no page of another site; create one with `laneway"
             " token create NAME --scope SCOPE`",
         )
-
-
-def _is_of_other_site(request: Request, host: str) -> bool:
-    """Whether a browser sends the request for a page that is not the gateway's own."""
-    if (site := request.header(b"sec-fetch-site")) is not None:
-        return site not in ("same-origin", "none")
-    origin = request.header(b"origin")
-    return origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")

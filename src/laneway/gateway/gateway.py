@@ -6,12 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
+from urllib.parse import quote
 
 import msgspec
 
-from laneway.gateway import access, audit, problems
+from laneway.gateway import access, audit, origins, pages, problems, sessions
 from laneway.gateway.call import Call
+from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import (
     JSON_TYPES,
     MAX_HEAD,
@@ -30,15 +32,18 @@ from laneway.gateway.tokens import unauthenticated
 from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.gateway.access import Caller
+    from laneway.gateway.extension import Extension
     from laneway.gateway.host import Host
     from laneway.gateway.http import Receive, Scope, Send
     from laneway.gateway.routing import Route
 
 log = logging.getLogger("laneway.gateway")
 
-ROUTER = Router(ROUTES)
 NO_QUERY = NoQuery()
+HTTP_OK = 200
 
 
 class Gateway:
@@ -46,14 +51,28 @@ class Gateway:
     The HTTP API of an application, as an ASGI application.
 
     `is_open`: every client may do everything, without a token. `prefix`: of all paths, behind a
-    proxy; a program that mounts the application gives it in ASGI's way.
+    proxy; a program that mounts the application gives it in ASGI's way. `extensions`: what other
+    packages add, such as pages.
     """
 
-    def __init__(self, host: Host, *, is_open: bool = False, prefix: str = "") -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        is_open: bool = False,
+        prefix: str = "",
+        extensions: Sequence[Extension] = (),
+    ) -> None:
         self._host = host
-        self.services = Services(host, ROUTES)
+        self._extensions = tuple(extensions)
+        pages = [route for extension in self._extensions for route in extension.routes]
+        self._router = Router([*ROUTES, *pages])
+        self.services = self._new_services()
         self.prefix = prefix
         self.is_open = is_open
+
+    def _new_services(self) -> Services:
+        return Services(self._host, ROUTES, self._extensions)
 
     def stop(self) -> None:
         """End the waiting requests, so that the server can stop."""
@@ -79,7 +98,7 @@ class Gateway:
             event = await receive()
             if event["type"] == "lifespan.startup":
                 if self.services.is_closed:  # it was started and stopped before, as in tests
-                    self.services = Services(self._host, ROUTES)
+                    self.services = self._new_services()
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await asyncio.to_thread(self.close)
@@ -90,14 +109,15 @@ class Gateway:
         method, path = scope["method"], "unknown"
         request = Request(scope, receive, send, self.prefix)
         answer: Response | Stream
+        route = None
         try:
-            route, parameters = ROUTER.find(method, request.path())
+            route, parameters = self._router.find(method, request.path())
             path = route.path
             answer = await self._answer(request, route, parameters)
         except Disconnected:
             return
         except Exception as error:  # noqa: BLE001  # every error has an answer
-            answer = self._problem(scope, error)
+            answer = self._problem(request, route, error)
         self.services.answers[method if method in METHODS else "other", path, answer.status] += 1
         try:
             if isinstance(answer, Stream):
@@ -113,7 +133,7 @@ class Gateway:
         _check_head(request)
         caller = access.EVERYTHING
         if route.scope is not None:
-            caller = await self._caller(request)
+            caller = await self._caller(request, route)
             caller.check_scope(route.scope)
         query = NO_QUERY
         if route.query is not NoQuery or request.scope["query_string"]:
@@ -121,13 +141,20 @@ class Gateway:
         body = None
         if route.body is not None:
             body = await _decoded(request, route)
+        elif route.form is not None:
+            body = await _form(request, route.form, caller)
         call = Call(self.services, request, caller, parameters, query, body)
+        answer: Response | Stream
         if route.is_async:
-            answer: Response | Stream = await route.handler(call)
-            return answer
-        return await self.services.run(_run, route, call)
+            answer = await route.handler(call)
+        else:
+            answer = await self.services.run(_run, route, call)
+        if caller.session is not None:
+            renewed = self.services.sessions.renewed(request, caller.session)
+            answer.headers += [renewed] if renewed is not None else []
+        return answer
 
-    async def _caller(self, request: Request) -> Caller:
+    async def _caller(self, request: Request, route: Route) -> Caller:
         """Who sent the request. Raises Problem."""
         if self.is_open:
             return access.EVERYTHING
@@ -139,29 +166,56 @@ class Gateway:
             if caller is None:
                 caller = await services.run(tokens.read, token, request.address)
             return caller
+        if services.sessions.has_cookie(request):
+            sessions.check(request, route)
+            caller = services.sessions.cached(request)
+            if caller is None:
+                caller = await services.run(services.sessions.read, request)
+            return caller
         is_needed = tokens.are_there()
         if is_needed is None:
             is_needed = await services.run(tokens.read_whether_there)
         if is_needed:
             raise unauthenticated("send a token: Authorization: Bearer lw_…")
-        access.check_local(request)
+        access.check_local(request, is_page=route.is_page)
         return access.EVERYTHING
 
-    def _problem(self, scope: Scope, error: Exception) -> Response:
+    def _problem(self, request: Request, route: Route | None, error: Exception) -> Response:
         body, headers = problems.body_of(error)
-        body.instance = scope["path"][:1000]
+        body.instance = request.scope["path"][:1000]
         body.request_id = secrets.token_hex(8)
         if body.status >= problems.CLIENT_ERROR:
             log.error(
                 "%s %s: %d %s (request %s)",
-                scope["method"],
+                request.method,
                 body.instance,
                 body.status,
                 error if isinstance(error, Problem) else repr(error),
                 body.request_id,
                 exc_info=error if body.type == "/problems/internal-error" else None,
             )
-        return problem_response(body, headers)
+        is_page = origins.is_navigation(request) if route is None else route.is_page
+        if not is_page:
+            return problem_response(body, headers)
+        answer = self._problem_page(request, body)
+        answer.status = body.status if answer.status == HTTP_OK else answer.status
+        answer.headers += encoded_headers(headers)
+        return answer
+
+    def _problem_page(self, request: Request, body: ProblemBody) -> Response:
+        """What a person sees: where to log in, or the problem as a page."""
+        if body.type == "/problems/unauthenticated":
+            if origins.is_of_htmx(request):
+                found = html("")
+                found.headers.append((b"hx-redirect", request.url("/login").encode()))
+                return found
+            accepts_html = "text/html" in (request.header(b"accept") or "")
+            if request.method in origins.SAFE_METHODS and accepts_html:
+                return redirect(request.url(f"/login?next={quote(request.target(), safe='')}"))
+        for extension in self._extensions:
+            if (answer := extension.problem(request, body)) is not None:
+                return answer
+        return html(pages.problem_page(request.url(""), body))
 
 
 def _run(route: Route, call: Call) -> Response:
@@ -197,12 +251,12 @@ METHODS = frozenset(route.method for route in ROUTES) | {"HEAD"}
 
 def problem_response(body: ProblemBody, headers: problems.Headers = ()) -> Response:
     """The answer with a problem."""
-    return Response(
-        body.status,
-        encode(body),
-        PROBLEM,
-        [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers],
-    )
+    return Response(body.status, encode(body), PROBLEM, encoded_headers(headers))
+
+
+def encoded_headers(headers: problems.Headers) -> list[tuple[bytes, bytes]]:
+    """A problem's headers as they are sent."""
+    return [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
 
 
 def _check_head(request: Request) -> None:
@@ -236,3 +290,23 @@ async def _decoded(request: Request, route: Route) -> Any:
         return route.body.decode(content)
     except problems.DECODE_ERRORS as error:
         raise problems.invalid(error, route.reads, "body") from None
+
+
+async def _form(request: Request, kind: type[msgspec.Struct], caller: Caller) -> Any:
+    """The decoded fields of a page's form. Raises Problem."""
+    values = await request.form()
+    sessions.check_form(request, caller, values.pop("csrf", [""])[0])
+    lists = {
+        field.encode_name
+        for field in msgspec.structs.fields(kind)
+        if get_origin(field.type) is list
+    }
+    fields: dict[str, Any] = {}
+    for name, found in values.items():
+        if name not in lists and len(found) > 1:
+            raise Problem("bad-request", f"form: {name:.80} comes twice; give it once")
+        fields[name] = found if name in lists else found[0]
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise problems.invalid(error, kind, "form") from None

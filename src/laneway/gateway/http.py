@@ -44,11 +44,23 @@ SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
     (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
 )
 """Headers of every answer."""
+
+NO_STORE = b"no-store"
+IMMUTABLE = b"public, max-age=31536000, immutable"
+"""Values of `Cache-Control`: of answers, and of files whose URL changes with their content."""
+
+HTML = b"text/html; charset=utf-8"
+FORM = "application/x-www-form-urlencoded"
+MAX_FORM = 1 << 20
+"""Most bytes of a form."""
+
+MAX_FORM_FIELDS = 1000
+MAX_QUERY_FIELDS = 100
 
 
 class Disconnected(Exception):  # not an error of the gateway
@@ -60,7 +72,8 @@ class Response(msgspec.Struct):
     An answer.
 
     `on_lost`: called if the client has gone before the answer was sent. `undo`: of a changed
-    policy, its pattern and the operator's fields before, for the audit log.
+    policy, its pattern and the operator's fields before, for the audit log. `cache`: the value of
+    `Cache-Control`.
     """
 
     status: int = 200
@@ -69,6 +82,7 @@ class Response(msgspec.Struct):
     headers: list[tuple[bytes, bytes]] = []
     on_lost: Callable[[], Awaitable[None]] | None = None
     undo: tuple[str, dict[str, Any]] | None = None
+    cache: bytes = NO_STORE
 
 
 class Stream(msgspec.Struct):
@@ -109,7 +123,17 @@ class Request:
 
         They are separated before they are decoded, so a topic's name may contain `/`, as `%2F`.
         """
-        return _path_of(self.scope, self._prefix)
+        return _segments(_path_of(self.scope, self._prefix))
+
+    def url(self, path: str) -> str:
+        """The path of a link to a path of the gateway, such as `/docs`: with the mount point."""
+        return f"{self._prefix}{path}"
+
+    def target(self) -> str:
+        """The path and query of this request, as a link to it."""
+        query = self.scope["query_string"].decode("latin-1")
+        path = _path_of(self.scope, self._prefix)
+        return self.url(f"{path}?{query}" if query else path)
 
     @property
     def content_type(self) -> str:
@@ -149,6 +173,17 @@ class Request:
             if size > limit:
                 raise _too_large(limit)
         return b"".join(chunks)
+
+    async def form(self) -> dict[str, list[str]]:
+        """The fields of a form, each with its values in their order. Raises as `body`."""
+        if self.content_type != FORM:
+            raise Problem(
+                "unsupported-media", f"expected a form ({FORM}), got {self.content_type:.80}"
+            )
+        found: dict[str, list[str]] = {}
+        for name, value in _pairs(await self.body(MAX_FORM), MAX_FORM_FIELDS, "form"):
+            found.setdefault(name, []).append(value)
+        return found
 
     async def lines(self) -> AsyncIterator[list[bytes]]:
         """
@@ -225,6 +260,7 @@ class Request:
                 "headers": [
                     (b"content-type", response.content_type),
                     (b"content-length", b"%d" % len(response.body)),
+                    (b"cache-control", response.cache),
                     *SECURITY_HEADERS,
                     *response.headers,
                 ],
@@ -242,6 +278,7 @@ class Request:
                     "status": stream.status,
                     "headers": [
                         (b"content-type", stream.content_type),
+                        (b"cache-control", NO_STORE),
                         *SECURITY_HEADERS,
                         *stream.headers,
                     ],
@@ -264,12 +301,17 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _path_of(scope: Scope, prefix: str) -> list[str]:
+def _path_of(scope: Scope, prefix: str) -> str:
+    """The path as it was sent, relative to the mount point."""
     raw = scope.get("raw_path")
     path: str = raw.decode("latin-1") if raw else scope["path"]
     path = path.partition("?")[0]
     if prefix and path.startswith(prefix + "/"):
         path = path[len(prefix) :]
+    return path
+
+
+def _segments(path: str) -> list[str]:
     segments = path.split("/")[1:]
     if "%" not in path:
         return segments
@@ -279,21 +321,22 @@ def _path_of(scope: Scope, prefix: str) -> list[str]:
         raise Problem("bad-request", f"the path is not UTF-8 ({error.reason})") from None
 
 
-def _query_of(query: bytes) -> dict[str, str]:
-    if not query:
-        return {}
+def _pairs(text: bytes, most: int, what: str) -> list[tuple[str, str]]:
     try:
-        pairs = parse_qsl(
-            query.decode("ascii"),
+        return parse_qsl(
+            text.decode("ascii"),
             keep_blank_values=True,
-            strict_parsing=True,
+            strict_parsing=bool(text),
             errors="strict",
-            max_num_fields=100,
+            max_num_fields=most,
         )
     except ValueError as error:  # also text that is not UTF-8
-        raise Problem("bad-request", f"the query cannot be read: {error}") from None
+        raise Problem("bad-request", f"the {what} cannot be read: {error}") from None
+
+
+def _query_of(query: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, value in pairs:
+    for name, value in _pairs(query, MAX_QUERY_FIELDS, "query"):
         if name in found:
             raise Problem("bad-request", f"query: {name:.80} comes twice; give it once")
         found[name] = value

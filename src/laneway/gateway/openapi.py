@@ -37,7 +37,7 @@ texts like "10m"; times are RFC 3339. Errors are problem details (RFC 9457).
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """The document, as JSON values."""
-    routes = list(routes)
+    routes = [route for route in routes if not route.is_page]
     types = [
         kind
         for route in routes

@@ -11,6 +11,7 @@ import msgspec
 from laneway.gateway import openapi
 
 if TYPE_CHECKING:
+    from laneway.gateway.problems import ProblemBody
     from laneway.gateway.routing import Route
 
 STYLE = """\
@@ -31,6 +32,45 @@ HEAD = (
 )
 
 
+def document_page(title: str, base: str, content: str) -> str:
+    """A page of the gateway itself. `base`: the mount point. `content`: HTML."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)} · Laneway</title>"
+        '<meta name="viewport" content="width=device-width">'
+        f'<link rel="stylesheet" href="{escape(base)}/docs/style.css"></head>'
+        f"<body><main><h1>{escape(title)}</h1>{content}</main></body></html>"
+    )
+
+
+def login_page(base: str, following: str, problem: str = "") -> str:
+    """
+    The page with the form of a login.
+
+    Arguments: `base`: the mount point. `following`: the path that the login leads to. `problem`:
+    why the last one failed.
+    """
+    shown = f'<p role="alert">{escape(problem)}</p>' if problem else ""
+    return document_page(
+        "Log in",
+        base,
+        f'{shown}<form method="post" action="{escape(base)}/login"><p><label>Token <input'
+        ' type="password" name="token" required autocomplete="current-password" autofocus></label>'
+        f'<input type="hidden" name="next" value="{escape(following)}"> <button>Log in</button></p>'
+        "</form><p>Create a token with <code>laneway token create NAME --scope read</code>.</p>",
+    )
+
+
+def problem_page(base: str, problem: ProblemBody) -> str:
+    """The page of a problem."""
+    return document_page(
+        problem.title,
+        base,
+        f"<p>{escape(problem.detail)}</p><p>{problem.status}, request"
+        f" <code>{escape(problem.request_id)}</code></p>",
+    )
+
+
 @cache
 def page(routes: tuple[Route, ...]) -> bytes:
     """The page as HTML."""
@@ -40,7 +80,11 @@ def page(routes: tuple[Route, ...]) -> bytes:
         HEAD,
         f"<p>{escape(openapi.DESCRIPTION)}</p>",
         '<p>For programs: <a href="openapi.json">openapi.json</a></p>',
-        *(_route(route, document["paths"][route.path][route.method.lower()]) for route in routes),
+        *(
+            _route(route, document["paths"][route.path][route.method.lower()])
+            for route in routes
+            if not route.is_page
+        ),
         "<h2>Schemas</h2>",
         *(_schema(name, schema) for name, schema in schemas.items()),
         "</body></html>",

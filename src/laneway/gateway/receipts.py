@@ -11,28 +11,15 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import json
-import secrets
 import struct
-from typing import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Records
 
 SIGNATURE_BYTES = 12
 """A guess is right once in 2^96."""
 
 KEY = "receipt key"
+"""The name of the key that signs them, as `shared_key` keeps it."""
+
 _NUMBERS = struct.Struct(">QQ")
-
-
-def shared_key(engine: Records) -> bytes:
-    """The namespace's key; the first gateway makes it. Raises EngineUnavailable."""
-    while True:
-        (stored,) = engine.record_read("gateway", [KEY])
-        if stored is not None:
-            return bytes.fromhex(cast("str", json.loads(stored)))
-        engine.record_swap("gateway", KEY, None, json.dumps(secrets.token_hex(32)).encode())
 
 
 def write(key: bytes, handle: int, fence: int) -> str:

@@ -14,6 +14,7 @@ from laneway.gateway.routes import (
     policies,
     probes,
     publishing,
+    sessions,
     streaming,
     subscriptions,
     tokens,
@@ -42,6 +43,10 @@ from laneway.gateway.schema import (
     LeaseAnswer,
     LeaseBody,
     ListTopicsQuery,
+    LoginAnswer,
+    LoginBody,
+    LoginQuery,
+    LogoutAnswer,
     LookupAnswer,
     LookupBody,
     MessageAnswer,
@@ -94,6 +99,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/openapi.json", None, descriptions.show_openapi, answer=Fields),
     Route("GET", "/docs", None, descriptions.show_docs, answer_type="text/html"),
     Route("GET", "/docs/style.css", None, descriptions.show_style, answer_type="text/css"),
+    # Sessions of browsers
+    Route("GET", "/login", None, sessions.show_login, query=LoginQuery, answer_type="text/html"),
+    Route("POST", "/login", None, sessions.log_in, reads=LoginBody, answer=LoginAnswer),
+    Route("POST", "/logout", None, sessions.log_out, answer=LogoutAnswer),
     # Publish and consume
     Route(
         "POST",

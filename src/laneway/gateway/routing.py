@@ -31,14 +31,18 @@ class Route:
     - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success;
       `other_statuses`: those of other successes, and of answers that look like them.
     - `takes_lines`: the body may also be lines (NDJSON). `answer_type`: the answer's media type.
+    - `is_page`: a part of pages for people, made by `extension.page`: no part of the API's
+      description. `form`: the type of a form's fields, for such a POST.
     """
 
     __slots__ = (
         "answer",
         "answer_type",
         "body",
+        "form",
         "handler",
         "is_async",
+        "is_page",
         "method",
         "other_statuses",
         "path",
@@ -64,6 +68,8 @@ class Route:
         other_statuses: tuple[int, ...] = (),
         takes_lines: bool = False,
         answer_type: str = "application/json",
+        is_page: bool = False,
+        form: type[msgspec.Struct] | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -78,6 +84,8 @@ class Route:
         self.other_statuses = other_statuses
         self.takes_lines = takes_lines
         self.answer_type = answer_type
+        self.is_page = is_page
+        self.form = form
 
     @property
     def name(self) -> str:

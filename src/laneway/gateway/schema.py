@@ -716,6 +716,31 @@ class TokensAnswer(msgspec.Struct):
     next: str | None = None
 
 
+class LoginBody(_Body):
+    """The text of a token."""
+
+    token: str
+
+
+class LoginAnswer(msgspec.Struct, kw_only=True):
+    """
+    A browser's session: the token's name, scopes and topics (None: all).
+
+    `expires`: when the cookie ends, unless it is renewed. `csrf`: what forms without JavaScript
+    send as `csrf`.
+    """
+
+    name: str
+    scopes: list[str]
+    topics: list[str] | None
+    expires: datetime
+    csrf: str
+
+
+class LogoutAnswer(msgspec.Struct):
+    """Nothing: the session has ended."""
+
+
 class ChangeAnswer(msgspec.Struct, kw_only=True):
     """
     A change: who made it, with which token, from which address, and the JSON that was sent.
@@ -749,6 +774,12 @@ class TokensQuery(_Body):
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
     after: str | None = None
+
+
+class LoginQuery(_Body):
+    """`next`: the path that the login leads to."""
+
+    next: str = ""
 
 
 class AuditQuery(_Body):

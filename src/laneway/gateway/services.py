@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from laneway.gateway import receipts
 from laneway.gateway.credits import Credits
 from laneway.gateway.long_poll import LongPolls
+from laneway.gateway.sessions import Sessions
+from laneway.gateway.shared_key import shared_key
 from laneway.gateway.tokens import TokenCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from laneway.gateway.extension import Extension
     from laneway.gateway.host import Host
     from laneway.gateway.routing import Route
 
@@ -28,14 +31,18 @@ THREADS = 16
 class Services:
     """The application, threads for blocking calls, the requests that wait, and counters."""
 
-    def __init__(self, host: Host, routes: tuple[Route, ...]) -> None:
+    def __init__(
+        self, host: Host, routes: tuple[Route, ...], extensions: Sequence[Extension] = ()
+    ) -> None:
         self.host = host
         self.routes = routes
+        self.extensions = extensions
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway-gateway")
         self.long_polls = LongPolls(host, self.threads)
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
         self.tokens = TokenCheck(host)
+        self.sessions = Sessions(host, self.tokens)
         self.credits = Credits()
         self.is_stopping = False
         self.is_closed = False
@@ -50,7 +57,7 @@ class Services:
     async def receipt_key(self) -> bytes:
         """The namespace's key of receipts."""
         if self._receipt_key is None:
-            self._receipt_key = await self.run(receipts.shared_key, self.host.engine)
+            self._receipt_key = await self.run(shared_key, self.host.engine, receipts.KEY)
         return self._receipt_key
 
     @contextlib.contextmanager
@@ -79,4 +86,6 @@ class Services:
         """Wait for what runs in threads."""
         self.stop()
         self.is_closed = True
+        for extension in self.extensions:
+            extension.close()
         self.threads.shutdown()

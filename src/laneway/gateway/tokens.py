@@ -229,6 +229,32 @@ class TokenCheck:
         parsed = parse(text)
         assert parsed is not None  # `cached` has parsed it
         token_id, secret = parsed
+        record, stored = self._read(token_id)
+        caller = self._caller(token_id, secret, record, address)
+        if record is not None and stored is not None:
+            self._note_use(token_id, record, stored)
+        return caller
+
+    def of_session(self, token_id: str) -> Caller | None:
+        """
+        The caller of a session that was opened with a token; None: it has to be read.
+
+        Raises Problem if the token has been revoked, or has expired.
+        """
+        record, read_at = self._cached.get(token_id, (None, 0.0))
+        if read_at and time.monotonic() - read_at < CACHE_SECONDS:
+            return self._session_caller(token_id, record)
+        return None
+
+    def read_of_session(self, token_id: str) -> Caller:
+        """As `of_session`, with the record as the store has it now. Blocks."""
+        record, stored = self._read(token_id)
+        caller = self._session_caller(token_id, record)
+        if record is not None and stored is not None:
+            self._note_use(token_id, record, stored)
+        return caller
+
+    def _read(self, token_id: str) -> tuple[Token | None, bytes | None]:
         (stored,) = self._host.engine.record_read("token", [token_id])
         record = None if stored is None else _read(stored)
         with self._lock:
@@ -236,17 +262,24 @@ class TokenCheck:
                 self._cached.clear()
                 self._free_at.clear()
             self._cached[token_id] = record, time.monotonic()
-        caller = self._caller(token_id, secret, record, address)
-        if record is not None and stored is not None:
-            self._note_use(token_id, record, stored)
-        return caller
+        return record, stored
+
+    def _session_caller(self, token_id: str, record: Token | None) -> Caller:
+        if record is None:
+            raise unauthenticated("the session's token has been revoked; log in again")
+        if _has_expired(record):
+            raise unauthenticated(f'the token "{record.name}" has expired; log in again')
+        return self._admitted(token_id, record)
 
     def _caller(self, token_id: str, secret: str, record: Token | None, address: str) -> Caller:
         found = hashlib.sha256(secret.encode()).hexdigest()
         if record is None or not hmac.compare_digest(found, record.hash):
             raise self._bad_token(address, "there is no such token; it may have been revoked")
-        if record.expires_us is not None and record.expires_us <= time.time_ns() // 1000:
+        if _has_expired(record):
             raise self._bad_token(address, f'the token "{record.name}" has expired')
+        return self._admitted(token_id, record)
+
+    def _admitted(self, token_id: str, record: Token) -> Caller:
         if record.rate is not None:
             self._take(token_id, record)
         patterns = ("*",) if record.topics is None else tuple(record.topics)
@@ -289,6 +322,10 @@ class TokenCheck:
         if times is None or len(times) < BAD_TOKENS:
             return False
         return time.monotonic() - times[0] < BAD_SECONDS
+
+
+def _has_expired(record: Token) -> bool:
+    return record.expires_us is not None and record.expires_us <= time.time_ns() // 1000
 
 
 def unauthenticated(detail: str) -> Problem:

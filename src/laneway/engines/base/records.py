@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RecordKind = Literal["audit", "gateway", "token"]
+RecordKind = Literal["audit", "gateway", "session", "token"]
 """
 What a record is about.
 
 `"gateway"`: what all gateways of a namespace share. `"token"`: a token of the gateway's API.
-`"audit"`: a change that was made through the API.
+`"session"`: a browser's session that has ended early. `"audit"`: a change that was made through the
+API.
 """
 
 

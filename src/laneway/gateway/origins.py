@@ -1,0 +1,55 @@
+"""What a browser says of where a request comes from, and over what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from laneway.gateway.http import Request
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""The values of `Host` that name the client's own machine, with any port."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+"""Methods that change nothing."""
+
+
+def has_local_name(request: Request) -> bool:
+    """Whether the client knows the gateway by a name of its own machine."""
+    host = (request.header(b"host") or "").lower()
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return name in LOCAL_NAMES
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the client uses HTTPS. Behind a proxy: as a trusted one says."""
+    return bool(request.scope.get("scheme") == "https")
+
+
+def is_of_other_site(request: Request) -> bool:
+    """Whether a browser sends the request for a page that is not the gateway's own."""
+    if (site := request.header(b"sec-fetch-site")) is not None:
+        return site not in ("same-origin", "none")
+    return request.header(b"origin") is not None and not _has_own_origin(request)
+
+
+def is_same_origin(request: Request) -> bool:
+    """Whether a browser says that a page of the gateway itself sends the request."""
+    site = request.header(b"sec-fetch-site")
+    return _has_own_origin(request) if site is None else site == "same-origin"
+
+
+def is_navigation(request: Request) -> bool:
+    """Whether a person opens a page: by a link, a bookmark or the address bar."""
+    return request.method in SAFE_METHODS and request.header(b"sec-fetch-mode") == "navigate"
+
+
+def is_of_htmx(request: Request) -> bool:
+    """Whether htmx sends the request: no form can set the header, nor a page of another origin."""
+    return request.header(b"hx-request") == "true"
+
+
+def _has_own_origin(request: Request) -> bool:
+    origin = (request.header(b"origin") or "").lower()
+    host = (request.header(b"host") or "").lower()
+    return bool(host) and origin in (f"http://{host}", f"https://{host}")
