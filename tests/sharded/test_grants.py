@@ -23,8 +23,11 @@ class Shards:
         self.most = 0
         """The largest sum of the concurrencies granted at one time."""
 
-    def gate_names(self) -> list[str]:
-        return ["account"]
+    def has_gates(self) -> bool:
+        return True
+
+    def waited_gates(self) -> set[str]:
+        return {"account"}
 
     def claim_grants(self, seconds: float) -> bool:
         assert 0 < seconds < EVERY

@@ -17,6 +17,7 @@ from laneway.engines.valkey import layouts, records
 from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import SchemaMismatch
 from laneway.message import Draft, Lease, Settlement
+from laneway.policy import Gate
 from laneway.testing.servers import Server
 
 Opened = Callable[..., FullEngine]
@@ -135,6 +136,33 @@ def test_a_namespace_of_layout_6_gets_groups(opened: Opened) -> None:
         assert engine.topic_stats("c.acme.1").group == "customer.acme"
         assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
         assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_namespace_of_layout_7_lists_gates_with_lanes(opened: Opened) -> None:
+    """A gate of several shards that is shut before the upgrade gets its grants after it."""
+    with Server() as server:
+        engine = opened(f"{server.url}?shards=2", namespace="before")
+        engine.gate_set("g", Gate(concurrency=1))
+        engine.gate_set("h", Gate(concurrency=1))
+        engine.policy_set("code", "*", {"gate": ["g", "h"]})
+        engine.policy_set("code", "t.0", {"gate": "g"})
+        engine.put([Draft(f"t.{n}", b"x") for n in range(9)])
+        engine.close()
+        fields = records.Counters.__struct_fields__
+        listed = []
+        with client(server) as raw:
+            raw.hset("laneway:{before/0}:settings", "layout", 7)
+            for key in ("laneway:{before/0}:", "laneway:{before/1}:"):
+                listed.append(raw.zrange(key + "waited_gates", 0, -1))
+                raw.delete(key + "waited_gates")
+                values = records.unpack_values(raw.get(key + "shard"), len(fields))
+                values[0] = 7
+                raw.set(key + "shard", records.pack_values(*values))
+            opened(server.url, namespace="before")
+            for key, names in zip(
+                ("laneway:{before/0}:", "laneway:{before/1}:"), listed, strict=True
+            ):
+                assert raw.zrange(key + "waited_gates", 0, -1) == names != []
 
 
 def test_rules_of_layout_5_get_the_fields_of_today(opened: Opened) -> None:

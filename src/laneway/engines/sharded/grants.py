@@ -4,7 +4,8 @@ which follows demand about once a second.
 
 Grants that shrink are written before others grow, and never below what is leased. So the sum of all
 grants never exceeds the gate's limits; for a moment after a shift it may be less. The first process
-in a second moves the grants for all processes. Independent of the kind of server.
+in a second moves the grants for all processes. It asks only about gates that lanes wait at: the
+others have what they need. Independent of the kind of server.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from laneway.policy import Gate
 
 EVERY = 1.0
 """Seconds between two looks at the demand."""
+
+MOST_WAITED = 1000
+"""Gates of one shard that a look asks about."""
 
 
 class Usage(msgspec.Struct):
@@ -54,8 +58,12 @@ class Gates(Protocol):
 
     shards: int
 
-    def gate_names(self) -> Sequence[str]:
-        """The gates of the namespace."""
+    def has_gates(self) -> bool:
+        """Whether the namespace has a gate, or a topic group with settings."""
+        ...
+
+    def waited_gates(self) -> Collection[str]:
+        """The gates that lanes wait at; of each shard at most `MOST_WAITED`, drawn at random."""
         ...
 
     def claim_grants(self, seconds: float) -> bool:
@@ -108,12 +116,12 @@ class Grants:
         if now < self._next:
             return True
         self._next = now + EVERY
-        names = gates.gate_names()
-        if names and gates.claim_grants(EVERY * 0.9):
+        has_gates = gates.has_gates()
+        if has_gates and gates.claim_grants(EVERY * 0.9):
             luck = [random.random() for _ in range(gates.shards)]
-            for name in names:
+            for name in sorted(gates.waited_gates()):
                 self._renew(name, luck)
-        return bool(names)
+        return has_gates
 
     def _renew(self, gate: str, luck: Sequence[float]) -> None:
         limits_and_usage = self._gates.gate_usage(gate)

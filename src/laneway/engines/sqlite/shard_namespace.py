@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from laneway.engines.sharded.grants import Grant, Usage
+from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -31,7 +31,7 @@ from laneway.engines.sqlite.address import Place, file_in, own_bits, parse
 from laneway.engines.sqlite.shard_file import OtherVersion, ShardFile
 from laneway.engines.sqlite.statements import GRANT
 from laneway.errors import EngineCorrupt, EngineUnavailable, UsageError
-from laneway.policy import Gate
+from laneway.policy import Gate, gate_names
 from laneway.safetext import redacted
 from laneway.units import SECOND
 
@@ -333,9 +333,17 @@ class FileNamespace(ShardedNamespace):
 
     # Gates
 
-    def gate_names(self) -> list[str]:
+    def has_gates(self) -> bool:
         with self.files[0].view() as tx:
-            return [str(row[0]) for row in tx.all("gates")]
+            return bool(tx.one("gates_exist")[0])
+
+    def waited_gates(self) -> set[str]:
+        names: set[str] = set()
+        for file in self.files:
+            with file.view() as tx:
+                for (key,) in tx.all("gates_waited_at", MOST_WAITED):
+                    names.update(gate_names(key))
+        return names
 
     def claim_grants(self, seconds: float) -> bool:
         with self.files[0].transaction_at_any_version(None, durable=False) as tx:

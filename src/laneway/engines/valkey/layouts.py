@@ -180,6 +180,17 @@ def _rules(space: Namespace) -> None:
     Policies(space).spread()
 
 
+def _waited_gates(space: Namespace) -> None:
+    """7 to 8: shards list the gates that lanes wait at."""
+    for shard in range(space.shards if space.shards > 1 else 0):
+        count = len(space.counters(shard)[0].tier_queues)
+        for name, _ in space.scan(shard, "HSCAN", "gates"):
+            sets = space.read(shard, "ZRANGE", f"gate_sets:{name.decode()}", 0, -1)
+            for lanes in records.gate_lanes(name.decode(), count, sets):
+                if space.read(shard, "EXISTS", lanes):
+                    space.read(shard, "ZADD", "waited_gates", 0, lanes.removeprefix("gate:"))
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -194,4 +205,5 @@ STEPS = {
     4: Step([], _records),
     5: Step([], _costs),
     6: Step([(32, 0)], _rules),  # groups
+    7: Step([], _waited_gates),
 }

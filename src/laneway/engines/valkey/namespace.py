@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.base import Settings
-from laneway.engines.sharded.grants import Grant, Usage
+from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -28,7 +28,7 @@ from laneway.engines.valkey.connection import Connections, ShardReads
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.records import Counters
 from laneway.errors import NoNamespace, UsageError
-from laneway.policy import PROGRAM, Resolved
+from laneway.policy import PROGRAM, Resolved, gate_names
 from laneway.tiers import TierLayers
 from laneway.units import SECOND
 
@@ -533,8 +533,15 @@ class Namespace(ShardedNamespace):
 
     # Gates
 
-    def gate_names(self) -> list[str]:
-        return [name.decode() for name, _ in self.scan(0, "HSCAN", "gates")]
+    def has_gates(self) -> bool:
+        return bool(self.read(0, "EXISTS", "gates"))
+
+    def waited_gates(self) -> set[str]:
+        names: set[str] = set()
+        for shard in range(self.shards):
+            for member in self.read(shard, "ZRANDMEMBER", "waited_gates", MOST_WAITED):
+                names.update(gate_names(member.decode().partition(":")[2]))
+        return names
 
     def claim_grants(self, seconds: float) -> bool:
         claim = self.read(0, "SET", "granting", "1", "NX", "PX", round(seconds * 1000))

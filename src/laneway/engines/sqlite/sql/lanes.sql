@@ -122,6 +122,13 @@ SELECT vt, lane FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 ORDER 
 -- name: gate_entries_open
 SELECT gate FROM gate_entry WHERE tier_queue = ? AND open = 1 ORDER BY vt, head LIMIT ?;
 
+-- name: gates_exist
+SELECT EXISTS (SELECT 1 FROM gate);
+
+-- name: gates_waited_at
+-- Only gates with lanes have entries.
+SELECT gate FROM gate_entry WHERE tier_queue > 0 ORDER BY random() LIMIT ?;
+
 -- name: gate_entries_of
 SELECT tier_queue FROM gate_entry WHERE gate = ? AND tier_queue > 0;
 

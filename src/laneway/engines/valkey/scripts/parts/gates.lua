@@ -3,6 +3,7 @@
 -- are in a sorted set for each tier queue and key, `gate:N:KEY`. While all gates of the key are
 -- open its first lane is also in `heads:N`, so that a tier with a thousand gates is served as fast
 -- as one without. `gate_sets:NAME` has N and KEY of the keys of several gates that name this one.
+-- With several shards, `waited_gates` has N and KEY of those with lanes.
 --
 -- `need`, `held_until`: until then a gate stays shut while it has fewer permits, so that a delivery
 -- of that cost gets its turn; `owes`: the cost of the last delivery, 0 if it was 1.
@@ -177,6 +178,18 @@ local gates = part(function(gates)
         return key('gate:' .. tier_queue .. ':' .. name)
     end
 
+    -- Clients move the grants of gates that lanes wait at.
+    local function list_waited(name, tier_queue, has_lanes)
+        if shard.shards > 1 then
+            local member = tier_queue .. ':' .. name
+            if has_lanes then
+                call('ZADD', keys.waited_gates, 0, member)
+            else
+                call('ZREM', keys.waited_gates, member)
+            end
+        end
+    end
+
     -- Returns whether there are lanes.
     local function write_head(name, tier_queue, is_open)
         local heads = key('heads:' .. tier_queue)
@@ -196,6 +209,7 @@ local gates = part(function(gates)
     -- Write the head of a key, and list it at its gates if these are several.
     local function write_moved(name, tier_queue)
         local has_lanes, found = write_head(name, tier_queue, gates.is_open(name)), of_key(name)
+        list_waited(name, tier_queue, has_lanes)
         for n = 1, #found > 1 and #found or 0 do
             local member = tier_queue .. ':' .. name
             if found[n] and has_lanes then

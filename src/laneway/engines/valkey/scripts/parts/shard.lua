@@ -31,6 +31,7 @@
 --                       of a tier queue, of group N
 --   gates, gate:N:KEY, gate_wakes    gates; lanes at gates; when shut gates open, see gates.lua
 --   gate_sets:GATE                   sets of lanes with several gates, of which this is one
+--   waited_gates                     gates with lanes, if there are several shards
 --   asleep, idle        lanes by the time at which they wake, or are forgotten
 --   top:CLASS           lanes by size class, for top lists
 --   m                   message's number → its record, see messages.lua
@@ -57,7 +58,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 7
+local LAYOUT = 8
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

@@ -1,0 +1,159 @@
+"""
+Limits that topics on several shards share: never exceeded, and reached also where all messages are
+in one topic. On 4 files and on 4 shards of a server, under a clock that the tests move.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.message import Draft, Lease, Settlement
+from laneway.policy import Gate
+from tests.conformance.valkey_setups import server
+
+STEP = 0.1
+"""Seconds between two leases."""
+
+RENEWAL = 10
+"""Steps between two renewals of the grants."""
+
+
+class Shards:
+    """A namespace on 4 shards, its clock, and what was delivered when."""
+
+    def __init__(self, engine: FullEngine, draw: random.Random) -> None:
+        self.engine, self.draw = engine, draw
+        self.now = 2_000_000_000_000_000  # later than the servers' clocks
+        self.steps = 0
+        self.held: list[tuple[int, Lease]] = []
+        self.delivered: list[tuple[int, Lease]] = []
+        self.most_held = 0
+        self.asked: list[str] = []
+        """The gates that renewals asked about."""
+        space = engine._space  # type: ignore[attr-defined]
+        self._usage = space.gate_usage
+        space.claim_grants = lambda seconds: seconds > 0
+        space.gate_usage = self._ask
+        engine._grants._next = float("inf")  # type: ignore[attr-defined]
+
+    def _ask(self, gate: str) -> object:
+        self.asked.append(gate)
+        return self._usage(gate)
+
+    def put(self, topics: list[str], each: int) -> None:
+        self.engine.put(
+            [Draft(topic, b"x") for topic in topics for _ in range(each)], now_us=self.now
+        )
+
+    def renew(self) -> None:
+        grants = self.engine._grants  # type: ignore[attr-defined]
+        grants._next = 0.0
+        grants.renew()
+        grants._next = float("inf")
+
+    def step(self, hold: int = 0) -> int:
+        """Lease once, settle what is held for so many steps, and answer how many were leased."""
+        leases = self.engine.lease(100, now_us=self.now).leases
+        self.delivered += [(self.now, lease) for lease in leases]
+        self.held += [(self.steps + self.draw.randint(0, hold), lease) for lease in leases]
+        self.most_held = max(self.most_held, len(self.held))
+        ended = [lease for until, lease in self.held if until <= self.steps]
+        self.held = [each for each in self.held if each[0] > self.steps]
+        self.engine.settle(
+            [Settlement(lease.handle, lease.fence) for lease in ended], now_us=self.now
+        )
+        self.steps += 1
+        self.now += round(STEP * 1_000_000)
+        if self.steps % RENEWAL == 0:
+            self.renew()
+        return len(leases)
+
+    def steps_of(self, seconds: float, hold: int = 0) -> int:
+        return sum(self.step(hold) for _ in range(round(seconds / STEP)))
+
+    def most_above(self, rate: float) -> float:
+        """By how much the deliveries of any time exceed its rate at most: the burst that it had."""
+        most, debt, before = 0.0, 0.0, 0
+        for at, _ in self.delivered:
+            debt = max(0.0, debt - rate * (at - before) / 1_000_000) + 1
+            most, before = max(most, debt), at
+        return most
+
+
+@pytest.fixture(params=["files", "valkey"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Shards]]:
+    engines: list[FullEngine] = []
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+
+    def open_() -> Shards:
+        files = request.param == "files"
+        url = f"sqlite:///{tmp_path}/q?shards=4" if files else f"{server().url}?shards=4"
+        namespace = "q" if files else f"shared-{seed}"
+        engines.append(open_engine(url, Settings(namespace=namespace)))
+        return Shards(engines[-1], random.Random(seed))
+
+    yield open_
+    for engine in engines:
+        engine.close()
+
+
+TOPICS = [f"c.acme.{n}" for n in range(24)]
+
+
+def test_a_groups_concurrency_over_shards(opened: Callable[[], Shards]) -> None:
+    """With all topics busy, then one, then all again."""
+    shards = opened()
+    shards.engine.topic_group_set("acme", Gate(concurrency=9), now_us=shards.now)
+    shards.engine.policy_set("code", "c.*", {"group": "{1}"}, now_us=shards.now)
+    shards.put(TOPICS, 10)
+    shards.steps_of(4, hold=5)
+    shards.put(["c.acme.1"], 400)
+    while {lease.topic for _, lease in shards.delivered[-30:]} != {"c.acme.1"}:
+        assert shards.steps < 500
+        shards.steps_of(1, hold=5)
+    for _ in range(20):
+        shards.step(hold=5)
+    shards.most_held, before = 0, shards.most_held
+    shards.steps_of(2, hold=5)
+    assert shards.most_held == 9
+    shards.put(TOPICS, 5)
+    shards.steps_of(3, hold=5)
+    assert max(before, shards.most_held) == 9
+
+
+def test_a_groups_rate_over_shards(opened: Callable[[], Shards]) -> None:
+    """One busy topic gets the whole rate; the topics together never more, also while it moves."""
+    shards = opened()
+    shards.engine.topic_group_set("acme", Gate(rate=20.0, burst=4), now_us=shards.now)
+    shards.engine.policy_set("code", "c.*", {"group": "{1}"}, now_us=shards.now)
+    shards.put(["c.acme.1"], 400)
+    shards.steps_of(3)
+    assert abs(shards.steps_of(5) - 100) <= 6
+    shards.put(TOPICS, 40)
+    shards.steps_of(12)
+    assert shards.most_above(20.0) <= 4 + 1
+
+
+def test_idle_groups_cost_a_renewal_nothing(opened: Callable[[], Shards]) -> None:
+    """A renewal asks only about groups whose topics wait for them."""
+    shards = opened()
+    for n in range(12):
+        shards.engine.topic_group_set(f"g{n}", Gate(concurrency=4), now_us=shards.now)
+    shards.engine.policy_set("code", "c.*", {"group": "{1}"}, now_us=shards.now)
+    shards.renew()
+    shards.put(["c.g1.a"], 1)
+    assert shards.step(hold=0) == 1
+    shards.renew()
+    assert shards.asked == []
+    shards.put(["c.g2.a"], 9)
+    assert len(shards.engine.lease(9, now_us=shards.now).leases) == 1
+    shards.renew()
+    assert set(shards.asked) == {"\x1dg2"}
+    assert len(shards.engine.lease(9, now_us=shards.now).leases) == 3
