@@ -956,9 +956,14 @@ class PolicyTable:
         self._check_together(name, policy, merged, own_name=own_name)
         return policy
 
-    def why(self, topic: str) -> dict[str, tuple[Any, str, str]]:
-        """Return (value, layer, pattern) for each field that is set, by field."""
-        own = self._own_of(topic) if self._own_of is not None else None
+    def why(self, topic: str, own: Layers | None = None) -> dict[str, tuple[Any, str, str]]:
+        """
+        Return (value, layer, pattern) for each field that is set, by field.
+
+        `own`: the topic's own layers, if others than the stored ones are meant.
+        """
+        if own is None and self._own_of is not None:
+            own = self._own_of(topic)
         return self._merge(self._sets_with(topic, own) if own else self._sets(self.covering(topic)))
 
     def owner(self, pattern: str, field: str) -> str | None:

@@ -163,7 +163,8 @@ def test_random_requests(gateway: Gateway) -> None:
                 continue  # it has no end
             shown = dict(sent)
             status, body, _ = await call(gateway, sent.pop("method"), sent.pop("path"), **sent)
-            assert status < 500, (shown, body)
+            is_busy = shown["path"] == "/readyz" and status == 503  # it says what is so
+            assert status < 500 or is_busy, (shown, body)
 
     asyncio.run(run())
 

@@ -29,6 +29,8 @@ from laneway.gateway.schema import (
     CountAnswer,
     CreatedTokenAnswer,
     DeadBody,
+    DeadGroupsAnswer,
+    DeadGroupsQuery,
     DeadLettersAnswer,
     DeadLettersQuery,
     DryRunQuery,
@@ -82,6 +84,8 @@ from laneway.gateway.schema import (
     TokensQuery,
     TopicAnswer,
     TopicDetails,
+    TopicGroupBody,
+    TopicGroupsAnswer,
     TopicsAnswer,
     WorkersAnswer,
     WorkersQuery,
@@ -199,6 +203,16 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "PUT", "/v1/gates/{name}", "operate", policies.set_gate, body=GateBody, answer=GateAnswer
     ),
+    Route("GET", "/v1/groups", "read", policies.list_groups, answer=TopicGroupsAnswer),
+    Route(
+        "PUT",
+        "/v1/groups/{name}",
+        "operate",
+        policies.set_group,
+        body=TopicGroupBody,
+        answer=TopicGroupsAnswer,
+    ),
+    Route("DELETE", "/v1/groups/{name}", "operate", policies.reset_group, answer=TopicGroupsAnswer),
     Route("GET", "/v1/tiers", "read", policies.list_tiers, answer=TiersAnswer),
     Route(
         "PUT", "/v1/tiers/{name}", "operate", policies.set_tier, body=TierBody, answer=TiersAnswer
@@ -212,6 +226,14 @@ ROUTES: tuple[Route, ...] = (
         dead_letters.list_dead_letters,
         query=DeadLettersQuery,
         answer=DeadLettersAnswer,
+    ),
+    Route(
+        "GET",
+        "/v1/dead/groups",
+        "read",
+        dead_letters.list_groups,
+        query=DeadGroupsQuery,
+        answer=DeadGroupsAnswer,
     ),
     Route(
         "POST",

@@ -140,6 +140,7 @@ class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     body_base64: str | None = None
     key: str | None = None
     priority: int = 0
+    cost: int = 1
     headers: dict[str, str] | None = None
     attempt: int
     deliveries: int
@@ -286,6 +287,7 @@ class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     body_hidden: bool = False
     key: str | None = None
     priority: int = 0
+    cost: int = 1
     headers: dict[str, str] | None = None
     sequence: int = 0
     published_at: datetime
@@ -377,16 +379,30 @@ class PolicyDetails(msgspec.Struct):
     effective: dict[str, FieldAnswer]
 
 
+class DryRunAnswer(msgspec.Struct):
+    """
+    What a change of a policy would do. `waiting_topics`: the topics with waiting messages that the
+    pattern covers; `truncated`: only so many were counted. `before`, `after`: what holds for a
+    topic of the pattern, field by field.
+    """
+
+    waiting_topics: int
+    truncated: bool
+    before: dict[str, FieldAnswer]
+    after: dict[str, FieldAnswer]
+
+
 class PolicyChange(msgspec.Struct, omit_defaults=True):
     """
     The operator's fields of the pattern after the change. `undo`: the fields before it, the body of
-    the request that undoes it.
+    the request that undoes it. `effects`: of a dry run.
     """
 
     pattern: str
     fields: dict[str, Any]
     undo: dict[str, Any]
     dry_run: bool = False
+    effects: DryRunAnswer | None = None
 
 
 class GateBody(_Body):
@@ -413,6 +429,27 @@ class GatesAnswer(msgspec.Struct):
     """All gates by name."""
 
     gates: list[GateAnswer]
+
+
+class TopicGroupBody(_Body):
+    """The operator's settings of a topic group; a setting that is left out is the code's."""
+
+    weight: float | None = None
+    rate: float | str | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+
+
+class TopicGroupAnswer(GateAnswer, kw_only=True):
+    """A topic group: its weight, and its limits as those of a gate."""
+
+    weight: float
+
+
+class TopicGroupsAnswer(msgspec.Struct):
+    """The topic groups that have settings, by name."""
+
+    groups: list[TopicGroupAnswer]
 
 
 class TierAnswer(msgspec.Struct):
@@ -454,21 +491,61 @@ class TierBody(_Body):
 # Dead letters
 
 
-class DeadLettersAnswer(msgspec.Struct):
-    """Dead letters, oldest first; `next`: the value of `after` for the next page."""
+class DeadLetterAnswer(MessageAnswer, kw_only=True):
+    """A dead letter. `fingerprint`: the same for all that failed in the same way."""
 
-    dead_letters: list[MessageAnswer]
+    fingerprint: str
+
+
+class DeadLettersAnswer(msgspec.Struct):
+    """
+    Dead letters, oldest first; `next`: the value of `after` for the next page.
+
+    `truncated`: `scanned` dead letters were compared with the filter, and there are more behind
+    them: go on with `next`.
+    """
+
+    dead_letters: list[DeadLetterAnswer]
     next: str | None = None
+    truncated: bool = False
+    scanned: int = 0
+
+
+class DeadGroupAnswer(msgspec.Struct, kw_only=True):
+    """
+    Dead letters with the same fingerprint. `title`: what they have in common. `first`, `last`: when
+    they died. `topics`: how many each topic has, of the ten with most. `example`: the last one.
+    """
+
+    fingerprint: str
+    title: str
+    count: int
+    first: datetime
+    last: datetime
+    topics: dict[str, int]
+    example: DeadLetterAnswer
+
+
+class DeadGroupsAnswer(msgspec.Struct):
+    """
+    Dead letters by what failed, the most frequent first. `truncated`: only `scanned` dead letters
+    were read, the oldest ones, and there are more.
+    """
+
+    groups: list[DeadGroupAnswer]
+    scanned: int
+    truncated: bool
 
 
 class DeadBody(_Body):
     """
-    Which dead letters. `topic`: None: of all topics. `ids`: None: all. `limit`: at most so many,
-    the oldest first. `dry_run`: only count.
+    Which dead letters. `topic`: None: of all topics. `ids`: None: all. `fingerprint`: only those
+    that failed so. `limit`: at most so many, the oldest first. `dry_run`: only count.
     """
 
     topic: str | None = None
     ids: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] | None = None
+    fingerprint: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
     dry_run: bool = False
 
@@ -828,11 +905,24 @@ class DryRunQuery(_Body):
 
 
 class DeadLettersQuery(_Body):
-    """`topic`: only of this one. `after`: `next` of the page before."""
+    """
+    `topic`: only of this one. `fingerprint`: only those that failed so. `since`: only those that
+    died since then: a time, or how long ago, such as `10m`. `after`: `next` of the page before.
+    """
 
     topic: str | None = None
+    fingerprint: str | None = None
+    since: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
+
+
+class DeadGroupsQuery(_Body):
+    """`topic`, `since`: as for dead letters. `limit`: of the groups."""
+
+    topic: str | None = None
+    since: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
 class WorkersQuery(_Body):

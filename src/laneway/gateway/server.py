@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,12 @@ STOP_SECONDS = 10
 
 BACKLOG = 1024
 """Connections that the system holds until the server accepts them."""
+
+
+CLIENT_ERRORS = logging.getLogger("laneway.gateway.connection")
+"""Where connections log. No line for each request that is not HTTP: any client could send many."""
+
+CLIENT_ERRORS.setLevel(logging.ERROR)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +207,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.logger = CLIENT_ERRORS
         if len(self.connections) > self.max_connections:
             transport.write(
                 _refusal("stopping", f"the gateway has {self.max_connections:,} connections")

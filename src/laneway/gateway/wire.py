@@ -21,6 +21,7 @@ from laneway.gateway.schema import (
     TierAnswer,
     TopicAnswer,
 )
+from laneway.headers import cost
 from laneway.message import RAW, Message
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ def delivery_of(lease: Lease, key: bytes) -> DeliveryAnswer:
         body_base64=encoded,
         key=lease.key,
         priority=lease.priority,
+        cost=cost(lease.headers),
         headers=lease.headers,
         attempt=lease.attempt,
         deliveries=lease.deliveries,
@@ -216,6 +218,7 @@ def message_answer(view: MessageView, *, shows_body: bool) -> MessageAnswer:
         body_hidden=not shows_body,
         key=view.key,
         priority=view.priority,
+        cost=cost(view.headers),
         headers=view.headers,
         sequence=view.seq,
         published_at=moment(view.published_us),

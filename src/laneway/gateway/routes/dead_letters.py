@@ -1,57 +1,128 @@
-"""Dead letters: list, redrive and drop them."""
+"""Dead letters: list, group, redrive and drop them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway import arguments
 from laneway.admin import dead_letters
+from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
-from laneway.gateway.schema import CountAnswer, DeadBody, DeadLettersAnswer, RedriveBody
-from laneway.gateway.wire import message_answer
+from laneway.gateway.schema import (
+    CountAnswer,
+    DeadBody,
+    DeadGroupAnswer,
+    DeadGroupsAnswer,
+    DeadLetterAnswer,
+    DeadLettersAnswer,
+    RedriveBody,
+)
+from laneway.gateway.wire import message_answer, moment
 from laneway.policy import check_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from laneway.engines.base import MessageView
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import DeadLettersQuery
+    from laneway.gateway.schema import DeadGroupsQuery, DeadLettersQuery
 
 PAGE = 1000
 """Dead letters that are read at once."""
 
+SCANNED = 10_000
+"""Most dead letters that one request compares with a filter."""
+
+TOPICS = 10
+"""Topics of a group that are listed."""
+
+Letter = tuple[int, "MessageView"]
+
 
 def list_dead_letters(call: Call) -> DeadLettersAnswer:
-    """List dead letters, oldest first, with their reason and history."""
+    """
+    List dead letters, oldest first, with their reason and history.
+
+    With `fingerprint` or `since` a request reads at most 10,000; `next` goes on behind them.
+    """
     query: DeadLettersQuery = call.query
-    topic = _topic(call, query.topic)
-    page = call.engine.dead_list(topic, limit=query.limit, after=query.after)
-    return DeadLettersAnswer(
-        [message_answer(view, shows_body=call.shows_bodies) for _, view in page],
-        str(page[-1][0]) if len(page) == query.limit else None,
-    )
+    topic, is_wanted = _topic(call, query.topic), _filter(call, query.fingerprint, query.since)
+    if is_wanted is None:
+        page = call.engine.dead_list(topic, limit=query.limit, after=query.after)
+        is_full = len(page) == query.limit
+        following = str(page[-1][0]) if is_full else None
+        return DeadLettersAnswer([_answer(call, view) for _, view in page], following)
+    found: list[MessageView] = []
+    scanned, last = 0, query.after
+    for number, view in _letters(call, topic, query.after):
+        scanned, last = scanned + 1, number
+        found += [view] if is_wanted(view) else []
+        if len(found) == query.limit or scanned == SCANNED:
+            break
+    else:
+        return DeadLettersAnswer([_answer(call, view) for view in found], scanned=scanned)
+    is_cut = len(found) < query.limit
+    return DeadLettersAnswer([_answer(call, view) for view in found], str(last), is_cut, scanned)
+
+
+def list_groups(call: Call) -> DeadGroupsAnswer:
+    """
+    Group dead letters by their fingerprint: the class of the error and the program's own function.
+
+    At most 10,000 are read, the oldest ones.
+    """
+    query: DeadGroupsQuery = call.query
+    topic, is_wanted = _topic(call, query.topic), _filter(call, None, query.since)
+    views: list[MessageView] = []
+    scanned, truncated = 0, False
+    for _, view in _letters(call, topic, 0):
+        if truncated := scanned == SCANNED:
+            break
+        scanned += 1
+        views += [view] if is_wanted is None or is_wanted(view) else []
+    groups = [
+        DeadGroupAnswer(
+            fingerprint=group.fingerprint,
+            title=group.title,
+            count=group.count,
+            first=moment(group.first_us),
+            last=moment(group.last_us),
+            topics=dict(
+                sorted(group.topics.items(), key=lambda each: (-each[1], each[0]))[:TOPICS]
+            ),
+            example=_answer(call, group.example),
+        )
+        for group in grouped(views)[: query.limit]
+    ]
+    return DeadGroupsAnswer(groups, scanned, truncated)
 
 
 def redrive(call: Call) -> CountAnswer:
     """
     Put dead letters back into their topics, the oldest first: all at once or at a rate.
 
-    With a rate they are delayed, each by its place.
+    With a rate they are delayed, each by its place. With a fingerprint, those among the oldest
+    10,000.
     """
     body: RedriveBody = call.body
-    topic = _topic(call, body.topic)
+    topic, ids = _topic(call, body.topic), _ids(call, body)
     if body.dry_run:
         return _count(call, body, topic)
     return CountAnswer(
-        dead_letters.redrive(call.engine, topic, body.ids, rate=body.rate, limit=body.limit)
+        dead_letters.redrive(call.engine, topic, ids, rate=body.rate, limit=body.limit)
     )
 
 
 def drop(call: Call) -> CountAnswer:
-    """Delete dead letters, the oldest first."""
+    """Delete dead letters, the oldest first. With a fingerprint, those among the oldest 10,000."""
     body: DeadBody = call.body
-    topic = _topic(call, body.topic)
+    topic, ids = _topic(call, body.topic), _ids(call, body)
     if body.dry_run:
         return _count(call, body, topic)
-    return CountAnswer(dead_letters.drop(call.engine, topic, body.ids, limit=body.limit))
+    return CountAnswer(dead_letters.drop(call.engine, topic, ids, limit=body.limit))
 
 
 def _topic(call: Call, topic: str | None) -> str | None:
@@ -67,11 +138,63 @@ def _topic(call: Call, topic: str | None) -> str | None:
     return topic
 
 
+def _answer(call: Call, view: MessageView) -> DeadLetterAnswer:
+    message = message_answer(view, shows_body=call.shows_bodies)
+    return DeadLetterAnswer(
+        **msgspec.structs.asdict(message), fingerprint=fingerprint_of(view.reason, view.error)
+    )
+
+
+def _letters(call: Call, topic: str | None, after: int) -> Iterator[Letter]:
+    """The dead letters behind a number, read page by page."""
+    while page := call.engine.dead_list(topic, limit=PAGE, after=after):
+        yield from page
+        after = page[-1][0]
+
+
+def _filter(
+    call: Call, fingerprint: str | None, since: str | None
+) -> Callable[[MessageView], bool] | None:
+    """Whether a dead letter is wanted; None: all are."""
+    if fingerprint is None and since is None:
+        return None
+    since_us = 0 if since is None else past_us("since", since, call.engine.time_us())
+
+    def is_wanted(view: MessageView) -> bool:
+        return (view.died_us or 0) >= since_us and (
+            fingerprint is None or fingerprint_of(view.reason, view.error) == fingerprint
+        )
+
+    return is_wanted
+
+
+def _ids(call: Call, body: DeadBody) -> list[str] | None:
+    """The ids of the request, or of those that failed in the way that it names; None: all."""
+    if body.fingerprint is None:
+        return body.ids
+    if body.topic is None:
+        raise Problem(
+            "bad-request",
+            "body: a fingerprint takes a topic: ids of your own are unique in their topic only",
+            pointer="#/topic",
+        )
+    wanted = None if body.ids is None else set(body.ids)
+    found: list[str] = []
+    for scanned, (_, view) in enumerate(_letters(call, body.topic, 0)):
+        if scanned == SCANNED or len(found) == body.limit:
+            break
+        if fingerprint_of(view.reason, view.error) == body.fingerprint:
+            found += [view.id] if wanted is None or view.id in wanted else []
+    return found
+
+
 def _count(call: Call, body: DeadBody, topic: str | None) -> CountAnswer:
     """How many there are, at most the limit."""
-    wanted = None if body.ids is None else set(arguments.texts("dead", "ids", body.ids))
-    count = after = 0
-    while count < body.limit and (page := call.engine.dead_list(topic, limit=PAGE, after=after)):
-        count += sum(wanted is None or view.id in wanted for _, view in page)
-        after = page[-1][0]
-    return CountAnswer(min(count, body.limit), dry_run=True)
+    ids = _ids(call, body)
+    wanted = None if ids is None else set(arguments.texts("dead", "ids", ids))
+    count = 0
+    for _, view in _letters(call, topic, 0):
+        count += wanted is None or view.id in wanted
+        if count == body.limit:
+            break
+    return CountAnswer(count, dry_run=True)

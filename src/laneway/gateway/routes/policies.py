@@ -14,6 +14,7 @@ from laneway.errors import BadPolicy
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
+    DryRunAnswer,
     FieldAnswer,
     GateAnswer,
     GateBody,
@@ -25,9 +26,21 @@ from laneway.gateway.schema import (
     TierBody,
     TiersAnswer,
     TierSettingAnswer,
+    TopicGroupAnswer,
+    TopicGroupBody,
+    TopicGroupsAnswer,
 )
 from laneway.gateway.wire import encode, moment_or_none
-from laneway.policy import PROGRAM, Gate, check_fields, check_pattern, is_pattern, matches, sources
+from laneway.policy import (
+    PROGRAM,
+    Gate,
+    change_layers,
+    check_fields,
+    check_pattern,
+    is_pattern,
+    matches,
+    sources,
+)
 from laneway.tiers import Tier, check_tiers
 
 if TYPE_CHECKING:
@@ -39,6 +52,10 @@ if TYPE_CHECKING:
 
 SHARED = ("gate", "group", "pool", "tier")
 """Policy fields that name what topics share: limits, workers, a share of deliveries."""
+
+TOPICS_AT_ONCE = 1000
+MAX_LISTED = 10_000
+"""Most topics of which a dry run counts those with waiting messages."""
 
 
 def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:
@@ -87,11 +104,7 @@ def show_policy(call: Call) -> Response:
     """
     engine, pattern = call.engine, call.pattern
     layers = _layers(engine, pattern)
-    stem = pattern.removesuffix(".*") if pattern != "*" else "*"
-    found = engine.policies()
-    effective = (
-        field_answers(found, stem + ".") if is_pattern(pattern) else field_answers(found, pattern)
-    )
+    effective = field_answers(engine.policies(), _example(pattern))
     details = PolicyDetails(pattern, sources(layers), effective)
     return Response(200, encode(details), headers=[_etag(layers.get("operator", {}))])
 
@@ -115,12 +128,9 @@ def set_policy(call: Call) -> Response:
     fields = {**dict.fromkeys(before), **body}
     _check_shared(call, before, fields)
     if call.query.dry_run:
-        after = {name: v for name, v in check_fields(pattern, fields).items() if v is not None}
-    elif fields:
-        after = engine.policy_set("operator", pattern, fields)
-    else:
-        after = {}
-    return change_answer(pattern, before, after, dry_run=call.query.dry_run)
+        return _dry_run(call, pattern, before, fields)
+    after = engine.policy_set("operator", pattern, fields) if fields else {}
+    return change_answer(pattern, before, after)
 
 
 def change_policy(call: Call) -> Response:
@@ -135,13 +145,9 @@ def change_policy(call: Call) -> Response:
     _check_match(call, before)
     _check_shared(call, before, body)
     if call.query.dry_run:
-        changed = {**before, **check_fields(pattern, body)}
-        after = {name: value for name, value in changed.items() if value is not None}
-    elif body:
-        after = engine.policy_set("operator", pattern, body)
-    else:
-        after = dict(before)
-    return change_answer(pattern, before, after, dry_run=call.query.dry_run)
+        return _dry_run(call, pattern, before, body)
+    after = engine.policy_set("operator", pattern, body) if body else dict(before)
+    return change_answer(pattern, before, after)
 
 
 def reset_policy(call: Call) -> Response:
@@ -152,9 +158,58 @@ def reset_policy(call: Call) -> Response:
     if not before:
         raise Problem("not-found", f"policy {pattern}: the operator has set nothing for it")
     _check_shared(call, before, dict.fromkeys(before))
-    if not call.query.dry_run:
-        engine.policy_reset("operator", pattern)
-    return change_answer(pattern, before, {}, dry_run=call.query.dry_run)
+    if call.query.dry_run:
+        return _dry_run(call, pattern, before, dict.fromkeys(before))
+    engine.policy_reset("operator", pattern)
+    return change_answer(pattern, before, {})
+
+
+def _dry_run(
+    call: Call, pattern: str, before: dict[str, Any], changes: Mapping[str, Any]
+) -> Response:
+    """What a change would set, and what would hold then. Raises BadPolicy as the change does."""
+    engine, table = call.engine, call.engine.policies()
+    name = _example(pattern)
+    fields = check_fields(pattern, changes)
+    held = field_answers(table, name)
+    if is_pattern(pattern):
+        after = table.put("operator", pattern, fields)
+        table.check(pattern)
+        effective = table.why(name)
+    else:
+        own = change_layers(pattern, engine.policy_own(pattern), "operator", fields)
+        after = sources(own).get("operator", {})
+        table.check(pattern, own)
+        effective = table.why(name, own)
+    count, is_cut = _waiting_topics(call, pattern)
+    effects = DryRunAnswer(
+        count, is_cut, held, {field: FieldAnswer(*source) for field, source in effective.items()}
+    )
+    change = PolicyChange(pattern, after, before, dry_run=True, effects=effects)
+    return Response(200, encode(change), headers=[_etag(after)])
+
+
+def _example(pattern: str) -> str:
+    """A topic for which a pattern is the most specific one."""
+    if not is_pattern(pattern):
+        return pattern
+    return pattern.removesuffix(".*") + "." if pattern != "*" else "*"
+
+
+def _waiting_topics(call: Call, pattern: str) -> tuple[int, bool]:
+    """How many topics of a pattern have waiting messages, and whether there may be more."""
+    if not is_pattern(pattern):
+        return int(call.engine.topic_stats(pattern).waiting > 0), False
+    count, listed, after = 0, 0, None
+    while page := call.engine.topic_list(pattern=pattern, limit=TOPICS_AT_ONCE, after=after):
+        count += sum(topic.waiting > 0 for topic in page)
+        listed += len(page)
+        if len(page) < TOPICS_AT_ONCE:
+            break
+        if listed >= MAX_LISTED:
+            return count, True
+        after = page[-1].topic
+    return count, False
 
 
 def _check_match(call: Call, before: Mapping[str, Any]) -> None:
@@ -180,11 +235,9 @@ def _check_shared(call: Call, before: Mapping[str, Any], changes: Mapping[str, A
             )
 
 
-def change_answer(
-    pattern: str, before: dict[str, Any], after: dict[str, Any], *, dry_run: bool = False
-) -> Response:
+def change_answer(pattern: str, before: dict[str, Any], after: dict[str, Any]) -> Response:
     """The answer to a change of the operator's fields of a pattern."""
-    change = PolicyChange(pattern, after, before, dry_run)
+    change = PolicyChange(pattern, after, before)
     return Response(200, encode(change), headers=[_etag(after)], undo=(pattern, before))
 
 
@@ -213,15 +266,52 @@ def set_gate(call: Call) -> GateAnswer:
 
 
 def _gate_answer(gate: Mapping[str, Any]) -> GateAnswer:
-    return GateAnswer(
-        name=gate["name"],
-        rate=gate["rate"],
-        burst=gate["burst"],
-        concurrency=gate["concurrency"],
-        leased=gate["leased"],
-        waiting=gate["waiting"],
-        next_permit=moment_or_none(gate["next_permit_us"]),
+    return GateAnswer(**_limits(gate))
+
+
+def _limits(gate: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("name", "rate", "burst", "concurrency", "leased", "waiting")
+    return {
+        **{name: gate[name] for name in names},
+        "next_permit": moment_or_none(gate["next_permit_us"]),
+    }
+
+
+# Topic groups
+
+
+def list_groups(call: Call) -> TopicGroupsAnswer:
+    """List the topic groups that have settings: topics that compete as one."""
+    call.caller.check_everything()
+    return TopicGroupsAnswer(
+        [
+            TopicGroupAnswer(**_limits(group), weight=group["weight"])
+            for group in call.engine.topic_group_list()
+        ]
     )
+
+
+def set_group(call: Call) -> TopicGroupsAnswer:
+    """
+    Set the weight, rate and concurrency of a topic group, for the operator, as a whole.
+
+    Each setting overrides the code's. Without settings the code's hold again.
+    """
+    call.caller.check_everything()
+    body: TopicGroupBody = call.body
+    name = call.parameters["name"]
+    settings = Gate.of_group(name, body.rate, body.burst, body.concurrency, body.weight)
+    call.engine.topic_group_set(name, settings, layer="operator")
+    return list_groups(call)
+
+
+def reset_group(call: Call) -> TopicGroupsAnswer:
+    """Remove the operator's settings of a topic group; the code's hold again."""
+    call.caller.check_everything()
+    name = call.parameters["name"]
+    Gate.of_group(name, None, None, None, None)  # checks the name
+    call.engine.topic_group_set(name, Gate(), layer="operator")
+    return list_groups(call)
 
 
 # Tiers

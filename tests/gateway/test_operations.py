@@ -1,0 +1,131 @@
+"""What an operator does over HTTP: dead letters by what failed, groups, dry runs."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from laneway import Laneway
+from laneway.admin.fingerprints import title_of
+from laneway.gateway import moments
+from laneway.gateway.problems import Problem
+from tests.gateway.conftest import Api
+
+ERROR = """\
+shop.errors.PaymentFailed: order 4711 of 'acme' refused
+  File "/srv/app/site-packages/laneway/working/threads.py", line 123, in _call_handler
+    return function(*args)
+  File "/srv/app/shop/pay.py", line {line}, in charge
+    client.post(order)
+  File "/usr/lib/python3.11/http/client.py", line 9, in post
+    raise
+"""
+
+
+def test_cost(api: Api, app: Laneway) -> None:
+    """The cost of a message is in the answers that show it."""
+    app.publish("costs", 1, cost=7, id="seven")
+    assert api("GET", "/v1/topics/costs/messages/seven").json["cost"] == 7
+    assert api.lease(topics=["costs"])[0]["cost"] == 7
+
+
+def test_title_of_a_failure() -> None:
+    """The class and the program's own function name a failure; texts without frames are cut."""
+    for line in (3, 99):
+        title = title_of(None, ERROR.format(line=line))
+        assert title == "shop.errors.PaymentFailed in charge (pay.py)"
+    foreign = 'ValueError: x\n  File "/usr/lib/python3.12/json/decoder.py", line 1, in decode\n'
+    assert title_of("failed", foreign) == "ValueError in decode (decoder.py)"
+    assert title_of("http 503", None) == "http 503"
+    assert title_of("no order 'a-1' (48151623)", None) == "no order '…' (#)"
+    one = title_of("retries used up (3 attempts): it failed for 77777", None)
+    assert one == title_of("retries used up (1 attempt): it failed for 12345", "")
+    assert title_of(None, None) == "unknown"
+    assert title_of("\n", "\ud800"[:0]) == "unknown"
+    assert len(title_of("x" * 100_000, None)) <= 200
+
+
+def test_dead_by_fingerprint(api: Api, app: Laneway) -> None:
+    """Dead letters are grouped, listed, redriven and dropped by what failed."""
+    app.policy("failing", retries=0)
+    for n in range(6):
+        app.publish("failing", n, id=f"f{n}")
+    for n, delivery in enumerate(api.lease(6, topics=["failing"])):
+        error = ERROR.format(line=n) if n % 3 else f"http 503 after {n + 10_000} ms"
+        action = {"receipt": delivery["receipt"], "action": "retry", "error": error}
+        assert api.settle(action) == ["died"]
+    listed = api("GET", "/v1/dead/groups?topic=failing").json
+    first, second = listed["groups"]
+    assert (first["title"], first["count"]) == ("shop.errors.PaymentFailed in charge (pay.py)", 4)
+    assert (second["title"], second["count"]) == ("http 503 after # ms", 2)
+    assert first["topics"] == {"failing": 4}
+    assert first["first"] <= first["last"] == first["example"]["died_at"]
+    assert (listed["scanned"], listed["truncated"]) == (6, False)
+    path = f"/v1/dead?topic=failing&fingerprint={first['fingerprint']}"
+    page = api("GET", f"{path}&limit=3").json
+    assert [each["id"] for each in page["dead_letters"]] == ["f1", "f2", "f4"]
+    rest = api("GET", f"{path}&limit=3&after={page['next']}").json
+    assert [each["id"] for each in rest["dead_letters"]] == ["f5"]
+    assert rest["next"] is None
+    assert len(api("GET", "/v1/dead?topic=failing&since=1h").json["dead_letters"]) == 6
+    assert api("GET", "/v1/dead?topic=failing&since=2100-01-01T00:00:00Z").json["scanned"] == 6
+    assert "since" in api.problem("GET", "/v1/dead?since=soon")["detail"]
+    some: dict[str, Any] = {"topic": "failing", "fingerprint": first["fingerprint"]}
+    assert api("POST", "/v1/dead/redrive", {**some, "dry_run": True}).json["count"] == 4
+    assert api("POST", "/v1/dead/redrive", {**some, "limit": 2}).json["count"] == 2
+    assert api("POST", "/v1/dead/drop", some).json["count"] == 2
+    assert {each.message.id for each in app.dead_letters("failing")} == {"f0", "f3"}
+    del some["topic"]
+    assert "takes a topic" in api.problem("POST", "/v1/dead/drop", some)["detail"]
+
+
+def test_past_times() -> None:
+    """Times of a URL: RFC 3339, Unix seconds, or how long ago."""
+    now_us = time.time_ns() // 1000
+    assert moments.past_us("since", "10m", now_us) == now_us - 600_000_000
+    assert moments.past_us("since", "90", now_us) == now_us - 90_000_000
+    assert moments.past_us("since", "1700000000.5", now_us) == 1_700_000_000_500_000
+    expected = round(datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp() * 1e6)
+    for text in ("2026-11-22T12:00:00Z", "2026-11-22T13:00:00+01:00", "2026-11-22T13:00:00 01:00"):
+        assert moments.past_us("since", text, now_us) == expected
+    for wrong in ("", "soon", "nan", "inf", "1e400", "2026-11-22T12:00:00", "9" * 400, "-"):
+        with pytest.raises(Problem, match="since"):
+            moments.past_us("since", wrong, now_us)
+
+
+def test_groups(api: Api, app: Laneway) -> None:
+    """Weight and limits of a topic group are set, listed and removed."""
+    app.topic_group("customer.acme", weight=2)
+    body = {"rate": "50/s", "concurrency": 5}
+    assert api("PUT", "/v1/groups/customer.acme", body).status == 200
+    (group,) = api("GET", "/v1/groups").json["groups"]
+    assert (group["name"], group["weight"], group["rate"]) == ("customer.acme", 2.0, 50.0)
+    assert group["concurrency"] == 5
+    assert api("GET", "/v1/audit?limit=1").json["changes"][0]["path"] == "/v1/groups/customer.acme"
+    (group,) = api("DELETE", "/v1/groups/customer.acme").json["groups"]
+    assert (group["weight"], group["rate"]) == (2.0, None)
+    assert "600/m" in api.problem("PUT", "/v1/groups/customer.acme", {"rate": "x"})["detail"]
+    assert "weight" in api.problem("PUT", "/v1/groups/customer.acme", {"weight": -1})["detail"]
+
+
+def test_dry_run(api: Api, app: Laneway) -> None:
+    """A dry run says how many waiting topics a change covers, and what would hold."""
+    app.policy("dry.*", rate="7/s")
+    for n in range(3):
+        app.publish(f"dry.{n}", n)
+    answer = api("PATCH", "/v1/policies/dry.*?dry_run=1", {"rate": "9/s", "weight": 3}).json
+    effects = answer["effects"]
+    assert (effects["waiting_topics"], effects["truncated"]) == (3, False)
+    assert effects["before"]["rate"] == {"value": 7.0, "layer": "code", "pattern": "dry.*"}
+    assert effects["after"]["rate"] == {"value": 9.0, "layer": "operator", "pattern": "dry.*"}
+    assert effects["after"]["weight"]["value"] == 3.0
+    answer = api("PUT", "/v1/policies/dry.1?dry_run=1", {"concurrency": 2}).json
+    assert answer["effects"]["waiting_topics"] == 1
+    assert answer["effects"]["after"]["concurrency"]["pattern"] == "dry.1"
+    assert answer["effects"]["after"]["rate"]["value"] == 7.0
+    contradiction = {"burst": 3, "rate": None}
+    api.problem("PUT", "/v1/policies/other?dry_run=1", contradiction)
+    assert api("GET", "/v1/policies/dry.*").json["layers"] == {"code": {"rate": 7.0}}
