@@ -9,7 +9,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories conformance test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,12 @@ fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FU
 
 fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API (a few minutes); FUZZ_SEED=7 repeats some
 	GATEWAY_FUZZ=$${GATEWAY_FUZZ:-100000} $(BIN)/python -m pytest -s -p no:xdist --timeout 3600 tests/gateway/test_load.py -k random $(ARGS)
+
+histories: $(READY) ## 500 random histories on each engine, in lockstep with the model (an hour); LANEWAY_HISTORIES=50 for fewer
+	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful $(ARGS)
+
+conformance: $(READY) ## the whole conformance suite on every way to connect; make test leaves out repetitions
+	LANEWAY_CONFORMANCE=1 $(BIN)/python -m pytest -n auto tests/conformance $(ARGS)
 
 test-kills: $(READY) ## publishers, workers, spools and stores that are killed at random moments, many more rounds than in make test
 	LANEWAY_KILLS=200 LANEWAY_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)

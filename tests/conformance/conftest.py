@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -92,15 +94,24 @@ shards divide about once a second.
 """
 
 
+SAMPLED: frozenset[str] = frozenset(("sqlite folder", "valkey, few rights", "valkey, sentinels"))
+"""Engines that differ from another one only in how they connect; `make conformance` runs all."""
+
+IS_WHOLE = "LANEWAY_CONFORMANCE" in os.environ
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function):
+        return False
+    name = item.callspec.params.get("make_engine") if hasattr(item, "callspec") else None
+    if name in SHARDED:
+        return item.originalname in EXACT_IN_A_SHARD
+    return name in SAMPLED and not IS_WHOLE and zlib.crc32(item.name.encode()) % 4 != 0
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run these tests on engines with one shard only."""
-    left_out = [
-        item
-        for item in items
-        if isinstance(item, pytest.Function)
-        and item.originalname in EXACT_IN_A_SHARD
-        and item.callspec.params.get("make_engine") in SHARDED
-    ]
+    """Run the tests of one shard on engines with one shard only, and some engines' in part."""
+    left_out = [item for item in items if _is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

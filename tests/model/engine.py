@@ -162,7 +162,7 @@ class Engine(Lanes):
         taken = set(before) if name == batch else set()
         receipts = [Receipt(draft.id or "", draft.topic, "duplicate") for draft in drafts]
         left = [n for n, draft in enumerate(drafts) if (draft.topic, draft.id) not in taken]
-        for n, receipt in zip(left, self._put([drafts[n] for n in left], set()), strict=True):
+        for n, receipt in zip(left, self._put([drafts[n] for n in left], {}), strict=True):
             receipts[n] = receipt
             if receipt.outcome != "refused":
                 taken.add((receipt.topic, receipt.id))
@@ -191,18 +191,24 @@ class Engine(Lanes):
             ):
                 raise BadMessage("its delay outlasts its ttl")
 
-    def _put(self, drafts: Iterable[Draft], full_topics: set[str] | None = None) -> list[Receipt]:
-        """`full_topics`: topics that refuse everything after the first refused message."""
+    def _put(
+        self, drafts: Iterable[Draft], full_topics: dict[str, str] | None = None
+    ) -> list[Receipt]:
+        """
+        `full_topics`: topics that refuse everything after the first refused message, with the topic
+        whose backlog is full: their own or a copy's.
+        """
         arrivals: list[Lane] = []
         receipts: list[Receipt] = []
         for draft in drafts:
             if full_topics is not None and draft.topic in full_topics:
-                receipts.append(Receipt(draft.id or "", draft.topic, "refused", None, "full"))
+                full = full_topics[draft.topic]
+                receipts.append(Receipt(draft.id or "", full, "refused", None, "full"))
                 continue
             policy = self.policy_table.resolve(draft.topic)
             receipts.append(self._accept_with_copies(draft, policy, arrivals))
             if full_topics is not None and receipts[-1].outcome == "refused":
-                full_topics.add(draft.topic)
+                full_topics[draft.topic] = receipts[-1].topic
         for lane in arrivals:
             if lane.place == "idle" or not self._ready(lane):
                 self._place(lane)
