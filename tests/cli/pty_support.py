@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from typing import Any
 
 RUN = "import os, sys; os.login_tty(0); from laneway.cli import main; main(sys.argv[1:])"
@@ -18,7 +19,14 @@ RUN = "import os, sys; os.login_tty(0); from laneway.cli import main; main(sys.a
 class InTerminal:
     """`laneway …` with a pseudo-terminal as its input, output and controlling terminal."""
 
-    def __init__(self, *arguments: str, rows: int = 40, columns: int = 120, run: str = RUN) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        rows: int = 40,
+        columns: int = 120,
+        run: str = RUN,
+        folder: Path | None = None,
+    ) -> None:
         self._master, self._slave = os.openpty()
         self.resize(rows, columns)
         self.before = self.attributes()
@@ -28,6 +36,7 @@ class InTerminal:
             stdout=self._slave,
             stderr=self._slave,
             env={**os.environ, "TERM": "xterm-256color"},
+            cwd=folder,
         )
         self.output = ""
 
@@ -43,7 +52,7 @@ class InTerminal:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def read_until(self, text: str, seconds: float = 20.0) -> None:
+    def read_until(self, text: str, seconds: float = 60.0) -> None:
         """Read on until the text has come since the last call."""
         seen = ""
         deadline = time.monotonic() + seconds

@@ -222,7 +222,7 @@ def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None
         config = uvicorn.Config(
             gateway, http=server._protocol(10), lifespan="off", log_config=None, access_log=False
         )
-        serving = server._Server(config, gateway, lambda: None)
+        serving = server.Server(config, gateway, lambda: None)
         task = asyncio.create_task(serving.serve([listening]))
         port = listening.getsockname()[1]
         assert await exchange(port, b"") == b""

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from laneway.engines.base import Records
-    from laneway.gateway.gateway import Gateway
 
 STOP_SECONDS = 10
 """How long requests may continue after the server was told to stop."""
@@ -43,6 +43,18 @@ CLIENT_ERRORS = logging.getLogger("laneway.gateway.connection")
 CLIENT_ERRORS.setLevel(logging.ERROR)
 
 
+class Served(Protocol):
+    """What a server needs from what it serves: `Gateway`, or what stands before several."""
+
+    prefix: str
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, as ASGI calls it."""
+
+    def stop(self) -> None:
+        """End the waiting requests."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
     How the server listens.
@@ -51,6 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     - `certificate`, `key`: paths of PEM files; None: plain HTTP.
     - `max_connections`: further ones are refused with 503.
     - `trusted_proxies`: addresses whose `X-Forwarded-…` headers are believed.
+    - `stop_seconds`: how long requests may continue after the server was told to stop.
     """
 
     host: str = "127.0.0.1"
@@ -59,6 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     max_connections: int = 1000
     trusted_proxies: tuple[str, ...] = ()
+    stop_seconds: int = STOP_SECONDS
 
 
 def bind_of(text: str) -> tuple[str, int]:
@@ -81,12 +95,21 @@ def check_bind(host: str, engine: Records, *, is_open: bool) -> None:
     )
 
 
-def serve(gateway: Gateway, options: Options, tell: Callable[[str], None]) -> None:
+def serve(gateway: Served, options: Options, tell: Callable[[str], None]) -> None:
     """
     Serve until SIGTERM or SIGINT. `tell`: gets the URL when the server accepts connections.
 
     Raises UsageError if the address cannot be used.
     """
+    listening = listen(options)
+    server = create(gateway, options, listening, tell)
+    asyncio.run(server.serve(sockets=[listening]))
+
+
+def create(
+    gateway: Served, options: Options, listening: socket.socket, tell: Callable[[str], None]
+) -> Server:
+    """The server of a listening socket; `await server.serve(sockets=[listening])` runs it."""
     config = uvicorn.Config(
         gateway,
         host=options.host,
@@ -97,7 +120,7 @@ def serve(gateway: Gateway, options: Options, tell: Callable[[str], None]) -> No
         loop="asyncio",
         backlog=BACKLOG,
         timeout_keep_alive=round(IDLE_SECONDS),
-        timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_graceful_shutdown=options.stop_seconds,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key,
         proxy_headers=bool(options.trusted_proxies),
@@ -106,17 +129,15 @@ def serve(gateway: Gateway, options: Options, tell: Callable[[str], None]) -> No
         access_log=False,
         log_config=None,
     )
-    listening = _socket(options)
     _allow_files(2 * options.max_connections)
     scheme = "https" if options.certificate else "http"
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    server = _Server(config, gateway, lambda: tell(f"{scheme}://{shown}:{port}{gateway.prefix}"))
-    asyncio.run(server.serve(sockets=[listening]))
+    return Server(config, gateway, lambda: tell(f"{scheme}://{shown}:{port}{gateway.prefix}"))
 
 
-def _socket(options: Options) -> socket.socket:
-    """A socket that is bound to the address. Raises UsageError."""
+def listen(options: Options) -> socket.socket:
+    """A socket that listens at the address. Raises UsageError."""
     listening = None
     try:
         (family, kind, number, _, address), *_ = socket.getaddrinfo(
@@ -125,6 +146,7 @@ def _socket(options: Options) -> socket.socket:
         listening = socket.socket(family, kind, number)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)
     except OSError as error:
         if listening is not None:
             listening.close()
@@ -145,26 +167,36 @@ def _allow_files(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
-class _Server(uvicorn.Server):
-    """Ends waiting requests when it is told to stop, and returns instead of raising signals."""
+class Server(uvicorn.Server):
+    """
+    Ends waiting requests when it is told to stop, and returns instead of raising signals.
+
+    `should_exit = True` stops it, from any thread. Outside the main thread it handles no signals.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, started: Callable[[], None]
+        self, config: uvicorn.Config, gateway: Served, started: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._tell = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
         await super().startup(sockets)
         self._tell()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the requests, then the connections."""
         self._gateway.stop()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Handle the signals that stop it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         handlers = {
             each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)
         }

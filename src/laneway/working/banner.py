@@ -48,7 +48,7 @@ def log_banner(app: Any, options: Options, how_to_stop: str) -> None:
     )
     _log_names("tasks", handlers.task_names())
     _log_names("queues", sorted(handlers.queues))
-    _log_names("schedules", _schedules(app))
+    _log_names("schedules", schedules(app))
     _log_names("elections", [] if options.burst else [e.name for e in app.elections_in_workers])
     processes = f"{options.processes} processes, " if options.processes > 1 else ""
     topics = f", topics {', '.join(options.topics)}" if options.topics else ""
@@ -74,7 +74,8 @@ def _log_names(what: str, names: Sequence[str]) -> None:
         )
 
 
-def _schedules(app: Any) -> list[str]:
+def schedules(app: Any) -> list[str]:
+    """The first schedules of the namespace, each with its next time."""
     try:
         planned = app.schedules(limit=MAX_NAMES + 1)
     except LanewayError as error:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing.connection
-import os
 import signal
 import sys
 import threading
@@ -32,11 +31,12 @@ from laneway.safetext import escaped, without_passwords
 from laneway.working import child_processes, log_format
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.options import Options, Summary
+from laneway.working.source_files import as_at_start, modification_times
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
     from laneway.working.child_processes import Process
@@ -336,10 +336,10 @@ def _cannot_start(error: Exception, options: Options, began: float) -> int:
     if not options.reload:
         return EXIT_USAGE if isinstance(error, LanewayError) else 1
     files = own_files(error)
-    before = _as_at_start(_modification_times(files), began)
+    before = as_at_start(modification_times(files), began)
     log.info("waiting for the code to change")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    while _modification_times(files) == before:
+    while modification_times(files) == before:
         if child_processes.is_orphan():
             return 0
         time.sleep(LOOK_SECONDS)
@@ -351,10 +351,10 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
     changed = threading.Event()
 
     def watch() -> None:
-        before = _as_at_start(_modification_times(), began)
+        before = as_at_start(modification_times(), began)
         while True:
             time.sleep(LOOK_SECONDS)
-            now = _modification_times()
+            now = modification_times()
             different = sorted(
                 path for path, modified in now.items() if before.get(path, modified) != modified
             )
@@ -367,28 +367,3 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
 
     threading.Thread(target=watch, name="laneway-reload", daemon=True).start()
     return changed
-
-
-def _as_at_start(times: dict[str, float], began: float) -> dict[str, float]:
-    """
-    Modification times, with `began` for sources that changed after the worker began to read them:
-    these count as changed later, because the worker may have read the old text.
-    """
-    return {
-        path: began if modified > began and path.endswith(".py") else modified
-        for path, modified in times.items()
-    }
-
-
-def _modification_times(others: Iterable[str] = ()) -> dict[str, float]:
-    """
-    By path: modification times of all loaded modules, and of other files with their folders, where
-    a file may be added.
-    """
-    times: dict[str, float] = {}
-    paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    for path in [*paths, *others, *map(os.path.dirname, others)]:
-        if path and not path.startswith(sys.base_prefix):
-            with contextlib.suppress(OSError):
-                times[path] = os.stat(path).st_mtime
-    return times

@@ -1,0 +1,1 @@
+"""`laneway dev`: the program, the gateway and a webhook receiver in one terminal."""

@@ -1,0 +1,84 @@
+"""`laneway dev`: everything that a program needs during its development, in one terminal."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from laneway.cli.session import Session, pass_session
+
+URL = "sqlite:///laneway-dev.db"
+
+EXAMPLES = """\b
+Examples:
+  laneway dev shop:app                     worker, schedules and gateway; reloads on change
+  laneway dev                              the gateway alone
+  laneway dev shop:app --sink 8000         also a receiver of webhooks, with switches
+"""
+
+
+@click.command(short_help="Run a program and the gateway; reload on change.", epilog=EXAMPLES)
+@click.argument("target", metavar="[MODULE[:APP]]", required=False)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=7878,
+    show_default=True,
+    help="The gateway's port; if it is taken, the next free one; 0: any.",
+)
+@click.option(
+    "--sink",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Receive webhooks on this port of this machine, and show them on a page.",
+)
+@click.option("--pool", default="default", show_default=True, help="The pool to serve.")
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    help="The most handlers at once.",
+)
+@pass_session
+def dev(
+    session: Session,
+    target: str | None,
+    *,
+    port: int,
+    sink: int | None,
+    pool: str,
+    concurrency: int,
+) -> None:
+    """
+    Run an application's worker, its schedules and the gateway in one terminal.
+
+    The store is sqlite:///laneway-dev.db unless --url or $LANEWAY_URL names another one, also if
+    the code names one. When a source file changes, the program is loaded again; if that fails, the
+    error is shown and the old code goes on.
+    """
+    from laneway.cli.development.session import DevSession, Setup
+
+    url, source = _store(session)
+    namespace = session.namespace if session.namespace_given else None
+    setup = Setup(
+        target=target,
+        url=url,
+        store_source=source,
+        namespace=namespace,
+        port=port,
+        pool=pool,
+        concurrency=concurrency,
+        sink=sink,
+    )
+    DevSession(setup).run()
+
+
+def _store(session: Session) -> tuple[str, str]:
+    """The store's URL, and what named it."""
+    if session.url is not None:
+        return session.url, "option --url"
+    url = os.environ.get("LANEWAY_URL")
+    return (url, "environment LANEWAY_URL") if url else (URL, "the default of dev")

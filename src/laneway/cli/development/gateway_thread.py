@@ -1,0 +1,113 @@
+"""The gateway of `laneway dev`, in a thread of its own; it goes on when the program is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import threading
+from typing import TYPE_CHECKING, Any
+
+from laneway import Laneway
+from laneway.errors import UsageError
+from laneway.gateway import server
+from laneway.gateway.gateway import Gateway
+
+if TYPE_CHECKING:
+    import socket
+
+HOST = "127.0.0.1"
+PORTS = 100
+"""How many ports are tried, from the one that was asked for."""
+
+STOP_SECONDS = 1
+"""How long requests may continue at the end."""
+
+
+class GatewayThread(threading.Thread):
+    """
+    Serves a namespace of a store on this machine.
+
+    `use` changes the namespace, which is known only when the program was imported.
+    """
+
+    def __init__(self, url: str, namespace: str, port: int) -> None:
+        """Raises UsageError if no port is free, and what opening the store raises."""
+        super().__init__(name="laneway-gateway", daemon=True)
+        self.prefix = ""
+        self._has_dashboard = importlib.util.find_spec("laneway.gateway.dashboard") is not None
+        self.app = self._open(url, namespace)
+        self._gateway = self._serve_app()
+        self._options, self._socket = _listen(port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = server.create(self, self._options, self._socket, lambda _: None)
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def page(self) -> str:
+        """The URL of its first page."""
+        return self.address if self._has_dashboard else f"{self.address}/docs"
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request by the gateway of the present namespace."""
+        await self._gateway(scope, receive, send)
+
+    def run(self) -> None:
+        """Serve until `end`."""
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    def use(self, namespace: str) -> None:
+        """Serve another namespace from now on."""
+        if namespace == self.app.namespace:
+            return
+        app, gateway = self.app, self._gateway
+        self.app = self._open(app.url, namespace)
+        self._gateway = self._serve_app()
+        gateway.close()
+        app.close()
+
+    def end(self) -> None:
+        """Begin to stop, from any thread."""
+        self._server.should_exit = True
+
+    def stop(self) -> None:
+        """End the waiting requests; the server calls it."""
+        self._gateway.stop()
+
+    def close(self) -> None:
+        """Close the store; the thread has ended."""
+        self._gateway.close()
+        self.app.close()
+
+    def _serve_app(self) -> Gateway:
+        if not self._has_dashboard:
+            return Gateway(self.app)
+        dashboard = importlib.import_module("laneway.gateway.dashboard.dashboard")
+        return Gateway(self.app, extensions=[dashboard.Dashboard(self.app)])
+
+    @staticmethod
+    def _open(url: str, namespace: str) -> Laneway:
+        app = Laneway(url, namespace=namespace, create=True)
+        if not app.engine.capabilities.processes:
+            raise UsageError(
+                f"dev: {app.store} lives in one process; expected a store that several processes"
+                " share, like sqlite:///laneway-dev.db"
+            )
+        return app
+
+
+def _listen(first: int) -> tuple[server.Options, socket.socket]:
+    """A socket at the first free port."""
+    for port in range(first, min(first + PORTS, 65_536)):
+        options = server.Options(host=HOST, port=port, stop_seconds=STOP_SECONDS)
+        try:
+            return options, server.listen(options)
+        except UsageError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                raise UsageError(f"dev: --port {port} cannot be used: {cause}") from error
+    raise UsageError(f"dev: the ports {first} to {port} are taken; name another one with --port")

@@ -1,0 +1,117 @@
+"""The page of `laneway dev --sink`: switches, and the requests that came."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.safetext import escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from laneway.cli.development.sink import Entry, Switches
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+"""The content security policy of every answer."""
+
+STYLE = """\
+:root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 25%, transparent); }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+form { display: flex; flex-wrap: wrap; gap: 1rem; align-items: end;
+  border: 1px solid var(--line); border-radius: 0.4rem; padding: 1rem; }
+label { display: grid; }
+label.inline { display: flex; gap: 0.4rem; align-items: center; }
+input[type="number"] { width: 7rem; }
+input, button { font: inherit; }
+details { border-top: 1px solid var(--line); padding: 0.3rem 0; }
+summary { cursor: pointer; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 0.9rem/1.5 ui-monospace, monospace; }
+:focus-visible { outline: 2px solid; outline-offset: 2px; }
+"""
+
+SCRIPT = """\
+// Puts new requests on top, once a second, while the page is visible.
+const list = document.getElementById("requests");
+async function update() {
+  if (document.visibilityState === "visible") {
+    const newest = list.querySelector("details")?.dataset.number ?? "0";
+    try {
+      const answer = await fetch(`_requests?after=${newest}`);
+      const newer = await answer.text();
+      if (newer) {
+        document.getElementById("none")?.remove();
+        list.insertAdjacentHTML("afterbegin", newer);
+      }
+    } catch {} // the receiver has ended, or starts again
+  }
+  setTimeout(update, 1000);
+}
+setTimeout(update, 1000);
+"""
+
+FILES = {
+    "/_style.css": ("text/css", STYLE.encode()),
+    "/_page.js": ("text/javascript", SCRIPT.encode()),
+}
+
+
+def page(switches: Switches, received: Iterable[Entry]) -> bytes:
+    """The page as HTML."""
+    shown = entries(received).decode()
+    none = '<p id="none">None yet. Every path takes one, such as <code>/hooks</code>.</p>'
+    checked = " checked" if switches.close else ""
+    return f"""\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Webhooks received</title>
+<meta name="viewport" content="width=device-width">
+<link rel="stylesheet" href="_style.css"><script type="module" src="_page.js"></script></head>
+<body><h1>Webhooks received</h1>
+<form method="post" action="_switches">
+<label>Status <input type="number" name="status" min="200" max="599"
+ value="{switches.status}"></label>
+<label>Delay in seconds <input type="number" name="delay" min="0" max="300" step="any"
+ value="{switches.delay:g}"></label>
+<label class="inline"><input type="checkbox" name="close" value="yes"{checked}>
+ Close the connection without an answer</label>
+<button>Answer so from now on</button></form>
+<h2>Requests</h2><div id="requests">{shown or none}</div></body></html>
+""".encode()
+
+
+def entries(received: Iterable[Entry]) -> bytes:
+    """The requests as HTML, in the given order."""
+    return "".join(map(_entry, received)).encode()
+
+
+def _entry(entry: Entry) -> str:
+    at = datetime.fromtimestamp(entry.at, UTC).astimezone().strftime("%H:%M:%S")
+    headers = "\n".join(f"{name}: {value}" for name, value in entry.headers)
+    cut = f"\n… ({entry.size:,} bytes)" if entry.size > len(entry.body) else ""
+    return (
+        f'<details data-number="{entry.number}"><summary>{at}'
+        f" <b>{_shown(entry.method)}</b> {_shown(entry.path[:500])} → {_shown(entry.answer)}"
+        f"</summary><pre>{_shown(headers)}\n\n{_shown(_body(entry.body))}{cut}</pre></details>\n"
+    )
+
+
+def _body(body: bytes) -> str:
+    """JSON with line breaks, other text as it is, else hexadecimal."""
+    try:
+        return msgspec.json.format(body, indent=2).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body.hex(" ")
+
+
+def _shown(text: str) -> str:
+    return escape(escaped(text, lines=True))

@@ -1,0 +1,237 @@
+"""`laneway dev` in real processes and terminals."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from laneway import Laneway
+from tests.cli.pty_support import InTerminal
+
+PROGRAM = """\
+import os
+import time
+
+from laneway import Laneway, Message
+
+app = Laneway("sqlite:///production.db", namespace="{namespace}")
+app.policy("push.*", retries=0)
+
+
+@app.handler("push.*")
+def deliver(message: Message) -> None:
+    if message.body["order"] == 13:
+        raise ValueError("unlucky")
+    print("{version} begins", message.body["order"], flush=True)
+    while not os.path.exists(message.body.get("until", ".")):
+        time.sleep(0.02)
+    print("{version} handled", message.body["order"], flush=True)
+"""
+
+STORE = "sqlite:///laneway-dev.db"
+
+
+def write(folder: Path, version: str, namespace: str = "default") -> None:
+    (folder / "shop.py").write_text(PROGRAM.format(version=version, namespace=namespace))
+
+
+def get(port: int, path: str = "/healthz") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def port_in(output: str) -> int:
+    found = re.search(r"http://127\.0\.0\.1:(\d+)", output)
+    assert found, output
+    return int(found[1])
+
+
+@pytest.fixture(autouse=True)
+def _no_store_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LANEWAY_URL", raising=False)
+
+
+class Dev:
+    """`laneway dev` without a terminal; its log is on its standard output."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "laneway", "dev", "--port", "0", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+
+    def wait_for(self, text: str, times: int = 1) -> str:
+        """Read until the text has come so often since the start."""
+        assert self.process.stdout is not None
+        while self.output.count(text) < times:
+            line = self.process.stdout.readline()
+            assert line, f"{text!r} did not come, but: {self.output}"
+            self.output += line
+        return self.output
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        assert self.process.wait(timeout=30) == 0
+
+    def __enter__(self) -> Dev:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_a_session_in_a_terminal(tmp_path: Path) -> None:
+    """
+    The page is up; keys publish and show dead letters; a mistake is shown and the old code goes on;
+    the corrected code handles; Ctrl-C ends everything and gives the terminal back.
+    """
+    write(tmp_path, "v1")
+    with InTerminal("dev", "shop:app", "--port", "0", folder=tmp_path) as terminal:
+        terminal.read_until("q quit")
+        banner = terminal.output.splitlines()
+        assert len(banner) <= 8, banner
+        terminal.read_until("is ready")
+        assert f"{STORE} (the default of dev)" in terminal.output
+        assert "push.* (deliver)" in terminal.output
+        assert get(port_in(terminal.output)) == 200
+
+        def publish(order: int) -> None:
+            terminal.press(b"p")
+            terminal.read_until("topic: " if order == 1 else "topic [push.acme]: ")
+            terminal.press(b"\n" if order > 1 else b"push.acme\n")  # the last one is proposed
+            terminal.read_until("body")
+            terminal.press(b'{"order": %d}\n' % order)
+            terminal.read_until("accepted")
+
+        publish(1)
+        terminal.read_until("v1 handled 1")
+        publish(13)
+        terminal.read_until("dead letter")
+        assert re.search(
+            r"message \S+ in topic push\.acme: attempt 1 failed: ValueError: unlucky"
+            r" \(\S+shop\.py:13\)",
+            terminal.output,
+        )
+        terminal.press(b"d")
+        terminal.read_until("unlucky")
+
+        source = (tmp_path / "shop.py").read_text()
+        (tmp_path / "shop.py").write_text(source + "\nnonsense()\n")
+        terminal.read_until("the old code goes on until a file changes")
+        assert re.search(r"shop\.py\", line 19", terminal.output), terminal.output
+        assert "name 'nonsense' is not defined" in terminal.output
+        publish(2)
+        terminal.read_until("v1 handled 2")
+        write(tmp_path, "v2")
+        terminal.read_until("the program was loaded")
+        publish(3)
+        terminal.read_until("v2 handled 3")
+        terminal.press(b"r")
+        terminal.read_until("the program was loaded")
+        terminal.press(b"\x03")
+        assert terminal.end() == 0
+        assert terminal.attributes() == terminal.before
+    assert not (tmp_path / "production.db").exists()
+
+
+def test_what_runs_finishes(tmp_path: Path) -> None:
+    """
+    After a change the old code finishes what runs while the new code works. At the end a message
+    that takes too long goes back, and no attempt is counted.
+    """
+    write(tmp_path, "v1", "sandbox")
+    with (
+        Dev(tmp_path, "shop:app") as dev,
+        Laneway(f"sqlite:///{tmp_path}/laneway-dev.db", namespace="sandbox") as app,
+    ):
+        port = port_in(dev.wait_for("is ready"))
+        app.publish("push.acme", {"order": 1, "until": "go"})
+        dev.wait_for("v1 begins 1")
+        write(tmp_path, "v2", "sandbox")
+        dev.wait_for("the program was loaded")
+        app.publish("push.globex", {"order": 2})
+        dev.wait_for("v2 handled 2")
+        (tmp_path / "go").touch()
+        dev.wait_for("v1 handled 1")
+        dev.wait_for("stopped after")  # the old worker
+        newest = re.findall(r"worker (\d+) is ready", dev.wait_for("is ready", 2))[-1]
+        os.kill(int(newest), signal.SIGKILL)
+        dev.wait_for("is ready", 3)
+        assert (
+            "the program was killed by signal 9 (SIGKILL); it starts again in 0.5 s" in dev.output
+        )
+        assert get(port, "/v1/topics/push.acme") == 200  # the program's namespace
+        stuck = app.publish("push.acme", {"order": 3, "until": "never"})
+        dev.wait_for("v2 begins 3")
+        began = time.monotonic()
+        dev.end(signal.SIGINT)
+        assert time.monotonic() - began < 15  # without load below 2
+        assert app.topic("push.acme").stats().waiting == 1
+        [delivery] = app.lease(1)
+        assert (delivery.message.id, delivery.attempt) == (stuck.id, 1)
+
+
+def test_gateway_and_receiver_alone(tmp_path: Path) -> None:
+    """Without a program there are the gateway and the receiver; a port that is taken is skipped."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Dev(tmp_path, "--port", str(port), "--sink", "0") as dev:
+            banner = dev.wait_for("Ctrl-C")
+            assert f"(port {port} is taken)" in banner
+            gateway, sink = map(int, re.findall(r"http://127\.0\.0\.1:(\d+)", banner))
+            assert gateway > port
+            assert get(gateway, "/v1/topics") == 200
+            assert get(sink, "/") == 200
+            assert get(sink, "/hooks") == 200
+            dev.end()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["no_such:app"], 'there is no module "no_such"'),
+        (["shop:nothing"], 'has no "nothing"; did you mean shop:app?'),
+        (["-u", "sqlite://"], "expected a store that several processes share"),
+        (["--port", "70000"], "--port"),
+    ],
+)
+def test_wrong_calls(tmp_path: Path, arguments: list[str], error: str) -> None:
+    """A wrong call ends with one line and exit code 2."""
+    write(tmp_path, "v1")
+    with Dev(tmp_path, *arguments) as dev:
+        output, _ = dev.process.communicate(timeout=60)
+        assert dev.process.returncode == 2, output
+    assert error in output
+    assert "Traceback" not in output
+
+
+def test_a_program_that_cannot_be_imported_yet(tmp_path: Path) -> None:
+    """The gateway is up, the mistake is shown with its place, and the corrected program runs."""
+    (tmp_path / "shop.py").write_text("from laneway import Laneway\n\nimport not_there\n")
+    with Dev(tmp_path, "shop:app") as dev:
+        dev.wait_for("nothing is handled until a file changes")
+        dev.wait_for("Ctrl-C")
+        assert 'shop.py", line 3' in dev.output
+        assert get(port_in(dev.output)) == 200
+        write(tmp_path, "v1")
+        dev.wait_for("is ready")
+        dev.end()
