@@ -9,6 +9,7 @@ import click
 from laneway.cli.main import main
 
 CALLS: dict[str, list[list[str]]] = {
+    "init": [["{hostile}"], ["{name}"]],
     "dev": [["{hostile}", "--port", "0"]],
     "worker": [
         ["{program}", "--burst"],

@@ -16,6 +16,7 @@ from laneway.cli.session import REFUSED, USAGE, Session, exit_with, say, with_ex
 from laneway.policy import is_unicode
 
 COMMANDS = {
+    "init": "init",
     "dev": "development.command",
     "worker": "worker",
     "publish": "publish",
