@@ -54,7 +54,10 @@ def put(
     BadMessage before anything is changed.
     """
     policies = tx.policies([draft.topic for draft in drafts])
-    plains = list(map(is_plain, drafts, policies))
+    plains = [
+        policy.accepts_plainly and _has_no_options(draft)
+        for draft, policy in zip(drafts, policies, strict=True)
+    ]
     if not all(plains) and any(map(is_copied, drafts, policies)):
         return _put_copied(tx, drafts, policies, keeps_order=keeps_order, is_whole=is_whole)
     for draft, policy, plain in zip(drafts, policies, plains, strict=True):
@@ -183,11 +186,9 @@ def _is_stored_plainly(draft: Draft, policy: Resolved) -> bool:
 
 
 def _has_no_options(draft: Draft) -> bool:
+    headers = draft.headers
     return (
-        (
-            draft.headers is None
-            or (SIGNALS_HEADER not in draft.headers and COST not in draft.headers)
-        )
+        (headers is None or (SIGNALS_HEADER not in headers and COST not in headers))
         and draft.key is None
         and draft.id is None
         and draft.delay_us == 0

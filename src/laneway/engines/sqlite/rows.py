@@ -1,7 +1,13 @@
-"""The rows that a transaction works on. The order of fields is that of the columns."""
+"""
+The rows that a transaction works on. The order of fields is that of the columns.
+
+Rows that a call changes many times are dataclasses: setting a field of one takes a fifth of the
+time that it takes with a msgspec struct. The others are structs, which are made faster.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,8 +22,11 @@ from laneway.topic_groups import GROUP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from laneway.engines.base import Tally
 
-class Lane(msgspec.Struct, gc=False):
+
+@dataclass(slots=True, eq=False)
+class Lane:
     """
     A row of `lane`. `tier_queue`: the number of its tier queue; below 0: of its group, negated. The
     fields from `retried` on are stored in `lane.more`, as JSON; those from
@@ -74,7 +83,7 @@ class Lane(msgspec.Struct, gc=False):
     counted_done: int = 0
     counted_waiting: int = 0
     counted_rare: tuple[int, int, int, int] = (0, 0, 0, 0)
-    tally: tuple[Any, int, Any] | None = None  # where it is counted, see TallyBook
+    tally: Tally | None = None  # where it is counted; None: not known, see TallyBook
     is_new: bool = False
     forgotten: bool = False
 
@@ -158,7 +167,8 @@ class Lane(msgspec.Struct, gc=False):
         self.more = msgspec.json.encode(values).decode() if any(values) else None
 
 
-class TierQueue(msgspec.Struct, gc=False):
+@dataclass(slots=True, eq=False)
+class TierQueue:
     """A row of `tier_queue`: the lanes of one tier of one pool."""
 
     number: int
@@ -170,7 +180,8 @@ class TierQueue(msgspec.Struct, gc=False):
     delivered: int
 
 
-class GroupQueue(msgspec.Struct, gc=False):
+@dataclass(slots=True, eq=False)
+class GroupQueue:
     """A row of `group_queue`: the lanes of one group in a tier queue."""
 
     number: int
@@ -267,7 +278,8 @@ class Ended(msgspec.Struct, gc=False):
         return line_of(self.topic, self.key)
 
 
-class Shard(msgspec.Struct, gc=False):
+@dataclass(slots=True, eq=False)
+class Shard:
     """The row of `shard`: the counters of the whole file."""
 
     nonce: str
@@ -396,9 +408,15 @@ class LaneGates:
         return [state for state in self.states if state is not None]
 
 
-LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]
-GROUP_COLUMNS = GroupQueue.__struct_fields__[:-1]
-MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : Lane.__struct_fields__.index("stored_index")]
+def _names(row: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(row))
+
+
+_LANE = _names(Lane)
+LANE_COLUMNS = _LANE[: _LANE.index("retried")]
+MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_index")]
+TIER_QUEUE_COLUMNS = _names(TierQueue)
+GROUP_COLUMNS = _names(GroupQueue)[:-1]
 ROW_COLUMNS = Row.__struct_fields__
 
 

@@ -9,6 +9,7 @@ their leases are written.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -66,7 +67,7 @@ Above this number of open gates in a tier queue only a few lanes of each are rea
 of as many as there is room for.
 """
 
-_RANK, _SINCE, _EXPIRES, _RARE = 2, 3, 5, 10
+_SINCE, _EXPIRES, _RARE = 3, 5, 10
 """Columns of `{head}`, see `statements`: what lease reads of a message."""
 
 _dumps = msgspec.json.Encoder().encode
@@ -94,7 +95,7 @@ def lease(
         plan.serve_pool(pool, room)
     else:
         plan.serve_topics(topics, pool, room)
-    deliveries = _Deliveries(tx, plan.picked, record_start=record_start, max_lease_us=max_lease_us)
+    deliveries = _Deliveries(plan, record_start=record_start, max_lease_us=max_lease_us)
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane)
@@ -106,8 +107,8 @@ def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: i
     plan = _Plan(tx, 0)
     if plan.visit_alone(lane, 1):
         tx.shard.fence = max(tx.shard.fence, fence - 1)
-        picked = {lane.lane: [mid]}
-        _Deliveries(tx, picked, record_start=False, max_lease_us=max_lease_us).run(plan.visits)
+        plan.picked[lane.lane] = [mid]
+        _Deliveries(plan, record_start=False, max_lease_us=max_lease_us).run(plan.visits)
     tx.place(lane)
 
 
@@ -210,6 +211,7 @@ class _Source(NamedTuple):
 
 
 _RUNNABLE = _Source()
+_GROUPS = _Source(of_groups=True)
 
 
 class _Candidates:
@@ -256,7 +258,7 @@ class _Candidates:
             for lane in tx.came_up:
                 self._offer(lane)
             if tx.groups.exist():
-                self._begin(_Source(of_groups=True))
+                self._begin(_GROUPS)
             keys = tx.all("gate_entries_open", number, self._page)
         else:
             keys = tx.all("group_gates", number) if tx.groups.get(-number).at_gate else []
@@ -297,8 +299,9 @@ class _Candidates:
             self._read_groups(numbers, source)
         else:
             tx.load_numbers(numbers)
+            lanes = tx.lane_cache.lanes
             for number in numbers:
-                self._offer(tx.lane(number))
+                self._offer(lanes[number])
         if len(rows) == page:
             number, vt = rows[-1]
             heapq.heappush(self._heap, (vt, number, 1, (source, (vt, number))))
@@ -326,14 +329,15 @@ class _Candidates:
 
     def _offer(self, lane: Lane) -> None:
         """Add a lane once, if it still can deliver: this call may have changed it."""
+        number = lane.lane
         if (
-            lane.lane not in self._seen
+            number not in self._seen
             and lane.tier_queue == self.number
             and can_deliver(self._transaction, lane)
         ):
-            self._seen.add(lane.lane)
+            self._seen.add(number)
             if self._only is None or self._only.takes(lane):
-                self.push(lane)
+                heapq.heappush(self._heap, (lane.vt, number, 0, lane))
 
     def push(self, entry: Lane | GroupQueue) -> None:
         """Add a lane or group at its present virtual time."""
@@ -397,6 +401,12 @@ class _Plan:
         self._passed: dict[int, int] = {}
         """By lane with costs: how many of its messages this call takes already."""
         self.withheld = False
+        self.by_time = {
+            tier_queue.number
+            for tier_queue in tx.tier_queues.values()
+            if tx.fair_by_time(tier_queue)
+        }
+        """The tier queues whose lanes share the workers' time."""
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Serve strict tiers first, then the others by shares; unused shares go to the others."""
@@ -515,15 +525,15 @@ class _Plan:
         self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int
     ) -> tuple[int, bool]:
         """Visit a lane; returns how many messages were taken, and whether it can deliver more."""
-        policy = self.tx.policy_of(lane)
-        if not self.startable and self.tx.is_limited(lane, policy):
+        tx = self.tx
+        if not self.startable and tx.is_limited(lane, tx.policy_of(lane)):
             # The lane is next, and the caller cannot start its messages yet. Passing it over would
             # let topics without limits fill the caller's buffer forever; so everything after it is
             # withheld until the caller can.
             self.withheld = True
             return 0, True
         got = self.visit(lane, tier_queue, room, lanes)
-        return got, bool(got and lane.ready and self.tx.allowance(lane, policy))
+        return got, bool(got and lane.ready and tx.allowance(lane, tx.policy_of(lane)))
 
     def _serve_group(
         self,
@@ -561,7 +571,7 @@ class _Plan:
     ) -> None:
         """`work`: what the messages are expected to cost, in a tier that is fair by time."""
         one_chunk = fairness.chunk(taken, 2, group.weight)
-        if self.tx.fair_by_time(tier_queue):
+        if tier_queue.number in self.by_time:
             stride = fairness.stride_of_work(work, group.weight)
             chunk_stride = fairness.stride_of_work(work * one_chunk // taken, group.weight)
         else:
@@ -597,12 +607,13 @@ class _Plan:
         """
         tx = self.tx
         policy = tx.policy_of(lane)
-        limited = tx.is_limited(lane, policy)
+        limited, gate = policy.limited, policy.gate
+        if lane.tier_queue < 0:
+            limited, gate = tx.is_limited(lane, policy), tx.gate_of(lane, policy)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         if self.only is not None and self.only.last_rank is not None:
             planned = sum(count for each, count in self.visits if each is lane)
             take = min(take, self.only.ready(lane, planned + take) - planned)
-        gate = tx.gate_of(lane, policy)
         if gate is not None:
             take = min(take, tx.lane_gates(gate).room(tx.now))
         if limited:
@@ -704,7 +715,7 @@ class _Plan:
 
     def _stride(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int) -> int:
         """The virtual time that `take` messages cost the lane."""
-        if self.tx.fair_by_time(tier_queue):
+        if tier_queue.number in self.by_time:
             work = take * self._expected_cost(lane, tier_queue)
             return fairness.stride_of_work(work, policy.weight)
         return fairness.stride(take, policy.weight)
@@ -782,26 +793,24 @@ class _Deliveries:
 
     def __init__(
         self,
-        tx: Transaction,
-        picked: dict[int, list[int]],
+        plan: _Plan,
         *,
         record_start: bool,
         max_lease_us: int | None,
     ) -> None:
-        self.tx = tx
+        self.tx = plan.tx
         self._max_lease_us = FOREVER_US if max_lease_us is None else max_lease_us
-        self._picked = picked
+        self._picked = plan.picked
         self.record_start = record_start
         self._delivered: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
         self._plain_leases: list[tuple[int, int, int, int, int]] = []
         self._deadlines: dict[int, list[int]] = {}
-        self._by_time = {
-            tier_queue.number
-            for tier_queue in tx.tier_queues.values()
-            if tx.fair_by_time(tier_queue)
-        }
+        self._by_time = plan.by_time
         self._noise = 0
+        self._waited: defaultdict[int, list[int]] = defaultdict(list)
+        self._waited_noisy: defaultdict[int, list[int]] = defaultdict(list)
+        """By tier queue: since when the messages have waited, in noisy lanes and in the others."""
         self._with_rows: set[int] = set()
         """Lanes of which `_read` answers rows, because some of their messages are not plain."""
 
@@ -818,16 +827,19 @@ class _Deliveries:
             del waiting[:take]
             for _ in range(take - len(taken)):
                 self._correct_count(lane, policy)
+            number, limited, gate = lane.tier_queue, policy.limited, policy.gate
+            if number < 0:
+                number = tx.tier_queue_of(lane).number
+                limited, gate = tx.is_limited(lane, policy), tx.gate_of(lane, policy)
+            is_noisy = lane.big is not None and lane.big > self._noise
+            waited = (self._waited_noisy if is_noisy else self._waited)[number]
             if lane.lane in self._with_rows:
-                self._lease_rows(lane, taken, policy)
-            elif (
-                tx.gate_of(lane, policy) is not None
-                or (self._by_time and tx.tier_queue_of(lane).number in self._by_time)
-                or policy.delivery == "at_most_once"
-            ):
-                self._lease_rows(lane, list(map(_plain_row, taken)), policy)
-            else:
-                self._lease_plain(lane, taken, policy)
+                self._lease_rows(lane, taken, policy, waited)
+            elif gate is not None or number in self._by_time or policy.delivery == "at_most_once":
+                self._lease_rows(lane, list(map(_plain_row, taken)), policy, waited)
+            elif taken:
+                self._lease_plain(lane, taken, policy, limited=limited)
+                waited += [head[_SINCE] for head in taken]
         self._write()
         return self._delivered
 
@@ -923,20 +935,12 @@ class _Deliveries:
                     last.append((number, rank, since, mid))
         tx.run_many("ready_delete_head", last)
 
-    def _lease_plain(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
+    def _lease_plain(
+        self, lane: Lane, taken: list[Any], policy: Resolved, *, limited: bool
+    ) -> None:
         """Lease messages that need nothing besides, as most do: all of the lane at once."""
-        if not taken:
-            return
         tx, shard = self.tx, self.tx.shard
-        if len(taken) == 1:
-            tx.tallies.count_wait(tx, lane, taken[0][_SINCE], self._noise)
-        else:
-            first, last = taken[0], taken[-1]
-            in_order = first[_RANK] == last[_RANK]
-            ends = (first[_SINCE], last[_SINCE]) if in_order else (0, tx.now)
-            since = (head[_SINCE] for head in taken)
-            tx.tallies.count_waits(tx, lane, since, len(taken), ends, self._noise)
-        number, topic, limited = lane.lane, lane.topic or "", tx.is_limited(lane, policy)
+        number, topic = lane.lane, lane.topic or ""
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
         fence, size = tx.last_fence(), 0
@@ -1020,8 +1024,13 @@ class _Deliveries:
             tx.events.delete(row.expires, EXPIRES, row.mid)
         messages.free_merge_key(tx, lane, row)
 
-    def _lease_rows(self, lane: Lane, taken: list[Row], policy: Resolved) -> None:
-        """Lease messages that may need more than plain ones: all of the lane at once."""
+    def _lease_rows(
+        self, lane: Lane, taken: list[Row], policy: Resolved, waited: list[int]
+    ) -> None:
+        """
+        Lease messages that may need more than plain ones: all of the lane at once. Appends to
+        `waited` since when they have waited.
+        """
         tx, shard = self.tx, self.tx.shard
         number, topic, limited = lane.lane, lane.topic or "", tx.is_limited(lane, policy)
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
@@ -1031,14 +1040,13 @@ class _Deliveries:
         if self._by_time and (tier_queue := tx.tier_queue_of(lane)).number in self._by_time:
             charge = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
         fence = first = tx.last_fence()
-        since: list[int] = []
         for row in taken:
             if row.expires is not None and row.expires <= now:
                 self._expire(lane, row)
                 continue
             self._end_waiting(lane, row)
             fence += 1
-            since.append(row.since)
+            waited.append(row.since)
             mid, own_id, key = row.mid, row.id, row.key
             line = line_of(row.topic, key) if row.serial else None
             if line is not None:
@@ -1098,8 +1106,6 @@ class _Deliveries:
             if lane.ready:
                 lane.old = row.since >> 23
         if fence > first:
-            ends = min(since), max(since)
-            tx.tallies.count_waits(tx, lane, since, len(since), ends, self._noise)
             self._add_deadline(deadline, first + 1, fence)
             shard.fence = fence
             shard.leased += fence - first
@@ -1120,6 +1126,11 @@ class _Deliveries:
             "event_insert",
             [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],
         )
+        for waited, is_noisy in ((self._waited, False), (self._waited_noisy, True)):
+            for number, since in waited.items():
+                if since:
+                    tier = tx.tier_queues[number].tier
+                    tx.tallies.count_waits(tx, tier, is_noisy=is_noisy, since=since)
 
 
 def _plain_row(head: Any) -> Row:

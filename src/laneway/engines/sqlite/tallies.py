@@ -71,11 +71,13 @@ class TallyBook:
         self._waits = {each.tier: each for each in found.waits}
         self.since_us = found.since_us
         self.has_changed = False
+        self._patterns: Any = None
+        """The `Rules.patterns` by which lanes have their tallies."""
 
-    def encode(self) -> bytes:
-        """The tallies as they are stored."""
+    def encode(self) -> bytearray:
+        """The tallies as they are stored; as a bytearray, which is bound at less cost."""
         self.has_changed = False
-        return _dumps(_Stored(list(self.all()), list(self._waits.values()), self.since_us))
+        return bytearray(_dumps(_Stored([*self.all()], [*self._waits.values()], self.since_us)))
 
     def all(self) -> Iterator[Tally]:
         """All tallies."""
@@ -94,95 +96,88 @@ class TallyBook:
 
     def count(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
         """Count what has happened in these lanes since they were counted before."""
+        self._check_patterns(tx)
+        tally, published, delivered, done, waiting = Tally("", ""), 0, 0, 0, 0
         for lane in lanes:
-            tally = self._tally_of(tx, lane)
-            tally.published += lane.published - lane.counted_published
-            tally.delivered += lane.delivered - lane.counted_delivered
-            tally.done += lane.done - lane.counted_done
-            waiting = lane.ready + lane.delayed + lane.parked
-            tally.waiting += waiting - lane.counted_waiting
+            if lane.tally is not tally:
+                _add(tally, published, delivered, done, waiting)
+                tally, published, delivered, done, waiting = self._tally_of(tx, lane), 0, 0, 0, 0
+            published += lane.published - lane.counted_published
+            delivered += lane.delivered - lane.counted_delivered
+            done += lane.done - lane.counted_done
+            waits = lane.ready + lane.delayed + lane.parked
+            waiting += waits - lane.counted_waiting
             lane.counted_published, lane.counted_delivered = lane.published, lane.delivered
-            lane.counted_done, lane.counted_waiting = lane.done, waiting
+            lane.counted_done, lane.counted_waiting = lane.done, waits
             if lane.throttled or lane.retried or lane.merged or lane.died:
-                rare = (lane.retried, lane.died, lane.merged, lane.throttled)
-                if rare != lane.counted_rare:
-                    before, lane.counted_rare = lane.counted_rare, rare
-                    tally.retried += rare[0] - before[0]
-                    tally.died += rare[1] - before[1]
-                    tally.merged += rare[2] - before[2]
-                    tally.throttled_us += rare[3] - before[3]
-            self.has_changed = True
+                _count_rare(tally, lane)
+        _add(tally, published, delivered, done, waiting)
+        self.has_changed = True
 
     def count_grown(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
         """The same of lanes in which messages were published, and nothing else."""
+        self._check_patterns(tx)
+        tally, count = Tally("", ""), 0
         for lane in lanes:
+            if lane.tally is not tally:
+                _add(tally, count, 0, 0, count)
+                tally, count = self._tally_of(tx, lane), 0
             more = lane.published - lane.counted_published
-            if more:
-                tally = self._tally_of(tx, lane)
-                tally.published += more
-                tally.waiting += more
-                lane.counted_published += more
-                lane.counted_waiting += more
-                self.has_changed = True
+            count += more
+            lane.counted_published += more
+            lane.counted_waiting += more
+        _add(tally, count, 0, 0, count)
+        self.has_changed = True
 
     def count_done(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
         """The same of lanes in which leases were acked, and nothing else."""
+        self._check_patterns(tx)
+        tally, count = Tally("", ""), 0
         for lane in lanes:
-            more = lane.done - lane.counted_done
-            if more:
-                self._tally_of(tx, lane).done += more
-                lane.counted_done += more
-                self.has_changed = True
+            if lane.tally is not tally:
+                _add(tally, 0, 0, count, 0)
+                tally, count = self._tally_of(tx, lane), 0
+            count += lane.done - lane.counted_done
+            lane.counted_done = lane.done
+        _add(tally, 0, 0, count, 0)
+        self.has_changed = True
 
     def count_unrouted(self, tx: Transaction, topic: str, tier: str) -> None:
         """Count a message that is not stored, because no subscription takes it."""
         self._tally(tx, topic, tier).published += 1
         self.has_changed = True
 
-    def count_wait(self, tx: Transaction, lane: Lane, since: int, noise: int) -> None:
-        """Count how long a message that is delivered now has waited; `noise`: see `noise_of`."""
-        classes = self._classes(tx, lane, noise)
-        classes[bisect_right(WAIT_BOUNDS_US, tx.now - since)] += 1
-
-    def count_waits(
-        self,
-        tx: Transaction,
-        lane: Lane,
-        since: Iterable[int],
-        count: int,
-        ends: tuple[int, int],
-        noise: int,
-    ) -> None:
+    def count_waits(self, tx: Transaction, tier: str, *, is_noisy: bool, since: list[int]) -> None:
         """
-        The same of `count` messages of a lane. `ends`: the least and largest of `since`, which is
-        read only if their classes differ.
+        Count how long messages of a tier that are delivered now have waited. `is_noisy`: in the
+        noisy lanes, see `noise_of`; `since`: of each message; sorted here.
         """
-        classes, now = self._classes(tx, lane, noise), tx.now
-        first, last = ends
-        longest = bisect_right(WAIT_BOUNDS_US, now - first)
-        if longest == bisect_right(WAIT_BOUNDS_US, now - last):
-            classes[longest] += count
-        else:
-            for each in since:
-                classes[bisect_right(WAIT_BOUNDS_US, now - each)] += 1
-
-    def _classes(self, tx: Transaction, lane: Lane, noise: int) -> list[int]:
-        tier = tx.tier_queue_at(lane.tier_queue).tier
         counts = self._waits.get(tier)
         if counts is None:
             counts = self._waits[tier] = WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
         self.has_changed = True
-        return counts.noisy if lane.big is not None and lane.big > noise else counts.others
+        classes, now = counts.noisy if is_noisy else counts.others, tx.now
+        since.sort()
+        longest = bisect_right(WAIT_BOUNDS_US, now - since[0])
+        left = len(since)
+        for number in range(bisect_right(WAIT_BOUNDS_US, now - since[-1]), longest):
+            longer = bisect_right(since, now - WAIT_BOUNDS_US[number])
+            classes[number] += left - longer
+            left = longer
+        classes[longest] += left
+
+    def _check_patterns(self, tx: Transaction) -> None:
+        """Forget where lanes are counted if policies have changed."""
+        if tx.rules.patterns is not self._patterns:
+            self._patterns = tx.rules.patterns
+            for lane in tx.lane_cache.lanes.values():
+                lane.tally = None
 
     def _tally_of(self, tx: Transaction, lane: Lane) -> Tally:
         """Each lane keeps its tally, because looking for it costs more than counting."""
-        known, patterns = lane.tally, tx.rules.patterns
-        if known is not None and known[0] is patterns and known[1] == lane.tier_queue:
-            tally: Tally = known[2]
-            return tally
-        tally = self._tally(tx, lane.rule, tx.tier_queue_at(lane.tier_queue).tier)
-        lane.tally = (patterns, lane.tier_queue, tally)
-        return tally
+        if lane.tally is None:
+            lane.tally = self._tally(tx, lane.rule, tx.tier_queue_at(lane.tier_queue).tier)
+        return lane.tally
 
     def _tally(self, tx: Transaction, rule: str, tier: str) -> Tally:
         pattern = tx.rules.pattern_of(rule)
@@ -199,6 +194,23 @@ class TallyBook:
                 self.since_us = self.since_us or tx.now
                 tally = tallies[pattern] = Tally(tier, pattern)
         return tally
+
+
+def _add(tally: Tally, published: int, delivered: int, done: int, waiting: int) -> None:
+    tally.published += published
+    tally.delivered += delivered
+    tally.done += done
+    tally.waiting += waiting
+
+
+def _count_rare(tally: Tally, lane: Lane) -> None:
+    rare = (lane.retried, lane.died, lane.merged, lane.throttled)
+    if rare != lane.counted_rare:
+        before, lane.counted_rare = lane.counted_rare, rare
+        tally.retried += rare[0] - before[0]
+        tally.died += rare[1] - before[1]
+        tally.merged += rare[2] - before[2]
+        tally.throttled_us += rare[3] - before[3]
 
 
 def noise_of(tx: Transaction) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,15 @@ from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, R
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.group_queues import GroupQueues
 from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rows import GateState, Lane, LaneGates, Row, Shard, TierQueue
+from laneway.engines.sqlite.rows import (
+    TIER_QUEUE_COLUMNS,
+    GateState,
+    Lane,
+    LaneGates,
+    Row,
+    Shard,
+    TierQueue,
+)
 from laneway.engines.sqlite.statements import SQL, Statements
 from laneway.engines.sqlite.tables import (
     IdentTable,
@@ -54,6 +63,7 @@ MOST_SETS = 20_000
 """Different sets of topics' own policies that are cached."""
 
 _dumps = msgspec.json.Encoder().encode
+_tier_queue = attrgetter(*TIER_QUEUE_COLUMNS)
 
 
 class Rules:
@@ -240,7 +250,7 @@ class Transaction(Statements):
             (tier_queue.pool, tier_queue.tier): tier_queue
             for tier_queue in self.tier_queues.values()
         }
-        self._stored_tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
+        self._stored_tier_queues = list(map(_tier_queue, self.tier_queues.values()))
 
     # The rows of messages, by table
 
@@ -599,7 +609,8 @@ class Transaction(Statements):
 
     def tier_queue_of(self, lane: Lane) -> TierQueue:
         """The tier queue of a lane, or of its group."""
-        return self.tier_queue_at(lane.tier_queue)
+        number = lane.tier_queue
+        return self.tier_queues[number if number > 0 else self.groups.get(-number).tier_queue]
 
     def tier_queue_at(self, number: int) -> TierQueue:
         """The tier queue of a number; below 0: that of a group's number."""
@@ -712,12 +723,12 @@ class Transaction(Statements):
 
     def _is_elsewhere(self, lane: Lane, policy: Resolved) -> bool:
         """Whether the lane is not in the tier queue, or not in the group, of its policy."""
-        group = self.group_of(lane)
-        tier_queue = self.tier_queues[lane.tier_queue if group is None else group.tier_queue]
+        tier_queue = self.tier_queue_of(lane)
         if tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
             return True
-        if group is None and policy.group is None:
+        if lane.tier_queue > 0 and policy.group is None:
             return False
+        group = self.group_of(lane)
         return group_of(policy.group, lane.rule) != (group.name if group is not None else None)
 
     def _place_in_group(self, lane: Lane, place: int, tier_queue: TierQueue) -> None:
@@ -781,7 +792,9 @@ class Transaction(Statements):
                         now, lane.wake or 0 if lane.place == ASLEEP else 0
                     )
                 return ASLEEP, permit
-        return RUNNABLE if self.gate_of(lane, policy) is None else AT_GATE, None
+        if policy.gate is None and (lane.tier_queue > 0 or self.gate_of(lane, policy) is None):
+            return RUNNABLE, None
+        return AT_GATE, None
 
     def _forgotten_at(self, lane: Lane, policy: Resolved, tier_queue: TierQueue) -> int:
         if lane.place == IDLE and lane.wake is not None:
@@ -806,6 +819,7 @@ class Transaction(Statements):
         if lane.tier_queue < 0:
             self.groups.leave(lane)
         tier_queue = self.tier_queue(policy.pool, policy.tier)
+        lane.tally = None
         lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = (
             tier_queue.number,
             tier_queue.vt,
@@ -880,7 +894,7 @@ class Transaction(Statements):
     def flush(self) -> None:
         """Write everything that changed; the transaction may then be committed."""
         self.write_rows()
-        tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
+        tier_queues = list(map(_tier_queue, self.tier_queues.values()))
         if tier_queues != self._stored_tier_queues:
             self._stored_tier_queues = tier_queues
             self.run_many(
@@ -926,10 +940,14 @@ class Transaction(Statements):
 
     def _write_lanes(self) -> None:
         tallies, changes = self.tallies, self._changes
-        tallies.count(self, changes.dirty.values())
-        tallies.count_grown(self, changes.grown.values())
-        tallies.count_done(self, changes.shrunk.values())
-        tallies.count_done(self, changes.ended.values())
+        if changes.dirty:
+            tallies.count(self, changes.dirty.values())
+        if changes.grown:
+            tallies.count_grown(self, changes.grown.values())
+        if changes.shrunk:
+            tallies.count_done(self, changes.shrunk.values())
+        if changes.ended:
+            tallies.count_done(self, changes.ended.values())
         if self.lane_cache.has_groups is not False:
             for lane in self._changes.dirty.values():
                 if lane.forgotten and lane.tier_queue < 0:
