@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from laneway.tasks.task import AsyncTask
     from laneway.tiers import Tier
     from laneway.units import Duration
+    from laneway.working.commands import WorkerCommand
     from laneway.working.embedded_worker import EmbeddedWorker
     from laneway.working.handler import Isolation
     from laneway.working.options import Summary, WorkerOptions
@@ -770,6 +771,29 @@ class Laneway:
         seconds = arguments.seconds("ping", "timeout", timeout)
         return admin_workers.ping(self.engine, worker_id, seconds)
 
+    def drain_worker(self, worker_id: str, *, timeout: Duration = 5.0) -> None:
+        """
+        Tell a worker to take no more messages, to finish those that run, and to end.
+
+        Raises Refused if there is no such worker, or it has not confirmed that within `timeout`.
+        """
+        admin_workers.command(self.engine, *self._asked(worker_id, timeout, "drain"))
+
+    def worker_stacks(self, worker_id: str, *, timeout: Duration = 5.0) -> str:
+        """
+        Return what a worker does: its messages, and the stack of each thread and coroutine.
+
+        Raises Refused if there is no such worker, or it has not answered within `timeout`.
+        """
+        return admin_workers.command(self.engine, *self._asked(worker_id, timeout, "stack_dump"))
+
+    @staticmethod
+    def _asked(
+        worker_id: str, timeout: Duration, command: WorkerCommand
+    ) -> tuple[str, WorkerCommand, float]:
+        checked = arguments.name("workers", "the id", worker_id)
+        return checked, command, arguments.seconds("workers", "timeout", timeout)
+
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
         """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
         return self.engine.lookup(check_topic(topic), arguments.texts("lookup", "ids", ids))
@@ -1317,6 +1341,8 @@ class Laneway:
     aexplain = async_variant(explain)
     aworkers = async_variant(workers)
     aping = async_variant(ping)
+    adrain_worker = async_variant(drain_worker)
+    aworker_stacks = async_variant(worker_stacks)
     alookup = async_variant(lookup)
     adead_letters = async_variant(dead_letters)
     aredrive = async_variant(redrive)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from laneway import Laneway
 from laneway.admin.fingerprints import title_of
+from laneway.cli import main
+from laneway.errors import Refused
 from laneway.gateway import moments
 from laneway.gateway.problems import Problem
 from tests.gateway.conftest import Api
@@ -129,3 +133,78 @@ def test_dry_run(api: Api, app: Laneway) -> None:
     contradiction = {"burst": 3, "rate": None}
     api.problem("PUT", "/v1/policies/other?dry_run=1", contradiction)
     assert api("GET", "/v1/policies/dry.*").json["layers"] == {"code": {"rate": 7.0}}
+
+
+def test_actions_on_a_message(api: Api, app: Laneway) -> None:
+    """A message is retried now, made dead, dropped and cancelled; a refusal says why."""
+    app.policy("acted", backoff=["1h"], retries=5)
+    for name in ("a", "b", "c", "d"):
+        app.publish("acted", name, id=name, delay=None if name == "a" else "1h")
+    path = "/v1/topics/acted/messages"
+    (delivery,) = api.lease(1, topics=["acted"])
+    problem = api.problem("POST", f"{path}/a/retry", status=409)
+    assert "its handler runs" in problem["detail"]
+    api.problem("POST", f"{path}/a/drop", status=409)
+    api.settle({"receipt": delivery["receipt"], "action": "retry"})
+    assert api("POST", f"{path}/a/retry").json == {"id": "a", "done": "ready"}
+    assert "it is not delayed" in api.problem("POST", f"{path}/a/retry", status=409)["detail"]
+    assert api("POST", f"{path}/b/dead?reason=by+hand").json["done"] == "dead"
+    assert app.dead_letters("acted")[0].reason == "by hand"
+    api.problem("POST", f"{path}/b/dead", status=409)
+    assert api("POST", f"{path}/b/retry").json["done"] == "redriven"
+    assert api("POST", f"{path}/b/dead").json["done"] == "dead"
+    assert api("POST", f"{path}/b/drop").json["done"] == "dropped"
+    assert api("POST", f"{path}/c/drop").json["done"] == "dropped"
+    assert api("POST", f"{path}/d/cancel").json["done"] == "cancelled"
+    api.problem("POST", f"{path}/d/cancel", status=404)
+    api.problem("POST", "/v1/messages/none/retry", status=404)
+    generated = app.publish("acted", "e", delay="1h").id
+    assert api("POST", f"/v1/messages/{generated}/retry").json["done"] == "ready"
+    assert app.topic("acted").stats().ready == 2
+
+
+def test_back_off(api: Api, app: Laneway) -> None:
+    """An operator lets a topic back off, and ends that."""
+    app.publish("backing", 1)
+    found = api("POST", "/v1/topics/backing/back-off", {"delay": "10m"}).json
+    assert (found["state"], found["backs_off_until"] > "2026") == ("asleep", True)
+    assert api.lease(topics=["backing"]) == []
+    found = api("POST", "/v1/topics/backing/back-off", {"delay": 0}).json
+    assert (found["state"], found["backs_off_until"]) == ("runnable", None)
+    assert len(api.lease(topics=["backing"])) == 1
+    idle = api("POST", "/v1/topics/backing.none/back-off", {"delay": 5}).json
+    assert idle["backs_off_until"] is None
+    assert "delay" in api.problem("POST", "/v1/topics/backing/back-off", {"delay": -1})["detail"]
+
+
+def test_commands(store: str, app: Laneway) -> None:
+    """The command line does the same."""
+    app.publish("typed", 1, id="x", delay="1h")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(main, ["-u", store, *arguments])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert run("message", "retry", "x", "--topic", "typed") == "x is ready now\n"
+    assert "not delayed" in run("message", "retry", "x", "--topic", "typed", code=1)
+    assert "backs off" in run("back-off", "typed", "10m")
+    assert "delivers again" in run("back-off", "typed", "0")
+    assert "a dead letter" in run("message", "dead", "x", "--topic", "typed", "--reason", "why")
+    assert app.dead_letters("typed")[0].reason == "why"
+    assert "removed" in run("message", "drop", "x", "--topic", "typed")
+    assert "own need their topic" in run("message", "cancel", "x", "--topic", "typed", code=1)
+    assert "nothing waits" in run("back-off", "typed.none", "1s")
+
+
+def test_actions_of_the_library(app: Laneway) -> None:
+    """`app.topic(…)` has the same, also awaited."""
+    topic = app.topic("handled")
+    topic.publish(1, id="x", delay="1h")
+    topic.retry_now("x")
+    assert topic.back_off("5m")
+    assert topic.stats().state == "asleep"
+    asyncio.run(topic.amake_dead("x", "why"))
+    topic.drop("x")
+    with pytest.raises(Refused, match="does not wait"):
+        topic.drop("x")

@@ -9,12 +9,16 @@ from typing import Any
 import msgspec
 
 from laneway.engines.base import (
+    BY_OPERATOR,
     RESULT_TTL_HEADER,
+    UNTIL_SIGNALLED_US,
     CancelAnswer,
     Explanation,
     IdState,
     MessageState,
     MessageView,
+    MoveAnswer,
+    MoveTarget,
     Overview,
     RecordKind,
     TierStats,
@@ -362,6 +366,50 @@ class Model(Engine):
         self._remove(message)
         self._place(message.lane)
         return "cancelled" if lease is None else "aborted"
+
+    def message_move(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        to: MoveTarget,
+        reason: str = BY_OPERATOR,
+        now_us: int | None = None,
+    ) -> MoveAnswer:
+        """Make a delayed message ready, or a waiting one a dead letter."""
+        message = self._find(message_id, topic)
+        if message is None:
+            return "unknown"
+        if message.death is not None:
+            return "dead"
+        if any(lease.message is message for lease in self.leases.values()):
+            return "leased"
+        if to == "ready" and (not message.delayed or message.since == UNTIL_SIGNALLED_US):
+            return "waiting"
+        self.now = self._time(now_us)
+        if to == "dead":
+            self._add_to_history(message, reason, None)
+            self._die(message, reason, None)
+        else:
+            self._stop_waiting(message)
+            message.since = min(message.since, self.now)
+            taken = (
+                message.merges_by is not None
+                and (message.topic, *message.merges_by) in message.lane.collectors
+            )
+            self._wait(message, collects=not taken)
+        self._place(message.lane)
+        return "moved"
+
+    def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
+        """All lanes of the topic back off."""
+        self.now = self._time(now_us)
+        lanes = self._lanes_of(topic)
+        for lane in lanes:
+            lane.back_off_us, lane.back_off_fence = by_us, self.fence
+            lane.backs_off_until = self.now + by_us if by_us else 0
+            self._place(lane)
+        return len(lanes)
 
     # Dead letters
 

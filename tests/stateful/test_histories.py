@@ -518,6 +518,24 @@ class Histories(RuleBasedStateMachine):
         )
         self.do("tick")  # an engine that had nothing to do need not have read the clock
 
+    @precondition(lambda self: self.receipts)
+    @rule(chance=chances, to=st.sampled_from(["ready", "ready", "dead"]))
+    def message_move(self, chance: random.Random, to: str) -> None:
+        receipt = chance.choice(self.receipts[-10:])
+        self.lockstep.call(
+            "message_move",
+            (self.lockstep.names.for_engine(receipt.id), receipt.topic),
+            (receipt.id, receipt.topic),
+            to=to,
+            now_us=self.lockstep.now,
+        )
+        self.do("tick")  # as in `cancel`
+
+    @rule(topic=topics, by_us=st.sampled_from([0, SECOND, 5 * SECOND]))
+    def topic_back_off(self, topic: str, by_us: int) -> None:
+        self.do("topic_back_off", topic, by_us)
+        self.do("tick")
+
     # Elections
 
     @rule(name=st.sampled_from(["a", "b"]), number=st.integers(0, 3), knows=st.booleans())

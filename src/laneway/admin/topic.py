@@ -7,8 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Never, Unpack
 
-from laneway import arguments
-from laneway.admin import dead_letters
+from laneway import arguments, units
+from laneway.admin import dead_letters, messages
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
@@ -148,6 +148,41 @@ class Topic:
         if engine.policy_of(self.name).paused:
             engine.policy_set("operator", self.name, {"paused": False})
 
+    def back_off(self, duration: Duration) -> bool:
+        """
+        Deliver nothing for a time, as if the destination were unavailable; then one message until
+        one is acked. 0: end the back-off.
+
+        Returns False if nothing waits or is leased, so that there is nothing to hold. Raises
+        UsageError.
+        """
+        seconds = arguments.seconds("topic", "the back-off", duration)
+        return self._host.engine.topic_back_off(self.name, round(seconds * units.SECOND)) > 0
+
+    def retry_now(self, message_id: str) -> None:
+        """
+        Make a message ready now that is delayed, waits for a retry, or is dead.
+
+        Raises Refused if there is no such message, or it is ready or leased.
+        """
+        messages.act(self._host.engine, "retry", message_id, self.name)
+
+    def make_dead(self, message_id: str, reason: str | None = None) -> None:
+        """
+        Make a message a dead letter that waits. `reason`: kept with it.
+
+        Raises Refused if there is no such message, or it is leased or dead.
+        """
+        messages.act(self._host.engine, "dead", message_id, self.name, reason)
+
+    def drop(self, message_id: str) -> None:
+        """
+        Remove a message that waits or is dead.
+
+        Raises Refused if there is no such message, or it is leased.
+        """
+        messages.act(self._host.engine, "drop", message_id, self.name)
+
     def purge(self) -> int:
         """
         Remove all waiting messages; leased ones settle as usual. Returns how many were removed.
@@ -231,6 +266,10 @@ class Topic:
     asubscriptions = async_variant(subscriptions)
     apause = async_variant(pause)
     aresume = async_variant(resume)
+    aback_off = async_variant(back_off)
+    aretry_now = async_variant(retry_now)
+    amake_dead = async_variant(make_dead)
+    adrop = async_variant(drop)
     apurge = async_variant(purge)
     adelete = async_variant(delete)
     apeek = async_variant(peek)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,13 @@ from laneway.engines.base import Check, WorkerState
 from laneway.errors import Refused
 from laneway.policy import handling_patterns
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
+from laneway.working import commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.engines.base import Explanation, FullEngine, Overview, WorkerFacts, WorkerView
+    from laneway.working.commands import WorkerCommand
 
 PAGE = 1000
 """Workers that are read at once."""
@@ -27,6 +30,9 @@ MAX_WORKERS = 20_000
 
 MIN_LOOK_SECONDS, MAX_LOOK_SECONDS = 0.01, 0.2
 """How long `ping` waits before it looks for answers again: from the first to the second."""
+
+ASK_SECONDS = 1.0
+"""How often a worker that does not answer a command is pinged again."""
 
 UNSERVED_SECONDS = 60.0
 """How long a message waits before the doctor finds that no worker serves it."""
@@ -144,6 +150,71 @@ def ping(engine: FullEngine, worker_id: str | None, timeout: float) -> dict[str,
         # Looking takes at most a third of the time, however many workers there are.
         pause = max(min(pause * 1.5, MAX_LOOK_SECONDS), 2 * (time.monotonic() - looked))
     return answers
+
+
+def command(engine: FullEngine, worker_id: str, what: WorkerCommand, timeout: float) -> str:
+    """
+    Give a worker a command, and return its answer. It is asked again each second.
+
+    Raises Refused if there is no such worker, it has another command, or does not answer within
+    `timeout` seconds; then the command is taken back.
+    """
+    _check_alive(engine, worker_id)
+    now_us = engine.time_us()
+    until_us = now_us + commands.COMMAND_SECONDS * units.SECOND
+    given = commands.Command(what, secrets.token_hex(8), until_us)
+    before, stored = commands.read(engine, worker_id)
+    is_free = before is None or before.answer is not None or before.until_us < now_us
+    record = commands.encode(given)
+    if not is_free or not engine.record_swap("command", worker_id, stored, record):
+        raise Refused(f'worker "{worker_id[:80]}" has another command; try again in a moment')
+    answer = _await_answer(engine, worker_id, given, timeout)
+    if answer is not None:
+        engine.record_swap("command", worker_id, answer, None)
+        _sweep_commands(engine, now_us)
+        return commands.decode(answer).answer or ""
+    engine.record_swap("command", worker_id, record, None)
+    raise Refused(
+        f'worker "{worker_id[:80]}" has not answered within {timeout:g} s; nothing was changed.'
+        " One of an older version does not know commands"
+    )
+
+
+def _check_alive(engine: FullEngine, worker_id: str) -> None:
+    for worker in read_all(engine):
+        if worker.facts.id == worker_id and worker.state != "dead":
+            return
+    raise Refused(
+        f'there is no worker "{worker_id[:80]}" that is alive; `laneway workers` lists those there'
+        " are"
+    )
+
+
+def _await_answer(
+    engine: FullEngine, worker_id: str, given: commands.Command, timeout: float
+) -> bytes | None:
+    """The record of the answer; None: there was none in time."""
+    deadline = time.monotonic() + timeout
+    asked, pause = 0.0, MIN_LOOK_SECONDS
+    while (now := time.monotonic()) < deadline:
+        if now - asked >= ASK_SECONDS:
+            engine.ping([worker_id])
+            asked = now
+        found, stored = commands.read(engine, worker_id)
+        if found is None or found.number != given.number:
+            return None
+        if found.answer is not None:
+            return stored
+        time.sleep(min(pause, max(0.0, deadline - now)))
+        pause = min(pause * 1.5, MAX_LOOK_SECONDS)
+    return None
+
+
+def _sweep_commands(engine: FullEngine, now_us: int) -> None:
+    """Remove the commands of those who did not wait for the answer."""
+    for worker_id, stored in engine.records("command", limit=PAGE):
+        if commands.decode(stored).until_us < now_us:
+            engine.record_swap("command", worker_id, stored, None)
 
 
 class Coverage:

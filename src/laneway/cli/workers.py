@@ -133,3 +133,27 @@ def ping(session: Session, worker_id: str | None, *, timeout: str, as_json: bool
             say("no worker is running")
     if not answers or None in answers.values():
         raise SystemExit(REFUSED)
+
+
+_timeout_option = click.option(
+    "--timeout", default="5s", show_default=True, help="How long to wait for the answer."
+)
+
+
+@click.command(short_help="Let a worker finish what runs, and end.")
+@click.argument("worker_id", metavar="WORKER")
+@_timeout_option
+@pass_session
+def drain(session: Session, worker_id: str, *, timeout: str) -> None:
+    """Tell WORKER to take no more messages, to finish those that run, and to end."""
+    session.app().drain_worker(worker_id, timeout=timeout)
+    say(f"{worker_id} takes no more messages, and ends when its handlers have")
+
+
+@click.command(short_help="Show the stacks of a worker.")
+@click.argument("worker_id", metavar="WORKER")
+@_timeout_option
+@pass_session
+def stacks(session: Session, worker_id: str, *, timeout: str) -> None:
+    """Show what WORKER does: its messages, and the stack of each thread and coroutine."""
+    say(session.app().worker_stacks(worker_id, timeout=timeout))

@@ -310,6 +310,22 @@ class MessagesAnswer(msgspec.Struct):
     truncated: bool
 
 
+class MessageActionAnswer(msgspec.Struct):
+    """
+    What was done to a message: it is `ready` (it was delayed), `redriven` (it was dead), `dead`,
+    `dropped`, `cancelled`, or `aborted` (its lease ended, and its worker is notified).
+    """
+
+    id: str
+    done: Literal["ready", "redriven", "dead", "dropped", "cancelled", "aborted"]
+
+
+class BackOffBody(_Body):
+    """For how long nothing is delivered; 0 ends a back-off."""
+
+    delay: Span
+
+
 class ExplainAnswer(msgspec.Struct, kw_only=True):
     """What a message waits for: sentences, the first one decides; and when it probably starts."""
 
@@ -608,6 +624,13 @@ class WorkersAnswer(msgspec.Struct):
 
     workers: list[WorkerAnswer]
     next: str | None = None
+
+
+class WorkerCommandAnswer(msgspec.Struct):
+    """What a worker answers: a sentence, or the stacks as text."""
+
+    id: str
+    answer: str
 
 
 class HealthAnswer(msgspec.Struct, omit_defaults=True):
@@ -917,12 +940,24 @@ class DeadLettersQuery(_Body):
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
 
 
+class DeadMessageQuery(_Body):
+    """`reason`: kept with the dead letter."""
+
+    reason: str | None = None
+
+
 class DeadGroupsQuery(_Body):
     """`topic`, `since`: as for dead letters. `limit`: of the groups."""
 
     topic: str | None = None
     since: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+
+
+class WorkerCommandQuery(_Body):
+    """`timeout`: how long to wait for the answer, in seconds, at most 30."""
+
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=30)] = 5.0
 
 
 class WorkersQuery(_Body):

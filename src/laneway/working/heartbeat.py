@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 from laneway import texts, units
 from laneway.engines.base import RunningMessage, WorkerFacts
 from laneway.errors import LanewayError
+from laneway.working import commands
 from laneway.working.banner import installed_version
 from laneway.working.locality import Locality
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable
 
     from laneway.engines.base import FullEngine
@@ -46,6 +48,14 @@ if TYPE_CHECKING:
 
         def call_soon(self, callback: Callable[[], None]) -> object:
             """Call something on the event loop."""
+            ...
+
+        def event_loop(self) -> asyncio.AbstractEventLoop | None:
+            """The event loop of the coroutines."""
+            ...
+
+        def stop(self) -> None:
+            """Stop in order."""
             ...
 
 
@@ -87,6 +97,8 @@ class Heartbeat(threading.Thread):
         )
         self._due = threading.Event()
         self._is_ending = False
+        self._is_asked = False
+        """Whether somebody pinged the worker: there may be a command for it."""
         self._clock_us = 0
         """The store's time, in microseconds, when `perf_counter` was 0."""
         self._asked = self._responded = time.monotonic()
@@ -96,6 +108,11 @@ class Heartbeat(threading.Thread):
 
     def beat_now(self) -> None:
         """Send a heartbeat at once. From any thread."""
+        self._due.set()
+
+    def asked(self) -> None:
+        """Send a heartbeat at once, and look for a command. From any thread."""
+        self._is_asked = True
         self._due.set()
 
     def end(self) -> None:
@@ -111,6 +128,9 @@ class Heartbeat(threading.Thread):
         while not self._is_ending:
             self._due.clear()
             self._call(self._beat)
+            if self._is_asked:
+                self._is_asked = False
+                self._call(self._obey)
             if count % BEATS in (0, 1) and not self._is_ending:
                 self._call(self._locality.refresh)
             count += 1
@@ -152,6 +172,12 @@ class Heartbeat(threading.Thread):
             listed_us=round((timeout + LISTED_SECONDS) * units.SECOND),
         )
         self._clock_us = now_us - round(time.perf_counter() * units.SECOND)
+
+    def _obey(self) -> None:
+        running, loop = list(self._observed.running()), self._observed.event_loop()
+        if commands.obey(self._engine, self.worker_id, running, loop):
+            log.info("worker %d is told to drain", os.getpid())
+            self._observed.stop()
 
     def _oldest(self, running: list[WorkerDelivery]) -> RunningMessage | None:
         begun = [unit for unit in running if unit.began]

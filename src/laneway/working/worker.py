@@ -413,11 +413,14 @@ class Worker:
     def is_stopping(self) -> bool:
         return self._stop_count > 0
 
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        return getattr(self, "_loop", None)
+
     # Called by the engine thread and the notification thread
 
     def _pinged(self, worker_ids: set[str]) -> None:
         if self._heartbeat.worker_id in worker_ids:
-            self._heartbeat.beat_now()
+            self._heartbeat.asked()
 
     def set_store_time(self, now_us: int) -> None:
         self._handlers.set_store_time(now_us)

@@ -83,6 +83,7 @@ from laneway.engines.base.records import RecordKind, Records
 from laneway.engines.base.results import CancelAnswer, Results
 from laneway.engines.base.transfer import ExportedMessage, ImportAnswer, Transfer
 from laneway.engines.base.views import (
+    BY_OPERATOR,
     Check,
     ExplainedState,
     Explanation,
@@ -90,6 +91,8 @@ from laneway.engines.base.views import (
     LaneState,
     MessageState,
     MessageView,
+    MoveAnswer,
+    MoveTarget,
     Overview,
     TierStats,
     TopicOrder,
@@ -101,6 +104,7 @@ __all__ = [
     "ABORT",
     "BACK_OFF_FIRST_US",
     "BACK_OFF_MAX_US",
+    "BY_OPERATOR",
     "CHANGED",
     "ENDED",
     "FLOW_HEADER",
@@ -139,6 +143,8 @@ __all__ = [
     "LaneState",
     "MessageState",
     "MessageView",
+    "MoveAnswer",
+    "MoveTarget",
     "OpenEngine",
     "Overview",
     "Queue",

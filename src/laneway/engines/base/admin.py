@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from laneway.engines.base.views import BY_OPERATOR
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
         Explanation,
         IdState,
         MessageView,
+        MoveAnswer,
+        MoveTarget,
         Overview,
         TopicOrder,
         TopicStats,
@@ -280,6 +284,37 @@ class Admin(Protocol):
         Explain what a message waits for, and when it will probably start.
 
         Arguments: `topic`: as in `find`.
+        """
+        ...
+
+    def message_move(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        to: MoveTarget,
+        reason: str = BY_OPERATOR,
+        now_us: int | None = None,
+    ) -> MoveAnswer:
+        """
+        Make a delayed message ready now, or make one that waits a dead letter.
+
+        The ready message becomes the last one of its priority, and waits for the limits of its
+        topic. `Results.cancel` removes a message.
+
+        Arguments: `topic`: as in `find`; `to`: `"ready"` or `"dead"`; `reason`: of a dead letter.
+        """
+        ...
+
+    def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
+        """
+        Let a topic back off, as if its destination were unavailable: nothing is delivered for
+        `by_us` microseconds, then one message after the other until one is acked. 0: end it.
+
+        It holds for the lanes that exist; a topic in which nothing waits or is leased may have
+        none. A bucket backs off as a whole.
+
+        Returns how many lanes there are.
         """
         ...
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RecordKind = Literal["audit", "gateway", "session", "token"]
+RecordKind = Literal["audit", "command", "gateway", "session", "token"]
 """
 What a record is about.
 
 `"gateway"`: what all gateways of a namespace share. `"token"`: a token of the gateway's API.
 `"session"`: a browser's session that has ended early. `"audit"`: a change that was made through the
-API.
+API. `"command"`: one to a worker, or its answer.
 """
 
 

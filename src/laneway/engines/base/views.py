@@ -23,6 +23,20 @@ ExplainedState = Literal[MessageState, "finished", "unknown"]
 IdState = Literal["unknown", "waiting", "leased", "finished", "dead"]
 """The answers of `Admin.lookup`."""
 
+MoveTarget = Literal["ready", "dead"]
+"""The states into which `Admin.message_move` moves a message."""
+
+MoveAnswer = Literal["moved", "waiting", "leased", "dead", "unknown"]
+"""
+The answers of `Admin.message_move`. But for `"moved"` nothing was changed.
+
+`"waiting"`: it should be ready, and is ready or parked already, or waits for signals. `"leased"`,
+`"dead"`: so is the message. `"unknown"`: there is no such message.
+"""
+
+BY_OPERATOR = "an operator ended it"
+"""The reason of a dead letter that an operator made of a message."""
+
 TopicOrder = Literal["name", "backlog", "age", "rate", "throttled"]
 """The orders of `Admin.topic_list`."""
 

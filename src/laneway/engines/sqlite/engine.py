@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base import (
+    BY_OPERATOR,
     CHANGED,
     HOUSEKEEPING_LIMIT,
     PING,
@@ -27,6 +28,7 @@ from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sqlite import (
     forwarding,
     housekeeping,
+    moving,
     presence,
     purging,
     putting,
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import (
         ArrivalListener,
+        MoveAnswer,
+        MoveTarget,
         ResultListener,
         WorkerFacts,
         WorkerView,
@@ -413,6 +417,22 @@ class Core:
     ) -> CancelAnswer:
         with self._transaction(now_us, durable=True) as tx:
             return purging.cancel(tx, message_id, topic)
+
+    def message_move(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        to: MoveTarget,
+        reason: str = BY_OPERATOR,
+        now_us: int | None = None,
+    ) -> MoveAnswer:
+        with self._transaction(now_us, durable=True) as tx:
+            return moving.move(tx, message_id, topic, to, reason)
+
+    def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
+        with self._transaction(now_us, durable=True) as tx:
+            return moving.back_off(tx, topic, by_us)
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         with self._transaction(None, durable=True) as tx:

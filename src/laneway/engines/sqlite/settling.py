@@ -382,7 +382,7 @@ def _end_unacked(
     if action == "retry":
         return _retry(tx, lane, row, settlement, topic)
     if action == "dead":
-        _die(tx, lane, row, settlement.reason or REFUSED, settlement.error)
+        die(tx, lane, row, settlement.reason or REFUSED, settlement.error)
         return "died"
     if action == "unhandled":
         return _unhandled(tx, lane, row, topic)
@@ -404,7 +404,7 @@ def _retry(
     what = settlement.reason or "failed"
     messages.add_history(tx, row, what, settlement.error)
     if row.attempts > policy.retries:
-        _die(
+        die(
             tx,
             lane,
             row,
@@ -426,7 +426,7 @@ def _retry(
     return "retried"
 
 
-def _die(
+def die(
     tx: Transaction,
     lane: Lane,
     row: Row,
@@ -451,7 +451,7 @@ def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> SettlementA
     first = first if first is not None else tx.now
     longest = tx.policy(topic).on_unhandled
     if longest is not None and tx.now - first >= longest:
-        _die(tx, lane, row, NO_HANDLER, None)
+        die(tx, lane, row, NO_HANDLER, None)
         return "died"
     delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MAX_US)
     tx.notes.put((row.mid,), first, tries + 1, history)
@@ -542,7 +542,7 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
         row.attempts += 1
         messages.add_history(tx, row, STARTED_AND_LOST, None)
         if row.attempts > tx.policy(messages.topic_of(row, lane)).retries:
-            _die(tx, lane, row, STARTED_AND_LOST, None, is_recorded=True)
+            die(tx, lane, row, STARTED_AND_LOST, None, is_recorded=True)
             return
     _wait_again(tx, lane, row, None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.base import Capabilities, Check
+from laneway.engines.base import BY_OPERATOR, Capabilities, Check
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.coordination import ShardedCoordination
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         IdState,
         ImportAnswer,
         MessageView,
+        MoveAnswer,
+        MoveTarget,
         Overview,
         RecordKind,
         ResultListener,
@@ -527,6 +529,30 @@ class FilesEngine(FilesQueue, ShardedAdmin):
         if shard is None:
             return "unknown"
         return self._space.on(shard, lambda file: file.cancel(message_id, topic, now_us=now_us))
+
+    def message_move(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        to: MoveTarget,
+        reason: str = BY_OPERATOR,
+        now_us: int | None = None,
+    ) -> MoveAnswer:
+        shard = self._shard_of(message_id, topic)
+        if shard is None:
+            return "unknown"
+        return self._space.on(
+            shard,
+            lambda file: file.message_move(message_id, topic, to=to, reason=reason, now_us=now_us),
+        )
+
+    def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
+        self._space.refresh()
+        return sum(
+            self._space.on(shard, lambda file: file.topic_back_off(topic, by_us, now_us=now_us))
+            for shard in self._space.routes.shards_of(topic)
+        )
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         shard = self._shard_of(message_id, topic)

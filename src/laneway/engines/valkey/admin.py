@@ -5,7 +5,14 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any, cast
 
-from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, TopicOrder
+from laneway.engines.base import (
+    BY_OPERATOR,
+    CHANGED,
+    CancelAnswer,
+    IdState,
+    ImportAnswer,
+    TopicOrder,
+)
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.sharded.splitting import pages
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
         Explanation,
         ExportedMessage,
         MessageView,
+        MoveAnswer,
+        MoveTarget,
         Overview,
         RecordKind,
         Tallies,
@@ -301,6 +310,22 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         answer: bytes = self._space.run("cancel", shard, now_us, record.mid, durable=True)
         return cast("CancelAnswer", answer.decode())
 
+    def message_move(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        to: MoveTarget,
+        reason: str = BY_OPERATOR,
+        now_us: int | None = None,
+    ) -> MoveAnswer:
+        found = self._find(message_id, topic, now_us)
+        if found is None:
+            return "unknown"
+        _, shard, record = found
+        answer: bytes = self._space.run("move", shard, now_us, record.mid, to, reason, durable=True)
+        return cast("MoveAnswer", answer.decode())
+
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         found = views.find(self._view(), message_id, topic)
         shards = self._shards_of_result(message_id, topic) if found is None else [found[0]]
@@ -314,18 +339,29 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         raise nobody_follows(message_id)
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        calls = [
+            (shard, "watch", (round(seconds * SECOND), records.pack(names)))
+            for shard, names in self._lanes_by_shard(topic, now_us).items()
+        ]
+        busy = self._space.run_many(calls, now_us)
+        return [CHANGED + name.decode() for names in busy for name in names]
+
+    def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
+        calls = [
+            (shard, "back_off", (by_us, records.pack(names)))
+            for shard, names in self._lanes_by_shard(topic, now_us).items()
+        ]
+        return sum(self._space.run_many(calls, now_us))
+
+    def _lanes_by_shard(self, topic: str, now_us: int | None) -> dict[int, list[str]]:
+        """The names of the topic's lanes, whether they exist or not."""
         view = self._view(now_us)
         policy = view.policy(topic)
         names_by_shard: dict[int, list[str]] = {}
         for part in range(policy.partitions):
             name = lane_name(policy, topic, None, part)[0]
             names_by_shard.setdefault(view.space.routes.shard_of(topic, part), []).append(name)
-        calls = [
-            (shard, "watch", (round(seconds * SECOND), records.pack(names)))
-            for shard, names in names_by_shard.items()
-        ]
-        busy = self._space.run_many(calls, now_us)
-        return [CHANGED + name.decode() for names in busy for name in names]
+        return names_by_shard
 
     # Dead letters
 

@@ -76,6 +76,8 @@ FUNCTIONS = (
     "remember_finished",
     "report_progress",
     "cancel",
+    "move",
+    "back_off",
     "on_end",
     "arrivals",
     "tiers",

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway import arguments
-from laneway.admin.workers import info_of
-from laneway.gateway.schema import OverviewAnswer, WorkerAnswer, WorkersAnswer
+from laneway.admin.workers import command, info_of
+from laneway.gateway.schema import OverviewAnswer, WorkerAnswer, WorkerCommandAnswer, WorkersAnswer
 from laneway.gateway.wire import moment, tier_answer
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.engines.base import WorkerView
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import WorkersQuery
+    from laneway.gateway.schema import WorkerCommandQuery, WorkersQuery
+    from laneway.working.commands import WorkerCommand
 
 
 def overview(call: Call) -> OverviewAnswer:
@@ -41,6 +42,23 @@ def list_workers(call: Call) -> WorkersAnswer:
     return WorkersAnswer(
         [_worker_answer(worker) for worker in page], page[-1].facts.id if is_full else None
     )
+
+
+def drain_worker(call: Call) -> WorkerCommandAnswer:
+    """Tell a worker to take no more messages, to finish those that run, and to end."""
+    return _command(call, "drain")
+
+
+def dump_stacks(call: Call) -> WorkerCommandAnswer:
+    """Show what a worker does: its messages, and the stack of each thread and coroutine."""
+    return _command(call, "stack_dump")
+
+
+def _command(call: Call, what: WorkerCommand) -> WorkerCommandAnswer:
+    call.caller.check_everything()
+    query: WorkerCommandQuery = call.query
+    worker_id = arguments.name("workers", "the id", call.parameters["id"])
+    return WorkerCommandAnswer(worker_id, command(call.engine, worker_id, what, query.timeout))
 
 
 def _worker_answer(worker: WorkerView) -> WorkerAnswer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from laneway import arguments
+from laneway import arguments, units
 from laneway.admin import workers
 from laneway.engines.shared.listing import MEASURES, ORDERS
 from laneway.errors import UsageError
@@ -12,6 +12,7 @@ from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import field_answers, operator_fields
 from laneway.gateway.schema import (
+    BackOffBody,
     ConfirmBody,
     CountAnswer,
     CursorAnswer,
@@ -139,6 +140,17 @@ def _view(call: Call) -> MessageView:
     return view
 
 
+def visible_topic(call: Call) -> str | None:
+    """
+    The topic of the path's message; None: the path names none, and all are visible.
+
+    Raises Problem if the message is not visible to the caller.
+    """
+    if call.caller.sees_all:
+        return call.topic if "topic" in call.parameters else None
+    return _view(call).topic
+
+
 def _missing(call: Call) -> Problem:
     return Problem(
         "not-found",
@@ -172,6 +184,22 @@ def resume(call: Call) -> Response:
     if engine.policy_of(topic).paused:
         engine.policy_set("operator", topic, {"paused": False})
     return _answer(call, before)
+
+
+def back_off(call: Call) -> Response:
+    """
+    Deliver nothing from a topic for a time, then one message until one is acked; 0 ends it.
+
+    It holds for what waits now: a topic in which nothing waits does not back off. PUT a policy
+    with `paused` for what is published later.
+    """
+    body: BackOffBody = call.body
+    seconds = arguments.seconds("topic", "delay", body.delay)
+    call.engine.topic_back_off(call.topic, round(seconds * units.SECOND))
+    answer = TopicAnswer(
+        **topic_fields(call.engine.topic_stats(call.topic), call.engine.time_us(call.topic))
+    )
+    return Response(200, encode(answer))
 
 
 def purge(call: Call) -> CountAnswer:

@@ -27,6 +27,7 @@ PARTS = (
     "test_lease",
     "test_limits",
     "test_merge",
+    "test_operator",
     "test_policy_changes",
     "test_priorities",
     "test_put",

@@ -108,6 +108,7 @@ local settling = part(function(settling)
         messages.free_key(lane, messages.line(record), record.mid)
         return 'died'
     end
+    settling.die = die
 
     -- The message waits again: delayed until `due`, its new since, or (false) with its old since.
     -- After its ttl it expires.

@@ -1,0 +1,100 @@
+"""What an operator does to one message: try it now, make it dead, drop it, cancel it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from laneway import arguments
+from laneway.engines.base import BY_OPERATOR
+from laneway.errors import Refused
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
+
+MessageAction = Literal["retry", "dead", "drop", "cancel"]
+
+Done = Literal["ready", "redriven", "dead", "dropped", "cancelled", "aborted"]
+"""
+What was done: `"ready"`: it was delayed; `"redriven"`: it was dead; `"dead"`: it is a dead letter;
+`"dropped"`, `"cancelled"`: it was removed; `"aborted"`: its lease ended, its worker is notified.
+"""
+
+MAX_REASON = 500
+"""Most characters of the reason of a dead letter."""
+
+
+def act(
+    engine: FullEngine,
+    action: MessageAction,
+    message_id: str,
+    topic: str | None,
+    reason: str | None = None,
+) -> Done:
+    """
+    Do something to a message, and return what was done.
+
+    Arguments: `topic`: needed for ids of the user's own; `reason`: of a dead letter.
+
+    Raises UsageError, and Refused if there is no such message or it is in another state.
+    """
+    arguments.name("message", "the id", message_id)
+    if action == "retry":
+        return _retry(engine, message_id, topic)
+    if action == "dead":
+        return _make_dead(engine, message_id, topic, reason)
+    if action == "drop":
+        return _drop(engine, message_id, topic)
+    answer = engine.cancel(message_id, topic)
+    if answer not in ("cancelled", "aborted"):
+        raise _refusal(action, message_id, answer)
+    return answer
+
+
+def _retry(engine: FullEngine, message_id: str, topic: str | None) -> Done:
+    answer = engine.message_move(message_id, topic, to="ready")
+    if answer == "dead":
+        view = engine.find(message_id, topic)
+        if view is not None and engine.dead_redrive(view.topic, [message_id]):
+            return "redriven"
+    elif answer == "moved":
+        return "ready"
+    raise _refusal("retry", message_id, answer)
+
+
+def _make_dead(engine: FullEngine, message_id: str, topic: str | None, reason: str | None) -> Done:
+    if reason is not None:
+        reason = arguments.name("message", "the reason", reason)[:MAX_REASON]
+    answer = engine.message_move(message_id, topic, to="dead", reason=reason or BY_OPERATOR)
+    if answer != "moved":
+        raise _refusal("dead", message_id, answer)
+    return "dead"
+
+
+def _drop(engine: FullEngine, message_id: str, topic: str | None) -> Done:
+    view = engine.find(message_id, topic)
+    if view is None or view.state == "leased":
+        raise _refusal("drop", message_id, "unknown" if view is None else "leased")
+    if view.state == "dead":
+        if engine.dead_drop(view.topic, [message_id]):
+            return "dropped"
+    elif engine.cancel(message_id, topic) in ("cancelled", "aborted"):  # leased in between
+        return "dropped"
+    raise _refusal("drop", message_id, "unknown")
+
+
+WHY = {
+    "waiting": "it is not delayed: it waits for its turn, its serial key or its signals",
+    "leased": "its handler runs; `cancel` stops it",
+    "dead": "it is a dead letter",
+    "unknown": "it does not wait, is not leased and is not dead; ids of your own need their topic",
+}
+"""Why an action is refused, by the state of the message."""
+
+
+class NoSuchMessage(Refused):
+    """There is no such message."""
+
+
+def _refusal(action: MessageAction, message_id: str, state: str) -> Refused:
+    text = f'message "{message_id[:80]}": {action} was refused: {WHY[state]}'
+    return NoSuchMessage(text) if state == "unknown" else Refused(text)

@@ -1,0 +1,95 @@
+"""`laneway message` and `laneway back-off`: what an operator does to a message or a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from laneway.cli.session import Session, pass_session, say
+
+if TYPE_CHECKING:
+    from laneway.admin.messages import MessageAction
+
+DONE = {
+    "ready": "is ready now",
+    "redriven": "waits again; it was a dead letter",
+    "dead": "is a dead letter",
+    "dropped": "is removed",
+    "cancelled": "is cancelled",
+    "aborted": "is cancelled; its worker is notified",
+}
+
+_topic = click.option("--topic", help="Of the message; needed for ids of your own.")
+
+
+@click.group()
+def message() -> None:
+    """Retry a message now, make it a dead letter, drop or cancel it."""
+
+
+@message.command()
+@click.argument("message_id", metavar="ID")
+@_topic
+@pass_session
+def retry(session: Session, message_id: str, *, topic: str | None) -> None:
+    """Make a delayed or dead message ready now."""
+    _act(session, "retry", message_id, topic)
+
+
+@message.command()
+@click.argument("message_id", metavar="ID")
+@_topic
+@click.option("--reason", help="Kept with the dead letter.")
+@pass_session
+def dead(session: Session, message_id: str, *, topic: str | None, reason: str | None) -> None:
+    """Make a waiting message a dead letter."""
+    _act(session, "dead", message_id, topic, reason)
+
+
+@message.command()
+@click.argument("message_id", metavar="ID")
+@_topic
+@pass_session
+def drop(session: Session, message_id: str, *, topic: str | None) -> None:
+    """Remove a message that waits or is dead."""
+    _act(session, "drop", message_id, topic)
+
+
+@message.command()
+@click.argument("message_id", metavar="ID")
+@_topic
+@pass_session
+def cancel(session: Session, message_id: str, *, topic: str | None) -> None:
+    """Remove a message that waits, or stop its handler."""
+    _act(session, "cancel", message_id, topic)
+
+
+def _act(
+    session: Session,
+    action: MessageAction,
+    message_id: str,
+    topic: str | None,
+    reason: str | None = None,
+) -> None:
+    from laneway.admin.messages import act
+    from laneway.policy import check_topic
+
+    checked = None if topic is None else check_topic(topic)
+    done = act(session.engine(), action, message_id, checked, reason)
+    say(f"{message_id} {DONE[done]}")
+
+
+@click.command("back-off", short_help="Deliver nothing from TOPIC for a time.")
+@click.argument("topic")
+@click.argument("duration")
+@pass_session
+def back_off(session: Session, topic: str, duration: str) -> None:
+    """
+    Deliver nothing from TOPIC for DURATION ("10m"), then one message until one is acked; 0 ends it.
+    """
+    handle = session.app().topic(topic)
+    if handle.back_off(duration):
+        say(f"{topic} backs off" if duration != "0" else f"{topic} delivers again")
+    else:
+        say(f"nothing waits in {topic}, so it does not back off; `laneway pause` also holds later")
