@@ -65,6 +65,7 @@ def serve(
     requests.
     """
     from laneway.gateway import server
+    from laneway.gateway.dashboard.dashboard import Dashboard
     from laneway.gateway.gateway import Gateway
 
     host, port = server.bind_of(bind)
@@ -79,7 +80,12 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _app(session, target) as app:
         server.check_bind(host, app.engine, is_open=insecure)
-        gateway = Gateway(app, is_open=insecure, prefix=root_path.rstrip("/"))
+        gateway = Gateway(
+            app,
+            is_open=insecure,
+            prefix=root_path.rstrip("/"),
+            extensions=[Dashboard(app)],
+        )
         try:
             server.serve(
                 gateway,

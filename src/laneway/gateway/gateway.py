@@ -148,7 +148,7 @@ class Gateway:
         if route.is_async:
             answer = await route.handler(call)
         else:
-            answer = await self.services.run(_run, route, call)
+            answer = await self.services.run(run_blocking, route, call)
         if caller.session is not None:
             renewed = self.services.sessions.renewed(request, caller.session)
             answer.headers += [renewed] if renewed is not None else []
@@ -218,7 +218,7 @@ class Gateway:
         return html(pages.problem_page(request.url(""), body))
 
 
-def _run(route: Route, call: Call) -> Response:
+def run_blocking(route: Route, call: Call) -> Response:
     """Run a blocking handler, and keep a change in the audit log."""
     found = route.handler(call)
     answer = found if isinstance(found, Response) else Response(route.status, encode(found))

@@ -1,0 +1,276 @@
+"""
+The pictures of the dashboard: fills a demo store, serves it, and takes a picture of each page.
+
+    python docs/pictures.py docs/pictures              the pictures of the docs
+    python docs/pictures.py out --all                  every page, 1280 and 390 px, both themes
+    python docs/pictures.py out --all --store empty    of an empty store; also `broken`
+
+It needs a Chromium (`apt-get install chromium`) and the Python package playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import random
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import uvicorn
+
+from laneway import Laneway, Message
+from laneway.engines.base import WAIT_BOUNDS_US, RunningMessage, WaitCounts, WorkerFacts
+from laneway.gateway.dashboard.dashboard import Dashboard
+from laneway.gateway.gateway import Gateway
+from laneway.history.records import RINGS, Cell, Row, encode, name_of
+from laneway.message import Settlement
+from laneway.units import SECOND
+
+MERCHANTS = 400
+WIDTHS = {"wide": 1280, "narrow": 390}
+THEMES = ("light", "dark")
+
+SHOWN = {
+    "now": "/",
+    "topics": "/topics",
+    "topic": "/topic?name=push.acme",
+}
+"""The pages by the names of their pictures."""
+
+ERRORS = (
+    "ConnectError: [Errno 111] Connection refused",
+    "HTTPStatusError: 503 Service Unavailable",
+    "KeyError: 'customer'",
+)
+
+
+# The demo store
+
+
+def fill(app: Laneway) -> None:
+    """A shop that pushes orders to its merchants: one floods, some fail, some are held back."""
+    random.seed(7)
+    engine = app.engine
+    app.policy("push.*", rate="50/s", concurrency=8, retries=5)
+    app.policy("push.slow.*", rate="2/s")
+    app.policy("mail.*", tier="low")
+    app.policy("billing.*", tier="high", weight=3)
+    app.policy("render.*", pool="gpu")
+    app.policy("customer.*", group="customer.{1}")
+    app.gate("psp", concurrency=4)
+    app.policy("billing.capture", gate="psp")
+    app.topic_group("customer.globex", rate="20/s", weight=2)
+    app.subscribe("orders", "audit")
+    app.subscribe("orders", "search", where={"kind": "new"})
+    merchants = ["acme", *(f"slow.{n}" for n in range(6)), *(f"m{n:03d}" for n in range(MERCHANTS))]
+    for n, merchant in enumerate(merchants):
+        count = 2400 if merchant == "acme" else 260 if "slow" in merchant else max(1, 60 - n // 6)
+        app.publish_many(
+            Message(f"push.{merchant}", {"order": 10_000 + n * 100 + k, "total": round(k * 3.7, 2)})
+            for k in range(count)
+        )
+    for n in range(40):
+        app.publish("billing.capture", {"invoice": n}, priority=n % 3, key=f"invoice-{n}")
+        app.publish("mail.receipt", {"to": f"user{n}@example.com"})
+        app.publish(f"customer.globex.{n % 5}", n)
+        app.publish(f"customer.initech.{n % 3}", n)
+        app.publish("orders", {"order": n}, headers={"kind": "new" if n % 2 else "change"})
+        app.publish("mail.digest", {"week": n}, delay=f"{n + 1}h")
+    for n in range(12):
+        app.publish("render.poster", {"poster": n})
+    app.policy("mail.receipt", paused=True)
+    _work(app, engine)
+    for n in range(5):
+        app.publish("orders.import", {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]})
+    _write_history(engine)
+
+
+def _work(app: Laneway, engine) -> None:
+    """Deliver some, and let some fail."""
+    batch = engine.lease(400)
+    settlements = []
+    for n, lease in enumerate(batch.leases):
+        if n % 9 == 0:
+            error = ERRORS[n % 3]
+            settlements.append(
+                Settlement(lease.handle, lease.fence, "dead", reason="retries", error=error)
+            )
+        elif n % 7 == 0:
+            settlements.append(
+                Settlement(
+                    lease.handle, lease.fence, "retry", delay_us=600 * SECOND, error=ERRORS[n % 3]
+                )
+            )
+        elif n % 5:
+            settlements.append(Settlement(lease.handle, lease.fence, "ack"))
+    engine.settle(settlements)
+
+
+def beat(engine) -> None:
+    """The heartbeats of four workers; the last one is late, and of an older version."""
+    now_us = engine.time_us()
+    for n, (host, version) in enumerate(
+        (("web-1", "2.4.0"), ("web-1", "2.4.0"), ("web-2", "2.4.0"), ("web-3", "2.3.9"))
+    ):
+        since_us = now_us - (3 + 900 * (n == 3)) * SECOND
+        facts = WorkerFacts(
+            id=f"{host}-{4100 + n}",
+            host=host,
+            pid=4100 + n,
+            program="shop",
+            version=version,
+            laneway="0.1.0",
+            pools=["default"],
+            concurrency=16,
+            busy=(11, 14, 7, 16)[n],
+            leased=(14, 18, 9, 20)[n],
+            oldest=RunningMessage("push.acme", f"order-{10_017 + n}", since_us),
+            loop_lag=(0.002, 0.004, 0.001, 0.84)[n],
+        )
+        engine.beat(facts, dead_after_us=60 * SECOND, listed_us=120 * SECOND)
+
+
+def _write_history(engine) -> None:
+    """Two hours of rows by 10 s, and a week by quarter of an hour."""
+    now_us = engine.time_us()
+    for seconds, count in ((10, RINGS[10] - 1), (60, 1500), (900, 700)):
+        records = {}
+        for back in range(count, 0, -1):
+            at = now_us - back * seconds * SECOND
+            records[name_of(seconds, at)] = encode(_history_row(at, seconds, now_us))
+        before = engine.history_read(["demo"])[0]
+        engine.history_write("demo", before, {**records, "demo": str(seconds).encode()})
+
+
+def _history_row(at_us: int, seconds: int, now_us: int) -> Row:
+    ago = (now_us - at_us) / SECOND
+    wave = 1 + 0.3 * math.sin(at_us / SECOND / 5400 * math.tau) + random.uniform(-0.06, 0.06)
+    flood = 1.7 if ago < 1500 else 1.0
+    waiting = int(9000 + max(0.0, 1500 - ago) * 9) if ago < 1500 else int(900 * wave)
+    cells, waits = [], []
+    for tier, part in (("high", 0.55), ("mid", 0.36), ("low", 0.09)):
+        per = 210 * wave * part * seconds
+        failed = int(per * (0.09 if 600 < ago < 1200 else 0.012))
+        cells.append(
+            Cell(
+                tier,
+                "push.*" if tier == "mid" else "*",
+                published=int(per * flood),
+                delivered=int(per),
+                done=int(per) - failed,
+                retried=failed,
+                died=failed // 6,
+                throttled_us=int(per * 2000),
+                waiting=int(waiting * part),
+                oldest_us=int((max(2.0, min(240.0, 1500 - ago) if ago < 1500 else 3)) * SECOND),
+            )
+        )
+        quick = [int(per * each) for each in (0.1, 0.3, 0.3, 0.15, 0.1, 0.03, 0.02)]
+        rest = [0] * (len(WAIT_BOUNDS_US) + 1 - len(quick))
+        slow = [0, 0, 0, int(per * 0.05), int(per * 0.2), int(per * 0.3), int(per * 0.3)]
+        waits.append(WaitCounts(tier, slow + rest, quick + rest))
+    return Row(at_us, at_us, at_us + seconds * SECOND, waiting, cells, waits)
+
+
+# Serving and taking pictures
+
+
+@contextlib.contextmanager
+def serving(app: Laneway, *, beats: bool):
+    """A gateway with the dashboard, in a thread. Yields its URL."""
+    gateway = Gateway(app, is_open=True, extensions=[Dashboard(app)])
+    config = uvicorn.Config(gateway, port=0, lifespan="off", ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    ended = threading.Event()
+
+    def keep_beating() -> None:
+        while beats and not ended.wait(2):
+            beat(app.engine)
+
+    beating = threading.Thread(target=keep_beating, daemon=True)
+    if beats:
+        beat(app.engine)
+    beating.start()
+    while not server.started:
+        time.sleep(0.05)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        ended.set()
+        beating.join()
+        gateway.stop()
+        server.should_exit = True
+        thread.join(10)
+        gateway.close()
+
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def take(url: str, folder: Path, *, everything: bool, only: list[str]) -> None:
+    """Take the pictures."""
+    from playwright.sync_api import sync_playwright
+
+    browser_path = shutil.which("chromium") or "/usr/bin/chromium"
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=browser_path, args=FLAGS)
+        for theme in THEMES:
+            for width_name, width in WIDTHS.items():
+                if not everything and (theme, width_name) not in (
+                    ("light", "wide"),
+                    ("dark", "wide"),
+                ):
+                    continue
+                page = browser.new_page(
+                    viewport={"width": width, "height": 900},
+                    color_scheme=theme,
+                    locale="en-US",
+                )
+                page.on("console", lambda each: print("console:", each.type, each.text))
+                page.on("pageerror", lambda each: print("error:", each))
+                for name, path in SHOWN.items():
+                    if only and name not in only:
+                        continue
+                    page.goto(url + path)
+                    page.wait_for_timeout(1600)
+                    suffix = f"-{theme}" + ("-narrow" if width_name == "narrow" else "")
+                    page.screenshot(path=folder / f"{name}{suffix}.png", full_page=everything)
+                page.close()
+        browser.close()
+
+
+def main() -> None:
+    """Take the pictures that the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--store", choices=("busy", "empty", "broken"), default="busy")
+    parser.add_argument("--only", action="append", default=[])
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Laneway(f"sqlite:///{folder}/shop.db", namespace="shop") as app,
+    ):
+        if arguments.store != "empty":
+            fill(app)
+        with serving(app, beats=arguments.store != "empty") as url:
+            take(url, arguments.folder, everything=arguments.all, only=arguments.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""
+Actions of pages. Each is one or more requests of the API, which are made as if the caller had sent
+them: the same routes check the same scopes and topics, and write the same audit log. So each can be
+shown as a command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable  # noqa: TC003  # msgspec reads the annotations
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from laneway.gateway.problems import Problem
+from laneway.policy import FIELDS
+
+if TYPE_CHECKING:
+    from laneway.gateway.dashboard.forms import Form
+
+MOST_TOPICS = 200
+"""Most topics that one action changes."""
+
+
+class ApiCall(msgspec.Struct, frozen=True):
+    """A request of the API. `body`: as JSON; None: it has none."""
+
+    method: str
+    path: str
+    body: Any = None
+
+    def command(self, base: str) -> str:
+        """The request as a command of a shell. `base`: the gateway's URL."""
+        parts = ["curl", "-X", self.method, shlex.quote(base + self.path)]
+        text = " ".join(parts) + ' \\\n  -H "authorization: Bearer $TOKEN"'
+        if self.body is not None:
+            content = json.dumps(self.body, ensure_ascii=False)
+            text += " \\\n  -H 'content-type: application/json' \\\n  -d " + shlex.quote(content)
+        return text
+
+
+class Action(msgspec.Struct, frozen=True):
+    """
+    An action. `label`: of its button. `scope`: what it needs. `calls`: its requests, from a form;
+    raises Problem. `done`: what is said when it was done; `{count}` is in some answers.
+    """
+
+    label: str
+    scope: str
+    calls: Callable[[Form], list[ApiCall]]
+    done: Callable[[Form], str]
+
+
+def _segment(name: str) -> str:
+    """A name as a segment of a path."""
+    if not name:
+        raise Problem("bad-request", "the form lacks a name")
+    return quote(name, safe="")
+
+
+def _topics(form: Form) -> list[str]:
+    found = form.all("topic")
+    if not found:
+        raise Problem("bad-request", "no topic was chosen")
+    if len(found) > MOST_TOPICS:
+        raise Problem("bad-request", f"expected at most {MOST_TOPICS} topics, got {len(found)}")
+    return found
+
+
+def _named(form: Form) -> str:
+    topics = form.all("topic")
+    return topics[0] if len(topics) == 1 else f"{len(topics)} topics"
+
+
+def _each(step: str) -> Callable[[Form], list[ApiCall]]:
+    return lambda form: [
+        ApiCall("POST", f"/v1/topics/{_segment(topic)}/{step}") for topic in _topics(form)
+    ]
+
+
+def _typed(name: str, text: str) -> Any:
+    """A policy setting as it was typed: a number, a word, or nothing, which removes it."""
+    if not text:
+        return None
+    if name in ("gate", "subscriptions", "backoff") and text[0] in "[{":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise Problem("bad-request", f"{name}: {error}") from None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        found = float(text)
+    except ValueError:
+        return text
+    return found if math.isfinite(found) else text
+
+
+def _change_policy(form: Form) -> list[ApiCall]:
+    """The settings that differ from those that the page showed (`was_NAME`)."""
+    fields = {
+        name: _typed(name, form.text(name))
+        for name in FIELDS
+        if form.text(name) != form.text(f"was_{name}")
+    }
+    if not fields:
+        raise Problem("bad-request", "nothing was changed in the form")
+    query = "?dry_run=true" if form.text("dry") else ""
+    return [
+        ApiCall("PATCH", f"/v1/policies/{_segment(topic)}{query}", fields)
+        for topic in _topics(form)
+    ]
+
+
+def _put_policy(form: Form) -> list[ApiCall]:
+    try:
+        fields = json.loads(form.text("fields") or "{}")
+    except ValueError as error:
+        raise Problem("bad-request", f"fields: {error}") from None
+    return [ApiCall("PUT", f"/v1/policies/{_segment(form.exact('pattern'))}", fields)]
+
+
+def _purge(form: Form) -> list[ApiCall]:
+    (topic,) = _topics(form)[:1]
+    return [
+        ApiCall("POST", f"/v1/topics/{_segment(topic)}/purge", {"confirm": form.text("confirm")})
+    ]
+
+
+def _publish(form: Form) -> list[ApiCall]:
+    text = form.text("body")
+    try:
+        content = json.loads(text) if text else None
+    except ValueError as error:
+        raise Problem("bad-request", f'body: expected JSON ({error}); quote a text: "…"') from None
+    body: dict[str, Any] = {"body": content}
+    body |= {name: form.text(name) for name in ("key", "delay") if form.text(name)}
+    if (priority := form.number("priority")) is not None:
+        body["priority"] = priority
+    (topic,) = _topics(form)[:1]
+    return [ApiCall("POST", f"/v1/topics/{_segment(topic)}/messages", body)]
+
+
+def _letters(step: str) -> Callable[[Form], list[ApiCall]]:
+    def calls(form: Form) -> list[ApiCall]:
+        body: dict[str, Any] = {}
+        if topics := form.all("topic"):
+            body["topic"] = topics[0]
+        if ids := form.all("id"):
+            body["ids"] = ids
+        if (limit := form.number("limit")) is not None:
+            body["limit"] = limit
+        if step == "redrive" and (rate := form.text("rate")):
+            body["rate"] = _typed("rate", rate)
+        if form.text("dry"):
+            body["dry_run"] = True
+        return [ApiCall("POST", f"/v1/dead/{step}", body)]
+
+    return calls
+
+
+ACTIONS: dict[str, Action] = {
+    "pause": Action("Pause", "operate", _each("pause"), lambda form: f"{_named(form)}: paused."),
+    "resume": Action(
+        "Resume", "operate", _each("resume"), lambda form: f"{_named(form)}: resumed."
+    ),
+    "change_policy": Action(
+        "Change", "operate", _change_policy, lambda form: f"{_named(form)}: the policy was changed."
+    ),
+    "put_policy": Action(
+        "Undo",
+        "operate",
+        _put_policy,
+        lambda form: f"{form.exact('pattern')}: the policy is as it was before.",
+    ),
+    "purge": Action(
+        "Purge", "operate", _purge, lambda form: f"{_named(form)}: {{count}} messages were removed."
+    ),
+    "publish": Action(
+        "Publish", "publish", _publish, lambda form: f"{_named(form)}: message {{id}}, {{outcome}}."
+    ),
+    "redrive": Action("Redrive", "operate", _letters("redrive"), lambda _: "{count} redriven."),
+    "drop": Action("Drop", "operate", _letters("drop"), lambda _: "{count} dropped."),
+}
+"""The actions by name."""

@@ -1,0 +1,254 @@
+"""`Dashboard`: the pages of a gateway, what keeps them live, and the actions of their forms."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from laneway.gateway import problems
+from laneway.gateway.dashboard import rendering
+from laneway.gateway.dashboard.actions import ACTIONS
+from laneway.gateway.dashboard.collector import Collector
+from laneway.gateway.dashboard.forms import Fields, Form
+from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
+from laneway.gateway.dashboard.notices import Notice, Notices
+from laneway.gateway.dashboard.performing import perform
+from laneway.gateway.dashboard.queries import LiveQuery
+from laneway.gateway.dashboard.view import ASSETS, Urls, View
+from laneway.gateway.extension import Extension, html, page, redirect
+from laneway.gateway.http import Stream
+from laneway.gateway.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from laneway.gateway.access import Caller
+    from laneway.gateway.call import Call
+    from laneway.gateway.dashboard.actions import Action, ApiCall
+    from laneway.gateway.dashboard.page import Page
+    from laneway.gateway.dashboard.reader import Reader
+    from laneway.gateway.host import Host
+    from laneway.gateway.http import Request, Response
+
+LEAST_COMPRESSED = 1000
+"""Pages of fewer bytes are sent as they are."""
+
+STREAM_SECONDS = 60.0
+"""After so long a stream ends. The browser opens it again, and what its token allows is checked."""
+
+
+class Dashboard(Extension):
+    """
+    The dashboard of an application's namespace: `app.asgi(extensions=[Dashboard(app)])`.
+
+    Raises UsageError if Jinja2 is not installed.
+    """
+
+    def __init__(self, host: Host) -> None:
+        rendering.environment()
+        self._host = host
+        self.collector = Collector(lambda: host.engine)
+        self.notices = Notices()
+        self.routes = (
+            *(
+                page("GET", each.path, each.scope, self._shower(each), query=each.query)
+                for each in ALL
+            ),
+            page(
+                "GET", "/live", "read", self.live, query=LiveQuery, answer_type="text/event-stream"
+            ),
+            page("POST", "/actions/{action}", "read", self.act, form=Fields),
+            *ASSETS.routes,
+        )
+
+    # Pages
+
+    def _shower(self, shown: Page) -> Callable[[Call], Response]:
+        return functools.partial(self.show, shown)
+
+    def show(self, shown: Page, call: Call) -> Response:
+        """A page."""
+        if shown.is_whole and not call.caller.sees_all:
+            if shown.path == "/":  # the first page of a caller with some topics is their list
+                return redirect(call.request.url("/topics"))
+            call.caller.check_everything()
+        query = {name: value for name, value in call.request.query.items() if name != "did"}
+        view = self._view(call, self.collector.reader(), Urls().page(shown.path, **query))
+        notice = self.notices.find(call.caller, call.query.did) if call.query.did else None
+        text = rendering.page_text(
+            shown, view, self._menu(call.caller), csrf=call.caller.csrf, notice=notice
+        )
+        return compressed(call.request, html(text))
+
+    def _view(self, call: Call, reader: Reader, path: str, query: Any = None) -> View:
+        return View(
+            reader=reader,
+            caller=call.caller,
+            urls=Urls(call.request.url("")),
+            path=path,
+            query=call.query if query is None else query,
+            namespace=self._host.namespace,
+            trend=self.collector.trend,
+        )
+
+    @staticmethod
+    def _menu(caller: Caller) -> list[Page]:
+        """The pages in the menu that a caller may see."""
+        return [
+            each
+            for each in MENU
+            if each.scope in caller.scopes and (caller.sees_all or not each.is_whole)
+        ]
+
+    def problem(self, request: Request, body: problems.ProblemBody) -> Response | None:
+        """The page of a problem."""
+        variables = {"body": body, "urls": Urls(request.url(""))}
+        return compressed(request, html(rendering.text_of("problem.html", variables), body.status))
+
+    # Live updates
+
+    async def live(self, call: Call) -> Stream:
+        """Keep a page live, as server-sent events."""
+        parts = urlsplit(call.query.of)
+        watched = PAGES.get(parts.path)
+        if watched is None or not watched.fragments:
+            raise Problem("not-found", f"no page with the path {parts.path:.80} is live")
+        call.caller.check_scope(watched.scope)
+        if watched.is_whole:
+            call.caller.check_everything()
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        try:
+            query = msgspec.convert(given, watched.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise problems.invalid(error, watched.query, "query") from None
+        path = Urls().page(watched.path, **given)
+
+        def render(reader: Reader) -> Mapping[str, str]:
+            return rendering.fragment_texts(watched, self._view(call, reader, path, query))
+
+        caller = call.caller
+        key = path, call.request.url(""), caller.patterns, caller.scopes
+        return Stream(
+            self._events(call, key, render),
+            b"text/event-stream",
+            headers=[(b"x-accel-buffering", b"no")],
+        )
+
+    async def _events(
+        self, call: Call, key: object, render: Callable[[Reader], Mapping[str, str]]
+    ) -> AsyncIterator[bytes]:
+        watching = self.collector.watch(
+            call.services, key, render, call.request.while_there, STREAM_SECONDS
+        )
+        async for events in watching:
+            yield events
+
+    # Actions
+
+    async def act(self, call: Call) -> Response:
+        """Perform an action of a page, or show it as a command."""
+        name = call.parameters["action"]
+        action = ACTIONS.get(name)
+        if action is None:
+            raise Problem("not-found", f"there is no action {name[:80]}")
+        form = Form(call.body)
+        calls = action.calls(form)
+        if form.text("as") == "command":
+            return await call.services.run(self._show_command, call, action, form, calls)
+        return await self._perform(call, action, form, calls)
+
+    def _show_command(
+        self, call: Call, action: Action, form: Form, calls: Sequence[ApiCall]
+    ) -> Response:
+        view = self._view(call, self.collector.reader(), "/")
+        variables = {
+            "page": MENU[0],
+            "menu": self._menu(call.caller),
+            "notice": None,
+            "rendered_us": 0,
+            "view": view,
+            "urls": view.urls,
+            "csrf": call.caller.csrf,
+            "label": action.label,
+            "action": call.parameters["action"],
+            "scope": action.scope,
+            "command": _commands(call, calls),
+            "fields": form.pairs(),
+            "back": _back(call, form),
+        }
+        return compressed(call.request, html(rendering.text_of("command.html", variables)))
+
+    async def _perform(
+        self, call: Call, action: Action, form: Form, calls: Sequence[ApiCall]
+    ) -> Response:
+        done, undo = 0, None
+        answer: dict[str, Any] = {}
+        try:
+            for each in calls:
+                response = await perform(call.services, call.request, call.caller, each)
+                answer, done = _answer_of(response), done + 1
+                if response.undo is not None and len(calls) == 1:
+                    undo = {"pattern": response.undo[0], "fields": json.dumps(response.undo[1])}
+            is_dry = bool(answer.get("dry_run"))
+            text = _dry_text(answer) if is_dry else _filled(action.done(form), answer)
+            notice = Notice(text, command=_commands(call, calls), undo=None if is_dry else undo)
+        except Exception as error:
+            body, _ = problems.body_of(error)
+            if body.status >= problems.CLIENT_ERROR:
+                raise
+            before = f" ({done} of {len(calls)} were done before)" if done else ""
+            notice = Notice(body.detail + before, "bad")
+        finally:
+            self.collector.forget()
+        back = _back(call, form)
+        name = self.notices.add(call.caller, notice)
+        return redirect(f"{back}{'&' if '?' in back else '?'}did={name}")
+
+
+def compressed(request: Request, answer: Response) -> Response:
+    """The answer, compressed if it is worth it and the browser can read that."""
+    answer.headers.append((b"vary", b"accept-encoding"))
+    if len(answer.body) >= LEAST_COMPRESSED and "gzip" in (
+        request.header(b"accept-encoding") or ""
+    ):
+        answer.body = gzip.compress(answer.body, 5, mtime=0)
+        answer.headers.append((b"content-encoding", b"gzip"))
+    return answer
+
+
+def _commands(call: Call, calls: Sequence[ApiCall]) -> str:
+    host = call.request.header(b"host") or "localhost:7878"
+    base = f"{call.request.scope.get('scheme', 'http')}://{host[:253]}{call.request.url('')}"
+    return "\n".join(each.command(base) for each in calls)
+
+
+def _back(call: Call, form: Form) -> str:
+    """The page that the form is on. Nothing else: this is no way to other sites."""
+    parts = urlsplit(form.exact("back"))
+    urls = Urls(call.request.url(""))
+    if parts.scheme or parts.netloc or parts.path not in PAGES:
+        return urls.page("/")
+    return urls.page(parts.path, **dict(parse_qsl(parts.query, keep_blank_values=True)))
+
+
+def _answer_of(response: Response) -> dict[str, Any]:
+    found = json.loads(response.body) if response.body else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _filled(text: str, answer: Mapping[str, Any]) -> str:
+    for name in ("count", "id", "outcome"):
+        text = text.replace(f"{{{name}}}", str(answer.get(name, "")))
+    return text
+
+
+def _dry_text(answer: Mapping[str, Any]) -> str:
+    if "count" in answer:
+        return f"Nothing was changed. It would be {answer['count']} messages."
+    fields = json.dumps(answer.get("fields", {}), ensure_ascii=False)
+    return f"Nothing was changed. The operator's policy would be {fields}."

@@ -1,0 +1,1 @@
+"""What is on each page: a function for each that reads the engine and returns variables."""

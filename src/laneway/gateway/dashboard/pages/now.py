@@ -1,0 +1,101 @@
+"""Now: how the namespace is, in figures, four charts, and a few sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.base import Overview  # noqa: TC001
+from laneway.gateway.dashboard import charts
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import NowQuery
+from laneway.gateway.dashboard.standing_out import sentences
+
+if TYPE_CHECKING:
+    from laneway.gateway.dashboard.view import View
+    from laneway.history.figures import History
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    reader = view.reader
+    name = view.query.range
+    seconds = charts.seconds_of(name)
+    overview, history = reader.overview(), reader.history(seconds)
+    recent = reader.history(charts.RANGES["15m"])
+    coverage = reader.coverage()
+    workers = reader.workers()
+    return {
+        "overview": overview,
+        "is_empty": not (overview.published or overview.topics or coverage.count),
+        "recent": recent,
+        "per_second": _per_second(recent),
+        "range": name,
+        "ranges": list(charts.RANGES),
+        "as_table": view.query.table,
+        "rows": history.rows[-60:][::-1] if view.query.table else [],
+        **charts.charts_of(history, seconds),
+        "marks": charts.deployments(workers, history.now - seconds),
+        "tiers": _tiers(overview, history),
+        "coverage": coverage,
+        "versions": sorted(
+            {f"{each.facts.program} {each.facts.version or ''}" for each in workers}
+        ),
+        "dead_workers": sum(each.state == "dead" for each in workers),
+        "sentences": sentences(view),
+    }
+
+
+def _per_second(history: History) -> dict[str, float | None]:
+    """What happened in the last rows, per second: about a minute, so that a figure is calm."""
+    rows = [row for row in history.rows if row.start >= history.now - 60] or history.rows[-1:]
+    seconds = sum(row.seconds for row in rows)
+    if not seconds:
+        return dict.fromkeys(("published", "delivered", "done", "retried", "died"))
+    return {
+        name: sum(getattr(row, name) for row in rows) / seconds
+        for name in ("published", "delivered", "done", "retried", "died")
+    }
+
+
+def _tiers(overview: Overview, history: History) -> list[dict[str, Any]]:
+    """The tiers of each pool: the share that they are due, and what they got in the range."""
+    got: dict[str, int] = {}
+    for part in history.parts:
+        got[part.tier] = got.get(part.tier, 0) + part.delivered
+    total = sum(got.values())
+    shares = {each.tier: each.share for each in overview.tiers}
+    weights = {name: share for name, share in shares.items() if isinstance(share, (int, float))}
+    found = []
+    for name, share in shares.items():
+        runnable = sum(each.runnable for each in overview.tiers if each.tier == name)
+        pools = sorted({each.pool for each in overview.tiers if each.tier == name})
+        due = share / sum(weights.values()) if isinstance(share, (int, float)) else None
+        found.append(
+            {
+                "name": name,
+                "share": share,
+                "due": due,
+                "got": got.get(name, 0) / total if total else None,
+                "runnable": runnable,
+                "pools": pools,
+            }
+        )
+    return sorted(found, key=_order)
+
+
+def _order(tier: dict[str, Any]) -> tuple[bool, float, str]:
+    share = tier["share"]
+    is_strict = not isinstance(share, (int, float))
+    return not is_strict, 0.0 if is_strict else -float(share), tier["name"]
+
+
+PAGE = Page(
+    name="now",
+    path="/",
+    title="Now",
+    key="n",
+    build=build,
+    query=NowQuery,
+    fragments=("strip", "sentences", "charts", "tiers", "workers"),
+    is_whole=True,
+)

@@ -1,0 +1,124 @@
+"""Topic: why one topic stands, what binds it, what is in it, and how to change that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway import presenting
+from laneway.admin import subscriptions, workers
+from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages.topics import why
+from laneway.gateway.dashboard.queries import TopicQuery
+from laneway.gateway.problems import Problem
+from laneway.policy import check_topic
+from laneway.subscriptions import is_copy
+
+if TYPE_CHECKING:
+    from laneway.engines.base import MessageView
+    from laneway.gateway.dashboard.view import View
+
+PEEKED = 20
+DEAD = 20
+
+TABS = ("next", "dead")
+
+EDITED = ("rate", "burst", "concurrency", "weight", "tier", "retries", "lease", "ttl")
+"""The settings that have a field in the form."""
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    reader, name = view.reader, check_topic(view.query.name)
+    view.caller.check_topic(name)
+    stats, now_us = reader.topic(name), reader.now_us()
+    policies = reader.policies()
+    settings = reader.once(("why", name), lambda: policies.why(name))
+    resolved = reader.once(("policy", name), lambda: view.engine.policy_of(name))
+    tab = view.query.show
+    if tab not in TABS:
+        raise Problem("bad-request", f"show: expected one of {', '.join(TABS)}, got {tab[:80]}")
+    head, letters = _messages(view, name, tab)
+    first = head[0] if head else None
+    return {
+        "name": name,
+        "stats": stats,
+        "state": words.topic_state(stats),
+        "why": why(stats, now_us),
+        "age": None if stats.oldest_us is None else max(0.0, (now_us - stats.oldest_us) / 1e6),
+        "now_us": now_us,
+        "rate": resolved.rate,
+        "rate_part": stats.rate_now / resolved.rate if resolved.rate else None,
+        "concurrency": resolved.concurrency,
+        "settings": [_setting(name, *each) for name, each in sorted(settings.items())],
+        "edited": _edited(settings),
+        "cursors": sorted(stats.cursors.items(), reverse=True),
+        "tab": tab,
+        "messages": head,
+        "peeked": PEEKED,
+        "letters": letters,
+        "shows_bodies": view.shows_bodies,
+        "reasons": _reasons(view, name, first),
+        "subscriptions": reader.once(
+            ("subscriptions", name), lambda: subscriptions.find(view.engine, name)
+        )
+        if not is_copy(name)
+        else [],
+        "source": name.partition("#")[0] if is_copy(name) else None,
+        "may_operate": view.may("operate"),
+        "may_publish": view.may("publish"),
+        "is_known": bool(stats.published or stats.waiting or stats.leased or stats.dead),
+    }
+
+
+def _messages(
+    view: View, name: str, tab: str
+) -> tuple[list[MessageView], list[tuple[int, MessageView]]]:
+    reader = view.reader
+    if tab == "dead":
+        return [], reader.once(
+            ("dead", name), lambda: view.engine.dead_list(name, limit=DEAD, after=0)
+        )
+    return reader.once(("peek", name), lambda: view.engine.topic_peek(name, limit=PEEKED)), []
+
+
+def _reasons(view: View, name: str, first: MessageView | None) -> list[str]:
+    """What the first message waits for."""
+    if first is None:
+        return []
+    explained = view.reader.once(
+        ("explain", name, first.id), lambda: workers.explain(view.engine, first.id, name)
+    )
+    return explained.reasons
+
+
+def _setting(name: str, value: Any, layer: str, pattern: str) -> dict[str, str]:
+    return {
+        "name": name,
+        "value": presenting.setting_in_words(name, value),
+        "layer": layer,
+        "pattern": pattern,
+    }
+
+
+def _edited(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The fields of the form, with what is set."""
+    found = []
+    for name in EDITED:
+        value = settings[name][0] if name in settings else None
+        found.append({"name": name, "value": "" if value is None else _typed(value)})
+    return found
+
+
+def _typed(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+PAGE = Page(
+    name="topic",
+    path="/topic",
+    title="Topic",
+    build=build,
+    query=TopicQuery,
+    fragments=("strip", "binds", "messages"),
+)

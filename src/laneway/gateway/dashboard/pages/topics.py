@@ -1,0 +1,143 @@
+"""Topics: the first ones of an order, filtered."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from laneway.engines.shared.listing import ORDERS
+from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import TopicsQuery
+from laneway.gateway.problems import Problem
+from laneway.policy import check_pattern, is_pattern
+from laneway.subscriptions import is_copy
+
+if TYPE_CHECKING:
+    from laneway.engines.base import TopicOrder, TopicStats
+    from laneway.gateway.dashboard.view import View
+
+SHOWN = 50
+LOOKED_AT = 250
+"""Topics among which those of a state, tier, pool or group are looked for."""
+
+TITLES = {
+    "backlog": "backlog",
+    "age": "age",
+    "rate": "rate",
+    "throttled": "held back",
+    "failures": "failures",
+    "dead": "dead",
+    "in-rate": "in-rate",
+    "worker-time": "worker time",
+    "name": "name",
+}
+"""The names of orders; those that the engines do not have are left out."""
+
+QUALIFIERS = ("state", "tier", "pool", "group")
+
+
+class Filter(msgspec.Struct):
+    """
+    What is typed above the list: a pattern, and `state:`, `tier:`, `pool:` or `group:` with a
+    value. A word without `*` is the beginning of a name.
+    """
+
+    pattern: str = "*"
+    wanted: dict[str, str] = {}
+
+    def takes(self, stats: TopicStats) -> bool:
+        """Whether a topic has the state, tier, pool and group."""
+        state = words.topic_state(stats)
+        found = {
+            "state": state,
+            "tier": stats.tier,
+            "pool": stats.pool,
+            "group": stats.group or "",
+        }
+        return all(found[name] == value for name, value in self.wanted.items())
+
+
+def filter_of(text: str) -> Filter:
+    """Read a filter. Raises Problem, BadPolicy."""
+    found = Filter()
+    for word in re.findall(r'\w+:"[^"]*"|\S+', text):
+        name, colon, value = word.partition(":")
+        if colon and name in QUALIFIERS:
+            found.wanted[name] = value.strip('"')
+        elif colon and name.isalpha() and value and not is_pattern(word):
+            raise Problem(
+                "bad-request",
+                f'filter: there is no "{name[:80]}:"; there are: {", ".join(QUALIFIERS)}',
+            )
+        else:
+            found.pattern = word if is_pattern(word) else f"{word}*" if word[-1] == "." else word
+    check_pattern(found.pattern)
+    return found
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    query: TopicsQuery = view.query
+    order = query.order
+    if order not in ORDERS:
+        raise Problem(
+            "bad-request", f"order: expected one of {', '.join(ORDERS)}, got {order[:80]}"
+        )
+    wanted = filter_of(query.filter)
+    patterns = tuple(view.caller.narrowed(wanted.pattern))
+    most = LOOKED_AT if wanted.wanted else SHOWN + 1
+    after = query.after or None
+    listed = view.reader.topics(cast("TopicOrder", order), patterns, min(most, 200), after)
+    topics = [stats for stats in listed if wanted.takes(stats)]
+    is_cut = len(topics) > SHOWN
+    topics = topics[:SHOWN]
+    now_us = view.reader.now_us()
+    largest = max((stats.waiting for stats in topics), default=0) or 1
+    return {
+        "topics": [_row(view, stats, now_us, largest) for stats in topics],
+        "order": order,
+        "orders": [(name, title) for name, title in TITLES.items() if name in ORDERS],
+        "filter": query.filter,
+        "is_filtered": bool(query.filter.strip()),
+        "looked_at": len(listed) if wanted.wanted else None,
+        "next": topics[-1].topic if is_cut and order == "name" else None,
+        "is_empty": not listed and not query.filter and not after,
+        "may_operate": view.may("operate"),
+    }
+
+
+def _row(view: View, stats: TopicStats, now_us: int, largest: int) -> dict[str, Any]:
+    age = None if stats.oldest_us is None else max(0.0, (now_us - stats.oldest_us) / 1e6)
+    return {
+        "stats": stats,
+        "state": words.topic_state(stats),
+        "age": age,
+        "part": stats.waiting / largest,
+        "trend": view.trend(stats),
+        "is_copy": is_copy(stats.topic),
+        "why": why(stats, now_us),
+    }
+
+
+def why(stats: TopicStats, now_us: int) -> str:
+    """Why a topic is held back, and for how long; "" if it is not."""
+    if stats.backs_off_until_us is not None and stats.backs_off_until_us > now_us:
+        left = (stats.backs_off_until_us - now_us) / 1e6
+        return f"backs off for {words.span(left)}"
+    if stats.state == "asleep" and stats.wake_us is not None and stats.wake_us > now_us:
+        return f"rate, next in {words.span((stats.wake_us - now_us) / 1e6)}"
+    return ""
+
+
+PAGE = Page(
+    name="topics",
+    path="/topics",
+    title="Topics",
+    key="t",
+    build=build,
+    query=TopicsQuery,
+    fragments=("list",),
+)

@@ -1,0 +1,136 @@
+"""
+`Reader`: what pages read of the engine in one second. Each call is made once for all pages.
+
+So neither the number of pages nor of viewers makes the engine work more. What a page reads has a
+bound that does not depend on the number of topics.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from laneway.admin.workers import Coverage
+from laneway.engines.shared.listing import MEASURES
+from laneway.history import figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from laneway.engines.base import (
+        FullEngine,
+        Overview,
+        TopicOrder,
+        TopicStats,
+        WorkerView,
+    )
+    from laneway.history.figures import History
+    from laneway.policy import PolicyTable
+
+T = TypeVar("T")
+
+FRESH_SECONDS = 1.0
+"""How long what was read is used."""
+
+HISTORY_SECONDS = 10.0
+"""The same for the history, which has a new row so often."""
+
+MAX_WORKERS = 200
+"""Workers that pages read."""
+
+MAX_KEPT = 500
+"""Answers that are kept of a second; a crawler could ask for any number of different ones."""
+
+
+class Reader:
+    """The engine's answers of one second."""
+
+    def __init__(self, engine: FullEngine, before: Reader | None = None) -> None:
+        """`before`: whose history is used as long as it is fresh."""
+        self.engine = engine
+        self.read_at = time.monotonic()
+        self._answers: dict[Hashable, Any] = {}
+        self.histories: dict[float, tuple[float, History]] = before.histories if before else {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it may still be used."""
+        return time.monotonic() - self.read_at < FRESH_SECONDS
+
+    def once(self, key: Hashable, read: Callable[[], T]) -> T:
+        """The answer of a call, which is made if nobody has made it."""
+        try:
+            found: T = self._answers[key]
+        except KeyError:
+            found = read()
+            with self._lock:
+                if len(self._answers) < MAX_KEPT:
+                    self._answers[key] = found
+        return found
+
+    def now_us(self) -> int:
+        """The store's clock when this second began."""
+        return self.once("now", self.engine.time_us)
+
+    def overview(self) -> Overview:
+        """The totals of the namespace."""
+        return self.once("overview", self.engine.overview)
+
+    def policies(self) -> PolicyTable:
+        """The policies of patterns."""
+        return self.once("policies", self.engine.policies)
+
+    def topic(self, name: str) -> TopicStats:
+        """One topic."""
+        return self.once(("topic", name), lambda: self.engine.topic_stats(name))
+
+    def topics(
+        self, order: TopicOrder, patterns: tuple[str, ...], limit: int, after: str | None = None
+    ) -> list[TopicStats]:
+        """The first topics of an order that one of the patterns covers."""
+        found: dict[str, TopicStats] = {}
+        for pattern in patterns:
+            for stats in self._top(order, pattern, limit, after):
+                found[stats.topic] = stats
+        if order == "name":
+            return sorted(found.values(), key=lambda stats: stats.topic)[:limit]
+        if len(patterns) == 1:
+            return list(found.values())[:limit]
+        now_us, measure = self.now_us(), MEASURES[order]
+        return sorted(found.values(), key=lambda stats: (-measure(stats, now_us), stats.topic))[
+            :limit
+        ]
+
+    def _top(
+        self, order: TopicOrder, pattern: str, limit: int, after: str | None
+    ) -> list[TopicStats]:
+        return self.once(
+            ("topics", order, pattern, limit, after),
+            lambda: self.engine.topic_list(order=order, pattern=pattern, limit=limit, after=after),
+        )
+
+    def workers(self) -> list[WorkerView]:
+        """The first workers by id."""
+        return self.once("workers", lambda: self.engine.workers(limit=MAX_WORKERS, after=""))
+
+    def coverage(self) -> Coverage:
+        """What the workers serve."""
+        return self.once("coverage", lambda: Coverage(self.engine))
+
+    def gates(self) -> list[dict[str, Any]]:
+        """The gates by name."""
+        return self.once("gates", self.engine.gate_list)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The topic groups that have settings, by name."""
+        return self.once("groups", self.engine.topic_group_list)
+
+    def history(self, seconds: float) -> History:
+        """The history of the last seconds. It is read every 10 seconds."""
+        read_at, found = self.histories.get(seconds) or (0.0, None)
+        if found is None or time.monotonic() - read_at >= HISTORY_SECONDS:
+            found = figures.read(self.engine, last=seconds)
+            self.histories[seconds] = time.monotonic(), found
+        return found

@@ -1,0 +1,161 @@
+"""What stands out: at most five sentences about a namespace, made by rules, each with a link."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.gateway.dashboard import words
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from laneway.gateway.dashboard.view import View
+
+MOST = 5
+LARGE_PART = 0.5
+"""A topic with this part of the backlog is named."""
+
+MANY = 100
+"""Fewer messages are nothing to speak of."""
+
+FAILING_PART = 0.1
+LONG_SECONDS = 600.0
+LAG_SECONDS = 0.5
+FULL_SECONDS = 3600.0
+
+
+class Sentence(msgspec.Struct, frozen=True):
+    """
+    What stands out. `about`: the name in bold before the text; "" if there is none. `kind`: as
+    those of states.
+    """
+
+    about: str
+    text: str
+    link: str
+    kind: str = "slow"
+
+
+def sentences(view: View) -> list[Sentence]:
+    """The sentences, the most urgent first."""
+    found: list[Sentence] = []
+    for rule in (_unserved, _dead_workers, _failing, _backlog, _full, _gates, _rates, _stuck):
+        found += rule(view)
+    found.sort(key=lambda each: each.kind != "bad")
+    return found[:MOST]
+
+
+def _unserved(view: View) -> Iterator[Sentence]:
+    for pool in view.reader.coverage().unserved_pools(view.reader.overview()):
+        yield Sentence(
+            f"Pool {pool}",
+            "has work that could run, and no worker",
+            view.urls.page("/workers"),
+            "bad",
+        )
+
+
+def _dead_workers(view: View) -> Iterator[Sentence]:
+    dead = [each for each in view.reader.workers() if each.state == "dead"]
+    if dead:
+        what = dead[0].facts.id if len(dead) == 1 else f"{len(dead)} workers"
+        yield Sentence(
+            what,
+            "missed the heartbeat; leases end by themselves",
+            view.urls.page("/workers"),
+            "bad",
+        )
+
+
+def _failing(view: View) -> Iterator[Sentence]:
+    history = view.reader.history(900)
+    rows = [row for row in history.rows if row.start >= history.now - 300]
+    failed = sum(row.retried + row.died for row in rows)
+    ended = failed + sum(row.done for row in rows)
+    if failed >= MANY / 10 and failed / ended >= FAILING_PART:
+        died = sum(row.died for row in rows)
+        yield Sentence(
+            words.part(failed / ended),
+            f"of the attempts of the last 5 minutes failed; {died:,} messages died",
+            view.urls.page("/dead"),
+            "bad",
+        )
+
+
+def _backlog(view: View) -> Iterator[Sentence]:
+    reader = view.reader
+    waiting = reader.overview().waiting
+    if waiting < MANY:
+        return
+    for stats in reader.topics("backlog", ("*",), 1):
+        if stats.waiting >= LARGE_PART * waiting and reader.overview().topics > 1:
+            yield Sentence(
+                stats.topic,
+                f"holds {words.part(stats.waiting / waiting)} of the backlog"
+                f" ({stats.waiting:,} messages)",
+                view.urls.topic(stats.topic),
+            )
+    history = reader.history(900)
+    if history.drain_seconds is None and history.inflow > history.outflow:
+        yield Sentence(
+            "The backlog grows:",
+            f"in {words.rate(history.inflow)}, out {words.rate(history.outflow)}",
+            view.urls.page("/topics", order="backlog"),
+        )
+
+
+def _full(view: View) -> Iterator[Sentence]:
+    history = view.reader.history(900)
+    if history.full_seconds is not None and history.full_seconds < FULL_SECONDS:
+        when = (
+            f"can be full in {words.span(history.full_seconds)}"
+            if history.full_seconds
+            else "is full"
+        )
+        topic = history.full_topic
+        yield Sentence(
+            topic or "The namespace",
+            f"{when}: its limit is {history.max_backlog:,} messages",
+            view.urls.topic(topic) if topic else view.urls.page("/topics"),
+            "bad",
+        )
+
+
+def _gates(view: View) -> Iterator[Sentence]:
+    for gate in view.reader.gates():
+        if gate["waiting"]:
+            topics = "1 topic waits" if gate["waiting"] == 1 else f"{gate['waiting']:,} topics wait"
+            yield Sentence(f"Gate {gate['name']}:", topics + " for it", view.urls.page("/limits"))
+
+
+def _rates(view: View) -> Iterator[Sentence]:
+    for stats in view.reader.topics("throttled", ("*",), 1):
+        if stats.state == "asleep" and stats.ready >= MANY and stats.backs_off_until_us is None:
+            yield Sentence(
+                stats.topic,
+                f"is held back by its rate, with {stats.ready:,} messages ready",
+                view.urls.topic(stats.topic),
+            )
+
+
+def _stuck(view: View) -> Iterator[Sentence]:
+    now_us = view.reader.now_us()
+    for worker in view.reader.workers():
+        facts, oldest = worker.facts, worker.facts.oldest
+        if worker.state == "dead":
+            continue
+        if facts.loop_lag is not None and facts.loop_lag >= LAG_SECONDS:
+            yield Sentence(
+                facts.id,
+                f"responds {words.span(facts.loop_lag)} late: a handler blocks its event loop",
+                view.urls.page("/workers"),
+            )
+        if oldest is not None and (seconds := (now_us - oldest.since_us) / SECOND) > LONG_SECONDS:
+            yield Sentence(
+                oldest.topic,
+                f"has a handler that has run for {words.span(seconds)}",
+                view.urls.message(oldest.topic, oldest.id),
+            )

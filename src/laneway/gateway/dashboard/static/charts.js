@@ -1,0 +1,102 @@
+// Charts by uPlot: the cursor is shared, drag to zoom, double-click to zoom out.
+import { onShow } from "./page.js";
+
+const HEIGHT = 132;
+const plots = new Map();
+
+
+function resolved(name) {
+  // light-dark() is resolved by using it.
+  const probe = document.createElement("i");
+  probe.className = `probe ${name}`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+function amount(value, unit) {
+  if (value == null) return "–";
+  if (unit === "s") {
+    for (const [name, size] of [["d", 86400], ["h", 3600], ["min", 60]]) if (value >= 2 * size) return `${+(value / size).toFixed(1)} ${name}`;
+    return `${+value.toFixed(1)} s`;
+  }
+  for (const [name, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (value >= (name === "k" ? 1e4 : size)) return `${+(value / size).toFixed(1)} ${name}`;
+  return `${+value.toFixed(1)}`;
+}
+
+function clock(at, x) {
+  const date = new Date(at * 1000);
+  const isLong = x.at(-1) - x[0] > 2 * 86400;
+  return isLong
+    ? date.toLocaleDateString(undefined, { month: "short", day: "numeric" })
+    : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+}
+
+function marks(list, ink) {
+  return (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = ink;
+    ctx.fillStyle = ink;
+    ctx.setLineDash([4, 4]);
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    for (const { at, name } of list) {
+      const x = plot.valToPos(at, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.fillText(name, x + 4, bbox.top + 11 * devicePixelRatio);
+    }
+    ctx.restore();
+  };
+}
+
+function draw(figure) {
+  const place = figure.querySelector(".plot");
+  const { x, y, names, unit, marks: list } = JSON.parse(figure.dataset.chart);
+  const muted = resolved("muted"), line = resolved("line");
+  const inks = [resolved("accent"), resolved("second")];
+  const width = place.clientWidth;
+  if (!width || !window.uPlot) return;
+  place.replaceChildren();
+  const axis = { stroke: muted, font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
+  const options = {
+    width,
+    height: HEIGHT,
+    cursor: { sync: { key: "charts" }, points: { size: 6 }, y: false },
+    legend: { show: true, live: true },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+    axes: [
+      { ...axis, grid: { show: false }, size: 24, space: 70, values: (_, values) => values.map((at) => clock(at, x)) },
+      { ...axis, size: 52, space: 30, values: (_, values) => values.map((value) => amount(value, unit)) },
+    ],
+    series: [
+      { label: "time", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleTimeString()) },
+      ...names.map((name, n) => ({
+        label: name,
+        stroke: inks[n],
+        width: 1.5,
+        dash: n ? [5, 3] : undefined,
+        fill: n || names.length > 1 ? undefined : inks[n].replace("rgb(", "rgba(").replace(")", ", 0.1)"),
+        points: { show: x.length < 3 },
+        value: (_, value) => amount(value, unit),
+      })),
+    ],
+    hooks: { draw: [marks(list, muted)] },
+  };
+  plots.set(place, new window.uPlot(options, [x, ...y], place));
+}
+
+function drawAll(element) {
+  for (const [place, plot] of plots) if (!place.isConnected) { plot.destroy(); plots.delete(place); }
+  for (const figure of element.querySelectorAll("[data-chart]")) draw(figure);
+}
+
+onShow(drawAll);
+document.addEventListener("themechange", () => drawAll(document.body));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(document.body));
+let pending = 0;
+addEventListener("resize", () => { clearTimeout(pending); pending = setTimeout(() => drawAll(document.body), 150); });

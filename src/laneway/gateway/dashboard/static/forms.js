@@ -1,0 +1,12 @@
+// Fragments are the same for all sessions, so their forms get the session's token here.
+document.addEventListener("submit", (event) => {
+  const field = event.target.elements?.namedItem("csrf");
+  const token = document.querySelector("meta[name=csrf]")?.content;
+  if (field && !field.value && token) field.value = token;
+}, true);
+
+// Choosing all rows.
+document.addEventListener("change", (event) => {
+  if (!event.target.matches("[data-choose-all]")) return;
+  for (const box of event.target.closest("table").querySelectorAll("tbody input[type=checkbox]")) box.checked = event.target.checked;
+});

@@ -1,0 +1,132 @@
+// Live pages: an event for each fragment that changed, with the lines that changed.
+import { onShow, shown } from "./page.js";
+import { local } from "./times.js";
+
+const LATE_MS = 5000;
+let stream = null;
+let url = null;
+let isPaused = false;
+let lastMs = 0;
+let everyMs = 1000;
+let problem = "";
+const texts = new Map();
+
+function main() {
+  return document.querySelector("main[data-live]");
+}
+
+function say(words, kind) {
+  const place = document.querySelector("[data-live-state]");
+  if (!place) return;
+  place.dataset.kind = kind;
+  let label = place.querySelector(".live-words");
+  if (label.textContent !== words) label.textContent = words;
+  if (!place.querySelector("button") && main()) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet";
+    button.dataset.livePause = "";
+    place.append(button);
+  }
+  const button = place.querySelector("button");
+  if (button) button.textContent = isPaused ? "Resume" : "Pause";
+}
+
+function state() {
+  if (!main()) return;
+  const late = Date.now() - lastMs;
+  document.body.classList.toggle("stale", !isPaused && lastMs > 0 && late > everyMs + LATE_MS);
+  if (isPaused) say("paused", "off");
+  else if (problem) say(problem, "bad");
+  else if (lastMs && late > everyMs + LATE_MS) say(`last seen ${Math.round(late / 1000)} s ago, trying again`, "bad");
+  else if (lastMs && everyMs > 1000) say(`slow: every ${everyMs / 1000} s, shown from ${local(new Date(lastMs))}`, "slow");
+  else say("live", "good");
+}
+
+function textOf(name, patch) {
+  if (typeof patch === "string") return patch;
+  const before = texts.get(name).split("\n");
+  return patch
+    .flatMap((each) => (typeof each === "string" ? [each] : typeof each === "number" ? [before[each]] : before.slice(each[0], each[0] + each[1])))
+    .join("\n");
+}
+
+// Swapping keeps what the reader did: focus, chosen rows, open details, and a field being typed in.
+function swap(element, html) {
+  const active = document.activeElement;
+  if (element.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return;
+  const focused = element.contains(active) ? active.id || active.closest("[id]")?.id : null;
+  const isSelecting = element.contains(document.getSelection()?.anchorNode) && !document.getSelection().isCollapsed;
+  if (isSelecting) return;
+  const chosen = [...element.querySelectorAll("input:checked")].map((each) => each.id);
+  const open = [...element.querySelectorAll("details[open]")].map((each) => each.id);
+  const row = element.querySelector("tr.at")?.id;
+  element.innerHTML = html;
+  for (const id of chosen) if (id) { const each = document.getElementById(id); if (each) each.checked = true; }
+  for (const id of open) if (id) document.getElementById(id)?.setAttribute("open", "");
+  if (row) document.getElementById(row)?.classList.add("at");
+  if (focused) {
+    const found = document.getElementById(focused);
+    (found?.matches("a, button, input, summary") ? found : found?.querySelector("a, button, input"))?.focus({ preventScroll: true });
+  }
+  window.htmx?.process(element);
+  shown(element);
+}
+
+function close() {
+  stream?.close();
+  stream = null;
+  texts.clear();
+}
+
+function open() {
+  const place = main();
+  close();
+  if (!place || isPaused || document.hidden) return;
+  url = place.dataset.live;
+  stream = new EventSource(url);
+  stream.addEventListener("tick", (event) => {
+    const tick = JSON.parse(event.data);
+    lastMs = Date.now();
+    everyMs = tick.every * 1000;
+    problem = tick.problem ? `${tick.problem}; shown from ${local(new Date(tick.at * 1000))}` : "";
+    state();
+  });
+  stream.addEventListener("full", (event) => { problem = JSON.parse(event.data); close(); state(); });
+  stream.onopen = () => texts.clear();
+  for (const fragment of place.querySelectorAll("[data-fragment]")) {
+    const name = fragment.id;
+    stream.addEventListener(name, (event) => {
+      const text = textOf(name, JSON.parse(event.data));
+      texts.set(name, text);
+      const element = document.getElementById(name);
+      if (element) swap(element, text);
+    });
+  }
+}
+
+onShow(() => {
+  if (main()?.dataset.live === url && stream) return;
+  problem = "";
+  lastMs = main() ? Date.now() : 0;
+  url = null;
+  open();
+  state();
+});
+
+export function togglePause() {
+  if (!main()) return;
+  isPaused = !isPaused;
+  if (isPaused) close();
+  else { lastMs = Date.now(); open(); }
+  state();
+}
+
+document.addEventListener("click", (event) => {
+  if (event.target.closest("[data-live-pause]")) togglePause();
+});
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) close();
+  else { lastMs = Date.now(); open(); }
+});
+setInterval(() => { if (!document.hidden) state(); }, 1000);

@@ -1,0 +1,83 @@
+"""`View`: what a page gets to build its content, and `Urls`, which has every path of pages."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from laneway.gateway.extension import StaticFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.engines.base import FullEngine, TopicStats
+    from laneway.gateway.access import Caller
+    from laneway.gateway.dashboard.reader import Reader
+
+
+ASSETS = StaticFiles("/static", files("laneway.gateway.dashboard") / "static")
+"""Styles and scripts, under paths that change with their content."""
+
+
+class Urls(msgspec.Struct, frozen=True):
+    """The paths of pages, under the gateway's prefix."""
+
+    prefix: str = ""
+
+    def page(self, path: str, **query: object) -> str:
+        """A page by its path; parameters that are None or "" are left out."""
+        given = {name: str(value) for name, value in query.items() if value not in (None, "")}
+        return self.prefix + path + (f"?{urlencode(given)}" if given else "")
+
+    def topic(self, name: str, **query: object) -> str:
+        """
+        A topic's page. Its name is a parameter: as a segment of the path, browsers would resolve a
+        topic `..`, and some proxies decode `%2F`.
+        """
+        return self.page("/topic", name=name, **query)
+
+    def message(self, topic: str, message_id: str) -> str:
+        """A message's page."""
+        return self.page("/message", topic=topic, id=message_id)
+
+    def asset(self, name: str) -> str:
+        """A static file."""
+        return self.prefix + ASSETS.url(name)
+
+    def action(self, name: str) -> str:
+        """Where the form of an action is sent."""
+        return f"{self.prefix}/actions/{name}"
+
+
+class View(msgspec.Struct, frozen=True):
+    """
+    A request for a page, as `build` of the page gets it.
+
+    `path`: the page's path and query. `query`: decoded. `trend`: of a listed topic, see
+    `Collector.trend`.
+    """
+
+    reader: Reader
+    caller: Caller
+    urls: Urls
+    path: str
+    query: Any
+    namespace: str
+    trend: Callable[[TopicStats], list[int]]
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine, for what no other page reads."""
+        return self.reader.engine
+
+    @property
+    def shows_bodies(self) -> bool:
+        """Whether the caller may see bodies of messages."""
+        return "bodies" in self.caller.scopes
+
+    def may(self, scope: str) -> bool:
+        """Whether the caller has a scope; a page leaves out what it may not do."""
+        return scope in self.caller.scopes

@@ -1,0 +1,180 @@
+"""How pages write numbers, times and states. Templates use these as filters."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway import presenting
+from laneway.message import RAW
+from laneway.safetext import escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.base import MessageView, TopicStats
+
+MAX_BODY = 64 << 10
+"""Most bytes of a body that a page shows."""
+
+KINDS = {
+    "running": "good",
+    "runnable": "good",
+    "asleep": "slow",
+    "full": "slow",
+    "at_gate": "slow",
+    "parked": "slow",
+    "paused": "off",
+    "stopping": "off",
+    "dead": "bad",
+    "failing": "bad",
+    "leased": "good",
+}
+"""What states mean: the color and the shape of their mark."""
+
+
+def number(value: float | None) -> str:
+    """A number with separators; "–" for None."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def short(value: float | None) -> str:
+    """A number in four characters or so: 12.3 k, 4.5 M."""
+    if value is None:
+        return "–"
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 10 * size or (unit != "k" and abs(value) >= size):
+            return f"{value / size:,.1f}\u202f{unit}"
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 0.05 or not value else f"{value:.2g}"
+
+
+def rate(value: float | None) -> str:
+    """Events per second; few ones per minute."""
+    if value is None:
+        return "–"
+    if 0 < value < 0.1:
+        return f"{value * 60:.1f}/min"
+    return f"{short(round(value, 1))}/s"
+
+
+def part(value: float | None) -> str:
+    """A part of 1 as percent."""
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
+
+
+def span(seconds: float | None) -> str:
+    """A duration, rounded."""
+    if seconds is None:
+        return "–"
+    if 1 <= seconds < 120:
+        return f"{seconds:.0f} s"
+    return presenting.duration(max(0.0, seconds)) or "–"
+
+
+def size(count: int) -> str:
+    """Bytes, rounded."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,} B"
+
+
+def iso(us: float | None) -> str:
+    """A time (microseconds since 1970) for `<time datetime>`, where a page's script reads it."""
+    if us is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return "9999-12-31T23:59:59Z"
+
+
+def moment(us: float | None) -> str:
+    """A time in UTC, as a page without scripts shows it."""
+    return "–" if us is None else iso(us).replace("T", " ")
+
+
+def text(value: object) -> str:
+    """Any text of users, with control characters made visible."""
+    return escaped(str(value))
+
+
+def block(value: object) -> str:
+    """As `text`, with the lines that it has."""
+    return escaped(str(value), lines=True)
+
+
+def state(name: str) -> str:
+    """A state in words: `at gate`."""
+    return name.replace("_", " ")
+
+
+def kind(name: str) -> str:
+    """What a state means: good, slow, bad, off, or nothing of these."""
+    return KINDS.get(name, "none")
+
+
+def topic_state(stats: TopicStats) -> str:
+    """The state of a topic."""
+    return presenting.topic_state(stats)
+
+
+def setting(name: str, value: Any) -> str:
+    """A policy setting in words."""
+    return presenting.setting_in_words(name, value)
+
+
+def body_text(view: MessageView) -> tuple[str, str, bool]:
+    """
+    The body as text, what it is ("JSON", "text" or "bytes"), and whether it was cut.
+
+    Several merged bodies are shown one after the other.
+    """
+    is_raw = (view.headers or {}).get("content-type") == RAW
+    parts = view.bodies or [view.body]
+    shown, left, is_cut, what = [], MAX_BODY, False, "JSON"
+    for each in parts:
+        if left <= 0:
+            is_cut = True
+            break
+        text_, what, cut = _one(each, left, is_raw=is_raw)
+        is_cut |= cut
+        left -= len(each)
+        shown.append(text_)
+    return "\n".join(shown), what, is_cut
+
+
+def _one(content: bytes, most: int, *, is_raw: bool) -> tuple[str, str, bool]:
+    if not is_raw and len(content) <= most:
+        try:
+            value = msgspec.json.decode(content)
+            return json.dumps(value, indent=2, ensure_ascii=False), "JSON", False
+        except (ValueError, RecursionError):
+            pass  # written by another program
+    part_ = content[:most]
+    try:
+        found = part_.decode() if len(part_) == len(content) else part_.decode(errors="ignore")
+        return found, "text", len(content) > most
+    except UnicodeDecodeError:
+        return part_[:4096].hex(" "), "bytes", len(content) > min(most, 4096)
+
+
+def spark(points: Sequence[float], width: int = 72, height: int = 18) -> str:
+    """The `points` of an SVG polyline."""
+    if len(points) < 2:
+        return ""
+    top = max(points) or 1
+    step = width / (len(points) - 1)
+    return " ".join(
+        f"{n * step:.0f},{height - 1 - (height - 2) * value / top:.0f}"
+        for n, value in enumerate(points)
+    )
