@@ -18,6 +18,7 @@ import uvicorn
 
 from laneway import Laneway
 from laneway.gateway import sessions, tokens
+from laneway.gateway.browser_session import Session
 from laneway.gateway.extension import Extension, StaticFiles, html, page, redirect
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import IMMUTABLE
@@ -250,7 +251,7 @@ def test_session_of_another_namespace(shop: Laneway, tmp_path: Path) -> None:
     token_id, _ = new_token(shop)
     with Laneway(f"sqlite:///{tmp_path}/laneway.db") as other:
         now_s = int(time.time())
-        session = sessions.Session("0" * 32, token_id, now_s, now_s, "")
+        session = Session("0" * 32, token_id, now_s, now_s, "")
         keys = [shared_key(app.engine, sessions.KEY) for app in (shop, other)]
         assert keys[0] != keys[1]
         assert shared_key(shop.engine, sessions.KEY) == keys[0]
@@ -264,7 +265,7 @@ def test_end_of_a_session(shop: Laneway) -> None:
     key, now_s = shared_key(shop.engine, sessions.KEY), int(time.time())
 
     def is_valid(login_s: int, renewed_s: int) -> bool:
-        session = sessions.Session("0" * 32, "00000000", login_s, renewed_s, "")
+        session = Session("0" * 32, "00000000", login_s, renewed_s, "")
         return sessions.read(key, sessions.write(key, session)) is not None
 
     assert is_valid(now_s - 11 * 3600, now_s - 11 * 3600)
@@ -279,7 +280,7 @@ def test_renewed_cookie(web: Api, shop: Laneway) -> None:
     fresh, _ = log_in(web, text)
     assert "set-cookie" not in web("GET", "/v1/topics", headers=fresh).headers
     key, now_s = shared_key(shop.engine, sessions.KEY), int(time.time())
-    old = sessions.Session("1" * 32, token_id, now_s - 7200, now_s - 7200, "")
+    old = Session("1" * 32, token_id, now_s - 7200, now_s - 7200, "")
     headers = {"cookie": f"laneway={sessions.write(key, old)}"}
     renewed = web("GET", "/v1/topics", headers=headers).headers["set-cookie"]
     session = sessions.read(key, renewed.partition("=")[2].partition(";")[0])

@@ -13,8 +13,8 @@ from laneway.gateway.problems import Problem
 from laneway.policy import is_pattern, matches
 
 if TYPE_CHECKING:
+    from laneway.gateway.browser_session import Session
     from laneway.gateway.http import Request
-    from laneway.gateway.sessions import Session
 
 Scope = Literal["publish", "consume", "read", "bodies", "operate", "admin"]
 """

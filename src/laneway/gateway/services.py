@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from laneway.gateway import receipts
 from laneway.gateway.credits import Credits
@@ -18,8 +18,8 @@ from laneway.gateway.tokens import TokenCheck
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from laneway.gateway.extension import Extension
     from laneway.gateway.host import Host
+    from laneway.gateway.http import Request, Response
     from laneway.gateway.routing import Route
 
 T = TypeVar("T")
@@ -28,11 +28,23 @@ THREADS = 16
 """Reads and settlements that run at the same time; publishes have the application's threads."""
 
 
+class Extended(Protocol):
+    """What the routes of the API use of an extension."""
+
+    def login(self, request: Request, following: str, problem: str) -> Response | None:
+        """The page of a login."""
+        ...
+
+    def close(self) -> None:
+        """End threads."""
+        ...
+
+
 class Services:
     """The application, threads for blocking calls, the requests that wait, and counters."""
 
     def __init__(
-        self, host: Host, routes: tuple[Route, ...], extensions: Sequence[Extension] = ()
+        self, host: Host, routes: tuple[Route, ...], extensions: Sequence[Extended] = ()
     ) -> None:
         self.host = host
         self.routes = routes

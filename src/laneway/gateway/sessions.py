@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.gateway import origins
+from laneway.gateway.browser_session import SESSION_SECONDS, Session
 from laneway.gateway.problems import Problem
 from laneway.gateway.shared_key import shared_key
 from laneway.gateway.tokens import unauthenticated
@@ -44,14 +45,8 @@ if TYPE_CHECKING:
 KEY = "session key"
 """The name of the key that signs cookies, as `shared_key` keeps it."""
 
-SESSION_SECONDS = 12 * 3600
-"""How long a cookie is valid."""
-
 RENEW_SECONDS = 3600
 """A cookie of this age is replaced, as long as the browser is used."""
-
-LOGIN_SECONDS = 7 * 86_400
-"""How long after the login a cookie is valid at most."""
 
 CACHE_SECONDS = 1.0
 """How long a session is used before it is read again whether it has ended."""
@@ -64,25 +59,6 @@ MAX_SWEPT = 1000
 
 _FIELDS = struct.Struct(">16s8sQQ")
 _SIGNATURE_BYTES = 32
-
-
-class Session(msgspec.Struct, frozen=True):
-    """
-    A browser's session. `token`: the id of its token. `login_s`, `renewed_s`: Unix seconds.
-
-    `csrf`: what forms send as `csrf`.
-    """
-
-    id: str
-    token: str
-    login_s: int
-    renewed_s: int
-    csrf: str
-
-    @property
-    def expires_s(self) -> int:
-        """When the cookie ends."""
-        return min(self.renewed_s + SESSION_SECONDS, self.login_s + LOGIN_SECONDS)
 
 
 def _signature(key: bytes, purpose: bytes, content: bytes) -> bytes:

@@ -16,9 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-import msgspec
-
 from laneway.cli.development import sink_page
+from laneway.cli.development.sink_page import Entry, Switches
 from laneway.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,30 +40,6 @@ IDLE_SECONDS = 60.0
 """How long a connection may be silent."""
 
 LOCAL_NAMES = ("127.0.0.1", "localhost")
-
-
-class Switches(msgspec.Struct, frozen=True):
-    """
-    How requests are answered: with `status`, after `delay` seconds; `close`: not at all, the
-    connection is closed.
-    """
-
-    status: int = 200
-    delay: float = 0.0
-    close: bool = False
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """A received request, and how it was answered."""
-
-    number: int
-    at: float
-    method: str
-    path: str
-    headers: list[tuple[str, str]]
-    body: bytes
-    size: int
-    answer: str
 
 
 class Sink:

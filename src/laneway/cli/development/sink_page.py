@@ -13,7 +13,30 @@ from laneway.safetext import escaped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from laneway.cli.development.sink import Entry, Switches
+
+class Switches(msgspec.Struct, frozen=True):
+    """
+    How requests are answered: with `status`, after `delay` seconds; `close`: not at all, the
+    connection is closed.
+    """
+
+    status: int = 200
+    delay: float = 0.0
+    close: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A received request, and how it was answered."""
+
+    number: int
+    at: float
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    size: int
+    answer: str
+
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"

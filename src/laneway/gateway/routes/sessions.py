@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.gateway import origins, problems, sessions
+from laneway.gateway.browser_session import SESSION_SECONDS
 from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import FORM, Response
 from laneway.gateway.pages import login_page
@@ -19,8 +20,8 @@ from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.gateway.access import Caller
+    from laneway.gateway.browser_session import Session
     from laneway.gateway.call import Call
-    from laneway.gateway.sessions import Session
 
 MAX_LOGIN = 8 << 10
 """Most bytes of a login."""
@@ -111,7 +112,7 @@ async def _caller(call: Call, token: str) -> Caller:
 async def _begin(call: Call, caller: Caller) -> tuple[Session, tuple[bytes, bytes]]:
     assert caller.token is not None
     value, session = await call.services.run(call.services.sessions.begin, caller.token)
-    header = sessions.cookie_header(call.request, value, sessions.SESSION_SECONDS)
+    header = sessions.cookie_header(call.request, value, SESSION_SECONDS)
     return session, header
 
 
