@@ -64,7 +64,7 @@ def main() -> None:
 
 def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple[float, ...]:
     """One row of the table."""
-    burst = partitions * default_burst(rate / partitions)
+    burst = default_burst(rate)
     with store(chosen) as place, ExitStack() as stack:
         url = place.url
         with Laneway(url, durability="memory") as app:

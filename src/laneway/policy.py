@@ -152,12 +152,20 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
 
     limited: bool = False
     """Whether the topic has a rate, a concurrency or a gate."""
+    shared: Gate | None = None
+    """
+    What the partitions of the topic share: its rate, and its concurrency unless that adapts. They
+    go through a gate of the topic with these limits. None: the limits are those of its one lane.
+    """
     lane_rate: float = 0.0
-    """Each lane's part of the rate."""
+    """The rate of each lane; 0: not limited, or `shared`."""
     lane_burst: float = 1.0
-    """Each lane's burst, at least 1; by default the `default_burst` of its rate."""
+    """The burst of that rate, at least 1; by default its `default_burst`."""
     lane_concurrency: int | None = None
-    """Each lane's part of the concurrency; of one that adapts, its part of the most."""
+    """
+    The concurrency of each lane; None: not limited, or `shared`. Of one that adapts, each lane's
+    part of the most.
+    """
     adapts: bool = False
     """Whether the concurrency adapts to the destination: each lane has a limit of its own."""
     lane_least: int = 1
@@ -184,17 +192,19 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
             "limited",
             self.rate is not None or self.concurrency is not None or self.gate is not None,
         )
-        if self.rate is not None:
-            lane_rate = self.rate / self.partitions
-            burst = default_burst(lane_rate) if self.burst is None else self.burst / self.partitions
-            derive(self, "lane_rate", lane_rate)
-            derive(self, "lane_burst", max(1.0, burst))
-        if self.concurrency == AUTO:
+        adapts = self.concurrency == AUTO
+        if adapts:
             derive(self, "adapts", True)  # a value, not an option
             derive(self, "lane_concurrency", max(1, self.max_concurrency // self.partitions))
             derive(self, "lane_least", max(1, self.min_concurrency // self.partitions))
-        elif self.concurrency is not None:
-            derive(self, "lane_concurrency", self.concurrency // self.partitions)
+        shared = Gate(self.rate, self.burst, None if adapts else self.concurrency)
+        if self.partitions > 1:
+            derive(self, "shared", shared if shared.is_limited else None)
+        elif shared.is_limited:
+            derive(self, "lane_rate", shared.rate or 0.0)
+            derive(self, "lane_burst", max(1.0, shared.effective_burst))
+            if not adapts:
+                derive(self, "lane_concurrency", shared.concurrency)
         is_one_lane = self.partitions == 1 and self.buckets is None
         is_copied = bool(self.subscriptions) or not self.own_backlog
         derive(self, "is_copied", is_copied)
@@ -442,7 +452,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "partitions": (
         _integer(1, MAX_PARTITIONS),
-        "lanes that a topic is spread over by the CRC32 of the key; default 1",
+        "lanes that share a topic, by the CRC32 of the key, and its limits; default 1",
     ),
     "buckets": (
         _integer(1, MAX_BUCKETS),
@@ -1032,12 +1042,11 @@ class PolicyTable:
                 f'tier "{values["tier"]}" does not exist; the namespace has'
                 f" {', '.join(self.tiers)}",
             )
-        most = "max_concurrency" if policy.adapts else "concurrency"
-        limit = values.get(most)
-        if limit is not None and limit < policy.partitions:
+        limit = values.get("max_concurrency")
+        if policy.adapts and limit is not None and limit < policy.partitions:
             raise refuse(
-                most,
-                f"{most} {values[most]} is less than partitions {policy.partitions}; "
+                "max_concurrency",
+                f"max_concurrency {limit} is less than partitions {policy.partitions}; "
                 "each partition needs at least one",
             )
         for field in ("min_concurrency", "max_concurrency"):
@@ -1098,8 +1107,6 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
         return
     values.pop("min_concurrency", None)
     values.pop("max_concurrency", None)
-    if "concurrency" in values:
-        values["concurrency"] = max(values["concurrency"], values.get("partitions", 1))
 
 
 class Gate(msgspec.Struct, frozen=True):

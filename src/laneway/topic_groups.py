@@ -12,6 +12,9 @@ from functools import lru_cache
 MAX_PART = 127
 """The last part that a topic can have: it has at most 255 bytes."""
 
+TOPIC = "\x1c"
+"""Precedes a topic's name where gates are named: the gate that its partitions share."""
+
 GROUP = "\x1d"
 """Precedes a group's name where lanes and gates are named; these cannot contain it."""
 

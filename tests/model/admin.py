@@ -41,7 +41,7 @@ from laneway.policy import (
     sources,
 )
 from laneway.tiers import Tier, TierLayers, moves_lanes
-from laneway.topic_groups import GROUP, group_of
+from laneway.topic_groups import GROUP, TOPIC, group_of
 from tests.model.engine import Engine
 from tests.model.state import (
     COUNTERS,
@@ -278,7 +278,9 @@ class Model(Engine):
 
     def _all_gates(self, now_us: int | None) -> list[dict[str, Any]]:
         return [
-            self._gate_view(self.gates[name], self._time(now_us)) for name in sorted(self.gates)
+            self._gate_view(self.gates[name], self._time(now_us))
+            for name in sorted(self.gates)
+            if not name.startswith(TOPIC)
         ]
 
     def topic_group_set(

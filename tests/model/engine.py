@@ -22,6 +22,7 @@ from laneway.engines.shared.refusals import retries_used_up
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
 from laneway.policy import Resolved
+from laneway.topic_groups import TOPIC
 from tests.model.lanes import Lanes
 from tests.model.state import (
     FIRST_COST_US,
@@ -757,6 +758,11 @@ class Engine(Lanes):
         for name in gates:
             self._take_from_gate(self.gates[name], costs)
         self._charge(lane, policy, costs, alone=lanes <= 1)
+        shared = policy.shared
+        if shared is not None and shared.rate is not None and take < len(self._ready(lane)):
+            clock = (self.gates[TOPIC + lane.rule].tat, self.now, shared.rate)
+            permit = fairness.next_permit_us(*clock, shared.effective_burst)
+            lane.throttled += permit - self.now
         if policy.adapts:
             lane.flow = lane.flow or adaptive.Flow(changed=self.now)
             adaptive.delivered(
@@ -780,12 +786,12 @@ class Engine(Lanes):
             for name in self._gates_of(lane, policy)
             if self.gates[name].limits.rate is not None
         ]
-        if policy.rate is None and not rated:
+        if not policy.lane_rate and not rated:
             return costs
         taken: list[int] = []
         lane.need = 1
         for cost in costs:
-            if policy.rate is not None and not fairness.admits(
+            if policy.lane_rate and not fairness.admits(
                 fairness.take_permits(lane.tat, self.now, policy.lane_rate, sum(taken)),
                 self.now,
                 policy.lane_rate,
@@ -836,7 +842,7 @@ class Engine(Lanes):
             lane.group.inner = reached
         else:
             tier_queue.virtual = reached
-        if policy.rate is not None:
+        if policy.lane_rate:
             lane.tat = fairness.take_permits(lane.tat, self.now, policy.lane_rate, sum(costs))
             lane.owes = max(costs)
         tier_queue.delivered += take
@@ -1173,7 +1179,7 @@ class Engine(Lanes):
 
     def _return_permits(self, lease: HeldLease, cost: int) -> None:
         policy = self._policy(lease.lane)
-        if policy.rate is not None:
+        if policy.lane_rate:
             lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost)
         for gate in (self.gates[name] for name in lease.gates):
             if gate.limits.rate is not None:

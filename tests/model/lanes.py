@@ -14,7 +14,7 @@ from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, Gate, PolicyTable, Resolved, gate_names
 from laneway.tiers import Tier, TierLayers, Tiers
-from laneway.topic_groups import GROUP, group_of
+from laneway.topic_groups import GROUP, TOPIC, group_of
 from tests.model.state import (
     CAN_DELIVER,
     HISTORY,
@@ -168,6 +168,8 @@ class Lanes:
     def _forget(self, lane: Lane) -> None:
         del self.lanes[lane.name]
         self._leave_group(lane)
+        if not any(each.rule == lane.rule != each.name for each in self.lanes.values()):
+            self.gates.pop(TOPIC + lane.rule, None)
 
     # Waiting
 
@@ -242,12 +244,14 @@ class Lanes:
             lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
             lane.group = self._group_queue(lane.tier_queue, group)
             lane.virtual, lane.place, lane.wake = self._inner(lane), "idle", None
-        if policy.rate is not None:
+        if policy.lane_rate:
             lane.tat = fairness.rebase(
                 lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.owes
             )
         if fairness.recovered(lane.tat, self.now):
             lane.owes = 1
+        if policy.shared is not None:
+            self._share(TOPIC + lane.rule, policy.shared)
         place, wake = self._where(lane, policy)
         if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
             # sleeping earns no credit
@@ -276,7 +280,7 @@ class Lanes:
             return "asleep", lane.backs_off_until
         if self._slots(lane, policy) <= 0:
             return "full", None
-        if policy.rate is not None:
+        if policy.lane_rate:
             permit = fairness.next_permit_us(
                 lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.need
             )
@@ -294,8 +298,10 @@ class Lanes:
         )
         if lane.back_off_us:
             at = max(at, lane.backs_off_until)
-        if policy.rate is not None:
+        if policy.lane_rate:
             at = max(at, -(-lane.tat // fairness.TICKS))  # when fairness.recovered
+        if policy.shared is not None:
+            at = max(at, -(-self.gates[TOPIC + lane.rule].tat // fairness.TICKS))
         return at
 
     def _count_throttling(self, lane: Lane, permit: int) -> None:
@@ -315,7 +321,7 @@ class Lanes:
     def _allowance(self, lane: Lane, policy: Resolved) -> int:
         """How many messages the lane's own limits admit now."""
         allowed = min(len(self._ready(lane)), self._slots(lane, policy))
-        if policy.rate is not None:
+        if policy.lane_rate:
             rate, burst = policy.lane_rate, policy.lane_burst
             permits = fairness.permits(lane.tat, self.now, rate, burst)
             if not fairness.admits(lane.tat, self.now, rate, burst, lane.need):
@@ -327,12 +333,25 @@ class Lanes:
 
     def _gates_of(self, lane: Lane, policy: Resolved) -> tuple[str, ...]:
         """
-        A delivery goes through all of these gates, or is not made. A group with limits is one.
+        A delivery goes through all of these gates, or is not made. What the partitions of a topic
+        share is one, and a group with limits.
         """
         names = tuple(gate_names(policy.gate))
+        if policy.shared is not None:
+            names += (TOPIC + lane.rule,)
         if lane.group is not None and self._group_settings(lane.group).is_limited:
             names += (GROUP + lane.group.name,)
         return names
+
+    def _share(self, name: str, limits: Gate) -> None:
+        """Set the gate that the partitions of a topic share."""
+        gate = self.gates.setdefault(name, GateState(name))
+        if gate.code != limits:
+            gate.code = limits
+            if limits.rate is not None:
+                clock = (limits.rate, limits.effective_burst, gate.owes)
+                gate.tat = fairness.rebase(gate.tat, self.now, *clock)
+            self._set_gate_wake(gate)
 
     def _is_limited(self, lane: Lane, policy: Resolved) -> bool:
         return policy.limited or bool(self._gates_of(lane, policy))

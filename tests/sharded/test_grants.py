@@ -37,6 +37,9 @@ class Shards:
     def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
         return self.limits, [Usage(each.leased, each.waiting, each.granted) for each in self.usage]
 
+    def end_grant(self, gate: str, shard: int) -> None:
+        raise AssertionError
+
     def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
         return [self.grant(gate, shard, grant) for shard, grant in enumerate(grants)]
 

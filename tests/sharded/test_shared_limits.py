@@ -13,6 +13,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sqlite.shard_engine import FilesEngine
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate
 from tests.conformance.valkey_setups import server
@@ -157,3 +158,68 @@ def test_idle_groups_cost_a_renewal_nothing(opened: Callable[[], Shards]) -> Non
     shards.renew()
     assert set(shards.asked) == {"\x1dg2"}
     assert len(shards.engine.lease(9, now_us=shards.now).leases) == 3
+
+
+KEYS = ["k5", "k1", "k4", "k0"]
+"""One for each of four partitions, which are on four shards."""
+
+
+def put_keys(shards: Shards, keys: list[str], each: int) -> None:
+    drafts = [Draft("hot", b"x", key=key) for key in keys for _ in range(each)]
+    shards.engine.put(drafts, now_us=shards.now)
+
+
+def records_of(engine: FullEngine) -> list[str]:
+    """What the shards store of the topic's gate."""
+    space = engine._space  # type: ignore[attr-defined]
+    found = space.waited_gates()
+    if isinstance(engine, FilesEngine):
+        for file in space.files:
+            with file.view() as tx:
+                found |= {name for (name,) in tx.connection.execute("SELECT name FROM gate")}
+    else:
+        for shard in range(4):
+            found |= {name.decode() for name, _ in space.scan(shard, "HSCAN", "gates")}
+    return sorted(found)
+
+
+def test_partitions_share_a_concurrency_over_shards(opened: Callable[[], Shards]) -> None:
+    """One alone gets all of it; all together never more, also while they alternate."""
+    shards = opened()
+    policy = {"partitions": 4, "concurrency": 9}
+    shards.engine.policy_set("code", "hot", policy, now_us=shards.now)
+    put_keys(shards, KEYS[:1], 200)
+    shards.steps_of(2.5, hold=5)
+    assert shards.most_held == 9
+    for turn in range(3):
+        put_keys(shards, KEYS[turn:], 20)
+        shards.steps_of(2, hold=5)
+    assert shards.most_held == 9
+    shards.engine.policy_set("code", "hot", {**policy, "concurrency": 5}, now_us=shards.now)
+    shards.steps_of(2, hold=5)
+    put_keys(shards, KEYS[1:2], 60)
+    shards.most_held = 0
+    shards.steps_of(4, hold=5)
+    assert shards.most_held == 5
+    shards.engine.topic_delete("hot", now_us=shards.now)
+    shards.steps_of(4)
+    assert records_of(shards.engine) == []
+
+
+def test_partitions_share_a_rate_over_shards(opened: Callable[[], Shards]) -> None:
+    """One alone gets all of it; all together never more, also while they alternate."""
+    shards = opened()
+    policy = {"partitions": 4, "rate": 20.0, "burst": 8}
+    shards.engine.policy_set("code", "hot", policy, now_us=shards.now)
+    put_keys(shards, KEYS[:1], 250)
+    shards.steps_of(3)
+    assert abs(shards.steps_of(5) - 100) <= 4
+    for turn in range(4):
+        put_keys(shards, KEYS[turn : turn + 2], 60)
+        shards.steps_of(2)
+    assert shards.most_above(20.0) <= 8 + 1
+    assert shards.steps_of(20) > 0
+    shards.engine.topic_delete("hot", now_us=shards.now)
+    shards.steps_of(4)
+    assert records_of(shards.engine) == []
+    assert all(check.ok for check in shards.engine.doctor())

@@ -165,6 +165,26 @@ def test_a_namespace_of_layout_7_lists_gates_with_lanes(opened: Opened) -> None:
                 assert raw.zrange(key + "waited_gates", 0, -1) == names != []
 
 
+def test_rules_of_layout_8_get_the_limits_of_all_partitions(opened: Opened) -> None:
+    """They had the part of one partition."""
+    with Server() as server:
+        engine = opened(server.url, namespace="before")
+        engine.policy_set("code", "hot", {"partitions": 4, "rate": 8.0})
+        engine.close()
+        fields = records.Counters.__struct_fields__
+        with client(server) as raw:
+            key = "laneway:{before/0}:"
+            rule = raw.hget(key + "rules", "hot")
+            raw.hset(key + "rules", "hot", rule.replace(b"\x08", b"\x02", 1))
+            raw.hset(key + "settings", "layout", 8)
+            values = records.unpack_values(raw.get(key + "shard"), len(fields))
+            values[0] = 8
+            raw.set(key + "shard", records.pack_values(*values))
+            engine = opened(server.url, namespace="before")
+            assert raw.hget(key + "rules", "hot") == rule
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_rules_of_layout_5_get_the_fields_of_today(opened: Opened) -> None:
     """Without a change of policies, the doctor finds nothing after an upgrade."""
     with Server() as server:

@@ -6,6 +6,10 @@ Grants that shrink are written before others grow, and never below what is lease
 grants never exceeds the gate's limits; for a moment after a shift it may be less. The first process
 in a second moves the grants for all processes. It asks only about gates that lanes wait at: the
 others have what they need. Independent of the kind of server.
+
+What the partitions of a topic share is a gate, too. Each shard has a part of it by the number of
+its partitions, without a grant, so an idle topic needs no record. Grants move these parts where
+lanes wait, and end when nothing of the topic waits or is leased.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -38,6 +44,8 @@ class Usage(msgspec.Struct):
     leased: int
     waiting: int
     granted: int | None
+    part: Grant | None = None
+    """Of a topic's gate: what the shard has without a grant; None: it has no partition there."""
 
     @property
     def demand(self) -> int:
@@ -63,7 +71,10 @@ class Gates(Protocol):
         ...
 
     def waited_gates(self) -> Collection[str]:
-        """The gates that lanes wait at; of each shard at most `MOST_WAITED`, drawn at random."""
+        """
+        The gates that lanes wait at, and those of topics that have grants; of each shard at most
+        `MOST_WAITED` of either, drawn at random.
+        """
         ...
 
     def claim_grants(self, seconds: float) -> bool:
@@ -71,7 +82,7 @@ class Gates(Protocol):
         ...
 
     def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
-        """Limits and usage on each shard; None: not every shard has the gate yet."""
+        """Limits and usage on each shard; None: not every shard that needs the gate has it yet."""
         ...
 
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
@@ -79,6 +90,10 @@ class Gates(Protocol):
         Set a shard's grant. Returns the concurrency that it has then, at least what is leased;
         negative: it is not limited.
         """
+        ...
+
+    def end_grant(self, gate: str, shard: int) -> None:
+        """End a shard's grant of a topic's gate."""
         ...
 
     def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
@@ -128,8 +143,27 @@ class Grants:
         if limits_and_usage is None:
             return
         limits, usage = limits_and_usage
+        is_topic = gate.startswith(TOPIC)
+
+        def write(shard: int, grant: Grant) -> int:
+            if is_topic and usage[shard].part is None:
+                return 0
+            return self._gates.grant(gate, shard, grant)
+
         if any(each.demand for each in usage):
-            divide(limits, usage, luck, lambda shard, grant: self._gates.grant(gate, shard, grant))
+            divide(limits, usage, luck, write)
+        elif is_topic:
+            self._end(gate, usage)
+
+    def _end(self, gate: str, usage: Sequence[Usage]) -> None:
+        """End all grants of an idle topic: those above their parts shrink first."""
+        parts = [(shard, each.part) for shard, each in enumerate(usage) if each.part is not None]
+        for shard, part in parts:
+            granted = self._gates.grant(gate, shard, at_most(part, usage[shard].granted))
+            if granted > (part.concurrency or 0) and part.concurrency is not None:
+                return  # something was leased meanwhile
+        for shard, _ in parts:
+            self._gates.end_grant(gate, shard)
 
 
 def divide(
@@ -156,6 +190,23 @@ def divide(
             most = max(0, min(most, left - held))
         granted = write(shard, grant_of(limits, share, most))
         usage[shard].granted = granted if granted >= 0 else None
+
+
+def topic_usage(part: Grant | None, limits: Gate | None, leased: int, waiting: int) -> Usage:
+    """
+    A topic's gate on a shard with this part of it. `limits`: those in force there; None: it has no
+    record.
+    """
+    if part is None:
+        return Usage(0, 0, 0)
+    return Usage(leased, waiting, (limits or part).concurrency, part)
+
+
+def at_most(part: Grant, granted: int | None) -> Grant:
+    """The part, with no larger concurrency than was granted."""
+    if part.concurrency is None or granted is None:
+        return part
+    return Grant(part.rate, part.burst, min(part.concurrency, granted))
 
 
 def grant_of(limits: Gate, share: float, concurrency: int) -> Grant:

@@ -11,15 +11,19 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from laneway.engines.sharded.grants import Grant
 from laneway.engines.sharded.routes import generated_number
 from laneway.engines.sharded.splitting import group, rounds
+from laneway.engines.shared import gates
+from laneway.engines.shared.naming import partitions_on
+from laneway.subscriptions import base_of
+from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from laneway.engines.sharded.grants import Grant
     from laneway.engines.sharded.routes import Routes
-    from laneway.policy import Layers, PolicyTable, Resolved
+    from laneway.policy import Gate, Layers, PolicyTable, Resolved
     from laneway.tiers import TierLayers, Tiers
 
 TIERS_EVERY = 1.0
@@ -152,6 +156,17 @@ class ShardedNamespace(ABC):
     @abstractmethod
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
         """Set a shard's grant of a gate."""
+
+    def parts_of(self, gate: str, limits: Gate) -> list[Grant | None]:
+        """What each shard has of a topic's gate without a grant; None: no partition is there."""
+        topic = base_of(gate.removeprefix(TOPIC))
+        partitions = self.routes.route(topic).policy.partitions
+        parts: list[Grant | None] = []
+        for shard in range(self.shards):
+            here = partitions_on(shard, self.shards, topic, partitions)
+            part = gates.part_of_topic(limits, here, partitions)
+            parts.append(Grant(part.rate, part.burst, part.concurrency) if here else None)
+        return parts
 
     def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
         """Set the grants of all shards."""

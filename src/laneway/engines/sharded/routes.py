@@ -67,6 +67,8 @@ class Routes:
     def __init__(self, tiers: Tiers, shards: int, head_of: Callable[[str], bytes]) -> None:
         self.policies = PolicyTable(tiers)
         self.version = 0
+        self.has_partitions = False
+        """Whether there may be topics with partitions."""
         self._shards = shards
         self._head_of = head_of
         self._routes: dict[str, Route] = {}
@@ -78,6 +80,7 @@ class Routes:
     def load(self, version: int, rows: list[tuple[str, str, dict[str, Any]]]) -> None:
         """Replace the policies that every client knows."""
         self.policies.load(rows)
+        self.has_partitions = any("partitions" in fields for _, _, fields in rows)
         self.version = version
         self._routes.clear()
 

@@ -12,7 +12,7 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US, Explanation
 from laneway.engines.shared import adaptive, fairness
-from laneway.topic_groups import GROUP
+from laneway.topic_groups import GROUP, TOPIC
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
     if (reason := _full(facts)) is not None:
         explanation.reasons.append(reason)
         at = None
-    if policy.rate is not None:
+    if policy.lane_rate:
         tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst, facts.owes)
         permit = fairness.next_permit_us(
             tat, now, policy.lane_rate, policy.lane_burst, facts.need or 1
@@ -281,7 +281,12 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
             )
             at = max(at, permit) if at is not None else None
     for gate in facts.gates:
-        if not gate.room:
+        if gate.name.startswith(TOPIC):
+            if not gate.room:
+                explanation.reasons.append(_shared(facts, gate))
+                wake = gate.wake_us
+                at = max(at, wake) if wake is not None and at is not None else None
+        elif not gate.room:
             held = f"; it is held for a delivery of cost {gate.need}" if gate.need > 1 else ""
             what, is_shut = f'the gate "{gate.name}"', "is shut"
             if gate.name.startswith(GROUP):
@@ -293,6 +298,21 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
             wake = gate.wake_us
             at = max(at, wake) if wake is not None and at is not None else None
     return at
+
+
+def _shared(facts: Facts, gate: GateFacts) -> str:
+    """Why what the topic's partitions share admits nothing more now."""
+    policy = facts.policy
+    if gate.wake_us is not None:
+        cost = f", of cost {gate.need}," if gate.need > 1 else ""
+        return (
+            f"the topic's rate ({policy.rate:g}/s) admits the next delivery{cost} in"
+            f" {facts.left(gate.wake_us)}"
+        )
+    run = f"{gate.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
+    if isinstance(policy.concurrency, int) and gate.leased < policy.concurrency:
+        run += "; partitions on other shards have the rest for now"
+    return run
 
 
 def _full(facts: Facts) -> str | None:
@@ -313,7 +333,7 @@ def _full(facts: Facts) -> str | None:
 
 def _time_ahead(facts: Facts) -> int:
     """How long the messages ahead will take, by the topic's rate or its recent deliveries."""
-    speeds = [rate for rate in (facts.policy.lane_rate, facts.rate_now) if rate]
+    speeds = [rate for rate in (facts.policy.rate, facts.rate_now) if rate]
     return round(facts.ahead / min(speeds) * SECOND) if speeds else 0
 
 

@@ -7,15 +7,15 @@ stores them; these functions compute what they admit.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.shared import fairness
+from laneway.policy import Gate
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from laneway.policy import Gate
 
 UNLIMITED = 1 << 30
 """The room of a gate that limits nothing."""
@@ -106,6 +106,21 @@ def of_gates(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in views if not each["name"].startswith(GROUP)]
 
 
+def part_of_topic(limits: Gate, here: int, partitions: int) -> Gate:
+    """
+    What a shard with `here` of a topic's partitions admits while it has no grant: the parts of all
+    shards together are at most the limits, except that each has a burst of at least 1.
+    """
+    if here == partitions:
+        return limits
+    share = here / partitions
+    return Gate(
+        limits.rate * share if limits.rate is not None else None,
+        max(1.0, limits.effective_burst * share) if limits.rate is not None else None,
+        limits.concurrency * here // partitions if limits.concurrency is not None else None,
+    )
+
+
 def of_groups(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The views of topic groups by their names, without those of gates."""
     return [
@@ -113,6 +128,39 @@ def of_groups(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for each in views
         if each["name"].startswith(GROUP)
     ]
+
+
+def granted_tat(before: Gate, after: Gate, tat: int, now_us: int) -> int:
+    """
+    The TAT of a shard whose grant of a topic's limits has moved: it has as many permits as before,
+    so that permits that another shard used are not used again.
+    """
+    if before.rate is None or after.rate is None:
+        return tat
+    now, permits = now_us * fairness.TICKS, 0.0
+    if before.concurrency != 0:
+        left = now + fairness.depth(before.rate, before.effective_burst) - max(tat, now)
+        permits = left / fairness.interval(before.rate)
+    used = fairness.depth(after.rate, after.effective_burst)
+    return max(tat, math.ceil(now + used - permits * fairness.interval(after.rate)))
+
+
+def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
+    """
+    A shard's grant of a topic's limits after these have changed, until grants move again: in
+    proportion, so that the grants of all shards together are at most the limits.
+
+    `part`: what it has of a limit that is new.
+    """
+    rate, burst, concurrency = part.rate, part.burst, part.concurrency
+    if now.rate is not None and granted.rate is not None and before.rate is not None:
+        share = granted.rate / before.rate
+        rate, burst = now.rate * share, max(1.0, now.effective_burst * share)
+    if granted.concurrency == 0:
+        concurrency = 0
+    elif now.concurrency is not None and granted.concurrency and before.concurrency:
+        concurrency = granted.concurrency * now.concurrency // before.concurrency
+    return Gate(rate, burst, concurrency)
 
 
 def view(

@@ -6,12 +6,17 @@ import hashlib
 import zlib
 from typing import TYPE_CHECKING
 
+from laneway.subscriptions import base_of
+
 if TYPE_CHECKING:
     from laneway.message import Draft
     from laneway.policy import Resolved
 
 PARTITION, BUCKET = "\x1f", "\x1e"
 """Separators in the names of partitions and buckets; topics cannot contain them."""
+
+AFTER_PARTITIONS = " "
+"""Behind a topic's name: follows the names of all its partitions."""
 
 
 def lane_name(
@@ -29,6 +34,17 @@ def lane_name(
         spread = zlib.crc32(spread_by) if spread_by is not None else number
         return f"{topic}{PARTITION}{spread % policy.partitions}", topic
     return topic, topic
+
+
+def first_partition_on(shard: int, shards: int, topic: str) -> int:
+    """The first partition of a topic on a shard: they are on neighboring shards."""
+    return (shard - zlib.crc32(base_of(topic).encode())) % shards
+
+
+def partitions_on(shard: int, shards: int, topic: str, partitions: int) -> int:
+    """How many of a topic's partitions are on a shard."""
+    first = first_partition_on(shard, shards, topic)
+    return max(0, -(-(partitions - first) // shards))
 
 
 def generated_id(nonce: str, number: int) -> str:

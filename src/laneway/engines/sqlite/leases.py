@@ -139,7 +139,7 @@ def _moved_mean(mean: int, cost: int) -> int:
 def return_permits(tx: Transaction, lane: Lane, held: Held, cost: int) -> None:
     """The delivery never began: return its permits of the lane's rate and of its gates."""
     policy = tx.policy_of(lane)
-    if policy.rate is not None:
+    if policy.lane_rate:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost)
     for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():
         gate.give_back(cost)

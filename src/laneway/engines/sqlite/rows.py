@@ -17,7 +17,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
 from laneway.policy import Gate
-from laneway.topic_groups import GROUP
+from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -311,6 +311,9 @@ class GateState(msgspec.Struct, gc=False):
     `need`, `held_until`, `owes`: see `gates.Debt`.
     `granted`: this file's part of the gate, where the namespace has several files. `whole`: the
     limits of the gate, `limits`: those of this file.
+
+    The gate of a topic with partitions is set when its lanes are placed: `code` is the limits of
+    the topic, `operator` this file's part of them while nothing is granted.
     """
 
     name: str
@@ -339,6 +342,8 @@ class GateState(msgspec.Struct, gc=False):
             self.whole = self.limits = layers[0].over(layers[1])
         elif layers:
             self.whole = self.limits = layers[0]
+            if self.name.startswith(TOPIC):
+                self.whole = layers[-1]
         if self.granted is not None:
             self.limits = msgspec.json.decode(self.granted, type=Gate)
 
@@ -351,6 +356,11 @@ class GateState(msgspec.Struct, gc=False):
         """When it opens by the clock, see `gates.opens_us`."""
         debt = gates.Debt(self.need, self.held_until, self.owes)
         return gates.opens_us(self.limits, self.tat, self.leased, now, debt)
+
+    def shut_for(self, now: int) -> int:
+        """For how long its rate shuts it."""
+        at = gates.next_permit_us(self.limits, self.tat, now, 1, self.owes)
+        return 0 if at is None else at - now
 
     def clock(self, now: int) -> tuple[int, float, float] | None:
         """TAT, rate and burst, for `fairness.admitted`; None: it has no rate."""

@@ -608,7 +608,7 @@ class _Plan:
         tx = self.tx
         policy = tx.policy_of(lane)
         limited, gate = policy.limited, policy.gate
-        if lane.tier_queue < 0:
+        if lane.tier_queue < 0 or policy.shared is not None:
             limited, gate = tx.is_limited(lane, policy), tx.gate_of(lane, policy)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         if self.only is not None and self.only.last_rank is not None:
@@ -625,7 +625,7 @@ class _Plan:
             self.visited[lane.lane] = lane
             return 0
         permits, largest = take, 1
-        if lane.need and (policy.rate is not None or gate is not None):
+        if lane.need and (policy.lane_rate or gate is not None):
             take, permits, largest = self._admit(lane, policy, gate, take, mids)
             if take == 0:
                 self.visited[lane.lane] = lane
@@ -635,8 +635,11 @@ class _Plan:
         if gate is not None:
             tx.take_from_gates(gate, take, permits, largest)
         self._charge(lane, tier_queue, policy, take, permits, alone=lanes <= 1)
-        if policy.rate is not None and (largest > 1 or lane.owes):
+        if policy.lane_rate and (largest > 1 or lane.owes):
             lane.owes = largest if largest > 1 else 0
+        if policy.shared is not None and lane.ready:
+            shared = tx.topic_gate(lane.rule, policy)
+            lane.throttled += shared.shut_for(tx.now) if shared is not None else 0
         self.visits.append((lane, take))
         self.visited[lane.lane] = lane
         return take
@@ -652,7 +655,7 @@ class _Plan:
         """
         tx = self.tx
         clocks = []
-        if policy.rate is not None:
+        if policy.lane_rate:
             tat = rebased(lane, policy, tx.now)
             clocks.append((tat, policy.lane_rate, policy.lane_burst))
         states = tx.lane_gates(gate).defined if gate is not None else []
@@ -663,7 +666,7 @@ class _Plan:
         costs = self._costs(lane, most) if mids is None else costs_of(tx, mids[:most])
         count, stopped = fairness.admitted(clocks, tx.now, costs)
         lane.need = 1
-        if policy.rate is not None and stopped[0]:
+        if policy.lane_rate and stopped[0]:
             lane.need = costs[count]
         elif any(stopped):
             for state in rated:
@@ -700,7 +703,7 @@ class _Plan:
             tier_queue.vt = reached
         else:
             tx.groups.get(-lane.tier_queue).inner_vt = reached
-        if policy.rate is not None:
+        if policy.lane_rate:
             tat = rebased(lane, policy, tx.now)
             lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, permits)
         lane.ready -= take
@@ -828,7 +831,7 @@ class _Deliveries:
             for _ in range(take - len(taken)):
                 self._correct_count(lane, policy)
             number, limited, gate = lane.tier_queue, policy.limited, policy.gate
-            if number < 0:
+            if number < 0 or policy.shared is not None:
                 number = tx.tier_queue_of(lane).number
                 limited, gate = tx.is_limited(lane, policy), tx.gate_of(lane, policy)
             is_noisy = lane.big is not None and lane.big > self._noise

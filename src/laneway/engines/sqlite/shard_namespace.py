@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage
+from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, topic_usage
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -23,6 +23,7 @@ from laneway.engines.sharded.namespace import (
 )
 from laneway.engines.sharded.routes import Routes
 from laneway.engines.sharded.splitting import Numbers, part_of
+from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.sqlite import policies
@@ -33,6 +34,7 @@ from laneway.engines.sqlite.statements import GRANT
 from laneway.errors import EngineCorrupt, EngineUnavailable, UsageError
 from laneway.policy import Gate, gate_names
 from laneway.safetext import redacted
+from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from laneway.tiers import TierLayers
 
 T = TypeVar("T")
+
+TOPIC_GRANT, AFTER_TOPICS = GRANT + TOPIC, GRANT + chr(ord(TOPIC) + 1)
+"""The names of the settings with parts of topics' gates are between these."""
 
 COMPLETE = "complete"
 """The setting of the first file that says that all files were created."""
@@ -335,7 +340,7 @@ class FileNamespace(ShardedNamespace):
 
     def has_gates(self) -> bool:
         with self.files[0].view() as tx:
-            return bool(tx.one("gates_exist")[0])
+            return self.routes.has_partitions or bool(tx.one("gates_exist")[0])
 
     def waited_gates(self) -> set[str]:
         names: set[str] = set()
@@ -343,6 +348,8 @@ class FileNamespace(ShardedNamespace):
             with file.view() as tx:
                 for (key,) in tx.all("gates_waited_at", MOST_WAITED):
                     names.update(gate_names(key))
+                granted = tx.all("settings_between", TOPIC_GRANT, AFTER_TOPICS, MOST_WAITED)
+                names.update(name.removeprefix(GRANT) for (name,) in granted)
         return names
 
     def claim_grants(self, seconds: float) -> bool:
@@ -354,6 +361,8 @@ class FileNamespace(ShardedNamespace):
             return True
 
     def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        if gate.startswith(TOPIC):
+            return self._topic_usage(gate)
         usage: list[Usage] = []
         limits = None
         for file in self.files:
@@ -367,9 +376,40 @@ class FileNamespace(ShardedNamespace):
                 usage.append(Usage(state.leased, waiting, granted))
         return (limits, usage) if limits is not None else None
 
+    def _topic_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        states, waiting = [], []
+        for file in self.files:
+            with file.view() as tx:
+                states.append(tx.gate(gate))
+                waiting.append(tx.one("gate_lanes", gate, shared.COUNTED)[0])
+        limits = next((each.whole for each in states if each is not None and each.code), None)
+        if limits is None:
+            return None
+        parts = self.parts_of(gate, limits)
+        return limits, [
+            topic_usage(
+                part,
+                state.limits if state is not None else None,
+                state.leased if state is not None else 0,
+                lanes,
+            )
+            for part, state, lanes in zip(parts, states, waiting, strict=True)
+        ]
+
+    def end_grant(self, gate: str, shard: int) -> None:
+        with self.files[shard].transaction_at_any_version(None) as tx:
+            tx.run("setting_delete", GRANT + gate)
+            state = tx.gate(gate)
+            if state is not None:
+                state.granted = None
+                state.set_limits()
+                tx.touch_gate(state)
+                tx.topic_left(gate.removeprefix(TOPIC))
+
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
         with self.files[shard].transaction_at_any_version(None) as tx:
-            state = tx.gate(gate)
+            is_topic = gate.startswith(TOPIC)
+            state = tx.ensure_gate(gate) if is_topic else tx.gate(gate)
             if state is None:
                 return -1
             concurrency = grant.concurrency
@@ -378,9 +418,11 @@ class FileNamespace(ShardedNamespace):
             granted = _dumps(Gate(grant.rate, grant.burst, concurrency)).decode()
             if granted != state.granted:
                 tx.run("setting_write", GRANT + gate, granted)
-                state.granted = granted
+                before, state.granted = state.limits, granted
                 state.set_limits()
                 state.rebase(tx.now)
+                if is_topic:
+                    state.tat = gates.granted_tat(before, state.limits, state.tat, tx.now)
                 tx.touch_gate(state)
             return concurrency if concurrency is not None else -1
 

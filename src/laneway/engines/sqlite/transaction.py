@@ -8,15 +8,22 @@ holds for tier queues, gates and the shard's counters. `place` is the one rule f
 from __future__ import annotations
 
 import json
-import zlib
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import adaptive, fairness
-from laneway.engines.shared.naming import BUCKET, generated_id, lane_name
+from laneway.engines.shared import adaptive, fairness, gates
+from laneway.engines.shared.naming import (
+    AFTER_PARTITIONS,
+    BUCKET,
+    PARTITION,
+    first_partition_on,
+    generated_id,
+    lane_name,
+    partitions_on,
+)
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
@@ -32,7 +39,7 @@ from laneway.engines.sqlite.rows import (
     Shard,
     TierQueue,
 )
-from laneway.engines.sqlite.statements import SQL, Statements
+from laneway.engines.sqlite.statements import GRANT, SQL, Statements
 from laneway.engines.sqlite.tables import (
     IdentTable,
     MessageTable,
@@ -45,7 +52,7 @@ from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.subscriptions import base_of, is_copy
 from laneway.tiers import TierLayers
-from laneway.topic_groups import GROUP, group_of
+from laneway.topic_groups import GROUP, TOPIC, group_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -245,6 +252,7 @@ class Transaction(Statements):
         self._lane_gates: dict[str, LaneGates] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_tier_queues: set[tuple[str, int]] = set()
+        self._left_topics: set[str] = set()
         self._last_lane: int | None = None
         self._tier_queue_by_name = {
             (tier_queue.pool, tier_queue.tier): tier_queue
@@ -467,8 +475,8 @@ class Transaction(Statements):
         """
         place = self.rules.place
         if place is not None and place.shards > 1 and policy.partitions > 1 and spread_by is None:
-            first = (place.shard - zlib.crc32(base_of(topic).encode())) % place.shards
-            here = max(1, -(-(policy.partitions - first) // place.shards))
+            first = first_partition_on(place.shard, place.shards, topic)
+            here = max(1, partitions_on(place.shard, place.shards, topic, policy.partitions))
             number = first + number % here * place.shards
         return lane_name(policy, topic, spread_by, number)
 
@@ -636,14 +644,19 @@ class Transaction(Statements):
 
     def gate_of(self, lane: Lane, policy: Resolved) -> str | None:
         """
-        The key of the lane's gates, see `LaneGates`; None: it has none. A group with limits is one.
+        The key of the lane's gates, see `LaneGates`; None: it has none. What the partitions of its
+        topic share is one, and a group with limits.
         """
+        key = policy.gate
+        if policy.shared is not None:
+            own = TOPIC + lane.rule
+            key = own if key is None else key + GATE_SEPARATOR + own
         if lane.tier_queue < 0:
             group = self.groups.get(-lane.tier_queue)
             if group.limited:
                 own = GROUP + group.name
-                return own if policy.gate is None else policy.gate + GATE_SEPARATOR + own
-        return policy.gate
+                return own if key is None else key + GATE_SEPARATOR + own
+        return key
 
     def is_limited(self, lane: Lane, policy: Resolved) -> bool:
         """Whether the lane or its group has a rate, a concurrency or a gate."""
@@ -689,6 +702,54 @@ class Transaction(Statements):
             self._lane_gates.clear()
         self._dirty_gates[name] = gate
         return gate
+
+    def topic_gate(self, topic: str, policy: Resolved) -> GateState | None:
+        """
+        The gate that the topic's partitions share; set, if it has other limits. None: they share no
+        limits.
+        """
+        limits, name = policy.shared, TOPIC + topic
+        if limits is None:
+            return None
+        gate = self.gate(name)
+        if gate is None or gate.whole != limits:
+            gate, place, part = self.ensure_gate(name), self.rules.place, limits
+            if place is not None and place.shards > 1:  # copies are where their messages are
+                partitions = self.policy(base_of(topic)).partitions
+                here = partitions_on(place.shard, place.shards, topic, partitions)
+                part = gates.part_of_topic(limits, here, partitions)
+            if gate.granted is not None:
+                granted = gates.rescaled(gate.limits, gate.whole, limits, part)
+                gate.granted = _dumps(granted).decode()
+                self.run("setting_write", GRANT + name, gate.granted)
+            gate.code = _dumps(limits).decode()
+            gate.operator = None if part is limits else _dumps(part).decode()
+            gate.set_limits()
+            gate.rebase(self.now)
+        return gate
+
+    def _end_topic_gates(self) -> None:
+        """Delete gates of topics whose last partition was forgotten, unless they have grants."""
+        topics, self._left_topics = self._left_topics, set()
+        for topic in topics:
+            gate = self.gate(TOPIC + topic)
+            if gate is None or gate.granted is not None:
+                continue
+            if self.one("lane_exists_between", topic + PARTITION, topic + AFTER_PARTITIONS) is None:
+                self.run("gate_delete", gate.name)
+                self._gates[gate.name] = None
+                self._dirty_gates.pop(gate.name, None)
+                self._lane_gates.clear()
+
+    def topic_left(self, topic: str) -> None:
+        """Delete the gate that the topic's partitions shared at the end, unless it has some."""
+        self._left_topics.add(topic)
+
+    def _lane_left(self, name: str) -> None:
+        """The lane of this name was forgotten."""
+        topic, separator, _ = name.partition(PARTITION)
+        if separator and not name.startswith(BUCKET):
+            self._left_topics.add(topic)
 
     def touch_gate(self, gate: GateState) -> None:
         """The gate was changed: write it at the end."""
@@ -758,7 +819,8 @@ class Transaction(Statements):
     ) -> tuple[int, int | None]:
         """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
-        is_used = policy.rate is not None and not fairness.recovered(lane.tat, now)
+        shared = self.topic_gate(lane.rule, policy)
+        is_used = policy.lane_rate and not fairness.recovered(lane.tat, now)
         if is_used:
             lane.tat = rebased(lane, policy, now)
         elif lane.owes and fairness.recovered(lane.tat, now):
@@ -771,7 +833,7 @@ class Transaction(Statements):
             return IDLE, (
                 None
                 if lane.leased or lane.delayed or lane.parked
-                else self._forgotten_at(lane, policy, tier_queue)
+                else self._forgotten_at(lane, policy, tier_queue, shared)
             )
         if lane.back_off_step and lane.back_off_until > now:
             return ASLEEP, lane.back_off_until
@@ -792,11 +854,15 @@ class Transaction(Statements):
                         now, lane.wake or 0 if lane.place == ASLEEP else 0
                     )
                 return ASLEEP, permit
-        if policy.gate is None and (lane.tier_queue > 0 or self.gate_of(lane, policy) is None):
+        if (policy.gate is None and shared is None) and (
+            lane.tier_queue > 0 or self.gate_of(lane, policy) is None
+        ):
             return RUNNABLE, None
         return AT_GATE, None
 
-    def _forgotten_at(self, lane: Lane, policy: Resolved, tier_queue: TierQueue) -> int:
+    def _forgotten_at(
+        self, lane: Lane, policy: Resolved, tier_queue: TierQueue, shared: GateState | None
+    ) -> int:
         if lane.place == IDLE and lane.wake is not None:
             at = lane.wake
         elif lane.flow is not None:
@@ -805,8 +871,10 @@ class Transaction(Statements):
             at = self.now + LINGER_US["time" if self.fair_by_time(tier_queue) else "messages"]
         if lane.back_off_step:
             at = max(at, lane.back_off_until)
-        if policy.rate is not None:
+        if policy.lane_rate:
             at = max(at, -(-lane.tat // fairness.TICKS))
+        if shared is not None:
+            at = max(at, -(-shared.tat // fairness.TICKS))
         return at
 
     def _move(self, lane: Lane, policy: Resolved) -> None:
@@ -843,7 +911,7 @@ class Transaction(Statements):
             concurrency = adaptive.limit_of(lane.flow, policy.lane_least, concurrency)
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
-        if policy.rate is not None and allowed > 0:
+        if policy.lane_rate and allowed > 0:
             permits = int(policy.lane_burst)
             if not fairness.recovered(lane.tat, self.now):
                 tat = rebased(lane, policy, self.now)
@@ -858,6 +926,7 @@ class Transaction(Statements):
     def forget(self, lane: Lane) -> None:
         """Delete the lane's row at the end, unless it is needed again."""
         lane.forgotten = True
+        self._lane_left(lane.name)
         self._changes.dirty[lane.lane] = lane
 
     @property
@@ -881,6 +950,7 @@ class Transaction(Statements):
                 self._changes.dirty.pop(number, None)
                 self.lane_cache.drop(lane)
             self._absent.add(name)
+            self._lane_left(name)
 
     # Writing
 
@@ -889,6 +959,8 @@ class Transaction(Statements):
         for table in self.tables.values():
             table.write()
         self._write_lanes()
+        if self._left_topics:
+            self._end_topic_gates()
         self._flush_gates()
 
     def flush(self) -> None:

@@ -11,7 +11,7 @@ from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import records, views
 from laneway.policy import gate_names
 from laneway.tiers import share_text
-from laneway.topic_groups import GROUP
+from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
     from laneway.engines.base import Explanation, MessageView
@@ -75,7 +75,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         ),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
         flow=lane.flow,
-        gates=_gates(view, shard, policy, group),
+        gates=_gates(view, shard, record.topic, policy, group),
         unhandled_us=record.unhandled_from or None,
     )
 
@@ -121,8 +121,12 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
     return views.message_view(view, shard, head).id if head is not None else None
 
 
-def _gates(view: View, shard: int, policy: Resolved, group: GroupRecord | None) -> list[GateFacts]:
+def _gates(
+    view: View, shard: int, topic: str, policy: Resolved, group: GroupRecord | None
+) -> list[GateFacts]:
     names = gate_names(policy.gate)
+    if policy.shared is not None:
+        names.append(TOPIC + topic)
     if group is not None and group.limited:
         names.append(GROUP + group.name)
     found: list[GateFacts] = []

@@ -191,6 +191,11 @@ def _waited_gates(space: Namespace) -> None:
                     space.read(shard, "ZADD", "waited_gates", 0, lanes.removeprefix("gate:"))
 
 
+def _shared_limits(space: Namespace) -> None:
+    """8 to 9: rules of topics with partitions have the rate and concurrency of all of them."""
+    Policies(space).spread()
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -206,4 +211,5 @@ STEPS = {
     5: Step([], _costs),
     6: Step([(32, 0)], _rules),  # groups
     7: Step([], _waited_gates),
+    8: Step([], _shared_limits),
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import ExportedMessage, ImportAnswer
 from laneway.engines.valkey import records
+from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -168,6 +169,8 @@ def gate_layers(view: View) -> list[tuple[str, Layer, Gate]]:
         gate = records.read_gate(stored)
         layers: tuple[tuple[Layer, Any], ...] = (("code", gate.code), ("operator", gate.operator))
         found += [
-            (name.decode(), layer, records.gate_of(limits)) for layer, limits in layers if limits
+            (name.decode(), layer, records.gate_of(limits))
+            for layer, limits in layers
+            if limits and not name.startswith(TOPIC.encode())
         ]
     return found

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.base import Settings
-from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage
+from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, topic_usage
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -30,6 +30,7 @@ from laneway.engines.valkey.records import Counters
 from laneway.errors import NoNamespace, UsageError
 from laneway.policy import PROGRAM, Resolved, gate_names
 from laneway.tiers import TierLayers
+from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -534,13 +535,15 @@ class Namespace(ShardedNamespace):
     # Gates
 
     def has_gates(self) -> bool:
-        return bool(self.read(0, "EXISTS", "gates"))
+        return self.routes.has_partitions or bool(self.read(0, "EXISTS", "gates"))
 
     def waited_gates(self) -> set[str]:
         names: set[str] = set()
         for shard in range(self.shards):
             for member in self.read(shard, "ZRANDMEMBER", "waited_gates", MOST_WAITED):
                 names.update(gate_names(member.decode().partition(":")[2]))
+            for member in self.read(shard, "ZRANDMEMBER", "topic_grants", MOST_WAITED):
+                names.add(member.decode())
         return names
 
     def claim_grants(self, seconds: float) -> bool:
@@ -548,21 +551,46 @@ class Namespace(ShardedNamespace):
         return claim is not None
 
     def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        if gate.startswith(TOPIC):
+            return self._topic_usage(gate)
         usage: list[Usage] = []
         limits = None
         for shard in range(self.shards):
-            counters = records.read_counters(self.read(shard, "GET", "shard"))
-            stored, sets = self.read_many(
-                shard, [("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1)]
-            )
-            lanes = records.gate_lanes(gate, len(counters.tier_queues), sets)
-            waiting = self.read_many(shard, [("ZCARD", key) for key in lanes])
-            if stored is None:
+            record, waiting = self._gate_on(shard, gate)
+            if record is None:
                 return None
-            record = records.read_gate(stored)
             limits = records.settings_of(gate, record)
-            usage.append(Usage(record.leased, sum(waiting), record.granted_concurrency))
+            usage.append(Usage(record.leased, waiting, record.granted_concurrency))
         return (limits, usage) if limits is not None else None
+
+    def _gate_on(self, shard: int, gate: str) -> tuple[records.GateRecord | None, int]:
+        """A gate on a shard, and how many lanes wait at it there."""
+        counters = records.read_counters(self.read(shard, "GET", "shard"))
+        stored, sets = self.read_many(
+            shard, [("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1)]
+        )
+        lanes = records.gate_lanes(gate, len(counters.tier_queues), sets)
+        waiting = self.read_many(shard, [("ZCARD", key) for key in lanes])
+        return records.read_gate(stored) if stored is not None else None, sum(waiting)
+
+    def _topic_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        found = [self._gate_on(shard, gate) for shard in range(self.shards)]
+        set_by = next((record.code for record, _ in found if record and record.code), None)
+        if set_by is None:
+            return None
+        limits = records.gate_of(set_by)
+        return limits, [
+            topic_usage(
+                part,
+                record.limits_here if record is not None else None,
+                record.leased if record is not None else 0,
+                waiting,
+            )
+            for part, (record, waiting) in zip(self.parts_of(gate, limits), found, strict=True)
+        ]
+
+    def end_grant(self, gate: str, shard: int) -> None:
+        self.write_many([(shard, "gate", (gate, "no grant", b""))], None)
 
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
         return self._write_grants(gate, [(shard, grant)])[0]

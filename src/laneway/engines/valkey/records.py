@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 8
+LAYOUT = 9
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -61,11 +61,14 @@ def rule_fields(
     count beside them.
     """
     has_rate = policy.rate is not None
+    burst = policy.lane_burst
+    if policy.shared is not None and has_rate:
+        burst = max(1.0, policy.shared.effective_burst)
     spread = min(policy.partitions, shards)
     return {
-        "rate": policy.lane_rate if has_rate else False,
-        "burst": policy.lane_burst,
-        "concurrency": AUTO if policy.adapts else policy.lane_concurrency or False,
+        "rate": policy.rate if has_rate else False,
+        "burst": burst,
+        "concurrency": AUTO if policy.adapts else policy.concurrency or False,
         "weight": policy.weight,
         "tier": policy.tier if policy.names_tier else False,
         "pool": policy.pool,
@@ -94,8 +97,8 @@ def rule_fields(
         "paused": policy.paused,
         "limited": policy.limited,
         "on_unhandled": policy.on_unhandled or False,
-        "set_burst": policy.lane_burst if policy.burst is not None and has_rate else False,
-        "auto_burst": policy.lane_burst if policy.burst is None and has_rate else False,
+        "set_burst": burst if policy.burst is not None and has_rate else False,
+        "auto_burst": burst if policy.burst is None and has_rate else False,
         "by_operator": {
             name: True for field in by_operator for name in _IN_LUA.get(field, (field,))
         },

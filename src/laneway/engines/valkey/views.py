@@ -22,7 +22,7 @@ from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import records
 from laneway.policy import is_pattern
 from laneway.subscriptions import is_copy
-from laneway.topic_groups import GROUP
+from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -653,6 +653,7 @@ def gates(view: View) -> list[dict[str, Any]]:
         _gate(view, shard, name.decode(), stored)
         for shard in range(view.space.shards)
         for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates"))
+        if not name.startswith(TOPIC.encode())
     )
 
 

@@ -205,7 +205,7 @@ def test_serial_keys(driver: EngineDriver) -> None:
 def test_partitions(
     driver: EngineDriver,
 ) -> None:
-    """Each partition has its part of the concurrency. Partitions change only while empty."""
+    """Partitions share the concurrency. Their number changes only while the topic is empty."""
     driver.policy("a", partitions=4, concurrency=8)
     for n in range(40):
         driver.put("a", str(n), key=f"k{n % 8}")

@@ -164,9 +164,19 @@ def test_rate_in_every_window(
 
 
 @pytest.mark.parametrize("per_second", [0.1, 1, 5, 10, 25, 39, 40, 400, 10_000])
-@pytest.mark.parametrize("limit", ["topic", "gate", "partitions"])
+@pytest.mark.parametrize("limit", ["topic", "gate"])
 def test_late_visit_loses_no_permit(driver: EngineDriver, per_second: float, limit: str) -> None:
     """With the default burst, 1 + rate / 20, a visit up to 50 ms late loses no permit."""
+    _visit_late(driver, per_second, limit)
+
+
+@pytest.mark.parametrize("per_second", [1, 25, 400])
+def test_late_visit_of_partitions_loses_no_permit(driver: EngineDriver, per_second: float) -> None:
+    """Nor of the rate that they share."""
+    _visit_late(driver, per_second, "partitions")
+
+
+def _visit_late(driver: EngineDriver, per_second: float, limit: str) -> None:
     draw = random.Random(f"{per_second} {limit}")
     seconds = 0.2 if per_second == 10_000 else max(4.0 if per_second < 400 else 1.0, 5 / per_second)
     parts = 4 if limit == "partitions" else 1
@@ -174,21 +184,19 @@ def test_late_visit_loses_no_permit(driver: EngineDriver, per_second: float, lim
         driver.engine.gate_set("g", Gate(rate=per_second), now_us=driver.now)
         driver.policy("a", gate="g")
     else:
-        driver.policy("a", rate=per_second * parts, partitions=parts)
+        driver.policy("a", rate=per_second, partitions=parts)
     count = int(1.1 * per_second * seconds + 5)
     for lane in range(parts):
         driver.put("a", *["x"] * count, key=_KEYS_OF_FOUR[lane])
-    began, moments = driver.now, {key: list[float]() for key in _KEYS_OF_FOUR[:parts]}
+    began, moments = driver.now, list[float]()
     while driver.now <= began + seconds * SECOND:
         batch = driver.batch(1_000)
         driver.settle(batch.leases)
-        for lease in batch.leases:
-            moments[lease.key or ""].append((driver.now - began) / SECOND)
+        moments += [(driver.now - began) / SECOND] * len(batch.leases)
         if not batch.leases:
             assert batch.next_wake_us is not None
             driver.now = batch.next_wake_us + draw.choice([0, 49_999, draw.randint(0, 49_999)])
-    for taken in moments.values():
-        _check_rate(taken, per_second, 1 + per_second / 20, seconds)
+    _check_rate(moments, per_second, 1 + per_second / 20, seconds)
 
 
 def _check_rate(moments: list[float], per_second: float, burst: float, seconds: float) -> None:
@@ -199,3 +207,93 @@ def _check_rate(moments: list[float], per_second: float, burst: float, seconds: 
         earliest = max(earliest, per_second * moment - number)
         assert number + 1 - per_second * moment + earliest <= burst + 1e-6
     assert len(moments) >= 0.99 * per_second * seconds - 1
+
+
+def _skewed(driver: EngineDriver, count: int) -> None:
+    """All messages are in one partition of four."""
+    driver.put("a", *["x"] * count, key=_KEYS_OF_FOUR[0])
+
+
+def test_one_partition_reaches_the_concurrency_of_all(driver: EngineDriver) -> None:
+    """Partitions share it: one alone gets all of it, and all together never more."""
+    driver.policy("a", partitions=4, concurrency=8)
+    _skewed(driver, 30)
+    held = driver.lease(100)
+    assert len(held) == 8
+    for key in _KEYS_OF_FOUR[1:]:
+        driver.put("a", *["x"] * 10, key=key)
+    assert driver.lease(100) == []
+    driver.settle(held[:3])
+    assert len(driver.lease(100)) == 3
+    driver.policy("a", partitions=4, concurrency=10)
+    assert len(driver.lease(100)) == 2
+    driver.policy("a", partitions=4, concurrency=4)
+    assert driver.lease(100) == []
+
+
+def test_one_partition_reaches_the_rate_of_all(driver: EngineDriver) -> None:
+    """Partitions share it, whichever of them have messages; the burst is the topic's, too."""
+    driver.policy("a", partitions=4, rate=10.0, burst=5)
+    _skewed(driver, 60)
+    assert len(driver.lease(100)) == 5
+    driver.later(2)
+    assert len(driver.lease(100)) == 5
+    for key in _KEYS_OF_FOUR[1:]:
+        driver.put("a", *["x"] * 60, key=key)
+    moments = []
+    for _ in range(40):
+        moments += [driver.now / SECOND] * len(driver.lease(100))
+        driver.later(0.1)
+    assert abs(len(moments) - 40) <= 1
+    (stats,) = driver.engine.topic_list(limit=1, now_us=driver.now)
+    assert stats.throttled_us > 3 * SECOND
+
+
+def test_partitions_behind_a_gate_share_their_limits_too(driver: EngineDriver) -> None:
+    """A delivery goes through the gate and what the partitions share, or is not made."""
+    driver.engine.gate_set("g", Gate(concurrency=6), now_us=driver.now)
+    driver.policy("a", partitions=4, concurrency=4, gate="g")
+    driver.policy("b", gate="g")
+    driver.put("a", *["x"] * 20)
+    held = driver.lease(100)
+    assert len(held) == 4
+    driver.put("b", *["x"] * 20)
+    assert len(driver.lease(100)) == 2
+    assert [gate["name"] for gate in driver.engine.gate_list()] == ["g"]
+    driver.settle(held)
+    assert len(driver.lease(100)) == 4
+
+
+def test_explain_names_what_partitions_share(driver: EngineDriver) -> None:
+    """As the topic's own rate and concurrency."""
+    driver.policy("a", partitions=4, concurrency=4)
+    driver.policy("b", partitions=4, rate=0.5, burst=1)
+    for topic in "ab":
+        driver.put(topic, *["x"] * 9, key="k0")
+    assert len(driver.lease(100)) == 5
+    reasons = {}
+    for topic in "ab":
+        (message,) = driver.engine.topic_peek(topic, limit=1, now_us=driver.now)
+        explanation = driver.engine.explain(message.id, topic, now_us=driver.now)
+        reasons[topic] = " ".join(explanation.reasons)
+    assert "4 messages of its topic run, and its concurrency is 4" in reasons["a"]
+    assert "the topic's rate (0.5/s) admits the next delivery in 2.0 s" in reasons["b"]
+
+
+def test_partitions_leave_nothing_behind(driver: EngineDriver) -> None:
+    """A topic that is idle and recovered is forgotten with what its partitions share."""
+    driver.policy("a", partitions=4, rate=1.0, burst=4, concurrency=4)
+    driver.put("a", *["x"] * 4)
+    driver.settle(driver.lease(100))
+    driver.later(2)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.overview(now_us=driver.now).topics > 0
+    driver.put("a", *["x"] * 9)
+    assert len(driver.lease(100)) == 2
+    driver.engine.topic_delete("a", now_us=driver.now)
+    driver.later(10)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.overview(now_us=driver.now).topics == 0
+    driver.put("a", *["x"] * 9)
+    assert len(driver.lease(100)) == 4
+    assert all(check.ok for check in driver.engine.doctor())

@@ -32,6 +32,9 @@ SELECT {lane} FROM lane l WHERE l.lane = ?;
 -- By name, between two names: a topic's partitions, or a prefix.
 SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT ?;
 
+-- name: lane_exists_between
+SELECT 1 FROM lane WHERE name > ? AND name < ? LIMIT 1;
+
 -- name: lanes_runnable
 -- The lanes of a tier queue in the order in which they are served; only the index is read.
 SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?, ?)
@@ -103,7 +106,8 @@ SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
 SELECT {gate} FROM gate WHERE name = ?;
 
 -- name: gates
-SELECT {gate} FROM gate ORDER BY name;
+-- Without those of topics with partitions, which begin with U+001C.
+SELECT {gate} FROM gate WHERE name < char(28) OR name >= char(29) ORDER BY name;
 
 -- name: gate_write
 INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes)
@@ -111,6 +115,9 @@ INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_unti
     ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator,
         tat = excluded.tat, leased = excluded.leased, open = excluded.open, wake = excluded.wake,
         need = excluded.need, held_until = excluded.held_until, owes = excluded.owes;
+
+-- name: gate_delete
+DELETE FROM gate WHERE name = ?;
 
 -- name: gates_to_wake
 SELECT {gate} FROM gate WHERE wake <= ? ORDER BY wake
@@ -232,6 +239,9 @@ SELECT value FROM setting WHERE name = ?;
 
 -- name: setting_delete
 DELETE FROM setting WHERE name = ?;
+
+-- name: settings_between
+SELECT name FROM setting WHERE name > ? AND name < ? ORDER BY random() LIMIT ?;
 
 -- name: settings_of_programs
 SELECT substr(name, 9), value FROM setting WHERE name >= 'program:' AND name < 'program;';

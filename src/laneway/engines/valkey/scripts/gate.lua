@@ -1,19 +1,29 @@
 -- Set the limits of a gate, or a topic group's settings: those of the code, of the operator, or
--- this shard's grant. A grant never goes below what is leased.
+-- this shard's grant. A grant never goes below what is leased. Or end the grant of a topic's gate.
 --
 -- ARGV[3]: the gate's name
--- ARGV[4]: "code", "operator" or "grant"
+-- ARGV[4]: "code", "operator", "grant" or "no grant"
 -- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false} (packed); of a
 --   grant, no weight
 --
 -- Answers the concurrency that is in force then; -1: none.
 
+if ARGV[4] == 'no grant' then
+    gates.end_grant(ARGV[3])
+    lanes.topic_left(string.sub(ARGV[3], 2))
+    save(true)
+    return -1
+end
 local limits = values_of(ARGV[5])
 local gate = gates.find(ARGV[3])
 if ARGV[4] == 'grant' and gate and limits[3] then
     limits[3] = math.max(limits[3], gate.leased)
 end
-gates.set(ARGV[3], ARGV[4], limits)
+if ARGV[4] == 'grant' and string.byte(ARGV[3]) == 28 then
+    gates.grant(ARGV[3], limits)
+else
+    gates.set(ARGV[3], ARGV[4], limits)
+end
 gate = gates.find(ARGV[3])
 if string.byte(ARGV[3]) == 29 then
     groups.set_up(string.sub(ARGV[3], 2), gate.code, gate.operator)

@@ -11,6 +11,10 @@
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
 --
+-- What the partitions of a topic share is a gate too, which is set when their lanes are placed and
+-- forgotten with the last one: `code` is the limits of the topic, `operator` this shard's part of
+-- them while there is no grant.
+--
 -- uses: fairness, groups
 
 local gates = part(function(gates)
@@ -66,6 +70,86 @@ local gates = part(function(gates)
             gate.tat = tat_of(gate)
         end
         changed[gate] = true
+    end
+
+    -- A shard's grant after the limits of a topic have changed, until grants move again: in
+    -- proportion. `part`: what it has of a limit that is new. As `gates.rescaled` in Python.
+    local function rescaled(grant, was, limits, part)
+        local rate, burst, concurrency = part[1], part[2], part[3]
+        if limits[1] and grant[1] and was[1] then
+            local share = grant[1] / was[1]
+            rate, burst = limits[1] * share, math.max(1, limits[2] * share)
+        end
+        if grant[3] == 0 then
+            concurrency = 0
+        elseif limits[3] and grant[3] and was[3] then
+            concurrency = math.floor(grant[3] * limits[3] / was[3])
+        end
+        return { rate, burst, concurrency }
+    end
+
+    -- The gate that the partitions of a topic share, if it has these limits.
+    function gates.of_topic(topic, limits)
+        local gate = gates.find(TOPIC_GATE .. topic)
+        local set = gate and gate.code
+        return set and set[1] == limits[1] and set[2] == limits[2] and set[3] == limits[3] and gate
+            or nil
+    end
+
+    -- Set that gate. `here`: how many of the partitions are on this shard.
+    function gates.share(topic, limits, here, partitions)
+        local name, part, share = TOPIC_GATE .. topic, limits, here / partitions
+        if here < partitions then
+            part = { limits[1] and limits[1] * share, limits[1] and math.max(1, limits[2] * share),
+                limits[3] and math.floor(limits[3] * here / partitions) }
+        end
+        local gate = gates.find(name)
+        if gate and gate.grant and gate.code then
+            gate.grant = rescaled(gate.grant, gate.code, limits, part)
+        end
+        gates.set(name, 'operator', here < partitions and part)
+        gates.set(name, 'code', limits)
+        return gates.find(name)
+    end
+
+    -- Set this shard's grant of a topic's gate. It has as many permits as before, so that permits
+    -- that another shard used are not used again.
+    function gates.grant(name, limits)
+        local gate, now, permits = gates.find(name), shard.now * TICKS, nil
+        if gate and gate.rate then
+            permits = gate.concurrency == 0 and 0
+                or (now + gate.depth - math.max(tat_of(gate), now)) / gate.step
+        end
+        gates.set(name, 'grant', limits)
+        gate = gates.find(name)
+        if permits and gate.rate then
+            gate.tat = math.max(gate.tat, math.ceil(now + gate.depth - permits * gate.step))
+        end
+        call('ZADD', keys.topic_grants, 0, name)
+    end
+
+    function gates.end_grant(name)
+        if gates.find(name) then
+            gates.set(name, 'grant', false)
+        end
+        call('ZREM', keys.topic_grants, name)
+    end
+
+    -- The last partition of the topic was forgotten. A grant is kept until clients take it back.
+    function gates.end_topic(topic)
+        local gate = gates.find(TOPIC_GATE .. topic)
+        if gate and not gate.grant then
+            call('HDEL', keys.gates, gate.name)
+            call('ZREM', keys.gate_wakes, gate.name)
+            known[gate.name], changed[gate], by_key = nil, nil, {}
+        end
+    end
+
+    -- For how long the rate of that gate shuts it.
+    function gates.shut_for(topic)
+        local gate = gates.find(TOPIC_GATE .. topic)
+        return gate and gate.rate and fairness.next_permit(tat_of(gate), shard.now, gate.step,
+            gate.depth, 1) - shard.now or 0
     end
 
     -- The gates of a key; false: one that is not defined.

@@ -11,6 +11,7 @@
 -- uses: writes
 
 local GROUP = '\29' -- before the names of groups where they are beside lanes
+local TOPIC_GATE = '\28' -- before the name of a topic in that of the gate that its partitions share
 -- added to the tier queue in the record of a lane in a group; the group's number is behind it
 local IN_GROUP = 32768
 

@@ -34,9 +34,10 @@ local LANE_HEAD = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
 
 local lanes = part(function(lanes)
     local known, changed, watched
+    local left_topics -- of which a partition was forgotten
 
     at_begin(function()
-        known, changed, watched = {}, {}, {}
+        known, changed, watched, left_topics = {}, {}, {}, {}
     end)
 
     -- A record has a fixed width as far as possible, and a lane is a table of few fields: decoding
@@ -248,13 +249,31 @@ local lanes = part(function(lanes)
         return lane.tier_queue < 0 and groups.find(-lane.tier_queue) or nil
     end
 
-    -- The key of the lane's gates, see gates.lua; false: it has none. A group with limits is one.
+    -- The key of the lane's gates, see gates.lua; false: it has none. What the partitions of its
+    -- topic share is one, and a group with limits.
     function lanes.gate_of(lane, policy)
-        local group = lane.tier_queue < 0 and lanes.group(lane)
-        if group and group.is_limited then
-            return (policy.gate and policy.gate .. '\31' or '') .. GROUP .. group.name
+        local found, group = policy.gate, lane.tier_queue < 0 and lanes.group(lane)
+        if policy.shared then
+            found = (found and found .. '\31' or '') .. TOPIC_GATE .. (lane.rule or lane.name)
         end
-        return policy.gate
+        if group and group.is_limited then
+            found = (found and found .. '\31' or '') .. GROUP .. group.name
+        end
+        return found
+    end
+
+    -- The gate that the partitions of the lane's topic share; copies are where their messages are.
+    local function shared_gate(lane, policy)
+        local topic = lane.rule or lane.name
+        local gate = gates.of_topic(topic, policy.shared)
+        if not gate then
+            local base = string.match(topic, '^[^#]*')
+            local partitions, shards = rules.of(base).partitions, shard.shards
+            local first = (shard.index - crc32(base)) % shards
+            gate = gates.share(topic, policy.shared, math.max(0, math.ceil((partitions - first)
+                / shards)), partitions)
+        end
+        return gate
     end
 
     -- Whether the lane or its group has a rate, a concurrency or a gate.
@@ -445,7 +464,8 @@ local lanes = part(function(lanes)
         if policy.rate then
             at = math.max(at, math.ceil(lane.tat / TICKS))
         end
-        return at
+        return policy.shared and math.max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
+            or at
     end
 
     -- How many leases it may have; false: no limit. One while the topic probes its destination.
@@ -459,6 +479,9 @@ local lanes = part(function(lanes)
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
     local function where(lane, policy, tier_queue)
         local now = shard.now
+        if policy.shared then
+            shared_gate(lane, policy)
+        end
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
             lane.tat = lanes.tat_of(lane, policy)
@@ -601,6 +624,27 @@ local lanes = part(function(lanes)
         call_many('HDEL', keys.lanes, names, 1)
         call_many('ZREM', keys.names, names, 1)
         shard.lanes = shard.lanes - #names
+        for _, name in ipairs(names) do
+            local cut = string.find(name, PARTITION, 1, true)
+            if cut and string.byte(name) ~= 30 then
+                left_topics[string.sub(name, 1, cut - 1)] = true
+            end
+        end
+    end
+
+    -- Perhaps the topic has no partition any longer.
+    function lanes.topic_left(topic)
+        left_topics[topic] = true
+    end
+
+    -- At the end of a call: forget what the partitions of topics share with the last of them.
+    function lanes.end_topics()
+        for topic in pairs(left_topics) do
+            if #lanes.names_between(topic .. PARTITION, topic .. ' ', 1) == 0 then
+                gates.end_topic(topic)
+            end
+        end
+        left_topics = {}
     end
 
     local function forget_all(gone)

@@ -35,7 +35,15 @@ local rules = part(function(rules)
         end
     end
 
+    -- The partitions of a topic share its rate, and its concurrency unless that adapts: these are
+    -- not the lane's then, but those of a gate, see `gates.share`.
     local function derive(policy)
+        local concurrency = policy.concurrency ~= AUTO and policy.concurrency
+        policy.shared = false
+        if policy.partitions > 1 and (policy.rate or concurrency) then
+            policy.shared = { policy.rate, policy.rate and policy.burst, concurrency }
+            policy.rate, policy.concurrency = false, not concurrency and policy.concurrency
+        end
         if policy.rate then
             policy.step = fairness.interval(policy.rate)
             policy.depth = fairness.depth(policy.step, policy.burst)
@@ -116,7 +124,8 @@ local rules = part(function(rules)
         policy.buckets, policy.bucket_name = false, false
         policy.burst = policy.set_burst or policy.auto_burst or 1
         derive(policy)
-        policy.limited = (policy.rate or policy.concurrency or policy.gate) and true or false
+        policy.limited = (policy.rate or policy.concurrency or policy.shared or policy.gate)
+            and true or false
         policy.window = policy.merge and policy.window
         policy.debounce = policy.window and policy.debounce
         policy.leading = policy.window and not policy.debounce and policy.leading
@@ -126,12 +135,20 @@ local rules = part(function(rules)
         return policy
     end
 
-    -- The operator's pattern overrides the topic's own policy in the code.
-    local function combine(base, set)
+    local function copy_of(base)
         local policy = {}
         for n = 1, #FIELDS do
             policy[FIELDS[n]] = base[FIELDS[n]]
         end
+        if base.shared then
+            policy.rate, policy.concurrency = base.shared[1], base.concurrency or base.shared[3]
+        end
+        return policy
+    end
+
+    -- The operator's pattern overrides the topic's own policy in the code.
+    local function combine(base, set)
+        local policy = copy_of(base)
         for field, value in pairs(set.code) do
             if not base.by_operator[field] then
                 policy[field] = value
@@ -158,10 +175,7 @@ local rules = part(function(rules)
     local function unfolded(base)
         local policy = base.combined['#']
         if not policy then
-            policy = {}
-            for n = 1, #FIELDS do
-                policy[FIELDS[n]] = base[FIELDS[n]]
-            end
+            policy = copy_of(base)
             base.combined['#'] = fit(policy)
         end
         return policy
@@ -314,6 +328,7 @@ local rules = part(function(rules)
     end
 
     -- `rate`, `burst` and `concurrency` of a policy are those of each lane; false: not limited.
+    -- `shared`: {rate, burst, concurrency} of the topic, which its partitions share; or false.
 
     function rules.backoff(policy, attempts, random)
         local base, factor, cap, jitter, delays = unpack(policy.backoff)

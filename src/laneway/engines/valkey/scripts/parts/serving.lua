@@ -447,6 +447,10 @@ local serving = part(function(serving)
             gates.take(gate, take, permits, largest)
         end
         charge(lane, tier_queue, policy, take, permits, largest, count_of_lanes <= 1)
+        if policy.shared and lane.ready > 0 then
+            local shut_for = gates.shut_for(lane.rule or lane.name)
+            lane.throttled = shut_for > 0 and lane.throttled + shut_for or lane.throttled
+        end
         calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { given, take }
         given.wanted = given.wanted + take

@@ -32,6 +32,7 @@
 --   gates, gate:N:KEY, gate_wakes    gates; lanes at gates; when shut gates open, see gates.lua
 --   gate_sets:GATE                   sets of lanes with several gates, of which this is one
 --   waited_gates                     gates with lanes, if there are several shards
+--   topic_grants                     gates of topics that this shard has a grant of
 --   asleep, idle        lanes by the time at which they wake, or are forgotten
 --   top:CLASS           lanes by size class, for top lists
 --   m                   message's number → its record, see messages.lua
@@ -58,7 +59,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 8
+local LAYOUT = 9
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

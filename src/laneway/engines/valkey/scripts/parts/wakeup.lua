@@ -157,6 +157,7 @@ local function save(is_timed)
     lanes.save()
     tallies.save()
     writes.save()
+    lanes.end_topics()
     for _, name in ipairs(lanes.take_watched()) do
         results.notify('=' .. name)
     end
