@@ -33,3 +33,22 @@ def test_a_group_is_forgotten_with_its_last_lane_each_time(tmp_path: Path) -> No
 def rows(path: Path) -> list[tuple[str, int]]:
     with closing(sqlite3.connect(path)) as raw:
         return raw.execute("SELECT name, lanes FROM group_queue").fetchall()
+
+
+def test_the_doctor_repairs_counts_of_groups_and_of_the_history(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.policy_set("code", "c.*", {"group": "{1}"}, now_us=NOW)
+        engine.put([Draft(f"c.{n % 2}.{n}", b"x") for n in range(6)], now_us=NOW)
+        assert all(check.ok for check in engine.doctor())
+        with closing(sqlite3.connect(path)) as raw:
+            raw.execute("UPDATE group_queue SET lanes = 9, runnable = 0 WHERE name = '1'")
+            raw.execute("UPDATE shard SET tallies = NULL, waiting = 0")
+            raw.commit()
+        wrong = [check.name for check in engine.doctor() if not check.ok]
+        assert wrong == ["totals", "groups", "history"]
+        engine.doctor(repair=True)
+        assert all(check.ok for check in engine.doctor())
+        assert rows(path) == [("0", 3), ("1", 3)]
+        assert [tally.waiting for tally in engine.tallies().tallies] == [6]
+        assert len(engine.lease(10, now_us=NOW).leases) == 6

@@ -15,6 +15,8 @@ DISAGREEMENTS = {
     "leases": "that would never have ended",
     "counts": "topics whose counts were wrong",
     "totals": "totals that were wrong",
+    "groups": "topic groups whose counts were wrong",
+    "history": "messages too many or too few in the history's count of waiting ones",
 }
 """The finding of each check, by the check's name; its count stands before it."""
 

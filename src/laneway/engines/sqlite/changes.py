@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
 from laneway.engines.sqlite.rows import LANE_COLUMNS
-from laneway.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_mark
+from laneway.engines.sqlite.statements import CLASSES, COUNTS, MARKS, PLACING
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import Lane, Shard
     from laneway.engines.sqlite.statements import Statements
 
 _PLACED = len(PLACING)
+_CLASSES = range(len(CLASSES))
 if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
     raise AssertionError("the columns of a lane are not in the order in which they are written")
 
@@ -97,9 +100,9 @@ class LaneChanges:
 
     def _merge(self) -> None:
         """Write a lane that changed in more than one way as a whole."""
-        several = (self.grown.keys() & self.shrunk.keys()) | (
-            self.ended.keys() & (self.grown.keys() | self.shrunk.keys())
-        )
+        several = self.grown.keys() & self.shrunk.keys()
+        for each in (self.grown, self.shrunk):
+            several |= self.ended.keys() & each.keys()
         for number in several:
             self.dirty[number] = (
                 self.grown.get(number) or self.shrunk.get(number) or self.ended[number]
@@ -153,11 +156,13 @@ def _classify(lane: Lane, now: int) -> None:
         lane.slow = size_class(lane.throttled // 10_000)
 
 
-def _changed_classes(
-    before: tuple[Any, ...], after: tuple[Any, ...]
-) -> tuple[str, tuple[int, ...]]:
+def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, Sequence[int]]:
     """The size classes that changed: as the end of a statement's name, and their values."""
     if before[_PLACED:] == after[_PLACED:]:
         return "", ()
-    changed = [n for n in range(len(CLASSES)) if before[_PLACED + n] != after[_PLACED + n]]
-    return class_mark(changed), tuple(after[_PLACED + n] or 0 for n in changed)
+    mark, values = "", []
+    for n in _CLASSES:
+        if before[_PLACED + n] != after[_PLACED + n]:
+            mark += MARKS[n]
+            values.append(after[_PLACED + n] or 0)
+    return mark, values

@@ -44,6 +44,8 @@ def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
         _leases_without_end(tx, repair=repair),
         _lane_counts(tx, repair=repair),
         _totals(tx, repair=repair),
+        _group_counts(tx, repair=repair),
+        _tallies(tx, repair=repair),
         unhandled(tx.one("check_unhandled")[0]),
     ]
     if repair:
@@ -148,3 +150,23 @@ def _totals(tx: Transaction, *, repair: bool) -> Check:
             lanes,
         )
     return disagreement("totals", wrong, repair=repair)
+
+
+def _group_counts(tx: Transaction, *, repair: bool) -> Check:
+    """Whether groups count their lanes, and those that can deliver, as the lanes are."""
+    tx.flush()
+    wrong = tx.all("check_group_counts", MOST)
+    if repair:
+        tx.groups.load(number for number, *_ in wrong)
+        for number, *counts in wrong:
+            tx.groups.recount(tx.groups.get(number), *counts)
+    return disagreement("groups", len(wrong), repair=repair)
+
+
+def _tallies(tx: Transaction, *, repair: bool) -> Check:
+    """Whether the tallies together count as many waiting messages as there are."""
+    tx.flush()
+    wrong = sum(tally.waiting for tally in tx.tallies.all()) - tx.one("check_totals")[0]
+    if wrong and repair:
+        tx.tallies.refill(tx)
+    return disagreement("history", abs(wrong), repair=repair)

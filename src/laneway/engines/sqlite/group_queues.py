@@ -138,6 +138,11 @@ class GroupQueues:
             del self._cache.groups[group.number]
             del self._cache.group_numbers[group.tier_queue, group.name]
 
+    def recount(self, group: GroupQueue, lanes: int, runnable: int, at_gate: int) -> None:
+        """The group's lanes were counted again."""
+        group.runnable, group.at_gate = runnable, at_gate
+        self.lose(group, group.lanes - lanes)
+
     def count(self, group: GroupQueue, place: int, change: int) -> None:
         """A lane of the group came to this place (1), or left it (-1)."""
         if place == RUNNABLE:

@@ -164,7 +164,7 @@ class Lane:
         if self.flow is not None:
             self.more = msgspec.json.encode((*values, self.flow)).decode()
             return
-        self.more = msgspec.json.encode(values).decode() if any(values) else None
+        self.more = msgspec.json.encode(values).decode() if values != _NOTHING_MORE else None
 
 
 @dataclass(slots=True, eq=False)
@@ -425,6 +425,7 @@ def _names(row: type[Any]) -> tuple[str, ...]:
 _LANE = _names(Lane)
 LANE_COLUMNS = _LANE[: _LANE.index("retried")]
 MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_index")]
+_NOTHING_MORE = (0,) * (len(MORE) - 1)  # all but `flow`
 TIER_QUEUE_COLUMNS = _names(TierQueue)
 GROUP_COLUMNS = _names(GroupQueue)[:-1]
 ROW_COLUMNS = Row.__struct_fields__

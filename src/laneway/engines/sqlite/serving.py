@@ -773,6 +773,11 @@ def costs_of(tx: Transaction, mids: Sequence[int]) -> list[int]:
 
 def _interleaved(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
     """The visits of strict tiers, then those of the other tiers, see `fairness.interleave`."""
+    if (
+        len({lane.tier_queue for lane, _ in visits}) < 2
+        or len({tx.tier_queue_of(lane).number for lane, _ in visits}) < 2
+    ):
+        return visits
     tiers = tx.rules.tiers
     strict: list[tuple[Lane, int]] = []
     lanes: dict[str, list[Lane]] = {}
@@ -823,6 +828,7 @@ class _Deliveries:
         self._noise = noise_of(self.tx)
         heads = self._read(visits)
         tx = self.tx
+        tx.last_fence()  # from now on it is `shard.fence`
         for lane, take in visits:
             policy = tx.policy_of(lane)
             waiting = heads[lane.lane]
@@ -946,7 +952,7 @@ class _Deliveries:
         number, topic = lane.lane, lane.topic or ""
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
-        fence, size = tx.last_fence(), 0
+        fence, size = shard.fence, 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
@@ -1042,7 +1048,7 @@ class _Deliveries:
         charge = 0
         if self._by_time and (tier_queue := tx.tier_queue_of(lane)).number in self._by_time:
             charge = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
-        fence = first = tx.last_fence()
+        fence = first = shard.fence
         for row in taken:
             if row.expires is not None and row.expires <= now:
                 self._expire(lane, row)

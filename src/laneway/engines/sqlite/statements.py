@@ -95,9 +95,8 @@ SQL["lane_insert"] = (
 )
 
 
-def class_mark(changed: Iterable[int]) -> str:
-    """The end of the name of the statement that sets these size classes too."""
-    return "".join(f"+{CLASSES[number]}" for number in changed)
+MARKS = tuple(f"+{name}" for name in CLASSES)
+"""What the name of a statement ends with for each size class that it sets too."""
 
 
 for _number in range(1 << len(CLASSES)):
@@ -108,7 +107,7 @@ for _number in range(1 << len(CLASSES)):
         ("lane_grow", ("ready", "bytes", "published")),
     ):
         _set = (*_columns, *(CLASSES[n] for n in _changed))
-        SQL[_name + class_mark(_changed)] = (
+        SQL[_name + "".join(MARKS[n] for n in _changed)] = (
             f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE"
             " lane = ?"
         )

@@ -94,6 +94,12 @@ class TallyBook:
             self._tally(tx, rule, tx.tier_queue_at(tier_queue).tier).waiting += waiting
         self.has_changed = True
 
+    def refill(self, tx: Transaction) -> None:
+        """Count again what waits, when no lane has unwritten changes."""
+        for tally in self.all():
+            tally.waiting = 0
+        self.fill(tx)
+
     def count(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
         """Count what has happened in these lanes since they were counted before."""
         self._check_patterns(tx)

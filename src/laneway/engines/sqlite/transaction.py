@@ -1060,6 +1060,8 @@ class Transaction(Statements):
 
     def _write_gate_entries(self) -> None:
         """Write the first lane, or group with a lane, at each gate where it may have changed."""
+        if not (self._gate_tier_queues or self.groups.dirty):
+            return
         moved, self._gate_tier_queues = self._gate_tier_queues, set()
         self.groups.write(moved)
         for name, number in [each for each in moved if each[1] < 0]:

@@ -201,3 +201,14 @@ SELECT (SELECT coalesce(sum(ready + delayed + parked), 0)
     FROM lane), (SELECT coalesce(sum(bytes), 0) FROM lane),
        (SELECT count(*) FROM lease WHERE NOT gone), (SELECT count(*) FROM dead), (SELECT count(*)
            FROM lane);
+
+-- name: check_group_counts
+-- Groups whose counts are not those of their lanes, and what they should be.
+SELECT number, counted, can_run, waits FROM (
+    SELECT g.number, g.lanes, g.runnable, g.at_gate, coalesce(c.counted, 0) AS counted,
+        coalesce(c.can_run, 0) AS can_run, coalesce(c.waits, 0) AS waits
+      FROM group_queue g LEFT JOIN (
+        SELECT -tier_queue AS number, count(*) AS counted, sum(place = 1) AS can_run,
+            sum(place = 3) AS waits FROM lane WHERE tier_queue < 0 GROUP BY tier_queue
+      ) c ON c.number = g.number)
+ WHERE (lanes, runnable, at_gate) <> (counted, can_run, waits) LIMIT ?;
