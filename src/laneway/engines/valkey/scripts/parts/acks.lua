@@ -33,9 +33,10 @@ local acks = part(function(acks)
             local is_quick = false
             if plain_names[n] and not seen[mids[n]] then
                 local lane = lanes.find(plain_names[n])
-                if lane and lane.back_off_step == 0 and not lanes.rule(lane).dedupe
-                    and not lanes.gate_of(lane, lanes.rule(lane))
-                    and not lane.flow then
+                local policy = lane and (lane.policy or lanes.rule(lane))
+                if policy and not policy.dedupe and not policy.gate and not policy.shared
+                    and (not lane.is_rare or (lane.back_off_step == 0 and not lane.flow))
+                    and (lane.tier_queue > 0 or not lanes.gate_of(lane, policy)) then
                     is_quick, seen[mids[n]] = true, true
                     lane.leased, lane.done = lane.leased - 1, lane.done + 1
                     gone[#gone + 1] = mids[n]

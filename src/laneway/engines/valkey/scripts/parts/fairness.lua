@@ -9,24 +9,24 @@ local SECOND = 1000000
 
 local fairness = part(function(fairness)
     function fairness.interval(rate)
-        return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
+        return max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
 
     -- `step` is the interval of a rate, `depth` that of a burst: policies and gates have both.
 
     function fairness.depth(step, burst)
-        return math.floor(burst * step)
+        return floor(burst * step)
     end
 
     function fairness.permits(tat, now, step, depth)
-        local room = now * TICKS + depth - math.max(tat, now * TICKS)
-        return room >= step and math.floor(room / step) or 0
+        local room = now * TICKS + depth - max(tat, now * TICKS)
+        return room >= step and floor(room / step) or 0
     end
 
     -- Whether a delivery that uses `cost` permits conforms; of more than the burst, when all of the
     -- burst is available.
     function fairness.admits(tat, now, step, depth, cost)
-        return now * TICKS + depth - math.max(tat, now * TICKS) >= math.min(cost * step, depth)
+        return now * TICKS + depth - max(tat, now * TICKS) >= min(cost * step, depth)
     end
 
     -- How many deliveries of these costs conform to several clocks at once, {tat, step, depth}
@@ -55,7 +55,7 @@ local fairness = part(function(fairness)
     end
 
     function fairness.take_permits(tat, now, step, taken)
-        return math.max(tat, now * TICKS) + taken * step
+        return max(tat, now * TICKS) + taken * step
     end
 
     function fairness.return_permits(tat, step, returned)
@@ -63,12 +63,12 @@ local fairness = part(function(fairness)
     end
 
     function fairness.next_permit(tat, now, step, depth, cost)
-        return math.max(now, math.ceil((tat + math.min(cost * step, depth) - depth) / TICKS))
+        return max(now, math.ceil((tat + min(cost * step, depth) - depth) / TICKS))
     end
 
     -- `owes`: the cost of the last delivery, which may be above the burst; 0: not above 1.
     function fairness.rebase(tat, now, step, depth, owes)
-        return math.min(tat, now * TICKS + math.max(depth, owes * step))
+        return min(tat, now * TICKS + max(depth, owes * step))
     end
 
     function fairness.recovered(tat, now)
@@ -76,7 +76,7 @@ local fairness = part(function(fairness)
     end
 
     function fairness.stride(taken, weight)
-        return math.max(1, round(taken * VT_SCALE / weight))
+        return max(1, round(taken * VT_SCALE / weight))
     end
 
     function fairness.stride_of_work(work, weight)
@@ -88,11 +88,11 @@ local fairness = part(function(fairness)
             return room
         end
         local most = lane_count <= FEW_LANES and CHUNK / 2 or CHUNK
-        return math.max(1, math.min(room, math.floor(most * weight)))
+        return max(1, min(room, floor(most * weight)))
     end
 
     function fairness.reached(stood, stands, one_chunk)
-        return math.max(stood, stands - one_chunk)
+        return max(stood, stands - one_chunk)
     end
 
     -- `entries`: {share, carry} each; sets `given` and `kept` in them.
@@ -103,7 +103,7 @@ local fairness = part(function(fairness)
         end
         for _, entry in ipairs(entries) do
             entry.claim = entry.carry + round(room * CARRY_SCALE * entry.share / total)
-            entry.given = math.max(0, math.floor(entry.claim / CARRY_SCALE))
+            entry.given = max(0, floor(entry.claim / CARRY_SCALE))
             left = left - entry.given
         end
         while left ~= 0 do
@@ -121,7 +121,7 @@ local fairness = part(function(fairness)
         end
         local limit = 32 * CARRY_SCALE
         for _, entry in ipairs(entries) do
-            entry.kept = math.max(-limit, math.min(limit, entry.claim - entry.given * CARRY_SCALE))
+            entry.kept = max(-limit, min(limit, entry.claim - entry.given * CARRY_SCALE))
         end
     end
 
@@ -170,7 +170,7 @@ local fairness = part(function(fairness)
             return 0
         end
         local fraction, bits = math.frexp(number)
-        class = bits * 8 + math.floor(fraction * 16) - 8
+        class = bits * 8 + floor(fraction * 16) - 8
         if number < SMALL then
             classes[number] = class
         end

@@ -22,22 +22,60 @@ local groups = part(function(groups)
         known, changed = {}, {}
     end)
 
+    -- By template: literals and parts of topics in turn. A part is the pattern that finds it, or
+    -- its number if it is far behind.
+    local KINDS, FAR = 1000, 16
+    local templates, kinds = {}, 0
+
+    local function pieces_of(template)
+        local pieces, at = {}, 1
+        while true do
+            local first, last, number = find_in(template, '{(%d+)}', at)
+            pieces[#pieces + 1] = sub(template, at, (first or 0) - 1)
+            if not first then
+                return pieces
+            end
+            number = tonumber(number)
+            pieces[#pieces + 1] = number < FAR and '^' .. string.rep('[^.#]*%.', number)
+                .. '([^.#]*)' or number
+            at = last + 1
+        end
+    end
+
+    local function part_of(topic, piece)
+        if type(piece) == 'string' then
+            return match(topic, piece)
+        end
+        for each in string.gmatch(match(topic, '^[^#]*') .. '.', '([^.]*)%.') do
+            if piece == 0 then
+                return each
+            end
+            piece = piece - 1
+        end
+    end
+
     -- The group of a topic; false: none. The same as `topic_groups.group_of`.
     function groups.name_for(template, topic)
-        if not template or not string.find(template, '{', 1, true) then
-            return template or false
+        if not template then
+            return false
         end
-        local parts = {}
-        for each in string.gmatch(string.match(topic, '^[^#]*') .. '.', '([^.]*)%.') do
-            parts[#parts + 1] = each
+        local pieces = templates[template]
+        if not pieces then
+            if kinds >= KINDS then
+                templates, kinds = {}, 0
+            end
+            pieces = pieces_of(template)
+            templates[template], kinds = pieces, kinds + 1
         end
-        local is_whole = true
-        local name = string.gsub(template, '{(%d+)}', function(n)
-            local found = parts[tonumber(n) + 1]
-            is_whole = is_whole and found ~= nil and found ~= '' and found ~= '*'
-            return found or ''
-        end)
-        return is_whole and name
+        local name = pieces[1]
+        for n = 2, #pieces, 2 do
+            local found = part_of(topic, pieces[n])
+            if not found or found == '' or found == '*' then
+                return false
+            end
+            name = name .. found .. pieces[n + 1]
+        end
+        return name
     end
 
     local function decode(number, stored)
@@ -48,10 +86,23 @@ local groups = part(function(groups)
             at = at, is_limited = is_limited, is_group = true, was_runnable = runnable > 0 }
     end
 
+    local EMPTY -- MessagePack of no gates
+    local WHOLE, SIGNED = 206, 211 -- its marks of numbers, which `packed` takes longer to choose
+
+    local function encode(group)
+        EMPTY = EMPTY or packed({})
+        return packed(group.name) .. pack('>BI4Bi8Bi8BI4BI4BI4', WHOLE, group.tier_queue, SIGNED,
+            group.vt, SIGNED, group.inner_vt, WHOLE, group.size, WHOLE, group.runnable, WHOLE,
+            group.at_gate) .. (group.weight == 1 and '\1' or packed(group.weight))
+            .. (next(group.at) == nil and EMPTY or packed(group.at))
+            .. (group.is_limited and '\195' or '\194')
+    end
+
     -- Read several at once.
     function groups.load(numbers)
         local wanted, fields = {}, {}
-        for _, number in ipairs(numbers) do
+        for n = 1, #numbers do
+            local number = numbers[n]
             if known[number] == nil then
                 wanted[#wanted + 1], fields[#fields + 1] = number, text(number)
                 known[number] = false
@@ -70,18 +121,29 @@ local groups = part(function(groups)
         return known[number] or nil
     end
 
+    local linked = {} -- numbers of lanes in groups, as keys of `tier_queues`
+
     -- The number of a lane in a group names the tier queue of that group.
     local TIER_QUEUES = {
         __index = function(_, number)
             if type(number) == 'number' and number < 0 then
                 local group = groups.find(-number)
-                return rawget(tier_queues, group and group.tier_queue or 1)
+                local found = rawget(tier_queues, group and group.tier_queue or 1)
+                if group then
+                    rawset(tier_queues, number, found)
+                    linked[#linked + 1] = number
+                end
+                return found
             end
         end,
     }
     local is_linked = false
 
     at_begin(function()
+        for n = 1, #linked do
+            rawset(tier_queues, linked[n], nil)
+        end
+        linked = {}
         if not is_linked then -- functions of Lua do not exist while the library is loaded
             setmetatable(tier_queues, TIER_QUEUES)
             is_linked = true
@@ -152,9 +214,21 @@ local groups = part(function(groups)
         return sortable(group.number) .. GROUP .. group.name
     end
 
+    local NAMES = 4096
+    -- keys by the group's number, because joining a number to a string is slow
+    local names, count, prefix = {}, 0, nil
+
     -- The index of its runnable lanes.
     function groups.runnable_key(number)
-        return key('run:-' .. text(number))
+        if prefix ~= PREFIX or count >= NAMES then
+            names, count, prefix = {}, 0, PREFIX
+        end
+        local name = names[number]
+        if not name then
+            name = key('run:-' .. text(number))
+            names[number], count = name, count + 1
+        end
+        return name
     end
 
     -- Lanes joined the group; negative: they left. A group without lanes is forgotten.
@@ -204,7 +278,8 @@ local groups = part(function(groups)
             local member, is_gone = groups.member(group), group.size <= 0
             local is_runnable = not is_gone and group.runnable > 0
             if is_runnable or group.was_runnable then
-                writes.set_member(key('run:' .. group.tier_queue), member, is_runnable and group.vt)
+                writes.set_member(tier_queues[group.tier_queue].runnable, member, is_runnable
+                    and group.vt)
                 group.was_runnable = is_runnable
             end
             for gate in pairs(group.at) do
@@ -220,10 +295,7 @@ local groups = part(function(groups)
                 gone[#gone + 1] = text(group.number)
             else
                 local n = #written
-                written[n + 1], written[n + 2] = text(group.number), packed(group.name,
-                    group.tier_queue, group.vt, group.inner_vt, group.size, group.runnable,
-                    group.at_gate, group.weight, group.at,
-                    group.is_limited or false)
+                written[n + 1], written[n + 2] = text(group.number), encode(group)
             end
         end
         changed = {}

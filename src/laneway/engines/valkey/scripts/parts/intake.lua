@@ -37,8 +37,12 @@ local intake = part(function(intake)
 
     local written -- the records of plain messages, which are written together
     local stamp   -- when they were accepted
+    local count, bytes -- how many they are, and of how many bytes, as the shard has not counted yet
 
     local function write()
+        shard.published, shard.waiting, shard.bytes = shard.published + count, shard.waiting
+            + count, shard.bytes + bytes
+        count, bytes = 0, 0
         call_many('HSET', keys.m, written, 2)
         plain.write()
         lane_heads.write()
@@ -78,7 +82,7 @@ local intake = part(function(intake)
         local at = {} -- the lanes, or their beginnings, by the topic's position
         local is_plain = true -- the message before
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
-        written, stamp = {}, sortable(shard.now)
+        written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
         putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
         lane_heads.load(topics)
         load_ids(topics, order, own_ids)
@@ -136,8 +140,7 @@ local intake = part(function(intake)
                     written[place + 1], written[place + 2] = answer, message .. stamp
                     plain.append(lane, answer)
                     lane.published, lane.bytes = lane.published + 1, lane.bytes + size
-                    shard.published, shard.waiting, shard.bytes = shard.published + 1,
-                        shard.waiting + 1, shard.bytes + size
+                    count, bytes = count + 1, bytes + size
                 end
                 answers[n] = answer
             end

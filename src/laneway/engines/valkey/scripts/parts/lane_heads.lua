@@ -5,6 +5,7 @@
 -- uses: fairness, rules, groups, tallies, lanes
 
 local lane_heads = part(function(lane_heads)
+    local HEAD_AND_QUEUE = LANE_HEAD .. 'I2'
     local POOL = 512
     local pool, taken = {}, 0 -- tables that are used again
     local open, used
@@ -19,7 +20,7 @@ local lane_heads = part(function(lane_heads)
         if not lane then
             lane = { name = '', stored = '', rest = 0, arrived = false, big = 0, old = 0, busy = 0,
                 slow = 0, place = 0, number = 0, ready = 0, delayed = 0,
-                parked = 0, listed = 0, bytes = 0, published = 0, latest = '',
+                parked = 0, listed = 0, bytes = 0, published = 0, latest = '', tier_queue = 0,
                 was_published = 0 }
             if taken <= POOL then
                 pool[taken] = lane
@@ -27,7 +28,7 @@ local lane_heads = part(function(lane_heads)
         end
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
             lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.rest = unpack_from(LANE_HEAD, stored)
+            lane.latest, lane.tier_queue, lane.rest = unpack_from(HEAD_AND_QUEUE, stored)
         lane.name, lane.stored, lane.arrived, lane.was_published = name, stored, false,
             lane.published
         return lane
@@ -37,18 +38,20 @@ local lane_heads = part(function(lane_heads)
     -- lane's place.
     function lane_heads.load(names)
         local wanted, others = {}, {}
-        for _, name in ipairs(names) do
-            if not lanes.is_known(name) then
-                wanted[#wanted + 1] = name
+        for n = 1, #names do
+            if not lanes.is_known(names[n]) then
+                wanted[#wanted + 1] = names[n]
             end
         end
-        for n, stored in ipairs(read_many(keys.lanes, wanted)) do
-            local lane = stored and make(wanted[n], stored)
+        local found = read_many(keys.lanes, wanted)
+        for n = 1, #found do
+            local name, stored = wanted[n], found[n]
+            local lane = stored and make(name, stored)
             if lane and lane.place ~= IDLE and lane.ready > 0 then
-                open[wanted[n]] = lane
+                open[name] = lane
             else
-                lanes.learn(wanted[n], stored)
-                others[#others + 1] = wanted[n]
+                lanes.learn(name, stored)
+                others[#others + 1] = name
             end
         end
         rules.load(others)
@@ -65,13 +68,19 @@ local lane_heads = part(function(lane_heads)
 
     -- Whether a lane with so many messages has to move in the top lists.
     function lane_heads.changes_class(big, old, ready, delayed, parked)
-        return fairness.size_class(ready + delayed + parked) ~= big or (old == 0 and ready >= 32)
+        local waiting = ready + delayed + parked
+        if waiting < 32 then
+            return big > 0
+        end
+        return fairness.size_class(waiting) ~= big or (old == 0 and ready >= 32)
     end
 
     -- Write all of them, before any of the lanes is read.
     function lane_heads.write()
         local written = {}
-        for _, lane in ipairs(used) do
+        local stem, size, queue, cell = '', 0, nil, nil -- of the lane before
+        for n = 1, #used do
+            local lane = used[n]
             if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
                 then
                 local whole = lanes.learn(lane.name, lane.stored)
@@ -79,15 +88,18 @@ local lane_heads = part(function(lane_heads)
                     lane.listed, lane.bytes, lane.published, lane.latest
                 lanes.touch(whole)
             else
-                tallies.count_published(lane.name, unpack_from('<I2', lane.stored, lane.rest)
-                    % IN_GROUP,
-                    lane.published - lane.was_published)
-                local n = #written
-                written[n + 1] = lane.name
-                written[n + 2] = pack(LANE_HEAD, lane.big, lane.old, lane.busy, lane.slow,
+                local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
+                if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1,
+                    true) then
+                    stem, queue = stem_of(name), its_queue
+                    size, cell = #stem, tallies.cell(stem, queue)
+                end
+                cell.published = cell.published + lane.published - lane.was_published
+                written[at + 1] = name
+                written[at + 2] = pack(LANE_HEAD, lane.big, lane.old, lane.busy, lane.slow,
                     lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
                     lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest)
-                        .. string.sub(lane.stored, lane.rest)
+                        .. sub(lane.stored, lane.rest - 2)
             end
         end
         call_many('HSET', keys.lanes, written, 2)

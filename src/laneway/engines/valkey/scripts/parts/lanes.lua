@@ -40,24 +40,28 @@ local lanes = part(function(lanes)
         known, changed, watched, left_topics = {}, {}, {}, {}
     end)
 
-    -- A record has a fixed width as far as possible, and a lane is a table of few fields: decoding
-    -- costs more than everything that is then done with a lane. Fields that few lanes have are
-    -- behind the record. It begins with the size classes and the fields that an arriving plain
-    -- message changes, see lane_heads.lua. Fields `was_…` are what `tallies` has counted.
+    -- A record has a fixed width as far as possible, and a lane is a table of the 32 fields that
+    -- need no larger one: decoding costs more than everything that is then done with a lane. Fields
+    -- that few lanes have are behind the record, and in no table before they are set. It begins
+    -- with the size classes and the fields that an arriving plain message changes, see
+    -- lane_heads.lua. `was` is what `tallies` has counted of the lane.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
     local RARE_MARK = '\158' -- MessagePack's mark of a list of so many, and the flow
-    local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false }
+    local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false, arrived = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
     end
     local LANE = {
         __index = USUAL,
         __newindex = function(lane, field, value)
+            if not lane.is_rare then
+                rawset(lane, 'is_rare', true)
+                tallies.begin_rare(lane, lane.was)
+            end
             rawset(lane, field, value)
-            rawset(lane, 'is_rare', true)
         end,
     }
 
@@ -66,8 +70,8 @@ local lanes = part(function(lanes)
         local name = lane.name
         local cut = string.find(name, PARTITION, 1, true)
         if cut then
-            lane.is_bucket = string.byte(name) == 30
-            lane.rule = string.sub(name, lane.is_bucket and 2 or 1, cut - 1)
+            lane.is_bucket = byte(name) == 30
+            lane.rule = sub(name, lane.is_bucket and 2 or 1, cut - 1)
         end
     end
 
@@ -95,9 +99,8 @@ local lanes = part(function(lanes)
                     tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
                 bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0,
                     listed = 0, sorted = 0, latest = '', big = 0,
-                old = 0, busy = 0, slow = 0, policy = false, is_changed = false, arrived = false,
-                    index = false, score = 0, head_since = false,
-                was_published = 0, was_delivered = 0, was_done = 0, was_waiting = 0,
+                old = 0, busy = 0, slow = 0, policy = false, is_changed = false,
+                    index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
             }, LANE)
             if taken <= POOL then
                 pool[taken] = lane
@@ -122,8 +125,8 @@ local lanes = part(function(lanes)
 
     -- Set the fields that are not stored.
     local function begin_call(lane, name)
-        lane.name, lane.policy, lane.is_changed, lane.arrived, lane.index, lane.head_since = name,
-            false, false, false, false, false
+        lane.name, lane.policy, lane.is_changed, lane.index, lane.head_since = name, false, false,
+            false, false
         identify(lane)
     end
 
@@ -145,8 +148,8 @@ local lanes = part(function(lanes)
             latest, tier_queue, wake, vt, tat, leased, delivered,
                 done, seen, lately, before, sorted,
             gate
-        lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = published,
-            delivered, done, ready + delayed + parked
+        local was = lane.was
+        was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
         begin_call(lane, name)
         if is_rare then
             -- the values of a list, without a table
@@ -154,10 +157,10 @@ local lanes = part(function(lanes)
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
                 lane.watched_until, lane.need, lane.owes, flow =
-                    values_of(string.sub(stored, rest + 1))
+                    values_of(sub(stored, rest + 1))
             -- records of earlier versions end before it
             lane.flow = flow and adaptive.decode(flow) or false
-            tallies.begin_rare(lane)
+            tallies.begin_rare(lane, was)
         end
         return lane
     end
@@ -213,14 +216,16 @@ local lanes = part(function(lanes)
     -- Read several at once.
     function lanes.load(names)
         local wanted = {}
-        for _, name in ipairs(names) do
+        for n = 1, #names do
+            local name = names[n]
             if known[name] == nil then
                 wanted[#wanted + 1] = name
                 known[name] = false
             end
         end
-        for n, stored in ipairs(read_many(keys.lanes, wanted)) do
-            lanes.learn(wanted[n], stored)
+        local found = read_many(keys.lanes, wanted)
+        for n = 1, #found do
+            known[wanted[n]] = found[n] and decode(wanted[n], found[n])
         end
         rules.load(wanted)
         if shard.groups > 0 then
@@ -252,7 +257,7 @@ local lanes = part(function(lanes)
     -- The key of the lane's gates, see gates.lua; false: it has none. What the partitions of its
     -- topic share is one, and a group with limits.
     function lanes.gate_of(lane, policy)
-        local found, group = policy.gate, lane.tier_queue < 0 and lanes.group(lane)
+        local found, group = policy.gate, lane.tier_queue < 0 and groups.find(-lane.tier_queue)
         if policy.shared then
             found = (found and found .. '\31' or '') .. TOPIC_GATE .. (lane.rule or lane.name)
         end
@@ -333,7 +338,8 @@ local lanes = part(function(lanes)
                     lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
                 lane.gate, lane.latest = IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                     shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
-            lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = 0, 0, 0, 0
+            local was = lane.was
+            was[1], was[2], was[3], was[4] = 0, 0, 0, 0
             begin_call(lane, name)
             local policy = lanes.rule(lane)
             enter(lane, policy)
@@ -459,10 +465,10 @@ local lanes = part(function(lanes)
             or shard.now + (lane.flow and FLOW_KEPT or tier_queue.by_time and LINGER_BY_TIME
                 or LINGER)
         if lane.back_off_step > 0 then
-            at = math.max(at, lane.back_off_until)
+            at = max(at, lane.back_off_until)
         end
         if policy.rate then
-            at = math.max(at, math.ceil(lane.tat / TICKS))
+            at = max(at, math.ceil(lane.tat / TICKS))
         end
         return policy.shared and math.max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
             or at
@@ -478,20 +484,20 @@ local lanes = part(function(lanes)
 
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
     local function where(lane, policy, tier_queue)
-        local now = shard.now
+        local now, is_rare = shard.now, lane.is_rare
         if policy.shared then
             shared_gate(lane, policy)
         end
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
             lane.tat = lanes.tat_of(lane, policy)
-        elseif lane.owes > 0 and fairness.recovered(lane.tat, now) then
+        elseif is_rare and lane.owes > 0 and fairness.recovered(lane.tat, now) then
             lane.owes = 0
         end
         if policy.paused and lanes.waiting(lane) > 0 then
             return PAUSED, 0
         elseif lane.ready == 0 then
-            if lane.need > 0 then
+            if is_rare and lane.need > 0 then
                 lane.need = (lane.leased > 0 or lane.delayed > 0 or lane.parked > 0) and 1 or 0
             end
             if lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
@@ -499,25 +505,29 @@ local lanes = part(function(lanes)
             end
             return IDLE, forgotten_at(lane, policy, tier_queue)
         end
-        if lane.back_off_step > 0 and lane.back_off_until > now then
+        if is_rare and lane.back_off_step > 0 and lane.back_off_until > now then
             return ASLEEP, lane.back_off_until
         end
-        local concurrency = concurrency_of(lane, policy)
+        local concurrency = (policy.limited or is_rare) and concurrency_of(lane, policy)
         if concurrency and lane.leased >= concurrency then
             return FULL, 0
         end
         if is_used then
             local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth,
-                math.max(lane.need, 1))
+                max(lane.need, 1))
             if permit > now then
                 if lane.place ~= ASLEEP or lane.wake ~= permit then
-                    lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP
+                    lane.throttled = lane.throttled + permit - max(now, lane.place == ASLEEP
                         and lane.wake or 0)
                 end
                 return ASLEEP, permit
             end
         end
-        return lanes.gate_of(lane, policy) and AT_GATE or RUNNABLE, 0
+        local gate = policy.gate
+        if lane.tier_queue < 0 or policy.shared then
+            gate = lanes.gate_of(lane, policy)
+        end
+        return gate and AT_GATE or RUNNABLE, 0
     end
 
     local function can_deliver_at(place)
@@ -525,8 +535,9 @@ local lanes = part(function(lanes)
     end
 
     local function is_elsewhere(lane, policy)
-        local group, tier_queue = lanes.group(lane), tier_queues[lane.tier_queue]
-        if lane.tier_queue < 0 and not group then
+        local tier_queue, is_in_group = tier_queues[lane.tier_queue], lane.tier_queue < 0
+        local group = is_in_group and groups.find(-lane.tier_queue)
+        if is_in_group and not group then
             return true
         end
         if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
@@ -551,9 +562,9 @@ local lanes = part(function(lanes)
         local group = groups.find(-lane.tier_queue)
         if can_deliver_at(place) and not can_deliver_at(lane.place) then
             if groups.competing(group) == 0 then
-                group.vt = math.max(group.vt, tier_queue.vt)
+                group.vt = max(group.vt, tier_queue.vt)
             end
-            lane.vt = math.max(lane.vt, group.inner_vt)
+            lane.vt = max(lane.vt, group.inner_vt)
         end
         groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
         groups.count(group, place == RUNNABLE, place == AT_GATE, 1)
@@ -561,7 +572,7 @@ local lanes = part(function(lanes)
 
     -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
-        local policy = lanes.rule(lane)
+        local policy = lane.policy or lanes.rule(lane)
         lanes.before_move(lane)
         -- in another tier queue or group it begins like a lane that wakes
         if is_elsewhere(lane, policy) then
@@ -577,7 +588,7 @@ local lanes = part(function(lanes)
         local gate = place == AT_GATE and lanes.gate_of(lane, policy) or ''
         if can_deliver_at(place) and lane.place ~= place then
             if not can_deliver_at(lane.place) and lane.tier_queue > 0 then
-                lane.vt = math.max(lane.vt, tier_queue.vt) -- sleeping earns no credit
+                lane.vt = max(lane.vt, tier_queue.vt) -- sleeping earns no credit
             end
             if gate == '' or gates.is_open(gate) then
                 pools_to_notify[tier_queue.pool] = true
@@ -595,19 +606,22 @@ local lanes = part(function(lanes)
     -- How many of its ready messages the lane's own limits admit.
     function lanes.allowance(lane, policy)
         local allowed = lane.ready
+        if not policy.limited and not lane.is_rare then
+            return allowed
+        end
         local concurrency = concurrency_of(lane, policy)
         if concurrency then
-            allowed = math.min(allowed, concurrency - lane.leased)
+            allowed = min(allowed, concurrency - lane.leased)
         end
         if policy.rate and allowed > 0 then
             local tat = lanes.tat_of(lane, policy)
-            allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.step, policy.depth))
+            allowed = min(allowed, fairness.permits(tat, shard.now, policy.step, policy.depth))
             if lane.need > 1 and not fairness.admits(tat, shard.now, policy.step, policy.depth,
                 lane.need) then
                 allowed = 0
             end
         end
-        return math.max(allowed, 0)
+        return max(allowed, 0)
     end
 
     function lanes.count_deliveries(lane, taken)
@@ -680,7 +694,7 @@ local lanes = part(function(lanes)
     local function load_members(members)
         local names, found = {}, {}
         for n, member in ipairs(members) do
-            names[n] = string.sub(member, 8)
+            names[n] = sub(member, 8)
         end
         lanes.load(names)
         for n, name in ipairs(names) do
@@ -697,11 +711,11 @@ local lanes = part(function(lanes)
         end
         local names, quiet, others = {}, {}, {}
         for n, member in ipairs(members) do
-            names[n] = string.sub(member, 8)
+            names[n] = sub(member, 8)
         end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
             if shard.groups == 0 and not known[names[n]] and stored
-                and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
+                and sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
                 quiet[#quiet + 1], known[names[n]] = names[n], false
             else
                 if known[names[n]] == nil then
@@ -750,13 +764,13 @@ local lanes = part(function(lanes)
         if is_gone or lane.ready < 32 then
             set_class(lane, 'old', 0)
         elseif lane.old == 0 or lane.head_since then
-            set_class(lane, 'old', math.floor((lane.head_since or shard.now) / 8388608))
+            set_class(lane, 'old', floor((lane.head_since or shard.now) / 8388608))
         end
-        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(math.max(lane.before,
+        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(max(lane.before,
             lane.lately)))
         if lane.is_rare or lane.slow > 0 then
             set_class(lane, 'slow', is_gone and 0
-                or fairness.size_class(math.floor(lane.throttled / 10000)))
+                or fairness.size_class(floor(lane.throttled / 10000)))
         end
     end
 
@@ -776,20 +790,21 @@ local lanes = part(function(lanes)
 
     function lanes.save()
         local written = {}
-        for _, lane in ipairs(changed) do
+        for n = 1, #changed do
+            local lane = changed[n]
             if lane.is_changed then -- and not deleted since
+                local is_rare, at = lane.is_rare, #written
                 lane.is_changed = false
-                if lane.is_rare and lane.watched_until > 0 then
+                if is_rare and lane.watched_until > 0 then
                     watch(lane)
                 end
                 if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0
                     or lane.lately >= 32 or lane.delayed >= 32 or lane.slow > 0
-                    or (lane.is_rare and lane.throttled > 0) then
+                    or (is_rare and lane.throttled > 0) then
                     lanes.classify(lane)
                 end
                 tallies.count(lane)
-                local n = #written
-                written[n + 1], written[n + 2] = lane.name, encode(lane)
+                written[at + 1], written[at + 2] = lane.name, encode(lane)
             end
         end
         call_many('HSET', keys.lanes, written, 2)

@@ -10,6 +10,9 @@ local plain = part(function(plain)
     local arrivals
 
     at_begin(function()
+        for _, lane in ipairs(arrivals or {}) do -- of a call that ended in an error
+            rawset(lane, 'arrived', false)
+        end
         arrivals = {}
     end)
 
@@ -27,7 +30,7 @@ local plain = part(function(plain)
 
     -- The numbers in a record from one position to another.
     local function latest_of(latest, first, last, found)
-        for place = first, math.min(last, #latest / 7) do
+        for place = first, min(last, #latest / 7) do
             found[#found + 1] = unpack_from('>I7', latest, 7 * place - 6)
         end
         return found
@@ -52,7 +55,7 @@ local plain = part(function(plain)
         elseif #lane.latest < 7 * INLINE then
             lane.latest = lane.latest .. sortable(mid)
         else
-            lane.arrived = { mid }
+            rawset(lane, 'arrived', { mid })
             arrivals[#arrivals + 1] = lane
         end
         lane.ready = lane.ready + 1
@@ -62,7 +65,8 @@ local plain = part(function(plain)
         for n = 1, #arrivals do
             local lane = arrivals[n]
             local moved = plain.move_to_list(lane.number, lane.latest, lane.arrived)
-            lane.listed, lane.latest, lane.arrived = lane.listed + moved, '', false
+            lane.listed, lane.latest = lane.listed + moved, ''
+            rawset(lane, 'arrived', false)
         end
         arrivals = {}
     end
@@ -93,25 +97,25 @@ local plain = part(function(plain)
         local rest = most - #found
         if rest > 0 and lane.latest ~= '' then
             latest_of(lane.latest, 1, rest, found)
-            lane.latest = string.sub(lane.latest, 7 * rest + 1)
+            lane.latest = sub(lane.latest, 7 * rest + 1)
         end
         return found
     end
 
     function plain.drop(lane, taken)
-        local listed = math.min(taken, lane.listed)
+        local listed = min(taken, lane.listed)
         if listed > 0 then
             call('LTRIM', list_of(lane.number), listed, -1)
             lane.listed = lane.listed - listed
         end
-        lane.latest = string.sub(lane.latest, 7 * (taken - listed) + 1)
+        lane.latest = sub(lane.latest, 7 * (taken - listed) + 1)
     end
 
     function plain.unlist(lane, mid)
         local wanted = sortable(mid)
         for at = 1, #lane.latest, 7 do
-            if string.sub(lane.latest, at, at + 6) == wanted then
-                lane.latest = string.sub(lane.latest, 1, at - 1) .. string.sub(lane.latest, at + 7)
+            if sub(lane.latest, at, at + 6) == wanted then
+                lane.latest = sub(lane.latest, 1, at - 1) .. sub(lane.latest, at + 7)
                 return
             end
         end

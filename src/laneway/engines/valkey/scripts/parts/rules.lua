@@ -21,8 +21,9 @@ local rules = part(function(rules)
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
     local by_name, by_stem, overridden, own_ids
-    -- decoded policies by their records, which seldom change from call to call
-    local decoded, sets, kinds = {}, {}, 0
+    -- decoded policies by their records, which seldom change from call to call; those of patterns
+    -- by pattern and record: `is_of_pattern`
+    local decoded, of_patterns, sets, kinds = {}, {}, {}, 0
 
     at_begin(function()
         by_name, by_stem, overridden, own_ids = {}, {}, {}, {}
@@ -31,7 +32,7 @@ local rules = part(function(rules)
     local function count_kind()
         kinds = kinds + 1
         if kinds > KINDS then
-            decoded, sets, kinds = {}, {}, 1
+            decoded, of_patterns, sets, kinds = {}, {}, {}, 1
         end
     end
 
@@ -60,16 +61,69 @@ local rules = part(function(rules)
             policy[FIELDS[n]] = values[n]
         end
         derive(policy)
-        decoded[stored] = policy
         return policy
     end
 
-    local function read(pattern)
-        local stored = overridden[pattern]
+    local function stored_rule(name)
+        local stored = overridden[name]
         if stored == nil then
-            stored = call('HGET', keys.rules, pattern)
+            stored = call('HGET', keys.rules, name)
         end
-        return stored and (decoded[stored] or decode(stored)) or nil
+        return stored
+    end
+
+    -- Patterns of stems that have no rule, by shard, as of a version of the policies: topics with a
+    -- stem of their own would cost a command each.
+    local MOST_SHARDS, MOST_ABSENT = 1024, 8192
+    local absent_in, shards = {}, 0
+    local absent -- in the shard of this call; nil: not looked up yet
+
+    at_begin(function()
+        absent = nil
+    end)
+
+    local function look_up_absent()
+        absent = absent_in[PREFIX]
+        if not absent or absent.nonce ~= shard.nonce or absent.version ~= shard.version
+            or absent.count >= MOST_ABSENT then
+            if shards >= MOST_SHARDS then
+                absent_in, shards = {}, 0
+            end
+            shards = shards + (absent_in[PREFIX] and 0 or 1)
+            absent = { nonce = shard.nonce, version = shard.version, count = 0, patterns = {} }
+            absent_in[PREFIX] = absent
+        end
+    end
+
+    local function read_pattern(pattern)
+        if not absent then
+            look_up_absent()
+        end
+        local is_stored = overridden[pattern] == nil
+        if is_stored and absent.patterns[pattern] then
+            return nil
+        end
+        local stored, policy = stored_rule(pattern), of_patterns[pattern]
+        if not stored then
+            if is_stored and pattern ~= '' then
+                absent.patterns[pattern], absent.count = true, absent.count + 1
+            end
+            return nil
+        elseif not policy or policy.stored ~= stored then
+            policy = decode(stored)
+            policy.stored, policy.is_of_pattern, of_patterns[pattern] = stored, true, policy
+        end
+        return policy
+    end
+
+    local function read_exact(name)
+        local stored = stored_rule(name)
+        if not stored then
+            return nil
+        elseif not decoded[stored] then
+            decoded[stored] = decode(stored)
+        end
+        return decoded[stored]
     end
 
     -- Use other rules from now on: {pattern, its record or false} each.
@@ -78,23 +132,22 @@ local rules = part(function(rules)
             overridden[each[1]] = each[2]
         end
         shard.exact = exact
-        by_name, by_stem = {}, {}
+        by_name, by_stem, absent = {}, {}, nil
     end
 
     -- Use the stored rules again.
     function rules.end_override(exact)
         overridden, shard.exact = {}, exact
-        by_name, by_stem = {}, {}
+        by_name, by_stem, absent = {}, {}, nil
     end
 
     -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics.
     local function of_stem(stem)
         local found = by_stem[stem]
         if not found then
-            found = read(stem .. '*')
+            found = read_pattern(stem .. '*')
             if not found then
-                found = stem == '' and read('') or of_stem(string.match(stem, '^(.*%.)[^.]*%.$')
-                    or '')
+                found = stem == '' and read_pattern('') or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')
             end
             by_stem[stem] = found
         end
@@ -149,6 +202,7 @@ local rules = part(function(rules)
     -- The operator's pattern overrides the topic's own policy in the code.
     local function combine(base, set)
         local policy = copy_of(base)
+        policy.is_of_pattern = base.is_of_pattern
         for field, value in pairs(set.code) do
             if not base.by_operator[field] then
                 policy[field] = value
@@ -312,10 +366,11 @@ local rules = part(function(rules)
     function rules.of(name)
         local found = by_name[name]
         if not found then
-            local ends_in_star = string.byte(name, -1) == 42
-            found = (shard.exact > 0 or ends_in_star) and read(name)
+            local ends_in_star = byte(name, -1) == 42
+            found = (shard.exact > 0 or ends_in_star) and (ends_in_star and read_pattern
+                or read_exact)(name)
             if not found then
-                found = of_stem(string.match(name, '^(.*%.)') or '')
+                found = of_stem(stem_of(name))
                 local id = shard.own > 0 and not is_pattern(name) and own_id(name)
                 found = id and combined(found, id) or found
                 if found.buckets and string.find(name, '#', 1, true) then

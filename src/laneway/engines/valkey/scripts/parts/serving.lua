@@ -33,7 +33,7 @@ local serving = part(function(serving)
     local function push(heap, entry)
         local n = #heap + 1
         while n > 1 do
-            local parent = math.floor(n / 2)
+            local parent = floor(n / 2)
             if not before(entry, heap[parent]) then
                 break
             end
@@ -73,8 +73,8 @@ local serving = part(function(serving)
 
     local function names_of(members)
         local names = {}
-        for n, member in ipairs(members) do
-            names[n] = string.sub(member, 8)
+        for n = 1, #members do
+            names[n] = sub(members[n], 8)
         end
         return names
     end
@@ -82,37 +82,38 @@ local serving = part(function(serving)
     -- Read the groups among the members of an index, and the lanes that a visit of each needs at
     -- least. They replace their members; the names of lanes replace the others.
     local function read_groups(members, is_at_gate)
-        local numbers, firsts, more, wanted = {}, {}, {}, math.ceil(calls.left / CHUNK)
-        for _, member in ipairs(members) do
-            if string.byte(member, 8) == 29 then
-                numbers[#numbers + 1] = unpack_from('>I7', member)
+        local numbers, number_at, firsts, more = {}, {}, {}, {}
+        local wanted = is_at_gate and 0 or calls.may_pass and 0 or math.ceil(calls.left / CHUNK)
+        for n = 1, #members do
+            if byte(members[n], 8) == 29 then
+                local number = unpack_from('>I7', members[n])
+                number_at[n], numbers[#numbers + 1] = number, number
             end
         end
         groups.load(numbers)
-        for n, member in ipairs(members) do
-            local is_group = string.byte(member, 8) == 29
-            if is_group then -- '': the store lost it
-                members[n] = groups.find((unpack_from('>I7', member))) or ''
-            else
-                members[n] = string.sub(member, 8)
-            end
-            if not is_group or members[n] == '' then
+        for n = 1, #members do
+            local group = number_at[n] and groups.find(number_at[n])
+            if group then
+                members[n] = group
+                if #more < wanted and not calls.first_in[group] then
+                    local found = names_of(call('ZRANGE', groups.runnable_key(group.number), 0,
+                        LANES_OF_GROUP - 1))
+                    calls.first_in[group], firsts[#firsts + 1] = found, found[1]
+                    more[#more + 1] = found
+                end
+            else -- '': the store lost the group
+                members[n] = number_at[n] and '' or sub(members[n], 8)
                 firsts[#firsts + 1] = members[n]
-            elseif #more < wanted and not (is_at_gate or calls.may_pass
-                or calls.first_in[members[n]]) then
-                local found = names_of(call('ZRANGE', groups.runnable_key(members[n].number), 0,
-                    LANES_OF_GROUP - 1))
-                calls.first_in[members[n]], firsts[#firsts + 1] = found, found[1]
-                more[#more + 1] = found
             end
         end
         lanes.load(firsts)
         local others = {}
-        for _, found in ipairs(more) do
+        for n = 1, #more do
+            local found = more[n]
             local lane = found[1] and lanes.find(found[1])
             if lane and lane.ready < CHUNK then
-                for n = 2, #found do
-                    others[#others + 1] = found[n]
+                for place = 2, #found do
+                    others[#others + 1] = found[place]
                 end
             end
         end
@@ -127,7 +128,7 @@ local serving = part(function(serving)
                 read_groups(found, source.is_at_gate)
             else
                 for n = 1, #found do
-                    found[n] = string.sub(found[n], 8)
+                    found[n] = sub(found[n], 8)
                 end
                 lanes.load(found)
             end
@@ -137,7 +138,7 @@ local serving = part(function(serving)
         local count = source.of_lanes and #found or #found / 2
         source.at, source.found, source.offset, source.is_last = 1, found, source.offset + count,
             count < source.page
-        source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
+        source.page = min(2 * source.page, max(calls.left, PAGE), PAGE_MOST)
     end
 
     -- How many of the lane's ready messages have at most the rank that the call delivers, less the
@@ -158,17 +159,17 @@ local serving = part(function(serving)
         local topic, star = lanes.topic(lane), '*'
         local cut = topic and string.find(topic, '#', 1, true)
         if cut then
-            star = star .. string.sub(topic, cut)
+            star = star .. sub(topic, cut)
         end
         if not topic or calls.only[topic] or calls.only[star] then
             return true
         end
-        local stem = string.match(topic, '^(.*%.)[^.]*$')
+        local stem = match(topic, '^(.*%.)[^.]*$')
         while stem do
             if calls.only[stem .. star] then
                 return true
             end
-            stem = string.match(stem, '^(.*%.)[^.]*%.$')
+            stem = match(stem, '^(.*%.)[^.]*%.$')
         end
         return false
     end
@@ -195,7 +196,7 @@ local serving = part(function(serving)
         end
         local found, at = source.found, source.at
         local position = source.offset - #found + at - 1
-        if source.of_lanes and type(found[at]) == 'table' then
+        if source.of_lanes and shard.groups > 0 and type(found[at]) == 'table' then
             local group = found[at]
             source.at = at + 1
             if calls.listed[group] then -- in another index, too
@@ -210,7 +211,7 @@ local serving = part(function(serving)
                 return advance(heap, source)
             elseif (calls.only or calls.last_rank) and not takes(lane) then
                 if calls.may_pass <= 0 then -- the next call begins here
-                    calls.goes_on = math.max(calls.goes_on, source.in_group and
+                    calls.goes_on = max(calls.goes_on, source.in_group and
                         source.in_group * GROUPS_BEGIN + position + 1
                         or (position + 1) * GROUPS_BEGIN)
                     source.at, source.found, source.is_last = 1, {}, true
@@ -227,20 +228,21 @@ local serving = part(function(serving)
 
     local function begin(heap, name, of_lanes, is_at_gate)
         advance(heap, { name = name, of_lanes = of_lanes, is_at_gate = is_at_gate, offset = of_lanes
-            and math.floor(calls.begins / GROUPS_BEGIN) or 0, page = PAGE, at = 1, found = {} })
+            and floor(calls.begins / GROUPS_BEGIN) or 0, page = PAGE, at = 1, found = {} })
     end
 
     -- Begin to read lanes of a group that is at this position in its tier queue. `first`: the first
-    -- runnable ones, if they were read with the group.
-    local function begin_in_group(heap, name, position, first)
+    -- runnable ones, if they were read with the group; `at`: which of them is the next.
+    local function begin_in_group(heap, name, position, first, at)
         local offset = 0
-        if position == math.floor(calls.begins / GROUPS_BEGIN) then
+        if position == floor(calls.begins / GROUPS_BEGIN) then
             offset = calls.begins % GROUPS_BEGIN
         end
         local source = { name = name, of_lanes = true, in_group = position, offset = offset, page =
             PAGE, at = 1, found = {} }
         if first then
-            source.found, source.offset, source.is_last = first, #first, #first < LANES_OF_GROUP
+            source.found, source.offset, source.at, source.is_last = first, #first, at,
+                #first < LANES_OF_GROUP
         end
         advance(heap, source)
     end
@@ -261,7 +263,7 @@ local serving = part(function(serving)
                 break
             end
         end
-        return math.min(found, most)
+        return min(found, most)
     end
 
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
@@ -299,7 +301,10 @@ local serving = part(function(serving)
         if not line then
             line = { heap = {}, tier_queue = tier_queues[group.tier_queue] }
             begin_in_group(line.heap, groups.runnable_key(group.number), position,
-                calls.first_in[group])
+                calls.first_in[group], calls.next_in[group] or 1)
+            if calls.back_in[group] then
+                push(line.heap, calls.back_in[group])
+            end
             for gate in pairs(group.at) do
                 if gates.is_open(gate) then
                     begin_in_group(line.heap, gates.lanes_key(gate, -group.number), position)
@@ -358,16 +363,16 @@ local serving = part(function(serving)
     -- Charge a group for what its lanes delivered. `work`: what that is expected to cost, in a tier
     -- that is fair by time.
     local function charge_group(group, tier_queue, taken, work, is_alone)
-        local one_chunk = fairness.chunk(taken, 2, group.weight)
-        local before = group.vt
-        if tier_queue.by_time then
-            group.vt = before + fairness.stride_of_work(work, group.weight)
-            one_chunk = fairness.stride_of_work(math.floor(work * one_chunk / taken), group.weight)
-        else
-            group.vt = before + fairness.stride(taken, group.weight)
-            one_chunk = fairness.stride(one_chunk, group.weight)
+        local before, by_time = group.vt, tier_queue.by_time
+        group.vt = before + (by_time and fairness.stride_of_work(work, group.weight)
+            or fairness.stride(taken, group.weight))
+        tier_queue.vt = before
+        if is_alone then
+            local one_chunk = fairness.chunk(taken, 2, group.weight)
+            one_chunk = by_time and fairness.stride_of_work(floor(work * one_chunk / taken),
+                group.weight) or fairness.stride(one_chunk, group.weight)
+            tier_queue.vt = fairness.reached(before, group.vt, one_chunk)
         end
-        tier_queue.vt = is_alone and fairness.reached(before, group.vt, one_chunk) or before
         groups.touch(group)
     end
 
@@ -376,7 +381,7 @@ local serving = part(function(serving)
         local given = calls.given[lane]
         if not given then
             given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
-                place = 0, line_tail = false }
+                place = 0, line_tail = false, is_limited = false, gate = '' }
             calls.given[lane] = given
             calls.order[#calls.order + 1] = given
         end
@@ -407,7 +412,7 @@ local serving = part(function(serving)
         end
         local permits, largest = 0, 1
         for n = 1, count do
-            permits, largest = permits + costs[n], math.max(largest, costs[n])
+            permits, largest = permits + costs[n], max(largest, costs[n])
         end
         return count, permits, largest
     end
@@ -415,26 +420,35 @@ local serving = part(function(serving)
     -- Take as many messages from the lane as all limits admit, and charge the lane for them.
     -- `mids`: these, if they are not the lane's first ones.
     local function visit(lane, tier_queue, room, count_of_lanes, mids)
-        local policy = lanes.rule(lane)
-        local is_limited = lanes.is_limited(lane, policy)
-        local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight),
+        local policy = lane.policy or lanes.rule(lane)
+        local is_limited, gate = policy.limited, policy.gate
+        if lane.tier_queue < 0 then
+            local group = groups.find(-lane.tier_queue)
+            if group and group.is_limited then
+                is_limited, gate = true, lanes.gate_of(lane, policy)
+            end
+        end
+        if policy.shared then
+            gate = lanes.gate_of(lane, policy)
+        end
+        local take = min(room, fairness.chunk(room, count_of_lanes, policy.weight),
             lanes.allowance(lane, policy))
-        local gate = lanes.gate_of(lane, policy)
         if gate then
-            take = math.min(take, gates.room(gate))
+            take = min(take, gates.room(gate))
         end
         if is_limited then
-            take = math.min(take, calls.startable)
+            take = min(take, calls.startable)
         end
-        if policy.paused or (lane.back_off_step > 0 and lane.back_off_until > shard.now) then
+        if policy.paused or (lane.is_rare and lane.back_off_step > 0
+            and lane.back_off_until > shard.now) then
             take = 0
         end
         local given = given_by(lane)
         if calls.last_rank then
-            take = math.min(take, count_ready(lane, given.wanted))
+            take = min(take, count_ready(lane, given.wanted))
         end
         local permits, largest = take, 1
-        if take > 0 and lane.need > 0 and (policy.rate or gate) then
+        if is_limited and take > 0 and lane.need > 0 and (policy.rate or gate) then
             take, permits, largest = admit(given, policy, gate, take, mids)
         end
         if take <= 0 then
@@ -453,6 +467,7 @@ local serving = part(function(serving)
         end
         calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { given, take }
+        given.is_limited, given.gate = is_limited, gate or ''
         given.wanted = given.wanted + take
         return take
     end
@@ -476,7 +491,31 @@ local serving = part(function(serving)
             return 0, true
         end
         local got = visit(lane, tier_queue, room, count_of_lanes)
-        return got, got > 0 and lane.ready > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0
+        return got, got > 0 and lane.ready > 0 and lanes.allowance(lane, lane.policy) > 0
+    end
+
+    -- Visit the first lanes of a group, as they were read with it, until one has more: until then
+    -- their order does not change. Returns how much was taken, the work, how many lanes refused,
+    -- and whether the visit is over.
+    local function serve_first(group, tier_queue, room, count_of_lanes)
+        local first, at, taken, work, refusing = calls.first_in[group], calls.next_in[group] or 1, 0,
+            0, 0
+        while taken < room and first[at] and not calls.back_in[group] and not calls.withheld do
+            local lane = lanes.find(first[at])
+            at = at + 1
+            if lane then -- else the store lost it; the doctor reports it
+                local got, has_more = serve_lane(lane, tier_queue, room - taken, count_of_lanes)
+                taken, refusing = taken + got, refusing + (got == 0 and 1 or 0)
+                if tier_queue.by_time then
+                    work = work + got * expected_cost(lane, tier_queue)
+                end
+                if has_more then
+                    calls.back_in[group] = { lane.vt, lane.number, lane }
+                end
+            end
+        end
+        calls.next_in[group] = at
+        return taken, work, refusing, taken >= room or calls.withheld
     end
 
     -- Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
@@ -488,10 +527,21 @@ local serving = part(function(serving)
             end
             return 0, false
         end
-        local line, taken, work, refusing = line_in(group, position), 0, 0, 0
-        local competing = groups.competing(group)
-        local count_of_lanes = competing > 1 and math.max(competing, entries) or 1
+        local taken, work, refusing = 0, 0, 0
+        local competing = group.runnable + group.at_gate
+        local count_of_lanes = competing > 1 and max(competing, entries) or 1
         room = fairness.chunk(room, entries, group.weight)
+        if not calls.in_groups[group] and calls.first_in[group] and next(group.at) == nil then
+            local is_done
+            taken, work, refusing, is_done = serve_first(group, tier_queue, room, count_of_lanes)
+            if is_done then
+                if taken > 0 then
+                    charge_group(group, tier_queue, taken, work, entries <= 1)
+                end
+                return taken, true
+            end
+        end
+        local line = line_in(group, position)
         while taken < room and refusing < MOST_REFUSING and not calls.withheld do
             local lane = next_lane(line)
             if not lane then
@@ -499,7 +549,10 @@ local serving = part(function(serving)
             end
             local got, has_more = serve_lane(lane, tier_queue, room - taken, count_of_lanes)
             refusing = refusing + (got == 0 and 1 or 0)
-            taken, work = taken + got, work + got * expected_cost(lane, tier_queue)
+            taken = taken + got
+            if tier_queue.by_time then
+                work = work + got * expected_cost(lane, tier_queue)
+            end
             if has_more then
                 push(line.heap, { lane.vt, lane.number, lane })
             end
@@ -513,14 +566,14 @@ local serving = part(function(serving)
     -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
     -- start the next one yet.
     local function serve(line, room)
-        local entries, taken = math.min(room, line.lanes), 0
+        local entries, taken = min(room, line.lanes), 0
         while taken < room and not calls.withheld do
             local entry, position = next_lane(line)
             if not entry then
                 break
             end
             local got, has_more
-            if entry.is_group then
+            if shard.groups > 0 and entry.is_group then
                 got, has_more = serve_group(entry, line.tier_queue, position, room - taken, entries)
             else
                 got, has_more = serve_lane(entry, line.tier_queue, room - taken, entries)
@@ -598,7 +651,7 @@ local serving = part(function(serving)
         while room > 0 and #entries > 0 and not calls.withheld do
             local step = room
             if #entries > 1 and calls.startable < room then
-                step = calls.startable > 0 and calls.startable or math.min(room, STEP)
+                step = calls.startable > 0 and calls.startable or min(room, STEP)
             end
             room = room - serve_shares(entries, step)
             local left = {}
@@ -658,6 +711,13 @@ local serving = part(function(serving)
     -- Mix the visits of several tiers evenly, behind those of strict tiers.
     local function mixed(visits)
         local strict, by_tier, queues, counts = {}, {}, {}, {}
+        local first, n = visits[1] and visits[1][1].lane.tier_queue, 2
+        while visits[n] and visits[n][1].lane.tier_queue == first do
+            n = n + 1
+        end
+        if n > #visits then -- of one tier queue, as most are
+            return visits
+        end
         for _, each in ipairs(visits) do
             local tier = tiers.named[tier_queues[each[1].lane.tier_queue].tier]
             if tier.strict then
@@ -741,7 +801,7 @@ local serving = part(function(serving)
     -- The costs of the first of these messages, at most so many.
     function costs_of(mids, most)
         local wanted, costs = {}, {}
-        for n = 1, math.min(most, #mids) do
+        for n = 1, min(most, #mids) do
             wanted[n] = mids[n]
         end
         for n, stored in ipairs(read_many(keys.m, wanted)) do
@@ -762,7 +822,8 @@ local serving = part(function(serving)
     -- The numbers and records of all messages, lane by lane.
     local function fetch_all()
         local mids = {}
-        for _, given in ipairs(calls.order) do
+        for n = 1, #calls.order do
+            local given = calls.order[n]
             if given.wanted > 0 then
                 local lane, taken = given.lane, nil
                 if given.picked then
@@ -788,7 +849,7 @@ local serving = part(function(serving)
     local out -- what the call answers and writes
 
     local function deadline_of(policy)
-        return shard.now + math.min(policy.lease, calls.max_lease)
+        return shard.now + min(policy.lease, calls.max_lease)
     end
 
     -- The next fence. Leases that end at the same time are one event, see settling.lua.
@@ -813,12 +874,12 @@ local serving = part(function(serving)
     -- Most leases of a lane without the fence, which they share. `quick`: see settling.lua.
     local function tail_of(given, policy, quick)
         local charge = given.charge
-        -- lanes of a policy share their gates, except those of groups
-        local is_shared = charge == 0 and given.lane.tier_queue > 0
+        -- lanes of a policy share their gates, except those of groups with limits
+        local is_shared = charge == 0 and given.gate == (policy.gate or '')
         local rest = is_shared and out.tails[quick][policy]
         if not rest then
-            rest = settling.tail(deadline_of(policy), shard.now, charge, false,
-                lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
+            rest = settling.tail(deadline_of(policy), shard.now, charge, false, given.gate, false,
+                false, false, quick)
             out.tails[quick][policy] = is_shared and rest
         end
         return packed(given.lane.name) .. rest
@@ -912,13 +973,13 @@ local serving = part(function(serving)
     end
 
     -- Deliver the messages of one visit. Most are plain: this is the innermost loop of all.
-    local function deliver_visit(given, policy, mids, records, first, last)
-        local leases, found, deadline, size = out.leases, out.messages, deadline_of(policy), 0
+    local function deliver_visit(given, policy, deadline, mids, records, first, last)
+        local leases, found, size = out.leases, out.messages, 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         local first_one, last_one = false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
-            local kind = stored and string.byte(stored)
+            local kind = stored and byte(stored)
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
@@ -939,10 +1000,12 @@ local serving = part(function(serving)
         end
         lane.bytes = lane.bytes - size
         shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - plain_ones
-        if first_one and not tallies.waited(lane, messages.since_of(first_one),
-            messages.since_of(last_one), plain_ones) then
+        local first_since = first_one and unpack_from('>I7', first_one, #first_one - 6)
+        local last_since = plain_ones > 1 and unpack_from('>I7', last_one, #last_one - 6)
+            or first_since
+        if first_one and not tallies.waited(lane, first_since, last_since, plain_ones) then
             for place = first, last do
-                if records[place] and string.byte(records[place]) ~= RICH then
+                if records[place] and byte(records[place]) ~= RICH then
                     waited(lane, records[place])
                 end
             end
@@ -953,31 +1016,34 @@ local serving = part(function(serving)
         local mids, records = fetch_all()
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, tails = { [true] =
             {}, [false] = {} } }
-        for _, given in ipairs(calls.order) do
+        for n = 1, #calls.order do
+            local given = calls.order[n]
             local lane = given.lane
             local tier_queue = tier_queues[lane.tier_queue]
             given.charge = tier_queue.by_time and expected_cost(lane, tier_queue) or 0
-            if given.wanted > 0 then
+            if given.wanted > 0 and lane.ready >= 32 then -- else nothing is old, see `classify`
                 local last = given.count > 0 and records[given.first + given.count]
-                lane.head_since = last and string.byte(last) ~= RICH and unpack_from('>I7', last,
+                lane.head_since = last and byte(last) ~= RICH and unpack_from('>I7', last,
                     #last - 6) or shard.now
             end
         end
         local runs = out.runs
-        for _, each in ipairs(visits) do
+        for number = 1, #visits do
+            local each = visits[number]
             local given, before = each[1], #out.messages
             local lane = given.lane
-            local policy, place = lanes.rule(lane), given.place
+            local policy, place = lane.policy, given.place
+            local deadline = deadline_of(policy)
             given.place = place + each[2]
-            local there = math.min(given.place, given.count)
-            for _ = math.max(there, place) + 1, given.place do
+            local there = min(given.place, given.count)
+            for _ = max(there, place) + 1, given.place do
                 uncount(lane, policy)
             end
-            deliver_visit(given, policy, mids, records, given.first + place + 1,
+            deliver_visit(given, policy, deadline, mids, records, given.first + place + 1,
                 given.first + there)
             local n = #runs
-            runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2,
-                deadline_of(policy), lanes.is_limited(lane, policy) and 1 or 0
+            runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2, deadline,
+                given.is_limited and 1 or 0
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
@@ -995,7 +1061,7 @@ local serving = part(function(serving)
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false, listed = {}, first_in = {},
-            in_groups = {},
+            in_groups = {}, next_in = {}, back_in = {},
             max_lease = max_lease or math.huge }
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}

@@ -65,8 +65,10 @@ local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, 
 local INLINE = 16        -- the most messages in a lane's own record
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
--- the server's functions, which do not exist while the library is loaded
+-- the server's functions, which do not exist while the library is loaded, nor do Lua's; to look up
+-- a global for each lane would take as long as to run most of these
 local run, pack, unpack_from, values_of, packed
+local max, min, floor, byte, sub, find_in, match, format
 
 -- Keys of which something is held back, and the function that writes it; see writes.lua.
 local held_keys, write_held = {}, nil
@@ -109,7 +111,7 @@ end
 -- letters depends on the locale.
 
 local function text(number)
-    return string.format('%.0f', number)
+    return format('%.0f', number)
 end
 
 local function sortable(number)
@@ -117,12 +119,24 @@ local function sortable(number)
 end
 
 local function round(number) -- to even, as Python does
-    local whole = math.floor(number)
+    local whole = floor(number)
     local rest = number - whole
     if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) then
         return whole + 1
     end
     return whole
+end
+
+local last_stem = ''
+
+-- "push.eu." of the topic push.eu.acme, "" of one without a dot. Most topics of a call have the
+-- same, and to compare it is faster than to search for it.
+local function stem_of(name)
+    local size = #last_stem
+    if sub(name, 1, size) ~= last_stem or find_in(name, '.', size + 1, true) then
+        last_stem = match(name, '^(.*%.)') or ''
+    end
+    return last_stem
 end
 
 -- Run a command with many arguments, in slices. `step`: arguments that belong together.
@@ -356,9 +370,13 @@ local has_arrivals
 -- Derive the keys of the shard.
 local function begin_keys(call_keys, arguments)
     KEYS, ARGV, run = call_keys, arguments, redis.call
-    pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
-        cmsgpack.pack
-    local prefix = string.sub(KEYS[1], 1, -6) -- less "shard"
+    if not pack then
+        pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
+            cmsgpack.pack
+        max, min, floor, byte, sub, find_in, match, format = math.max, math.min, math.floor,
+            string.byte, string.sub, string.find, string.match, string.format
+    end
+    local prefix = sub(KEYS[1], 1, -6) -- less "shard"
     if prefix ~= PREFIX then
         PREFIX, keys = prefix, setmetatable({}, KEY)
     end

@@ -9,10 +9,10 @@ local single = part(function(single)
     for n = 1, #COUNTERS do
         AT[COUNTERS[n]] = n
     end
-    local LAYOUT_AT, SHARDS_AT, VERSION_AT, NOW_AT, SEQ_AT, WAITING_AT, BYTES_AT, PUBLISHED_AT,
-        MARKED_AT, LIMIT_AT, BYTES_LIMIT_AT, TIER_QUEUES_AT = AT.layout, AT.shards, AT.version,
-        AT.now, AT.seq, AT.waiting, AT.bytes, AT.published, AT.marked, AT.max_backlog,
-        AT.max_backlog_bytes, AT.tier_queues
+    local LAYOUT_AT, NONCE_AT, SHARDS_AT, VERSION_AT, NOW_AT, SEQ_AT, WAITING_AT, BYTES_AT,
+        PUBLISHED_AT, MARKED_AT, LIMIT_AT, BYTES_LIMIT_AT, TIER_QUEUES_AT = AT.layout, AT.nonce,
+        AT.shards, AT.version, AT.now, AT.seq, AT.waiting, AT.bytes, AT.published, AT.marked,
+        AT.max_backlog, AT.max_backlog_bytes, AT.tier_queues
 
     -- The counters that this function wrote last: often nobody else has called since. `tail`: the
     -- packed ones behind those that it changes.
@@ -47,11 +47,11 @@ local single = part(function(single)
         end
         local now, mid = tonumber(ARGV[1]), values[SEQ_AT] + 1
         if now then
-            now = math.max(now, values[NOW_AT])
+            now = max(now, values[NOW_AT])
         else
             local time = run('TIME')
-            now = math.max(time[1] * 1000000 + time[2], values[NOW_AT])
-            mid = math.max(mid, least_number(now, values[SHARDS_AT]) + 1)
+            now = max(time[1] * 1000000 + time[2], values[NOW_AT])
+            mid = max(mid, least_number(now, values[SHARDS_AT]) + 1)
         end
         local size = #message - 3 - unpack_from('>I2', message, 2)
         values[NOW_AT], values[SEQ_AT], values[WAITING_AT], values[BYTES_AT], values[PUBLISHED_AT] =
@@ -64,9 +64,9 @@ local single = part(function(single)
         run('HSET', keys.m, mid, message .. sortable(now))
         run('HSET', keys.lanes, topic, pack(LANE_HEAD, big, old, busy, slow, place, number,
             ready + 1, delayed, parked, listed, bytes + size, published + 1, #latest, latest)
-                .. string.sub(stored, rest))
+                .. sub(stored, rest))
         local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest) % IN_GROUP]
-        tallies.count_one(topic, tier_queue[2], version, now)
+        tallies.count_one(topic, tier_queue[2], values[NONCE_AT], version, now)
         local record = packed(unpack(values, 1, PUBLISHED_AT)) .. tail
         run('SET', keys.shard, record)
         written = record

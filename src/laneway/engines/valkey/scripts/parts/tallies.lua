@@ -22,40 +22,35 @@ local tallies = part(function(tallies)
     local NOISY_PART, MOST_NOISY = 100, 1000
 
     -- What is known of each shard that the server has, because working it out costs more than all
-    -- else that is done with a lane here: the patterns of topics, as of a version of the policies;
+    -- else that is done with a lane here: the patterns of stems, as of a version of the policies;
     -- cells, which have what a call has counted; the largest size class that is not noisy.
-    local MOST_SHARDS, MOST_NAMES = 1024, 8192
+    local MOST_SHARDS, MOST_STEMS = 1024, 8192
     local shards, count = {}, 0
 
-    local function of_shard()
+    local function of_shard(nonce, version)
         local found = shards[PREFIX]
-        if not found then
+        if not found or found.nonce ~= nonce then
             if count >= MOST_SHARDS then
                 shards, count = {}, 0
             end
-            found = { version = false, by_name = {}, by_stem = {}, count = 0, cells = {},
+            found = { nonce = nonce, version = false, by_stem = {}, count = 0, cells = {},
                 waits = {}, noise = 0, noise_at = 0 }
             shards[PREFIX], count = found, count + 1
+        end
+        if found.version ~= version or found.count >= MOST_STEMS then
+            found.version, found.by_stem, found.count = version, {}, 0
         end
         return found
     end
 
-    -- The cells, by tier, of the most specific pattern of a topic, or of a bucket's pattern; of '*'
-    -- if there is none.
-    local function cells_of(here, name, version)
-        if here.version ~= version or here.count >= MOST_NAMES then
-            here.version, here.by_name, here.by_stem, here.count = version, {}, {}, 0
-        end
-        local found = here.by_name[name]
-        if found then
-            return found
-        end
-        local stem = string.match(name, '^(.*%.)') or ''
-        found = here.by_stem[stem]
+    -- The cells, by tier, of the most specific pattern of the topics with this stem; of '*' if
+    -- there is none. Stems of buckets begin with \30.
+    local function cells_of(here, stem)
+        local found = here.by_stem[stem]
         if not found then
-            local rest = stem
+            local rest = byte(stem) == 30 and sub(stem, 2) or stem
             while rest ~= '' and run('HEXISTS', keys.rules, rest .. '*') == 0 do
-                rest = string.match(rest, '^(.*%.)[^.]*%.$') or ''
+                rest = match(rest, '^(.*%.)[^.]*%.$') or ''
             end
             local pattern = rest .. '*'
             found = here.cells[pattern]
@@ -63,9 +58,8 @@ local tallies = part(function(tallies)
                 found = { pattern = pattern, by_tier = {} }
                 here.cells[pattern] = found
             end
-            here.by_stem[stem] = found
+            here.by_stem[stem], here.count = found, here.count + 1
         end
-        here.by_name[name], here.count = found, here.count + 1
         return found
     end
 
@@ -87,8 +81,8 @@ local tallies = part(function(tallies)
         return cell
     end
 
-    local function cell_of(here, name, tier, version, now)
-        local cells = cells_of(here, name, version)
+    local function cell_of(here, stem, tier, now)
+        local cells = cells_of(here, stem)
         local cell = cells.by_tier[tier]
         if not cell then
             cell = new_cell(tier, cells.pattern, now)
@@ -100,7 +94,9 @@ local tallies = part(function(tallies)
     local here -- what is known of the shard of this call; nil: not needed yet
     local used -- the cells in which this call has counted something
     local waits_used -- and the waiting times of tiers
-    local rare -- by lane: its rare counters as they were read
+    -- the cells, and the waiting times, that were used last: mostly those that are used next
+    local last_of, last_queue, last_cell, last_waiting, last_waits
+    local last_policy, queue_of_policy, cell_of_policy
 
     at_begin(function()
         for _, cell in ipairs(used or {}) do -- of a call that ended in an error
@@ -112,90 +108,111 @@ local tallies = part(function(tallies)
         for _, waits in ipairs(waits_used or {}) do
             waits.counts = {}
         end
-        here, used, waits_used, rare = nil, {}, {}, {}
+        here, used, waits_used = nil, {}, {}
+        last_of, last_waiting, last_policy = nil, nil, nil
     end)
 
-    local function use(name, tier)
-        here = here or of_shard()
-        local cell = cell_of(here, name, tier, shard.version, shard.now)
+    local function use(stem, tier)
+        here = here or of_shard(shard.nonce, shard.version)
+        local cell = cell_of(here, stem, tier, shard.now)
         if not cell.is_used then
             cell.is_used, used[#used + 1] = true, cell
         end
         return cell
     end
 
-    -- A lane with rare counters was read.
-    function tallies.begin_rare(lane)
-        rare[lane] = { retried = lane.retried, died = lane.died, merged = lane.merged,
-            throttled = lane.throttled }
+    -- The cell of a lane's name in a tier queue. The stem of a partition is that of its topic.
+    local function cell_for(name, queue)
+        local stem = stem_of(name)
+        if stem ~= last_of or queue ~= last_queue then
+            last_of, last_queue, last_cell = stem, queue, use(stem, tier_queues[queue].tier)
+        end
+        return last_cell
+    end
+
+    -- A lane with rare counters was read. `was`: what of the lane is counted.
+    function tallies.begin_rare(lane, was)
+        was[5], was[6], was[7], was[8] = lane.retried, lane.died, lane.merged, lane.throttled
     end
 
     -- Count what has happened in a lane since it was read, or counted.
     function tallies.count(lane)
+        local queue, was, policy, cell = lane.tier_queue, lane.was, lane.policy, cell_of_policy
+        if queue < 0 then
+            queue = tier_queues[queue].number
+        end
+        if not policy or policy ~= last_policy or queue ~= queue_of_policy then
+            cell = cell_for(lane.name, queue)
+            if policy and policy.is_of_pattern then
+                last_policy, queue_of_policy, cell_of_policy = policy, queue, cell
+            end
+        end
         local published, delivered, done, waiting = lane.published, lane.delivered, lane.done,
             lane.ready + lane.delayed + lane.parked
-        local more, taken = published - lane.was_published, delivered - lane.was_delivered
-        local cell = use(lane.rule or lane.name, tier_queues[lane.tier_queue].tier)
-        cell.published, cell.delivered, cell.done, cell.left = cell.published + more,
-            cell.delivered + taken, cell.done + done - lane.was_done,
-            cell.left + more - taken - waiting + lane.was_waiting
-        lane.was_published, lane.was_delivered, lane.was_done, lane.was_waiting = published,
-            delivered, done, waiting
+        local more, taken = published - was[1], delivered - was[2]
+        if more ~= 0 then
+            cell.published, was[1] = cell.published + more, published
+        end
+        if taken ~= 0 then
+            cell.delivered, was[2] = cell.delivered + taken, delivered
+        end
+        if done ~= was[3] then
+            cell.done, was[3] = cell.done + done - was[3], done
+        end
+        cell.left, was[4] = cell.left + more - taken - waiting + was[4], waiting
         if lane.is_rare then
-            local before = rare[lane]
-            for _, flow in ipairs(RARE_FLOWS) do
-                cell[flow] = cell[flow] + lane[flow] - (before and before[flow] or 0)
+            for n = 1, #RARE_FLOWS do
+                local flow = RARE_FLOWS[n]
+                cell[flow] = cell[flow] + lane[flow] - was[4 + n]
             end
-            tallies.begin_rare(lane)
+            tallies.begin_rare(lane, was)
         end
     end
 
-    -- Count messages that were published in a lane of which only the beginning was read.
-    function tallies.count_published(topic, tier_queue, published)
-        local cell = use(topic, tier_queues[tier_queue].tier)
-        cell.published = cell.published + published
+    -- What counts the messages that are published in lanes with this stem in a tier queue: add to
+    -- its `published`.
+    function tallies.cell(stem, tier_queue)
+        return use(stem, tier_queues[tier_queue].tier)
     end
 
     -- Count a message that is not stored, because no subscription takes it.
     function tallies.count_unrouted(topic, tier)
-        local cell = use(topic, tier)
+        local cell = use(stem_of(topic), tier)
         cell.published, cell.left = cell.published + 1, cell.left + 1
     end
 
     -- The same of one message, in a call that has no other part of the shard. `version`: that of
     -- the policies.
-    function tallies.count_one(topic, tier, version, now)
-        run('HINCRBY', keys.tallies, cell_of(of_shard(), topic, tier, version, now)
+    function tallies.count_one(topic, tier, nonce, version, now)
+        run('HINCRBY', keys.tallies, cell_of(of_shard(nonce, version), stem_of(topic), tier, now)
             .names.published, 1)
     end
 
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
 
-    local function class_of(wait)
-        if wait < least or wait >= most then
-            class = #BOUNDS + 1
-            for n = 1, #BOUNDS do
-                if wait < BOUNDS[n] then
-                    class = n
-                    break
-                end
+    local function look_up_class(wait)
+        class = #BOUNDS + 1
+        for n = 1, #BOUNDS do
+            if wait < BOUNDS[n] then
+                class = n
+                break
             end
-            least, most = BOUNDS[class - 1] or -math.huge, BOUNDS[class] or math.huge
         end
-        return class
+        least, most = BOUNDS[class - 1] or -math.huge, BOUNDS[class] or math.huge
     end
 
     -- The largest size class that is not noisy. Read once a second: it changes slowly.
     local function read_noise()
         local since = shard.now - here.noise_at
         if since < 0 or since >= 1000000 then
-            local noisy = math.min(math.max(math.floor(shard.lanes / NOISY_PART), 1), MOST_NOISY)
+            local noisy = min(max(floor(shard.lanes / NOISY_PART), 1), MOST_NOISY)
             local found = call('ZRANGE', keys['top:big'], noisy, noisy, 'REV', 'WITHSCORES')
             here.noise_at, here.noise = shard.now, tonumber(found[2]) or 0
         end
     end
 
     local function waits_of(tier)
+        here = here or of_shard(shard.nonce, shard.version)
         local waits = here.waits[tier]
         if not waits then
             waits = { tier = tier, counts = {} }
@@ -212,12 +229,20 @@ local tallies = part(function(tallies)
     -- `last`: since when the first and the last of them was ready. Returns false if they are in
     -- different classes; then nothing is counted.
     function tallies.waited(lane, first, last, number)
-        local place = class_of(shard.now - first)
-        if number > 1 and place ~= class_of(shard.now - last) then
+        local wait, other, queue = shard.now - first, shard.now - last, lane.tier_queue
+        if queue < 0 then
+            queue = tier_queues[queue].number
+        end
+        if wait < least or wait >= most then
+            look_up_class(wait)
+        end
+        if other < least or other >= most then
             return false
         end
-        here = here or of_shard()
-        local counts = waits_of(tier_queues[lane.tier_queue].tier).counts
+        if queue ~= last_waiting then
+            last_waiting, last_waits = queue, waits_of(tier_queues[queue].tier)
+        end
+        local counts, place = last_waits.counts, class
         if lane.big > here.noise then
             place = place + #BOUNDS + 1
         end
@@ -242,6 +267,6 @@ local tallies = part(function(tallies)
             end
             waits.counts = {}
         end
-        used, waits_used = {}, {}
+        used, waits_used, last_of, last_waiting, last_policy = {}, {}, nil, nil, nil
     end
 end)
