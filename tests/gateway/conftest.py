@@ -121,7 +121,7 @@ def serving(
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        found = re.search(r"https?://127\.0\.0\.1:(\d+)", line)
         assert found, line + (process.communicate(timeout=TIMEOUT)[1] if not line else "")
         yield Api(int(found[1]), prefix), process
         process.send_signal(signal.SIGTERM)

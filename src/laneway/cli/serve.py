@@ -44,6 +44,17 @@ Examples:
 )
 @click.option("--tls-certificate", type=click.Path(dir_okay=False), help="PEM file; HTTPS.")
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file of its private key.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    help="Accept the token of this file for everything; without the file, create both.",
+)
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin send requests with a token; may be repeated.",
+)
 @click.option("--max-connections", type=click.IntRange(1, 100_000), default=1000, show_default=True)
 @pass_session
 def serve(
@@ -56,6 +67,8 @@ def serve(
     trusted_proxy: tuple[str, ...],
     tls_certificate: str | None,
     tls_key: str | None,
+    token_file: str | None,
+    cors_origin: tuple[str, ...],
     max_connections: int,
 ) -> None:
     """
@@ -64,7 +77,8 @@ def serve(
     Without tokens (`laneway token create`) it answers this machine only. /docs lists the
     requests.
     """
-    from laneway.gateway import server
+    from laneway.gateway import cors, server
+    from laneway.gateway import token_file as token_files
     from laneway.gateway.dashboard.dashboard import Dashboard
     from laneway.gateway.gateway import Gateway
 
@@ -78,13 +92,17 @@ def serve(
         trusted_proxies=trusted_proxy,
     )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    origins = [cors.check_origin(origin) for origin in cors_origin]
     with _app(session, target) as app:
+        if token_file is not None:
+            token_files.ensure(app.engine, token_file)
         server.check_bind(host, app.engine, is_open=insecure)
         gateway = Gateway(
             app,
             is_open=insecure,
             prefix=root_path.rstrip("/"),
             extensions=[Dashboard(app)],
+            cors_origins=origins,
         )
         try:
             server.serve(

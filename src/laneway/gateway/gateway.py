@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from laneway.gateway import access, audit, origins, pages, problems, sessions
+from laneway.gateway import access, audit, cors, origins, pages, problems, sessions
 from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import (
@@ -32,7 +32,7 @@ from laneway.gateway.tokens import unauthenticated
 from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from laneway.gateway.access import Caller
     from laneway.gateway.extension import Extension
@@ -52,7 +52,8 @@ class Gateway:
 
     `is_open`: every client may do everything, without a token. `prefix`: of all paths, behind a
     proxy; a program that mounts the application gives it in ASGI's way. `extensions`: what other
-    packages add, such as pages.
+    packages add, such as pages. `cors_origins`: of pages of other sites that may send requests
+    with a token, such as `https://shop.example`.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Gateway:
         is_open: bool = False,
         prefix: str = "",
         extensions: Sequence[Extension] = (),
+        cors_origins: Collection[str] = (),
     ) -> None:
         self._host = host
         self._extensions = tuple(extensions)
@@ -70,6 +72,7 @@ class Gateway:
         self.services = self._new_services()
         self.prefix = prefix
         self.is_open = is_open
+        self.cors_origins = frozenset(cors_origins)
 
     def _new_services(self) -> Services:
         return Services(self._host, ROUTES, self._extensions)
@@ -108,6 +111,11 @@ class Gateway:
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], "unknown"
         request = Request(scope, receive, send, self.prefix)
+        if self.cors_origins and cors.is_allowed(request, self.cors_origins):
+            request.more_headers = cors.headers(request)
+            if cors.is_preflight(request):
+                await request.respond(Response(204))
+                return
         answer: Response | Stream
         route = None
         try:

@@ -30,6 +30,13 @@ JSON = b"application/json"
 JSON_TYPES = ("application/json", "")
 """Content types of requests that are read as JSON."""
 
+MSGPACK_TYPES = frozenset(
+    {"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"}
+)
+"""Content types of requests that are read as MessagePack, which becomes JSON first."""
+
+MSGPACK = b"application/msgpack"
+
 PROBLEM = b"application/problem+json"
 NDJSON = b"application/x-ndjson"
 
@@ -97,7 +104,17 @@ class Stream(msgspec.Struct):
 class Request:
     """One request. Its body is read by `body`, `chunks` or `lines`, once."""
 
-    __slots__ = ("_is_read", "_prefix", "_query", "_receive", "_send", "headers", "method", "scope")
+    __slots__ = (
+        "_is_read",
+        "_prefix",
+        "_query",
+        "_receive",
+        "_send",
+        "headers",
+        "method",
+        "more_headers",
+        "scope",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
         """`prefix`: of the path, which a proxy may have removed."""
@@ -109,6 +126,8 @@ class Request:
         self._send = send
         self._is_read = False
         self._query: dict[str, str] | None = None
+        self.more_headers: tuple[tuple[bytes, bytes], ...] = ()
+        """Headers for the answer, whatever it is."""
 
     def header(self, name: bytes) -> str | None:
         """The value of a header; the first one if it comes twice. `name`: in lower case."""
@@ -137,7 +156,19 @@ class Request:
 
     @property
     def content_type(self) -> str:
-        """The media type of the body, without parameters; "" if there is none."""
+        """
+        The media type of the body, without parameters; "" if there is none. That of MessagePack is
+        JSON, because `body` makes JSON of it.
+        """
+        found = self._sent_type()
+        return JSON_TYPES[0] if found in MSGPACK_TYPES else found
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the body was sent as MessagePack."""
+        return self._sent_type() in MSGPACK_TYPES
+
+    def _sent_type(self) -> str:
         return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
 
     @property
@@ -155,8 +186,20 @@ class Request:
 
     # The body
 
-    async def body(self, limit: int = MAX_BODY) -> bytes:
-        """The whole body. Raises Problem if it is too large or too slow, and Disconnected."""
+    async def body(self, limit: int = MAX_BODY, *, as_sent: bool = False) -> bytes:
+        """
+        The whole body, MessagePack as JSON unless `as_sent`. Raises Problem if it is too large or
+        too slow, and Disconnected.
+        """
+        content = await self._whole_body(limit)
+        if as_sent or not self.is_packed:
+            return content
+        try:
+            return msgspec.json.encode(msgspec.msgpack.decode(content))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Problem("bad-request", f"body: it is not MessagePack of JSON ({error})") from None
+
+    async def _whole_body(self, limit: int) -> bytes:
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise _too_large(limit)
@@ -253,6 +296,9 @@ class Request:
         if response.on_lost is not None and await self.is_gone():
             await response.on_lost()
             raise Disconnected
+        if response.content_type in (JSON, PROBLEM) and self._wants_msgpack():
+            response.body = msgspec.msgpack.encode(msgspec.json.decode(response.body))
+            response.content_type = MSGPACK
         await self._send(
             {
                 "type": "http.response.start",
@@ -262,12 +308,20 @@ class Request:
                     (b"content-length", b"%d" % len(response.body)),
                     (b"cache-control", response.cache),
                     *SECURITY_HEADERS,
+                    *self.more_headers,
                     *response.headers,
                 ],
             }
         )
         body = b"" if self.method == "HEAD" else response.body
         await self._send({"type": "http.response.body", "body": body})
+
+    def _wants_msgpack(self) -> bool:
+        """Whether the client accepts MessagePack, or sends it and does not ask for JSON."""
+        accepted = self.header(b"accept") or ""
+        if "msgpack" in accepted:
+            return True
+        return self.is_packed and "json" not in accepted
 
     async def stream(self, stream: Stream) -> None:
         """Send an answer piece by piece. It ends early if the client goes."""
@@ -280,6 +334,7 @@ class Request:
                         (b"content-type", stream.content_type),
                         (b"cache-control", NO_STORE),
                         *SECURITY_HEADERS,
+                        *self.more_headers,
                         *stream.headers,
                     ],
                 }

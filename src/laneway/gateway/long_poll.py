@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 MAX_LINES = 64
 """Most different combinations of pool and topics that requests wait for; each has a thread."""
 
+LINES_OF_CALLER = MAX_LINES // 4
+"""Most of these that the requests of one token begin, so that none has all."""
+
 MOST = 500
 """Most messages of one lease."""
 
@@ -101,10 +104,11 @@ class _Waiting:
 class _Line:
     """Requests that want the same."""
 
-    __slots__ = ("interrupt", "waiting", "wanted")
+    __slots__ = ("beginner", "interrupt", "waiting", "wanted")
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, beginner: str) -> None:
         self.wanted = wanted
+        self.beginner = beginner
         self.waiting: deque[_Waiting] = deque()
         self.interrupt = Interrupt()
 
@@ -173,15 +177,23 @@ class LongPolls:
                 raise _too_many(
                     f"requests for {MAX_LINES} different pools and lists of topics wait already"
                 )
+            if line is None and self._lines_of(waiting.caller) >= LINES_OF_CALLER:
+                raise _too_many(
+                    f"requests of this token wait for {LINES_OF_CALLER} different pools and lists"
+                    " of topics already"
+                )
             self._count_by_caller[waiting.caller] = count + 1
             if line is not None:
                 line.waiting.append(waiting)
                 return
-            line = self._lines[wanted] = _Line(wanted)
+            line = self._lines[wanted] = _Line(wanted, waiting.caller)
             line.waiting.append(waiting)
         threading.Thread(
             target=self._run, args=[line], name="laneway-long-poll", daemon=True
         ).start()
+
+    def _lines_of(self, caller: str) -> int:
+        return sum(line.beginner == caller for line in self._lines.values())
 
     def _leave(self, waiting: _Waiting) -> None:
         """The request has ended."""

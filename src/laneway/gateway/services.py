@@ -18,6 +18,7 @@ from laneway.gateway.tokens import TokenCheck
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request, Response
     from laneway.gateway.routing import Route
@@ -59,6 +60,9 @@ class Services:
         self.is_stopping = False
         self.is_closed = False
         self._receipt_key: bytes | None = None
+        self._probe_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-gateway-probe")
+        self._question: asyncio.Future[int] | None = None
+        """What was asked of the store last: probes that come meanwhile share the answer."""
         self._ends: dict[Callable[[], object], asyncio.AbstractEventLoop] = {}
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -66,11 +70,23 @@ class Services:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, function, *arguments)
 
-    async def receipt_key(self) -> bytes:
-        """The namespace's key of receipts."""
+    async def receipt_key(self, caller: Caller) -> bytes:
+        """The key of a caller's receipts."""
         if self._receipt_key is None:
             self._receipt_key = await self.run(shared_key, self.host.engine, receipts.KEY)
-        return self._receipt_key
+        return receipts.key_of(self._receipt_key, caller.token)
+
+    async def ask_store(self) -> None:
+        """
+        Read the store's clock, in a thread of its own: it answers also if all others are busy.
+        """
+        loop, question = asyncio.get_running_loop(), self._question
+        if question is None or question.done() or question.get_loop() is not loop:
+            question = self._question = loop.run_in_executor(self._probe_thread, self._read_clock)
+        await asyncio.shield(question)
+
+    def _read_clock(self) -> int:
+        return self.host.engine.time_us()
 
     @contextlib.contextmanager
     def ended_by(self, end: Callable[[], object]) -> Iterator[None]:
@@ -101,3 +117,4 @@ class Services:
         for extension in self.extensions:
             extension.close()
         self.threads.shutdown()
+        self._probe_thread.shutdown(wait=False)

@@ -115,6 +115,28 @@ def create(
             return token_id, f"lw_{token_id}_{secret}{_checksum(token_id, secret)}", token
 
 
+def accept(engine: Records, text: str, name: str, scopes: Sequence[str]) -> None:
+    """
+    Make a token valid whose text is known, unless it is. Raises UsageError if it is not a token, or
+    another one has its id.
+    """
+    parsed = parse(text)
+    if parsed is None:
+        raise UsageError("token: the text is cut or mistyped")
+    token_id, secret = parsed
+    token = Token(
+        name=name,
+        hash=hashlib.sha256(secret.encode()).hexdigest(),
+        scopes=list(scopes),
+        created_us=time.time_ns() // 1000,
+    )
+    if engine.record_swap("token", token_id, None, _write(token)):
+        return
+    (stored,) = engine.record_read("token", [token_id])
+    if stored is None or _read(stored).hash != token.hash:
+        raise UsageError(f'token: another token has the id "{token_id}"')
+
+
 def listed(engine: Records, *, limit: int, after: str = "") -> list[tuple[str, Token]]:
     """The tokens by id, page by page."""
     return [

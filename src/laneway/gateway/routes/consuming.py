@@ -48,7 +48,7 @@ async def lease(call: Call) -> Response:
         )
     wanted = wanted_of(call, body.pool, body.topics, body.lease, body.priority)
     services, engine, caller = call.services, call.engine, call.caller
-    key = await services.receipt_key()
+    key = await services.receipt_key(caller)
     batch = await services.run(long_poll.lease, engine, wanted, body.n)
     if not batch.leases and seconds > 0:
         waiting = services.long_polls.lease(wanted, body.n, seconds, caller)
@@ -133,7 +133,7 @@ async def settle(call: Call) -> Response:
     messages are transactions of their own.
     """
     bodies: list[SettleBody] = call.body
-    key = await call.services.receipt_key()
+    key = await call.services.receipt_key(call.caller)
     answers = [SettleAnswer(body.receipt, "lost", BAD_RECEIPT) for body in bodies]
     items = [
         _item(call.caller, position, body, numbers)

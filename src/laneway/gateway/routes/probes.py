@@ -34,7 +34,7 @@ async def ready(call: Call) -> Response:
     """
     try:
         async with asyncio.timeout(READY_SECONDS):
-            await call.services.run(call.engine.time_us)
+            await call.services.ask_store()
     except TimeoutError:
         return _unavailable(f"the store did not answer within {READY_SECONDS:g} s")
     except LanewayError as error:

@@ -51,7 +51,7 @@ async def publish(call: Call) -> Response:
     for 24 hours. 201: stored; 200: a duplicate; 202: the gateway's buffer or spool has it.
     """
     request, topic = call.request, call.topic
-    content = await request.body()
+    content = await request.body(as_sent=call.query.raw)
     raw: bytes | None = None
     if call.query.raw or request.content_type not in JSON_TYPES:
         message, raw = _raw_message(request, content)
@@ -220,7 +220,7 @@ def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes |
     except msgspec.ValidationError as error:
         raise problems.invalid(error, MessageBody, "headers x-laneway-…") from None
     message.headers = headers or None
-    if request.content_type == JSON_TYPES[0]:
+    if request.content_type == JSON_TYPES[0] and not request.is_packed:
         message.body = msgspec.Raw(content)
         return message, None
     return message, content

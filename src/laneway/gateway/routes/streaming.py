@@ -39,7 +39,7 @@ async def stream(call: Call) -> Stream:
 
 async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncIterator[bytes]:
     services, request = call.services, call.request
-    key = await services.receipt_key()
+    key = await services.receipt_key(call.caller)
     credit = services.credits.open(size)
     try:
         yield PING  # the client sees that it is connected
