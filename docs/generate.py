@@ -198,6 +198,13 @@ WORKER = {
 
 ENVIRONMENT = {
     "LANEWAY_URL": "The store, where neither the command line nor the code names one.",
+    "LANEWAY_SECRETS_KEY": "Keys that encrypt endpoints' secrets: 32 bytes as base64 each,"
+    " separated by commas. The first one encrypts, all of them decrypt. `laneway endpoint key`"
+    " prints one.",
+    "LANEWAY_SECRETS_KEY_FILE": "A file with these keys, instead.",
+    "LANEWAY_PUSH_ALLOW": "Networks and hosts, separated by commas, that push reaches although they"
+    " are not public.",
+    "LANEWAY_PUSH_PROXY": "The proxy through which push sends all requests.",
     "LANEWAY_ENGINE": "The URL at which the conformance suite opens engines.",
     "LANEWAY_SERVER_BINARY": "The Valkey server that tests and the demo start.",
     "LANEWAY_ZOOKEEPER": "ZooKeeper's hosts and root, for `laneway election`.",

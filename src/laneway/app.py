@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from laneway.producing.publish_options import PublishOptions
     from laneway.producing.spool import Spool
     from laneway.producing.spool_file import SpoolStatus
+    from laneway.push.endpoint import Endpoint, EndpointInfo
     from laneway.schedules.store import Planned, Schedule
     from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.decorator import TaskKeywords
@@ -1016,6 +1017,63 @@ class Laneway:
         self.handlers.lifespans.add(function)
         return function
 
+    # Push
+
+    def push(self, pattern: str) -> None:
+        """
+        Send the messages of a topic, or of all topics under a dotted prefix, to their endpoints
+        (see `endpoint`), and those of their subscriptions to theirs.
+
+        The workers of this program send; `laneway push` runs one. The pattern's policy gets the
+        retry schedule of Standard Webhooks (`retries`, `backoff`), `ttl="4d"` and
+        `concurrency="auto"`, as far as this program has not set these fields. Needs the extra:
+        `pip install "laneway[push]"`. Raises UsageError, BadPolicy.
+        """
+        from laneway.push.handler import POLICY, push  # noqa: PLC0415  # most programs push nothing
+
+        declared = self._holder.declared_fields(pattern)
+        self._holder.set_policy(
+            pattern, {name: value for name, value in POLICY.items() if name not in declared}
+        )
+        for handler in push(self, pattern):
+            self.handlers.add(handler)
+
+    def endpoint(self, topic: str, /, **settings: Any) -> Endpoint:
+        """
+        Create or change the endpoint of a topic, to which `push` sends its messages. Without
+        settings: the endpoint that it has.
+
+            app.endpoint("push.acme", url="https://acme.example/hooks", timeout=15)
+
+        The endpoint of a subscription, like `push.acme#crm`, declares that subscription, too.
+        Settings that are left out stay as they are; None resets one. `docs/push.md` lists them.
+        A new endpoint gets a secret, which is the attribute `secret` of what this returns, once.
+        Raises UsageError, Refused if there is none, or if its secret cannot be stored.
+        """
+        from laneway.push.endpoint import set_endpoint  # noqa: PLC0415  # as in push
+
+        return set_endpoint(self, topic, settings)
+
+    def endpoint_many(self, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Endpoint]:
+        """
+        Create or change many endpoints, given as pairs of topic and settings, in batches. Raises
+        UsageError, which names the topic; the batches before it are set then.
+        """
+        from laneway.push.endpoint import set_many  # noqa: PLC0415  # as in push
+
+        return set_many(self, endpoints)
+
+    def endpoints(
+        self, pattern: str = "*", *, limit: int = 100, after: str = "", state: str | None = None
+    ) -> list[EndpointInfo]:
+        """
+        List endpoints by topic, from the one after `after`. `state`: only those that are
+        `"healthy"`, `"failing"`, `"open"`, `"probing"` or `"disabled"`; among 10,000 at most.
+        """
+        from laneway.push.endpoint import list_endpoints  # noqa: PLC0415  # as in push
+
+        return list_endpoints(self.engine, pattern, limit=limit, after=after, state=state)[0]
+
     # Jobs
 
     def queue(
@@ -1317,6 +1375,9 @@ class Laneway:
         return hook
 
     aclose = async_variant(close)
+    aendpoint = async_variant(endpoint)
+    aendpoint_many = async_variant(endpoint_many)
+    aendpoints = async_variant(endpoints)
     aflush = async_variant(flush)
     aspool_status = async_variant(spool_status)
     aelections = async_variant(elections)

@@ -184,6 +184,11 @@ class EngineHolder:
             if self.opened is not None:
                 self.opened.policy_set("code", pattern, checked)
 
+    def declared_fields(self, pattern: str) -> set[str]:
+        """The names of the fields that this program has set for a pattern."""
+        with self.lock:
+            return {*self._policies.get(pattern, ()), *self._later[0].get(pattern, ())}
+
     def declare_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int | None:
         """
         Declare many policies for the engine's opening; returns how many. None: the engine is open,

@@ -689,12 +689,18 @@ def prefixes(topic: str) -> list[str]:
 def handling_patterns(topic: str) -> list[str]:
     """
     Return the patterns by which a handler gets the topic's messages, the most specific first: of a
-    subscription's topic only those with the subscription's name, like `orders.*#audit`.
+    subscription's topic those with the subscription's name, like `orders.*#audit`, then those for
+    any subscription, like `orders.*#*`.
     """
     if SEPARATOR not in topic:
         return prefixes(topic)
     base, name = subscriptions.split(topic)
-    return [subscriptions.topic_of(pattern, name) for pattern in prefixes(base)]
+    patterns = prefixes(base)
+    return [
+        subscriptions.topic_of(pattern, each)
+        for each in (name, subscriptions.ANY)
+        for pattern in patterns
+    ]
 
 
 def matches(pattern: str, topic: str) -> bool:

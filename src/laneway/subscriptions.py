@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SEPARATOR = "#"
 """Between a topic and the name of its subscription; no other name contains it."""
 
+ANY = "*"
+"""Stands for the name of any subscription in a handler's pattern."""
+
 FIELD = "subscription:"
 """The beginning of the names of policy fields that declare subscriptions."""
 

@@ -20,6 +20,7 @@ from laneway.engines.base import (
     MoveAnswer,
     MoveTarget,
     Overview,
+    RecordChange,
     RecordKind,
     TierStats,
     TopicOrder,
@@ -216,6 +217,9 @@ class Model(Engine):
         if after is not None:
             self.kept_records[kind, name] = after
         return True
+
+    def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
+        return [self.record_swap(kind, *change) for change in changes]
 
     def records(
         self, kind: RecordKind, *, limit: int = 1000, after: str = ""

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine
+from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine, RecordKind
 from laneway.message import Action, Draft, Lease, Receipt, Settlement
 from laneway.policy import Gate, Layer, own_rows
 from laneway.tiers import Tier
@@ -546,15 +546,16 @@ class Histories(RuleBasedStateMachine):
         assert self.lockstep.engine.elections() == self.lockstep.model.elections()
 
     @rule(
+        kind=st.sampled_from(["token", "endpoint"]),
         name=st.sampled_from(["a", "b"]),
         after=st.sampled_from([None, b"{}", b"[]"]),
         knows=st.booleans(),
     )
-    def record(self, name: str, after: bytes | None, *, knows: bool) -> None:
+    def record(self, kind: RecordKind, name: str, after: bytes | None, *, knows: bool) -> None:
         """As an election's, but it can be removed."""
-        before = self.lockstep.model.record_read("token", [name])[0] if knows else b"[1]"
-        self.lockstep.call("record_swap", ("token", name, before, after))
-        assert self.lockstep.engine.records("token") == self.lockstep.model.records("token")
+        before = self.lockstep.model.record_read(kind, [name])[0] if knows else b"[1]"
+        self.lockstep.call("record_swap_many", (kind, [(name, before, after)]))
+        assert self.lockstep.engine.records(kind) == self.lockstep.model.records(kind)
 
     # Time
 

@@ -12,8 +12,7 @@ def copy(old: Records, new: Records, kind: RecordKind) -> int:
     """Copy the records of a kind, without those that are there. Returns how many there are."""
     count, after = 0, ""
     while page := old.records(kind, after=after):
-        for name, record in page:
-            new.record_swap(kind, name, None, record)
+        new.record_swap_many(kind, [(name, None, record) for name, record in page])
         count += len(page)
         after = page[-1][0]
     return count

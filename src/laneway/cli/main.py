@@ -19,6 +19,8 @@ COMMANDS = {
     "init": "init",
     "dev": "development.command",
     "worker": "worker",
+    "push": "push",
+    "endpoint": "endpoint",
     "publish": "publish",
     "topics": "topics",
     "peek": "topics",

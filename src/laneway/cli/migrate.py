@@ -45,8 +45,8 @@ def migrate(
     as_json: bool,
 ) -> None:
     """
-    Move all policies, gates, messages, dead letters, finished ids, term numbers, tokens and the
-    history from one store to another, like
+    Move all policies, gates, messages, dead letters, finished ids, term numbers, tokens,
+    endpoints and the history from one store to another, like
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
@@ -83,6 +83,7 @@ def move(
         "elections": 0,
         "rows of history": 0,
         "tokens": 0,
+        "endpoints": 0,
         "finished ids": 0,
         "messages": 0,
         "dead letters": 0,
@@ -96,9 +97,11 @@ def move(
     counts["elections"] = copy_terms(old, new)
     counts["rows of history"] = copy_rows(old, new)
     counts["tokens"] = copy_records(old, new, "token")
+    counts["endpoints"] = copy_records(old, new, "endpoint")
     tell(
         f"{counts['policies']:,} policies, {counts['gates']:,} gates,"
-        f" {counts['elections']:,} elections, {counts['tokens']:,} tokens"
+        f" {counts['elections']:,} elections, {counts['tokens']:,} tokens,"
+        f" {counts['endpoints']:,} endpoints"
     )
     page: list[tuple[str, str, int | None]] = []
     for known in old.finished_ids():

@@ -19,6 +19,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
 
@@ -55,6 +57,7 @@ class HandlerQueue:
         "crowd",
         "gathering_since",
         "handler",
+        "is_full",
         "is_timed",
         "max_running",
         "newcomers",
@@ -78,6 +81,8 @@ class HandlerQueue:
         self._next_round: deque[str] = deque()  # topics that have begun one
         self.crowd = ""
         """The last topic that had a crowd."""
+        self.is_full: Callable[[str], bool] | None = None
+        """Whether a topic has so many slots that others go first; None: no topic ever has."""
         self.newcomers: dict[str, None] = {}
         """Newcomers that have not begun a message yet, in the order in which they came."""
 
@@ -112,9 +117,26 @@ class HandlerQueue:
     def pop(self) -> WorkerDelivery:
         """Take the first message of the round's next topic; there must be one."""
         topic = self._this_round.popleft()
+        if self.is_full is not None and self.is_full(topic):
+            topic = self._after_full(topic, self.is_full)
         if self.newcomers:
             self.newcomers.pop(topic, None)
         return self._take(topic)
+
+    def _after_full(self, first: str, is_full: Callable[[str], bool]) -> str:
+        """
+        Skip topics that have too many slots, of which there are few; the first one if all have.
+        """
+        topic = first
+        for _ in range(len(self._by_topic) - 1):
+            self._next_round.append(topic)
+            if not self._this_round:
+                self._this_round, self._next_round = self._next_round, self._this_round
+                self.round += 1
+            topic = self._this_round.popleft()
+            if not is_full(topic):
+                break
+        return topic
 
     def pop_newcomer(self) -> WorkerDelivery:
         """Take the first message of the first newcomer; there must be one."""

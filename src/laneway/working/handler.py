@@ -143,6 +143,13 @@ class Handler:
         del lease, losses
         return None
 
+    make_executor: Callable[..., Any] | None = None
+    """
+    A `MakeExecutor`, which creates the executor of this kind of handlers on the event loop of a
+    worker; None: an executor that every worker has. Messages of a topic that `is_full` wait while
+    those of others can begin.
+    """
+
     def concluded(
         self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
     ) -> Sequence[Draft]:

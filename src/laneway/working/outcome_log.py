@@ -184,6 +184,8 @@ class OutcomeLog:
             cause = None if is_refusal else attribute(error, "__cause__") or error
         elif settlement.action == "unhandled":
             level, what, cause = logging.ERROR, text, None
+        elif settlement.action == "release":
+            level, what, cause = logging.INFO, f"released: {text}", None
         elif issubclass(kind, DestinationUnavailable):
             span = (
                 ""

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from laneway.working.buffer import HandlerQueue
     from laneway.working.child_processes import CannotStart
     from laneway.working.election_threads import ElectionThreads
-    from laneway.working.executors.executor import Executor
+    from laneway.working.executors.executor import Executor, MakeExecutor, TopicExecutor
     from laneway.working.handler import Handler, Handlers
     from laneway.working.health_server import HealthServer
     from laneway.working.options import Options, Summary
@@ -147,6 +147,7 @@ class Worker:
         )
         self._executors: dict[str, Executor] = {}
         """By the handler's kind."""
+        self._topic_executors: dict[str, TopicExecutor] = {}
         self._outcome_log: OutcomeLog
 
     # Start and stop
@@ -289,6 +290,17 @@ class Worker:
                 fork_server=fork_server_for(self._handlers),
             ),
         }
+        for handler in self._handlers:
+            if handler.make_executor is not None:
+                self._add_executor(handler, handler.make_executor)
+
+    def _add_executor(self, handler: Handler, make: MakeExecutor) -> None:
+        """Give a handler the executor of its kind, which handlers of that kind share."""
+        executor = self._topic_executors.get(handler.kind)
+        if executor is None:
+            executor = make(self._engine, self._finished, self.dispatch, self._options.concurrency)
+            self._topic_executors[handler.kind] = self._executors[handler.kind] = executor
+        self._buffer.queue(handler).is_full = executor.is_full
 
     async def _to_the_end(self, stopping: Coroutine[Any, Any, None]) -> bool:
         """

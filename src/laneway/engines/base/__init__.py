@@ -79,7 +79,7 @@ from laneway.engines.base.opening import (
     Settings,
 )
 from laneway.engines.base.queue import Queue
-from laneway.engines.base.records import RecordKind, Records
+from laneway.engines.base.records import RecordChange, RecordKind, Records
 from laneway.engines.base.results import CancelAnswer, Results
 from laneway.engines.base.transfer import ExportedMessage, ImportAnswer, Transfer
 from laneway.engines.base.views import (
@@ -148,6 +148,7 @@ __all__ = [
     "OpenEngine",
     "Overview",
     "Queue",
+    "RecordChange",
     "RecordKind",
     "Records",
     "ResultListener",

@@ -1,4 +1,4 @@
-"""Small records of the namespace that are no part of the queue: tokens, the audit log."""
+"""Small records of the namespace beside the queue: tokens, endpoints, the audit log."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RecordKind = Literal["audit", "command", "gateway", "session", "token"]
+RecordKind = Literal["audit", "command", "endpoint", "gateway", "session", "token"]
 """
 What a record is about.
 
 `"gateway"`: what all gateways of a namespace share. `"token"`: a token of the gateway's API.
 `"session"`: a browser's session that has ended early. `"audit"`: a change that was made through the
-API. `"command"`: one to a worker, or its answer.
+API. `"command"`: one to a worker, or its answer. `"endpoint"`: where a topic's messages are pushed
+to; its name is the topic's.
+
+There may be millions of endpoints, so reading and changing one, and listing a page of them, must
+not cost more then. Of the others there are thousands at most.
 """
+
+RecordChange = tuple[str, "bytes | None", "bytes | None"]
+"""A record's name, what it was (`before`), and what it becomes (`after`)."""
 
 
 @runtime_checkable
 class Records(Protocol):
-    """Records by kind and name, changed by compare and swap. `laneway.gateway` writes them."""
+    """
+    Records by kind and name, changed by compare and swap. `laneway.gateway` and `laneway.push`
+    write them.
+    """
 
     def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
         """Read records (JSON) by name, in the order of the names; None: there is none."""
@@ -35,6 +45,13 @@ class Records(Protocol):
         Arguments: `before`, `after`: JSON; None: no record.
 
         Returns False if the record is another one by now; nothing is changed then.
+        """
+        ...
+
+    def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
+        """
+        As `record_swap`, for many different records at once, each for itself. Returns for each
+        whether it was replaced.
         """
         ...
 

@@ -40,6 +40,7 @@ from laneway.policy import (
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         ImportAnswer,
         MessageView,
         Overview,
+        RecordChange,
         RecordKind,
         Tallies,
         TopicOrder,
@@ -164,20 +166,13 @@ class SqliteEngine(Core, PolicyChanges):
     def record_swap(
         self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
     ) -> bool:
-        stored = f"record:{kind}:{name}"
-        if before is None:
-            if after is None:
-                return self.record_read(kind, [name]) == [None]
-            values: tuple[str, ...] = (stored, after.decode())
-            statement = "record_insert"
-        elif after is None:
-            statement, values = "record_remove", (stored, before.decode())
-        else:
-            statement, values = "record_replace", (after.decode(), stored, before.decode())
+        return self.record_swap_many(kind, [(name, before, after)])[0]
+
+    def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
         with self._store.lock:
             self._store.refuse_nested()
             with self._store.writing(durable=True) as connection:
-                return connection.execute(SQL[statement], values).rowcount == 1
+                return [_swap_record(connection, f"record:{kind}:", *each) for each in changes]
 
     def records(
         self, kind: RecordKind, *, limit: int = 1000, after: str = ""
@@ -427,6 +422,26 @@ class SqliteEngine(Core, PolicyChanges):
                     *own_rows(policies.page(tx, "", 1 << 60)),
                 ],
             )
+
+
+def _swap_record(
+    connection: sqlite3.Connection,
+    prefix: str,
+    name: str,
+    before: bytes | None,
+    after: bytes | None,
+) -> bool:
+    name = prefix + name
+    if before is None:
+        if after is None:
+            return connection.execute(SQL["setting_read"], (name,)).fetchone() is None
+        values: tuple[str, ...] = (name, after.decode())
+        statement = "record_insert"
+    elif after is None:
+        statement, values = "record_remove", (name, before.decode())
+    else:
+        statement, values = "record_replace", (after.decode(), name, before.decode())
+    return connection.execute(SQL[statement], values).rowcount == 1
 
 
 def _gates(tx: Transaction) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         MoveAnswer,
         MoveTarget,
         Overview,
+        RecordChange,
         RecordKind,
         ResultListener,
         Settings,
@@ -346,6 +347,9 @@ class FilesEngine(FilesQueue, ShardedAdmin):
         self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
     ) -> bool:
         return self._space.on(0, lambda file: file.record_swap(kind, name, before, after))
+
+    def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
+        return self._space.on(0, lambda file: file.record_swap_many(kind, changes))
 
     def records(
         self, kind: RecordKind, *, limit: int = 1000, after: str = ""

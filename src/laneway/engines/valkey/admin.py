@@ -39,12 +39,17 @@ if TYPE_CHECKING:
         MoveAnswer,
         MoveTarget,
         Overview,
+        RecordChange,
         RecordKind,
         Tallies,
         TopicStats,
     )
+    from laneway.engines.valkey.namespace import Call
     from laneway.engines.valkey.records import Record
     from laneway.policy import Gate, Layer
+
+INDEXED: frozenset[RecordKind] = frozenset({"endpoint"})
+"""Kinds of records of which there may be millions."""
 
 
 class ValkeyEngine(ValkeyQueue, ShardedAdmin):
@@ -101,29 +106,69 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         )
         return heapq.nsmallest(limit, (name for name in names if name > after))
 
-    # Records: on the first shard, a hash for each kind
+    # Records: a hash for each kind, on the first shard. Those of a kind with millions are on the
+    # shards of their names, with an index of the names in order.
 
     def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
-        if not names:
-            return []
-        found: list[bytes | None] = self._space.read(0, "HMGET", f"records:{kind}", *names)
+        found: list[bytes | None] = [None] * len(names)
+        by_shard: dict[int, list[int]] = {}
+        for n, name in enumerate(names):
+            by_shard.setdefault(self._record_shard(kind, name), []).append(n)
+        for shard, positions in by_shard.items():
+            for page in pages(positions, PAGE):
+                asked = [names[n] for n in page]
+                read = self._space.read(shard, "HMGET", f"records:{kind}", *asked)
+                for n, record in zip(page, read, strict=True):
+                    found[n] = record
         return found
 
     def record_swap(
         self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
     ) -> bool:
-        return bool(
-            self._space.run(
-                "swap", 0, None, f"records:{kind}", name, before or b"", after or b"", durable=True
-            )
-        )
+        shard, function, arguments = self._record_swap(kind, name, before, after)
+        return bool(self._space.run(function, shard, None, *arguments, durable=True))
+
+    def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
+        calls = [self._record_swap(kind, *change) for change in changes]
+        return [
+            bool(answer)
+            for page in pages(calls, PAGE)
+            for answer in self._space.write_many(page, None)
+        ]
+
+    def _record_swap(
+        self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
+    ) -> Call:
+        index = f"names:{kind}" if kind in INDEXED else ""
+        arguments = (f"records:{kind}", name, before or b"", after or b"", index)
+        return self._record_shard(kind, name), "swap", arguments
+
+    def _record_shard(self, kind: RecordKind, name: str) -> int:
+        return self._space.routes.home(name) if kind in INDEXED else 0
 
     def records(
         self, kind: RecordKind, *, limit: int = 1000, after: str = ""
     ) -> list[tuple[str, bytes]]:
+        if kind in INDEXED:
+            return self._indexed_records(kind, limit, after)
         found = self._space.read(0, "HGETALL", f"records:{kind}")
         pairs = zip((name.decode() for name in found[::2]), found[1::2], strict=True)
         return heapq.nsmallest(limit, (pair for pair in pairs if pair[0] > after))
+
+    def _indexed_records(self, kind: RecordKind, limit: int, after: str) -> list[tuple[str, bytes]]:
+        start = f"({after}" if after else "-"
+        span = (f"names:{kind}", start, "+", "LIMIT", 0, limit)
+        names = [
+            name.decode()
+            for shard in range(self._space.shards)
+            for name in self._space.read(shard, "ZRANGEBYLEX", *span)
+        ]
+        names = heapq.nsmallest(limit, names)
+        found = zip(names, self.record_read(kind, names), strict=True)
+        pairs = [(name, record) for name, record in found if record is not None]
+        if pairs or not names:
+            return pairs
+        return self._indexed_records(kind, limit, names[-1])  # all were removed meanwhile
 
     # History: its records are on the first shard
 

@@ -55,3 +55,32 @@ def test_one_of_many_writers(driver: EngineDriver) -> None:
             assert won.count(True) == 1
             before = records[won.index(True)]
             assert engine.record_read("token", ["a"]) == [before]
+
+
+def test_many_changes_at_once(driver: EngineDriver) -> None:
+    """Each change of a batch is for itself; endpoints are listed by name, page by page."""
+    engine = driver.engine
+    names = [f"push.{n:03d}" for n in range(250)] + ["push.acme#crm", "ä", "\U0001f600"]
+    assert engine.record_swap_many("endpoint", [(name, None, b"{}") for name in names]) == [
+        True
+    ] * len(names)
+    assert engine.record_swap_many(
+        "endpoint",
+        [
+            (names[0], b"{}", b"[0]"),
+            (names[1], b"[]", b"[1]"),
+            (names[2], b"{}", None),
+            ("new", None, b"[2]"),
+            (names[3], None, b"[3]"),
+        ],
+    ) == [True, False, True, True, False]
+    left = sorted({*names, "new"} - {names[2]})
+    listed: list[str] = []
+    after = ""
+    while page := engine.records("endpoint", limit=100, after=after):
+        assert len(page) == min(100, len(left) - len(listed))
+        listed += [name for name, _ in page]
+        after = listed[-1]
+    assert listed == left
+    assert engine.record_read("endpoint", [names[0], names[2], "new"]) == [b"[0]", None, b"[2]"]
+    assert engine.record_swap_many("endpoint", []) == []

@@ -483,6 +483,9 @@ def test_subscription_only_of_handlers(driver: EngineDriver) -> None:
     assert topics("orders.*#audit") == topics("*#audit") == {"orders.eu#audit"}
     assert topics("orders.eu#billing", "orders.*") == {"orders.eu#billing", "orders.eu"}
     assert topics("stock.*", "stock.*#audit") == set()
+    both = {"orders.eu#audit", "orders.eu#billing"}
+    assert topics("orders.*#*") == topics("*#*") == topics("orders.eu#*") == both
+    assert topics("orders#*", "stock.*#*") == set()
 
 
 def test_subscription_partitions(driver: EngineDriver) -> None:

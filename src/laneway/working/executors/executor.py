@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from laneway.engines.base import FullEngine
     from laneway.working.delivery import WorkerDelivery
 
     Finished = Callable[[WorkerDelivery, Any, BaseException | None], None]
@@ -43,4 +43,16 @@ class Executor(Protocol):
         """
         Drop what has not begun, stop what still runs, and wait for that at most `seconds`.
         """
+        ...
+
+
+MakeExecutor = Callable[["FullEngine", "Finished", "Dispatch", int], "TopicExecutor"]
+"""Creates an executor on the event loop, given how many units it runs at once."""
+
+
+class TopicExecutor(Executor, Protocol):
+    """An executor that knows when one topic has too many slots."""
+
+    def is_full(self, topic: str) -> bool:
+        """Whether messages of other topics begin first, even if they have waited less."""
         ...

@@ -4,6 +4,7 @@
 -- ARGV[4]: the record's name
 -- ARGV[5]: the record that the client has read; "": none
 -- ARGV[6]: the new record; "": none
+-- ARGV[7]: "names:KIND": the index of the names of a kind with millions of records; "": none
 --
 -- Answers 1 if it was replaced, else 0.
 
@@ -14,7 +15,13 @@ if stored ~= ARGV[5] then
 end
 if ARGV[6] == '' then
     call('HDEL', hash, ARGV[4])
+    if (ARGV[7] or '') ~= '' then
+        call('ZREM', keys[ARGV[7]], ARGV[4])
+    end
 else
     call('HSET', hash, ARGV[4], ARGV[6])
+    if (ARGV[7] or '') ~= '' then
+        call('ZADD', keys[ARGV[7]], 0, ARGV[4])
+    end
 end
 return 1

@@ -151,22 +151,25 @@ local serving = part(function(serving)
     end
 
     -- Whether a pattern of `only` matches the lane's topic. All buckets are taken. Of a
-    -- subscription's topic (a#s) only patterns with its name do, like "*#s".
+    -- subscription's topic (a#s) only patterns with its name do, like "*#s", or with any: "*#*".
     local function covers(lane)
         if not calls.only then
             return true
         end
-        local topic, star = lanes.topic(lane), '*'
+        local topic, star, any = lanes.topic(lane), '*', nil
         local cut = topic and string.find(topic, '#', 1, true)
         if cut then
-            star = star .. sub(topic, cut)
+            star, any = star .. sub(topic, cut), '*#*'
+            if calls.only[sub(topic, 1, cut) .. '*'] or calls.only[any] then
+                return true
+            end
         end
         if not topic or calls.only[topic] or calls.only[star] then
             return true
         end
         local stem = match(topic, '^(.*%.)[^.]*$')
         while stem do
-            if calls.only[stem .. star] then
+            if calls.only[stem .. star] or (any and calls.only[stem .. any]) then
                 return true
             end
             stem = match(stem, '^(.*%.)[^.]*%.$')

@@ -20,7 +20,8 @@
 --   settings            shards, nonce, tiers and layout of the namespace (first shard)
 --   policies, programs  what clients read of policies (first shard)
 --   elections           election's name → its record (shard of the name)
---   records:KIND        name → record, beside the queue (first shard)
+--   records:KIND        name → record, beside the queue (first shard; endpoints: of the name)
+--   names:KIND          names of records in order, of a kind with millions (endpoints)
 --   tiers               the record of the tiers
 --   rules               pattern or topic → policy, see rules.lua
 --   own, own_sets, own_uses, own_tiers   topics' own policies, see rules.lua

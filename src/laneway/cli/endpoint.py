@@ -1,0 +1,234 @@
+"""`laneway endpoint`: where messages are pushed to."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from laneway.cli.session import (
+    Session,
+    json_option,
+    pass_session,
+    print_json,
+    say,
+    show_list,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from laneway.push.endpoint import Endpoint, EndpointInfo
+
+EXAMPLES = """\b
+Examples:
+  laneway endpoint set push.acme https://acme.example/hooks
+  laneway endpoint set push.acme --timeout 5s --event 'order.*'
+  laneway endpoint set 'push.acme#crm' https://crm.example/in --header 'x-region: eu'
+  laneway endpoint list 'push.*' --state disabled
+"""
+
+
+@click.group()
+def endpoint() -> None:
+    """Create, show and change endpoints: where `laneway push` sends messages."""
+
+
+@endpoint.command("set", short_help="Create or change an endpoint.", epilog=EXAMPLES)
+@click.argument("topic")
+@click.argument("url", required=False)
+@click.option("--timeout", help="For the whole request, such as 5s. [default: 15 s]")
+@click.option("--connect-timeout", help="For the connection. [default: 5 s]")
+@click.option("--event", "events", multiple=True, help="Only these event types; may be repeated.")
+@click.option("--header", "headers", multiple=True, help="'NAME: VALUE'; may be repeated.")
+@click.option("--content", help="body, standard or cloudevents. [default: body]")
+@click.option("--template", help="JSON whose texts like $.order are replaced by the body's fields.")
+@click.option("--dead-on", type=int, multiple=True, help="HTTP statuses that are final.")
+@click.option("--description", help="What it is for.")
+@click.option("--log", help="failures, sample or all attempts. [default: failures]")
+@click.option("--proxy", help="A proxy for its requests.")
+@click.option("--ca", type=click.File(), help="A file with the certificate to trust, in PEM.")
+@click.option("--http2", help="auto or never. [default: auto]")
+@click.option("--metadata", multiple=True, help="'NAME=VALUE'; may be repeated.")
+@click.option("--allow-private/--no-allow-private", default=None, help="Reach any address.")
+@click.option("--allow-http/--no-allow-http", default=None, help="Accept a URL without TLS.")
+@click.option("--verify-tls/--no-verify-tls", default=None, help="Check its certificate.")
+@click.option("--duplicate-ok/--no-duplicate-ok", default=None, help="A 409 is a success.")
+@click.option("--topic-header/--no-topic-header", default=None, help="Send webhook-topic.")
+@click.option(
+    "--secret-file", type=click.File(), help="Use the secret in this file (- for standard input)."
+)
+@click.option("--reset", multiple=True, metavar="SETTING", help="Back to the default.")
+@json_option
+@pass_session
+def set_(session: Session, /, topic: str, *, as_json: bool, **given: Any) -> None:
+    """
+    Create or change a topic's endpoint. What is not named stays as it is.
+
+    A new endpoint gets a secret, which is printed once: give it to the receiver. It is stored
+    encrypted by LANEWAY_SECRETS_KEY; `laneway endpoint key` prints a new key.
+    """
+    with session.app(create=True) as app:
+        _print_endpoint(app.endpoint(topic, **_settings(given)), as_json=as_json)
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the options name."""
+    settings: dict[str, Any] = dict.fromkeys(given.pop("reset"))
+    secret_file = given.pop("secret_file")
+    if secret_file is not None:
+        settings["secret"] = secret_file.read().strip()
+    if (template := given.pop("template")) is not None:
+        try:
+            settings["template"] = msgspec.json.decode(template)
+        except msgspec.DecodeError as error:
+            raise click.UsageError(f"--template: expected JSON: {error}") from error
+    if given["ca"] is not None:
+        given["ca"] = given["ca"].read()
+    for name, separator in (("headers", ":"), ("metadata", "=")):
+        if pairs := given.pop(name):
+            settings[name] = dict(_pair(name, each, separator) for each in pairs)
+    for name, value in given.items():
+        if value is not None and value != ():
+            settings[name] = list(value) if isinstance(value, tuple) else value
+    return settings
+
+
+def _pair(name: str, text: str, separator: str) -> tuple[str, str]:
+    key, found, value = text.partition(separator)
+    if not found:  # the text may be a secret
+        raise click.UsageError(f"--{name.rstrip('s')}: expected NAME{separator} VALUE")
+    return key.strip(), value.strip()
+
+
+def _print_endpoint(endpoint: Endpoint, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"topic": endpoint.topic, "secret": endpoint.secret})
+        return
+    say(f"endpoint {endpoint.topic} is set")
+    if endpoint.secret is not None:
+        say(f"its secret, which is not shown again: {endpoint.secret}")
+
+
+@endpoint.command("load", short_help="Create or change many endpoints.")
+@click.argument("file", type=click.File("rb"), default="-")
+@pass_session
+def load(session: Session, file: Any) -> None:
+    """
+    Create or change an endpoint for each line of a file: JSON such as {"topic": "push.acme",
+    "url": "https://acme.example/hooks"}. Prints a line of JSON with topic and secret for each.
+    """
+    with session.app(create=True) as app:
+        for each in app.endpoint_many(_lines(file)):
+            print_json({"topic": each.topic, "secret": each.secret})
+
+
+def _lines(file: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(file, 1):
+        try:
+            settings = msgspec.json.decode(line, type=dict[str, Any])
+            topic = settings.pop("topic")
+        except (msgspec.DecodeError, KeyError) as error:
+            raise click.UsageError(
+                f"line {number}: expected a JSON object with topic and url"
+            ) from error
+        yield topic, settings
+
+
+@endpoint.command("show")
+@click.argument("topic")
+@json_option
+@pass_session
+def show(session: Session, topic: str, *, as_json: bool) -> None:
+    """Show a topic's endpoint and its condition, without its secrets."""
+    with session.app() as app:
+        info = app.endpoint(topic).info()
+    if as_json:
+        print_json(msgspec.to_builtins(info))
+        return
+    for name, value in msgspec.to_builtins(info).items():
+        if value not in (None, [], {}, ""):
+            say(f"{name.replace('_', ' '):<16} {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
+
+
+@endpoint.command("list")
+@click.argument("pattern", default="*")
+@click.option("--state", help="Only healthy, failing, open, probing or disabled ones.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option("--after", default="", help="Continue after this topic.")
+@json_option
+@pass_session
+def list_(
+    session: Session, pattern: str, *, state: str | None, limit: int, after: str, as_json: bool
+) -> None:
+    """List endpoints by topic, with their condition."""
+    with session.app() as app:
+        rows = app.endpoints(pattern, limit=limit, after=after, state=state)
+    show_list(
+        [msgspec.to_builtins(each) for each in rows] if as_json else rows,
+        ("topic", "state", "url", "why"),
+        _row,
+        as_json=as_json,
+        empty="there are no endpoints; `laneway endpoint set` creates one",
+    )
+
+
+def _row(info: EndpointInfo) -> tuple[str, ...]:
+    why = info.disabled or info.attention or info.last_failure or ""
+    return info.topic, info.state, info.url, why
+
+
+@endpoint.command("rotate")
+@click.argument("topic")
+@pass_session
+def rotate(session: Session, topic: str) -> None:
+    """Create a new secret, and print it once. The old one signs beside it for 24 hours."""
+    with session.app() as app:
+        say(app.endpoint(topic).rotate())
+
+
+@endpoint.command("disable")
+@click.argument("topic")
+@click.option("--reason", default="by hand", show_default=True)
+@pass_session
+def disable(session: Session, topic: str, *, reason: str) -> None:
+    """Send nothing more to an endpoint: its topic's messages wait."""
+    with session.app() as app:
+        app.endpoint(topic).disable(reason)
+    say(f"endpoint {topic} is disabled; its topic's messages wait")
+
+
+@endpoint.command("enable")
+@click.argument("topic")
+@pass_session
+def enable(session: Session, topic: str) -> None:
+    """Send to an endpoint again: one message as a probe, then the others."""
+    with session.app() as app:
+        app.endpoint(topic).enable()
+    say(f"endpoint {topic} is enabled")
+
+
+@endpoint.command("remove")
+@click.argument("topic")
+@pass_session
+def remove(session: Session, topic: str) -> None:
+    """Remove an endpoint. Its topic's messages stay, and wait."""
+    with session.app() as app:
+        was_there = app.endpoint(topic).remove()
+    say(f"endpoint {topic} is removed" if was_there else f"endpoint {topic}: there was none")
+
+
+@endpoint.command("key")
+def key() -> None:
+    """Print a new random key for LANEWAY_SECRETS_KEY. It is stored nowhere."""
+    from laneway.push.secret_store import new_key
+
+    sys.stdout.write(new_key() + "\n")

@@ -1,0 +1,70 @@
+"""`laneway push`: a worker that sends messages to their endpoints."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import click
+
+from laneway.cli.loading import load_app
+from laneway.cli.worker import worker
+from laneway.errors import UsageError
+
+CONCURRENCY = 256
+
+EXAMPLES = """\b
+Examples:
+  laneway push shop:app
+  laneway push shop:app -c 512 --pool push --processes 2
+  laneway push shop:app --allow 10.20.0.0/16 --allow hooks.intranet
+"""
+
+
+@click.command(short_help="Send messages to their endpoints over HTTP.", epilog=EXAMPLES)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="NETWORK|HOST",
+    help="Reach these addresses although they are not public; may be repeated.",
+)
+@click.option("--proxy", help="Send all requests through this proxy, which guards the addresses.")
+@click.pass_context
+def push(
+    context: click.Context, /, *, allow: tuple[str, ...], proxy: str | None, **options: Any
+) -> None:
+    """
+    Send the messages of an application's topics to their endpoints until SIGTERM or Ctrl-C.
+
+    It is `laneway worker` with options for sending: it runs the application's handlers, too.
+    `app.push("push.*")` in the code names the topics. Give them a pool of their own, and --pool, to
+    keep them apart from other work.
+    """
+    from laneway.push.address_guard import ALLOW_VARIABLE, PROXY_VARIABLE, Guard
+    from laneway.push.handler import PushHandler
+    from laneway.push.table import proxy_of
+
+    if allow:
+        Guard(allow)  # raises for a wrong entry
+        own = os.environ.get(ALLOW_VARIABLE)
+        os.environ[ALLOW_VARIABLE] = ",".join((*([own] if own else []), *allow))
+    if proxy is not None:  # in the environment, which the processes of --processes inherit
+        os.environ[PROXY_VARIABLE] = proxy_of(proxy)
+    app = load_app(options["target"])
+    if not any(isinstance(each, PushHandler) for each in app.handlers):
+        raise UsageError(
+            f'{options["target"]}: it pushes no topics; add app.push("push.*") to the code'
+        )
+    context.invoke(worker, **options)
+
+
+def _option_of_worker(option: click.Parameter) -> click.Parameter:
+    if option.name != "concurrency":
+        return option
+    option = copy.copy(option)
+    option.default = CONCURRENCY
+    return option
+
+
+push.params = [*map(_option_of_worker, worker.params), *push.params]

@@ -1,0 +1,245 @@
+"""
+Which addresses may be reached: public ones only, unless an allow-list names them.
+
+The check is made at the socket (`Guard.allows`), after the name was resolved. So every spelling of
+an address, a name that changes its address between two look-ups, and several addresses of one name
+all end at the same place. What the URL itself shows is refused earlier, when the endpoint is set
+(`check_url`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+from laneway.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+REFUSED_V4 = tuple(
+    ipaddress.IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+"""IPv4 networks that are not public: this host, private, link-local, documentation, multicast …"""
+
+REFUSED_V6 = tuple(
+    ipaddress.IPv6Network(text)
+    for text in (
+        "::/96",
+        "::ffff:0:0/96",
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",
+        "5f00::/16",
+        "fc00::/7",
+        "fe80::/10",
+        "fec0::/10",
+        "ff00::/8",
+    )
+)
+"""IPv6 networks that are not public. An IPv4 address inside of one is judged by itself first."""
+
+GLOBAL_V6 = tuple(
+    ipaddress.IPv6Network(text)
+    for text in ("2001:1::1/128", "2001:1::2/128", "2001:3::/32", "2001:4:112::/48")
+)
+"""Public networks inside of refused ones."""
+
+OPEN_PORTS = frozenset({80, 443})
+FIRST_USER_PORT = 1024
+REFUSED_PORTS = frozenset(
+    {1433, 1521, 2049, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5601, 5672, 5900, 5985}
+    | {6000, 6379, 6380, 7001, 8500, 9042, 9092, 9200, 9300, 10250, 11211, 15672, 27017, 50070}
+)
+"""Ports from 1024 on of services that are no webhook receivers."""
+
+LOCAL_ENDINGS = (".local", ".internal", ".localhost", ".localdomain", ".home.arpa", ".onion")
+MAX_URL = 2_000
+NOT_PUBLIC = "the address is not public"
+"""What an owner of an endpoint reads; the address itself would make the sender a port scanner."""
+
+_NUMBER = re.compile(r"0x[0-9a-f]*|\d+")
+"""The last part of a name that resolvers read as an address."""
+
+_HOST = re.compile(r"[a-z0-9_.:\-]+", re.IGNORECASE)
+
+
+class Guard:
+    """
+    What one sender may reach.
+
+    Arguments: `allow`: networks (`"10.0.0.0/8"`) and host names that are reached although they are
+    not public, on any port, by `http:` too. `is_open`: everything is allowed (`laneway dev`).
+    """
+
+    def __init__(self, allow: Iterable[str] = (), *, is_open: bool = False) -> None:
+        self._networks: list[Network] = []
+        self._hosts: set[str] = set()
+        self.is_open = is_open
+        for entry in allow:
+            try:
+                self._networks.append(ipaddress.ip_network(entry, strict=False))
+            except ValueError:
+                if not _HOST.fullmatch(entry) or entry.replace(".", "").isdigit():
+                    raise UsageError(
+                        f'push: expected allow to list networks such as "10.0.0.0/8" and host'
+                        f" names, got {entry!r:.80}"
+                    ) from None
+                self._hosts.add(entry.lower().rstrip("."))
+
+    def with_others(self, allow: Iterable[str]) -> Guard:
+        """Add entries to the allow-list, and return the guard."""
+        more = Guard(allow)
+        self._networks += more._networks
+        self._hosts |= more._hosts
+        return self
+
+    def names(self, host: str) -> bool:
+        """Whether the allow-list names this host."""
+        return self.is_open or host.lower().rstrip(".") in self._hosts
+
+    def allows(self, address: str, port: int, *, host: str = "") -> bool:
+        """
+        Whether a socket may be connected to this address, which a name was resolved to.
+
+        Arguments: `address`: as the resolver returned it; `host`: of the URL.
+        """
+        if self.names(host):
+            return True
+        if "%" in address:  # a scope: an interface of this machine
+            return False
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        if any(found.version == each.version and found in each for each in self._networks):
+            return True
+        return is_public(found) and is_open_port(port)
+
+    def lists(self, host: str) -> bool:
+        """Whether the allow-list names this host, or the address that it spells."""
+        if self.names(host):
+            return True
+        try:
+            found = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(found.version == each.version and found in each for each in self._networks)
+
+
+ALLOW_VARIABLE, PROXY_VARIABLE = "LANEWAY_PUSH_ALLOW", "LANEWAY_PUSH_PROXY"
+"""The allow-list (separated by commas), and the proxy for all requests, of this process."""
+
+
+def of_process(*, is_open: bool = False) -> Guard:
+    """The guard with the allow-list in the environment. Raises UsageError."""
+    entries = os.environ.get(ALLOW_VARIABLE, "").split(",")
+    return Guard([each.strip() for each in entries if each.strip()], is_open=is_open)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to the public Internet. By our own table, not `is_global`."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in REFUSED_V4)
+    inside = address.ipv4_mapped
+    if inside is not None:
+        return is_public(inside)
+    if any(address in network for network in GLOBAL_V6):
+        return True
+    return not any(address in network for network in REFUSED_V6)
+
+
+def is_open_port(port: int) -> bool:
+    """Whether a webhook receiver may listen at this port."""
+    return port in OPEN_PORTS or (FIRST_USER_PORT <= port <= 65_535 and port not in REFUSED_PORTS)
+
+
+def split_url(url: object) -> SplitResult:
+    """Split a URL that a request can be sent to. Raises UsageError, without a password in it."""
+    if not isinstance(url, str) or not url or len(url) > MAX_URL:
+        raise UsageError(
+            f"endpoint: expected url to be text of at most {MAX_URL:,} characters, got"
+            f" {type(url).__name__ if not isinstance(url, str) else f'{len(url):,} characters'}"
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"endpoint: expected url to be like https://host/path: {error}") from error
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise UsageError(
+            "endpoint: expected url to have visible ASCII characters only; encode others"
+            " (%20, xn--…)"
+        )
+    if parts.scheme not in ("http", "https"):
+        raise UsageError(
+            f'endpoint: expected url to begin with https:// or http://, got "{parts.scheme[:20]}:"'
+        )
+    if parts.username is not None or parts.password is not None or "@" in parts.netloc:
+        raise UsageError(
+            "endpoint: a user name or password in the url is refused; send a header instead"
+        )
+    if not parts.hostname or not _HOST.fullmatch(parts.hostname) or port == 0:
+        raise UsageError("endpoint: expected url to have a host, like https://acme.example/hooks")
+    return parts
+
+
+def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: bool) -> str:
+    """
+    Check an endpoint's URL as far as the URL itself shows; the socket decides later.
+
+    Raises UsageError, which says what to change.
+    """
+    parts = split_url(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if allow_private or guard.lists(host):
+        return parts.geturl()
+    if parts.scheme == "http" and not allow_http:
+        raise UsageError(
+            "endpoint: http: sends messages readably; use https:, or allow_http=True for this"
+            " endpoint"
+        )
+    if not is_open_port(port):
+        raise UsageError(f"endpoint: port {port} is refused; use 443, 80, or one above 1023")
+    name = host.lower().rstrip(".")
+    is_literal = ":" in name or _NUMBER.fullmatch(name.rpartition(".")[2]) is not None
+    if is_literal:
+        try:
+            public = is_public(ipaddress.ip_address(name))
+        except ValueError:  # a spelling that only some resolvers know, like 0x7f.1
+            public = False
+        if not public:
+            raise UsageError(f"endpoint: {NOT_PUBLIC}")
+    elif "." not in name or name.endswith(LOCAL_ENDINGS):
+        raise UsageError(
+            f'endpoint: expected url to have a public host name, got "{host[:80]}"; the sender\'s'
+            " allow-list can name it"
+        )
+    return parts.geturl()

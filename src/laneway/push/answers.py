@@ -1,0 +1,143 @@
+"""What the end of a request means: for its message, and for the endpoint."""
+
+from __future__ import annotations
+
+import email.utils
+import math
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+ErrorClass = Literal[
+    "dns", "refused", "tls", "timeout", "reset", "blocked", "too_large", "misconfigured"
+]
+"""
+Why a request has no answer.
+
+`"dns"`: the host's name was not resolved. `"refused"`: nothing listens there. `"tls"`: no trusted
+encrypted connection. `"timeout"`. `"reset"`: the connection broke, or no HTTP came.
+`"blocked"`: the address is not public. `"too_large"`: the answer's headers. `"misconfigured"`: no
+request could be formed.
+"""
+
+Effect = Literal["ack", "retry", "dead", "back_off", "release"]
+"""What happens to the message; see `Action` of settlements."""
+
+Health = Literal[
+    "success", "failure", "message", "busy", "gone", "auth", "misconfigured", "neutral"
+]
+"""
+What it says about the endpoint.
+
+`"failure"`: counts for the breaker. `"message"`: a failure of the message; counts for the breaker
+only if more than half of the last attempts were such. `"busy"`: it asks for a pause.
+`"gone"`: it is disabled. `"auth"`: a failure; it needs attention after ten in a row.
+`"misconfigured"`: its settings; it needs attention after three. `"neutral"`: nothing.
+"""
+
+MAX_RETRY_AFTER = 3_600.0
+"""Seconds. A longer `Retry-After` is cut."""
+
+OF_MESSAGE = frozenset({400, 404, 405, 413, 415, 422})
+UNAUTHORIZED = frozenset({401, 403, 407})
+BUSY = frozenset({429, 503})
+GONE, CONFLICT = 410, 409
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """
+    How a request ended. `status`: of HTTP; 0: there is none, and `error` says why. `detail`: text
+    about the error. `headers`: lower-case names, at most `MAX_HEADERS`. `body`: its first bytes.
+    `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
+    """
+
+    status: int = 0
+    error: ErrorClass | None = None
+    detail: str = ""
+    headers: dict[str, str] = {}
+    body: bytes = b""
+    milliseconds: tuple[float, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """
+    What an answer means. `delay`: seconds; None: as the policy or the back-off says. `text`: for
+    the message's history.
+    """
+
+    effect: Effect
+    health: Health
+    text: str = ""
+    delay: float | None = None
+    is_timeout: bool = False
+    is_busy: bool = False
+    """Whether it lowers the limit of `concurrency="auto"` without a back-off."""
+
+
+def judge(
+    answer: Answer,
+    *,
+    dead_on: Collection[int] = (),
+    duplicate_ok: bool = False,
+    now: float = 0.0,
+) -> Verdict:
+    """What an answer means. Arguments: `now`: Unix seconds, for dates in `Retry-After`."""
+    if answer.error is not None:
+        return _without_answer(answer)
+    status, headers = answer.status, answer.headers
+    text = f"HTTP {status}"
+    if 200 <= status < 300:
+        return Verdict("ack", "success")
+    if headers.get("webhook-retry", "").strip().lower() == "no":
+        return Verdict("dead", "neutral", f"{text}; the receiver wants no retry")
+    if status == GONE:
+        return Verdict("release", "gone", f"{text}: the endpoint is gone and was disabled")
+    if status in BUSY:
+        return Verdict("back_off", "busy", text, delay=retry_after(headers, now))
+    if status in dead_on:
+        return Verdict("dead", "message", f"{text}; dead_on lists it")
+    if status == CONFLICT:
+        return Verdict("ack" if duplicate_ok else "retry", "neutral", text)
+    if 300 <= status < 400:
+        target = headers.get("location", "")[:300]
+        where = f"; change the URL to {target}" if target else ""
+        return Verdict("retry", "failure", f"{text}: redirects are not followed{where}")
+    if status in OF_MESSAGE:
+        return Verdict("retry", "message", text)
+    if status in UNAUTHORIZED:
+        return Verdict("retry", "auth", f"{text}: the receiver refused the request's credentials")
+    return Verdict("retry", "failure", text)
+
+
+def _without_answer(answer: Answer) -> Verdict:
+    text = f"{answer.error}: {answer.detail}" if answer.detail else str(answer.error)
+    if answer.error in ("blocked", "misconfigured"):
+        return Verdict("dead", "misconfigured", text)
+    return Verdict(
+        "retry",
+        "failure",
+        text,
+        is_timeout=answer.error == "timeout",
+        is_busy=answer.error == "refused",
+    )
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds of the header `Retry-After`, which has seconds or an HTTP date; None: not valid."""
+    text = headers.get("retry-after", "").strip()
+    if not text or not text.isascii():
+        return None
+    try:
+        seconds = float(text) if text.isdigit() else _date(text) - now
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+    if not math.isfinite(seconds):
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+def _date(text: str) -> float:
+    return email.utils.parsedate_to_datetime(text).timestamp()

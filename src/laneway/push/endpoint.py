@@ -1,0 +1,257 @@
+"""`Endpoint`: where a topic's messages are sent to, as a program sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from laneway import units
+from laneway.admin import subscriptions as admin_subscriptions
+from laneway.arguments import whole
+from laneway.awaitable import async_variant
+from laneway.errors import UsageError
+from laneway.policy import check_pattern
+from laneway.push import secret_store, table
+from laneway.push.address_guard import Guard, of_process
+from laneway.subscriptions import is_copy, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Executor
+
+    from laneway.engines.base import FullEngine
+    from laneway.push.table import Record
+
+
+class Host(Protocol):
+    """What an endpoint needs of its application."""
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """The engine's URL."""
+        ...
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        ...
+
+
+class EndpointInfo(msgspec.Struct, kw_only=True):
+    """
+    An endpoint, without its secrets. Times are Unix seconds, or None.
+
+    - `topic`: whose messages are sent; of a subscription, like `push.acme#crm`.
+    - `url`, `description`, `timeout`, `connect_timeout`, `events`, `content`, `template`,
+      `dead_on`, `duplicate_ok`, `verify_tls`, `proxy`, `http2`, `allow_private`, `allow_http`,
+      `topic_header`, `log`, `metadata`: its settings.
+    - `headers`: by name; the values of those that look like secrets are `"…"`.
+    - `secrets`: the ends of the secrets that sign now, the newest first.
+    - `state`: `"healthy"`, `"failing"`, `"open"` (its breaker), `"probing"` or `"disabled"`.
+    - `disabled`: why it is disabled. `attention`: why somebody should look at it.
+    - `failing_since`, `failures`, `last_failure`: since the last success, about.
+    """
+
+    topic: str
+    url: str
+    state: str
+    description: str
+    events: list[str]
+    content: str
+    template: Any
+    headers: dict[str, str]
+    secrets: list[str]
+    timeout: float
+    connect_timeout: float
+    dead_on: list[int]
+    duplicate_ok: bool
+    verify_tls: bool
+    proxy: str | None
+    http2: str
+    allow_private: bool
+    allow_http: bool
+    topic_header: bool
+    log: str
+    metadata: dict[str, str]
+    disabled: str | None
+    attention: str | None
+    failing_since: float | None
+    failures: int
+    last_failure: str | None
+    created: float
+    changed: float
+    version: int
+
+
+STATES = ("healthy", "failing", "open", "probing", "disabled")
+
+
+def state_of(record: Record) -> str:
+    """One word for how an endpoint is."""
+    condition = record.condition
+    if record.disabled is not None:
+        return "disabled"
+    if condition.opened_us:
+        return "open"
+    if condition.probing_us:
+        return "probing"
+    return "failing" if condition.failing_since_us else "healthy"
+
+
+def info_of(topic: str, record: Record) -> EndpointInfo:
+    """An endpoint without its secrets."""
+    condition = record.condition
+    same = {
+        name: getattr(record, name)
+        for name in EndpointInfo.__struct_fields__
+        if name in table.CHECKS and name != "headers"
+    }
+    return EndpointInfo(
+        **same,
+        topic=topic,
+        url=record.url,
+        state=state_of(record),
+        headers={**record.headers, **dict.fromkeys(record.sealed, "…")},
+        secrets=[each.hint for each in table.live_secrets(record, table.now())],
+        disabled=record.disabled,
+        attention=condition.attention or None,
+        failing_since=_seconds(condition.failing_since_us),
+        failures=condition.failures,
+        last_failure=condition.text or None,
+        created=record.created_us / units.SECOND,
+        changed=record.changed_us / units.SECOND,
+        version=record.version,
+    )
+
+
+def _seconds(moment_us: int) -> float | None:
+    return moment_us / units.SECOND if moment_us else None
+
+
+class Endpoint:
+    """
+    The endpoint of one topic: where its messages are sent to. `app.endpoint(topic)` creates it.
+
+    `secret`: the text of a secret that was created by this call, `whsec_…`; it is not shown again.
+    Every method has an async variant with an `a` in front. Raises Refused if there is no endpoint.
+    """
+
+    def __init__(self, app: Host, topic: str, secret: str | None = None) -> None:
+        self._app = app
+        self.topic = topic
+        self.secret = secret
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.topic}>"  # never the secret
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        return self._app.threads
+
+    def info(self) -> EndpointInfo:
+        """Read its settings and its condition."""
+        return info_of(self.topic, table.get(self._app.engine, self.topic))
+
+    def rotate(self, secret: str | None = None) -> str:
+        """
+        Give it a new secret, `secret` or a random one. The old ones sign beside it for 24 hours.
+        Returns the new secret's text, which is not shown again.
+        """
+        keys, now_us, new = _secrets(self._app), table.now(), ""
+
+        def change(record: Record | None) -> Record:
+            nonlocal new
+            if record is None:
+                raise table.no_endpoint(self.topic)
+            record, new = table.rotated(self.topic, record, keys, now_us, secret)
+            return record
+
+        table.update(self._app.engine, self.topic, change)
+        return new
+
+    def disable(self, reason: str = "by hand") -> None:
+        """Send nothing more; the topic's messages wait (their ttl runs)."""
+        table.disable(self._app.engine, self.topic, reason)
+
+    def enable(self) -> None:
+        """
+        Send again: one message as a probe, then the others. Raises Refused if it was enabled, and
+        disabled again, within the last five minutes.
+        """
+        table.enable(self._app.engine, self.topic)
+
+    def remove(self) -> bool:
+        """Remove it. Returns whether there was one. Its topic's messages stay and wait."""
+        return table.remove(self._app.engine, self.topic)
+
+    ainfo = async_variant(info)
+    arotate = async_variant(rotate)
+    adisable = async_variant(disable)
+    aenable = async_variant(enable)
+    aremove = async_variant(remove)
+
+
+def set_endpoint(app: Host, topic: str, fields: Mapping[str, Any]) -> Endpoint:
+    """Create or change a topic's endpoint, or with no fields only look that there is one."""
+    engine = app.engine
+    table.check_endpoint_topic(topic)
+    if not fields:
+        table.get(engine, topic)
+        return Endpoint(app, topic)
+    (endpoint,) = set_many(app, [(topic, fields)])
+    return endpoint
+
+
+def set_many(app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Endpoint]:
+    """Create or change many endpoints."""
+    engine = app.engine
+    found = []
+    for topic, secret in table.set_many(engine, endpoints, _secrets(app), _guard()):
+        if is_copy(topic):
+            _subscribe(engine, topic)
+        found.append(Endpoint(app, topic, secret))
+    return found
+
+
+def list_endpoints(
+    engine: FullEngine, pattern: str, *, limit: int, after: str, state: str | None
+) -> tuple[list[EndpointInfo], str | None]:
+    """A page of endpoints, and the topic after which the next one begins; None: there is none."""
+    check_pattern(pattern)
+    if state is not None and state not in STATES:
+        raise UsageError(
+            f"endpoints: expected state to be one of {', '.join(STATES)}, got {state!r:.80}"
+        )
+    whole("endpoints", "limit", limit, most=10_000)
+    page, following = table.listed(
+        engine,
+        pattern=pattern,
+        limit=limit,
+        after=after,
+        accepts=lambda record: state is None or state_of(record) == state,
+    )
+    return [info_of(topic, record) for topic, record in page], following
+
+
+def _subscribe(engine: FullEngine, topic: str) -> None:
+    """Declare the subscription whose topic has an endpoint, unless a policy does already."""
+    base, name = split(topic)
+    if all(each.name != name for each in engine.policy_of(base).subscriptions):
+        settings = admin_subscriptions.settings_of("shared", None, None)
+        for changed, fields in admin_subscriptions.changes(engine, base, name, settings):
+            engine.policy_set("code", changed, fields)
+
+
+def _secrets(app: Host) -> secret_store.SecretStore:
+    return secret_store.of_process(app.url)
+
+
+def _guard() -> Guard:
+    return of_process()

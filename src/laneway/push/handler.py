@@ -1,0 +1,109 @@
+"""`app.push(pattern)`: the handler of topics whose messages are sent to their endpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from laneway import units
+from laneway.errors import UsageError
+from laneway.push import notifications
+from laneway.push.outcomes import AttemptFailed, Released
+from laneway.push.settings import SenderSettings
+from laneway.subscriptions import ANY, SEPARATOR, topic_of
+from laneway.working.handler import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.base import FullEngine
+    from laneway.message import Draft, Lease, Settlement
+    from laneway.push.sender import Sender
+    from laneway.working.executors.executor import Dispatch, Finished
+    from laneway.working.handler import Handlers
+
+RETRY_DELAYS = ("5s", "5m", "30m", "2h", "5h", "10h", "14h", "20h", "24h")
+"""The schedule of Standard Webhooks: a message is tried for about three days."""
+
+POLICY: dict[str, Any] = {
+    "backoff": list(RETRY_DELAYS),
+    "retries": len(RETRY_DELAYS),
+    "ttl": "4d",
+    "concurrency": "auto",
+}
+"""The policy of a pattern that is pushed, as far as the program has set no fields itself."""
+
+
+def push(app: PushApplication, pattern: str) -> list[PushHandler]:
+    """The handlers of `app.push(pattern)`, with the policy that they need."""
+    known = next((each for each in app.handlers if isinstance(each, PushHandler)), None)
+    settings = (
+        SenderSettings(url=lambda: app.url, handlers=app.handlers)
+        if known is None
+        else known.settings
+    )
+    handlers = [PushHandler(pattern, None, settings)]
+    if SEPARATOR not in pattern:
+        handlers.append(PushHandler(pattern, ANY, settings))
+    return handlers
+
+
+class PushApplication(Protocol):
+    """What push needs of the application."""
+
+    @property
+    def url(self) -> str:
+        """The engine's URL."""
+        ...
+
+    @property
+    def handlers(self) -> Handlers:
+        """The program's handlers."""
+        ...
+
+
+class PushHandler(Handler):
+    """
+    Sends the messages of a pattern's topics. `pattern` may be `push.*#*`, the subscriptions of
+    `push.*`. The handlers of one worker share one sender.
+    """
+
+    def __init__(self, pattern: str, subscription: str | None, settings: SenderSettings) -> None:
+        super().__init__(_never, pattern, name=f"push {pattern}")
+        if subscription is not None:
+            self.pattern = topic_of(pattern, subscription)
+        self.kind = "push"
+        self.settings = settings
+        self.make_executor = self._sender
+
+    def _sender(
+        self, engine: FullEngine, finished: Finished, dispatch: Dispatch, concurrency: int
+    ) -> Sender:
+        """The sender of a worker."""
+        try:
+            from laneway.push.sender import Sender  # noqa: PLC0415  # only a worker that sends needs it
+        except ImportError as error:
+            raise UsageError(
+                'push: it needs the package pycurl; install it: pip install "laneway[push]"'
+            ) from error
+        handlers = self.settings.handlers
+        if not handlers.has_pattern(notifications.TOPIC):
+            handlers.add(PushHandler(notifications.TOPIC, None, self.settings))
+        return Sender(engine, finished, dispatch, concurrency, self.settings)
+
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> Sequence[Draft]:
+        del returned
+        if isinstance(error, AttemptFailed):
+            settlement.error = str(error)
+            if lease.limited and (error.is_timeout or error.is_busy):
+                settlement.overload = "timeout" if error.is_timeout else "answer"
+        elif isinstance(error, Released):
+            settlement.action = error.action
+            settlement.begun = error.was_sent
+            settlement.delay_us = None if error.delay is None else round(error.delay * units.SECOND)
+        return ()
+
+
+def _never(_message: Any) -> None:
+    raise UsageError("push: its messages are sent by the worker's sender")  # never called

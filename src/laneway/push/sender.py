@@ -1,0 +1,638 @@
+"""
+The part of a worker that sends messages to endpoints: an executor, like that of coroutines.
+
+The life of a message here:
+
+1. `start` puts it into a batch, with all others that begin in the same moment.
+2. A thread reads the endpoints of the batch's topics; the next batch gathers meanwhile.
+3. `_send` forms and signs the request, or decides that none is made.
+4. The transport sends it, and `_answered` gets the answer.
+5. The answer's verdict is reported to the worker, which settles the message.
+
+Failures are written into the endpoint's condition by a second thread, and so are notifications. It
+is never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway import units
+from laneway.errors import DestinationUnavailable, LanewayError, Reject, UsageError
+from laneway.push import breaker, payloads, secret_store, signature, table
+from laneway.push.address_guard import PROXY_VARIABLE, check_url, of_process, split_url
+from laneway.push.answers import Answer, Verdict, judge
+from laneway.push.notifications import TOPIC as NOTIFICATIONS
+from laneway.push.notifications import notify
+from laneway.push.outcomes import AttemptFailed, Released
+from laneway.push.transport import Request, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from laneway.engines.base import FullEngine
+    from laneway.message import Lease
+    from laneway.push.settings import SenderSettings
+    from laneway.push.table import Record
+    from laneway.push.transport import Slot
+    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.executors.executor import Dispatch, Finished
+
+log = logging.getLogger("laneway.push")
+
+LEAST_OF_TOPIC, PARTS = 8, 8
+"""One endpoint has at most an eighth of a sender's slots, and at least 8, while others wait."""
+
+MAX_TARGETS = 50_000
+"""Endpoints that a sender has in memory; of the others, only their counts are forgotten."""
+
+GONE_SECONDS = 1.0
+"""How long the message waits that showed that its endpoint is gone; its topic is paused then."""
+
+DISABLED_SECONDS = 5.0
+"""How long a message waits that meets a disabled endpoint, before its topic is paused."""
+
+NO_KEY_SECONDS = 60.0
+PROBE_SECONDS = 1.0
+"""How long a message waits behind the probe of its endpoint."""
+
+MAX_NOTES = 1_000
+"""Conditions that wait to be written; more are dropped."""
+
+MAX_CONTENT_TYPE = 200
+USER_AGENT = f"Laneway/{version('laneway')} (+https://github.com/laneway-project/laneway)"
+TRACE_HEADERS = ("traceparent", "tracestate")
+WARN_SECONDS = 60.0
+
+
+class Target(msgspec.Struct):
+    """
+    An endpoint as a sender has it in memory.
+
+    `secrets`: decrypted, with the time until which each signs. `headers`: lines that every request
+    has. `problem`: why nothing can be sent; `is_ours`: it is a fault of this sender's settings.
+    `open_until`: when the breaker's back-off ends (monotonic seconds).
+    """
+
+    stored: bytes
+    record: Record
+    window: breaker.Window
+    secrets: list[tuple[bytes, int]] = []
+    headers: list[bytes] = []
+    host: str = ""
+    port: int = 443
+    problem: str | None = None
+    is_ours: bool = False
+    open_until: float = 0.0
+    opens: int = 0
+    is_noted: bool = False
+    """Whether its condition says something that a success ends."""
+
+
+class Attempt(msgspec.Struct):
+    """One request: what the delivery log gets."""
+
+    unit: Any
+    target: Target
+    headers: list[bytes]
+    body: bytes
+    at_us: int
+    began: float
+
+
+class Sender:
+    """Sends the messages of one worker. An `Executor`."""
+
+    reports_begin = False
+
+    def __init__(
+        self,
+        engine: FullEngine,
+        finished: Finished,
+        dispatch: Dispatch,
+        concurrency: int,
+        settings: SenderSettings,
+    ) -> None:
+        self._engine = engine
+        self._finished = finished
+        self._dispatch = dispatch
+        self._guard = of_process(is_open=settings.is_open).with_others(settings.allow)
+        self._secrets = secret_store.of_process(settings.url())
+        self._proxy = settings.proxy or os.environ.get(PROXY_VARIABLE) or None
+        self._resolve = settings.resolve
+        self._loop = asyncio.get_running_loop()
+        self._most_of_topic = max(LEAST_OF_TOPIC, concurrency // PARTS)
+        self._public = Transport(self._loop, None if self._guard.is_open else self._guard)
+        self._private: Transport | None = None
+        self._targets: dict[str, Target] = {}
+        self._running: dict[str, int] = {}
+        """How many units of a topic were started and have not ended, by topic."""
+        self._pending: list[WorkerDelivery] = []
+        self._is_reading = self._is_read_due = self._is_dispatch_due = False
+        self._runner = _Runner(self)
+        self._slots: dict[int, tuple[Transport, Slot]] = {}
+        """The requests in flight, by the id of their units."""
+        self._sending: dict[str, int] = {}
+        """How many requests are in flight, by topic."""
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
+        self._note_count = 0
+        self._warned_at = 0.0
+        self._is_closed = False
+
+    # As an executor
+
+    def is_full(self, topic: str) -> bool:
+        """Whether a topic has so many slots that others go first."""
+        return self._running.get(topic, 0) >= self._most_of_topic
+
+    def start(self, unit: WorkerDelivery) -> None:
+        topic = unit.lease.topic
+        self._running[topic] = self._running.get(topic, 0) + 1
+        unit.began = time.perf_counter()
+        unit.runner = self._runner
+        self._pending.append(unit)
+        if not self._is_read_due and not self._is_reading:
+            self._is_read_due = True
+            self._loop.call_soon(self._read_pending)
+
+    async def close(self, seconds: float) -> None:
+        self._is_closed = True
+        for transport, slot in list(self._slots.values()):
+            transport.abort(slot)
+        self._slots.clear()
+        self._pending.clear()
+        self._public.close()
+        if self._private is not None:
+            self._private.close()
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        waiting = self._loop.run_in_executor(None, self._writer.shutdown)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(waiting, max(seconds, 1.0))
+
+    def stop(self, unit: WorkerDelivery) -> None:
+        """Drop a unit's request, if one was made."""
+        found = self._slots.pop(id(unit), None)
+        if found is not None:
+            transport, slot = found
+            transport.abort(slot)
+            self._sent(unit.lease.topic)
+        if unit in self._pending:
+            self._pending.remove(unit)
+        self._free(unit)
+
+    def _free(self, unit: WorkerDelivery) -> None:
+        unit.runner = None
+        topic = unit.lease.topic
+        left = self._running.get(topic, 1) - 1
+        if left:
+            self._running[topic] = left
+        else:
+            self._running.pop(topic, None)
+
+    def _end(self, unit: WorkerDelivery, error: BaseException | None) -> None:
+        """Report how a unit ended."""
+        self._free(unit)
+        self._finished(unit, None, error)
+        if not self._is_dispatch_due:
+            self._is_dispatch_due = True
+            self._loop.call_soon(self._dispatch_others)
+
+    def _dispatch_others(self) -> None:
+        self._is_dispatch_due = False
+        if not self._is_closed:
+            self._dispatch()
+
+    # Read the endpoints
+
+    def _read_pending(self) -> None:
+        self._is_read_due = False
+        if self._is_closed or not self._pending:
+            return
+        units_, self._pending = self._pending, []
+        topics = list({unit.lease.topic: None for unit in units_})
+        self._is_reading = True
+        reading = self._reader.submit(self._read, topics)
+
+        def have_read(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._have_read, units_, reading)
+
+        reading.add_done_callback(have_read)
+
+    def _read(self, topics: list[str]) -> dict[str, Target | None]:
+        """Read the endpoints of topics; in a thread. Those that did not change are kept."""
+        known = self._targets
+        found: dict[str, Target | None] = {}
+        stored = self._engine.record_read(table.KIND, topics)
+        for topic, text in zip(topics, stored, strict=True):
+            target = known.get(topic)
+            if text is None:
+                found[topic] = None
+            elif target is not None and target.stored == text:
+                found[topic] = target
+            else:
+                found[topic] = self._target(topic, text, target)
+        return found
+
+    def _target(self, topic: str, text: bytes, before: Target | None) -> Target:
+        record = table.read(text)
+        target = Target(text, record, breaker.Window() if before is None else before.window)
+        target.is_noted = record.condition != table.Condition()
+        if before is not None:
+            target.open_until, target.opens = before.open_until, before.opens
+            if (before.record.version, before.record.enabled_us) != (
+                record.version,
+                record.enabled_us,
+            ):  # its settings changed: it is tried at once
+                target.open_until, target.opens = 0.0, 0
+                target.window = breaker.Window()
+        try:
+            check_url(
+                record.url,
+                self._guard,
+                allow_private=record.allow_private,
+                allow_http=record.allow_http,
+            )
+            parts = split_url(record.url)
+        except UsageError as error:
+            target.problem = str(error)
+            return target
+        target.host = parts.hostname or ""
+        target.port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            target.secrets = [
+                (self._secrets.decrypt(each.stored, topic), each.until_us)
+                for each in record.secrets
+            ]
+            headers = record.headers | {
+                name: self._secrets.decrypt(sealed, topic).decode("latin-1")
+                for name, sealed in record.sealed.items()
+            }
+        except LanewayError as error:
+            target.problem, target.is_ours = str(error), True
+            return target
+        headers.setdefault("user-agent", USER_AGENT)
+        target.headers = [b"expect:", b"accept:"] + [
+            f"{name}: {value}".encode("latin-1") if value else f"{name};".encode()
+            for name, value in headers.items()
+        ]
+        return target
+
+    def _have_read(self, units_: list[WorkerDelivery], reading: Any) -> None:
+        self._is_reading = False
+        if self._is_closed:
+            return
+        if self._pending:
+            self._is_read_due = True
+            self._loop.call_soon(self._read_pending)
+        error = reading.exception()
+        if error is not None:
+            for unit in units_:
+                if not unit.over:
+                    self._end(
+                        unit, Released(f"its endpoint cannot be read: {error}", delay=PROBE_SECONDS)
+                    )
+            return
+        targets = reading.result()
+        if len(self._targets) + len(targets) > MAX_TARGETS:
+            self._forget_some()
+        for topic, target in targets.items():
+            if target is None:
+                self._targets.pop(topic, None)
+            else:
+                self._targets[topic] = target
+        now_us = table.now()
+        for unit in units_:
+            if unit.over:
+                continue
+            try:
+                self._send(unit, targets[unit.lease.topic], now_us)
+            except Reject as refusal:
+                self._end(unit, refusal)
+            except Exception as fault:  # noqa: BLE001  # of one message; others go on
+                self._end(unit, fault)
+
+    def _forget_some(self) -> None:
+        """Forget half of the endpoints, the ones that were known first, unless they fail."""
+        for topic in list(self._targets)[: MAX_TARGETS // 2]:
+            if topic not in self._running and not self._targets[topic].open_until:
+                del self._targets[topic]
+
+    # Send
+
+    def _send(self, unit: WorkerDelivery, target: Target | None, now_us: int) -> None:
+        lease = unit.lease
+        refusal = self._refusal(lease, target)
+        if refusal is not None or target is None:
+            self._end(unit, refusal)
+            return
+        record = target.record
+        if record.events and not payloads.wants(record.events, lease):
+            self._end(unit, None)
+            return
+        body, content_type = payloads.of_lease(lease, record.content, record.template)
+        webhook_id = signature.webhook_id(lease.id)
+        timestamp = now_us // units.SECOND
+        secrets = [
+            secret for secret, until_us in target.secrets if not until_us or until_us > now_us
+        ]
+        headers = [
+            *target.headers,
+            b"content-type: " + _content_type(content_type),
+            b"webhook-id: " + webhook_id.encode(),
+            b"webhook-timestamp: %d" % timestamp,
+            b"webhook-signature: " + signature.sign(secrets, webhook_id, timestamp, body).encode(),
+            b"webhook-attempt: %d" % lease.attempt,
+            b"idempotency-key: " + webhook_id.encode(),
+        ]
+        if record.topic_header and lease.topic.isascii():
+            headers.append(b"webhook-topic: " + lease.topic.encode())
+        if lease.headers is not None:
+            headers += _passed_on(lease.headers)
+        attempt = Attempt(unit, target, headers, body, now_us, unit.began)
+        transport = self._transport_of(record)
+        slot = transport.start(self._request(target, attempt))
+        self._slots[id(unit)] = (transport, slot)
+        self._sending[lease.topic] = self._sending.get(lease.topic, 0) + 1
+
+    def _request(self, target: Target, attempt: Attempt) -> Request:
+        record = target.record
+        return Request(
+            url=record.url,
+            host=target.host,
+            headers=attempt.headers,
+            body=attempt.body,
+            timeout_ms=round(record.timeout * 1000),
+            connect_timeout_ms=round(min(record.connect_timeout, record.timeout) * 1000),
+            verify_tls=record.verify_tls,
+            ca=record.ca,
+            proxy=self._proxy or record.proxy,
+            is_proxy_trusted=self._proxy is not None,
+            http2=record.http2 == "auto" and record.url.startswith("https:"),
+            resolve=None if self._resolve is None else self._resolve(target.host, target.port),
+            finished=lambda answer: self._answered(attempt, answer),
+        )
+
+    def _transport_of(self, record: Record) -> Transport:
+        if not record.allow_private:
+            return self._public
+        if self._private is None:
+            self._private = Transport(self._loop, None)
+        return self._private
+
+    def _refusal(self, lease: Lease, target: Target | None) -> BaseException | None:
+        """Why no request is made for a message; None: one is made."""
+        if target is None:
+            if lease.topic == NOTIFICATIONS:  # nobody wants them
+                return None
+            self._warn("topic %s has no endpoint: its messages wait", lease.topic)
+            return Released("its topic has no endpoint", action="unhandled")
+        record = target.record
+        if record.disabled is not None:
+            return Released(f"its endpoint is disabled: {record.disabled}", delay=DISABLED_SECONDS)
+        if target.problem is not None:
+            if target.is_ours:
+                self._warn("%s", target.problem)
+                return Released(target.problem, delay=NO_KEY_SECONDS)
+            self._judged(lease, target, Verdict("dead", "misconfigured", target.problem))
+            return Reject(f"misconfigured: {target.problem}")
+        if target.open_until and time.monotonic() < target.open_until:
+            return Released("its endpoint's breaker is open")
+        condition = record.condition
+        is_probe = condition.opened_us or condition.probing_us or target.opens
+        if is_probe and self._sending.get(lease.topic):
+            return Released("its endpoint is being probed", delay=PROBE_SECONDS)
+        return None
+
+    def _warn(self, text: str, *about: object) -> None:
+        now = time.monotonic()
+        if now - self._warned_at > WARN_SECONDS or not self._warned_at:
+            self._warned_at = now
+            log.warning(text, *about)
+
+    # Answers
+
+    def _answered(self, attempt: Attempt, answer: Answer) -> None:
+        unit, target = attempt.unit, attempt.target
+        self._slots.pop(id(unit), None)
+        self._sent(unit.lease.topic)
+        if unit.over or self._is_closed:
+            return
+        record, lease = target.record, unit.lease
+        verdict = judge(
+            answer,
+            dead_on=record.dead_on,
+            duplicate_ok=record.duplicate_ok,
+            now=attempt.at_us / units.SECOND,
+        )
+        error = self._judged(lease, target, verdict)
+        self._end(unit, error)
+
+    def _sent(self, topic: str) -> None:
+        left = self._sending.get(topic, 1) - 1
+        if left:
+            self._sending[topic] = left
+        else:
+            self._sending.pop(topic, None)
+
+    def _judged(self, lease: Lease, target: Target, verdict: Verdict) -> BaseException | None:
+        """Count a verdict for the endpoint. Returns how the message ends; None: acked."""
+        window, now = target.window, time.monotonic()
+        window.count(verdict, now)
+        if verdict.health == "success":
+            if target.is_noted or target.opens:
+                self._recovered(lease.topic, target)
+            return None
+        if verdict.effect == "ack":
+            return None
+        if verdict.health == "gone":
+            self._note(self._disable, lease.topic, target.record.version, "gone", verdict.text)
+            return Released(verdict.text, delay=GONE_SECONDS, was_sent=True)
+        if verdict.effect == "back_off":
+            return DestinationUnavailable(verdict.text, retry_after=verdict.delay)
+        counts = verdict.health in ("failure", "auth", "message")
+        opens = counts and (target.opens > 0 or self._is_open(target) or window.should_open())
+        if counts or verdict.health == "misconfigured":
+            self._failed(lease, target, verdict, now, opens=opens)
+        if verdict.effect == "dead":
+            return Reject(verdict.text)
+        if opens:
+            seconds = breaker.back_off_seconds(target.opens)
+            target.open_until = now + seconds
+            return DestinationUnavailable(
+                f"{verdict.text}; the breaker is open", retry_after=seconds
+            )
+        return AttemptFailed(verdict.text, is_timeout=verdict.is_timeout, is_busy=verdict.is_busy)
+
+    @staticmethod
+    def _is_open(target: Target) -> bool:
+        return target.record.condition.opened_us > 0
+
+    def _failed(
+        self, lease: Lease, target: Target, verdict: Verdict, now: float, *, opens: bool
+    ) -> None:
+        """Write a failure down, if something follows from it or the last one was long ago."""
+        window = target.window
+        if opens:
+            was_open = target.opens > 0 or self._is_open(target)
+            if now < target.open_until:  # of a request that began before the breaker opened
+                return
+            target.opens = max(target.opens, target.record.condition.opens) + 1
+            if not was_open:
+                log.warning(
+                    "endpoint %s: its breaker opened: %s; its topic backs off",
+                    lease.topic,
+                    verdict.text,
+                )
+        attention = self._attention(window, verdict)
+        if not (opens or attention or now - window.written_at > breaker.WRITE_SECONDS):
+            return
+        window.written_at, failures, window.failures = now, max(window.failures, 1), 0
+        target.is_noted = True
+        self._note(
+            self._write_failure,
+            lease.topic,
+            target.record.version,
+            verdict.text,
+            failures,
+            attention,
+            opens,
+        )
+
+    @staticmethod
+    def _attention(window: breaker.Window, verdict: Verdict) -> str:
+        if verdict.health == "auth" and window.auth == breaker.AUTH_FAILURES:
+            return f"it refuses our requests: {verdict.text}"
+        if verdict.health == "misconfigured" and window.misconfigured == breaker.MISCONFIGURED:
+            return f"misconfigured: {verdict.text}"
+        return ""
+
+    def _recovered(self, topic: str, target: Target) -> None:
+        if target.opens or self._is_open(target):
+            log.info("endpoint %s: its breaker closed", topic)
+        target.opens, target.open_until, target.is_noted = 0, 0.0, False
+        self._note(self._write_success, topic, target.record.version)
+
+    # Conditions, in a thread of their own
+
+    def _note(self, write: Callable[..., None], *arguments: Any) -> None:
+        if self._note_count >= MAX_NOTES or self._is_closed:
+            return
+        self._note_count += 1
+        self._writer.submit(self._written, write, arguments)
+
+    def _written(self, write: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self._note_count -= 1
+        try:
+            write(*arguments)
+        except LanewayError as error:
+            log.warning("endpoint %s: its condition is not written: %s", arguments[0], error)
+        except Exception:
+            log.exception("endpoint %s: its condition is not written", arguments[0])
+
+    def _write_failure(
+        self,
+        topic: str,
+        version: int,
+        text: str,
+        failures: int,
+        attention: str,
+        opens: bool,
+    ) -> None:
+        now_us = table.now()
+        events: list[tuple[str, str]] = []
+
+        def change(record: Record | None) -> Record | None:
+            events.clear()
+            if record is None or record.version != version:  # it was changed meanwhile
+                return record
+            breaker.after_failure(record, text, failures, now_us, opens=opens)
+            condition = record.condition
+            if attention:
+                condition.attention = attention[:200]
+                events.append(("misconfigured", attention))
+            if breaker.should_disable(condition, now_us):
+                record.disabled, record.disabled_us = f"failing for 5 days: {text}"[:200], now_us
+                events.append(("disabled", record.disabled))
+            elif breaker.should_warn(condition, now_us):
+                condition.warned_us = now_us
+                events.append(("warning", f"it has failed for 2.5 days: {text}"))
+            return record
+
+        record = table.update(self._engine, topic, change)
+        if record is not None and record.disabled_us == now_us:
+            table.pause(self._engine, topic)
+        for kind, detail in events:
+            notify(self._engine, kind, topic, detail, now_us)
+
+    def _write_success(self, topic: str, version: int) -> None:
+        was_open = False
+
+        def change(record: Record | None) -> Record | None:
+            nonlocal was_open
+            was_open = False
+            if record is not None and record.version == version:
+                was_open = record.condition.opened_us > 0 or record.condition.warned_us > 0
+                breaker.after_success(record)
+            return record
+
+        table.update(self._engine, topic, change)
+        if was_open:
+            notify(self._engine, "recovered", topic, "it answers again", table.now())
+
+    def _disable(self, topic: str, version: int, reason: str, text: str) -> None:
+        now_us = table.now()
+        is_done = False
+
+        def change(record: Record | None) -> Record | None:
+            nonlocal is_done
+            is_done = False
+            if record is not None and record.version == version and record.disabled is None:
+                record.disabled, record.disabled_us, is_done = reason, now_us, True
+            return record
+
+        table.update(self._engine, topic, change)
+        if is_done:
+            table.pause(self._engine, topic)
+            log.warning("endpoint %s: disabled: %s", topic, text)
+            notify(self._engine, "disabled", topic, text, now_us)
+
+
+class _Runner:
+    """Stops the request of a unit."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def warn(self, unit: WorkerDelivery, error: Exception) -> None:
+        """A sender's requests have no soft time limit."""
+
+    def stop(self, unit: WorkerDelivery, error: Exception) -> None:
+        del error
+        self._sender.stop(unit)
+
+
+def _content_type(text: str) -> bytes:
+    """A content type that can stand in a header: it is the publisher's."""
+    if len(text) <= MAX_CONTENT_TYPE and text.isascii() and text.isprintable():
+        return text.encode()
+    return b"application/octet-stream"
+
+
+def _passed_on(headers: Mapping[str, str]) -> list[bytes]:
+    """The headers of a message that the request has, too: those of traces."""
+    return [
+        f"{name}: {headers[name]}".encode()
+        for name in TRACE_HEADERS
+        if name in headers and headers[name].isascii() and headers[name].isprintable()
+    ]

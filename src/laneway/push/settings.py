@@ -1,0 +1,29 @@
+"""What the senders of an application may do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class SenderSettings(msgspec.Struct, kw_only=True):
+    """
+    What the senders of an application may do; read when a worker starts.
+
+    - `url`: of the store, which says whether its secrets may be stored readably.
+    - `allow`: networks and hosts that are reached although they are not public, besides those of
+      `LANEWAY_PUSH_ALLOW`. `is_open`: every address is reached.
+    - `handlers`: of the application. `proxy`: for all requests; default: `LANEWAY_PUSH_PROXY`.
+    - `resolve`: for tests: what names resolve to, see `transport.Request`.
+    """
+
+    url: Callable[[], str]
+    allow: list[str] = []
+    is_open: bool = False
+    proxy: str | None = None
+    handlers: Any = None
+    resolve: Callable[[str, int], list[str]] | None = None

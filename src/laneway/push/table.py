@@ -1,0 +1,600 @@
+"""
+The table of endpoints: one record for each topic, in the store.
+
+A record is read again with each batch of messages, so a change acts on the next attempt. Settings
+are changed by compare and swap, and so is the condition, which senders write.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from laneway import units
+from laneway.errors import BadPolicy, Refused, UsageError
+from laneway.policy import check_topic
+from laneway.push import payloads, signature
+from laneway.push.address_guard import check_url, split_url
+from laneway.subscriptions import SEPARATOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from laneway.engines.base import FullEngine, Records
+    from laneway.push.address_guard import Guard
+    from laneway.push.secret_store import SecretStore
+
+KIND: Literal["endpoint"] = "endpoint"
+PAGE = 500
+"""Records that one call reads or changes."""
+
+OLD_SECRET_US = 24 * 3_600 * units.SECOND
+"""How long a secret signs beside the one that replaced it."""
+
+MAX_SECRETS = 8
+MAX_HEADERS, MAX_HEADER_BYTES = 50, 8_192
+MAX_EVENTS, MAX_EVENT = 100, 200
+MAX_DESCRIPTION, MAX_METADATA = 1_000, 4_096
+MAX_TIMEOUT = 300.0
+AGAIN_SECONDS = 300
+"""An endpoint that was enabled and disabled is not enabled again within so many seconds."""
+
+OWN_HEADERS = frozenset(
+    {"host", "content-length", "content-type", "connection", "transfer-encoding", "expect"}
+    | {"keep-alive", "te", "trailer", "upgrade", "idempotency-key", "accept-encoding"}
+)
+"""Headers of a request that an endpoint cannot set, besides `webhook-…`."""
+
+SECRET_WORDS = ("auth", "cookie", "key", "pass", "secret", "signature", "token", "credential")
+"""A header whose name contains one of these has a secret value."""
+
+_HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+LogMode = Literal["failures", "sample", "all"]
+"""
+Which attempts the delivery log has. `"failures"`: those that failed. `"sample"`: also successes, up
+to 100 a second of a sender. `"all"`: each one, with the request's body.
+"""
+
+
+class Secret(msgspec.Struct, omit_defaults=True, array_like=True):
+    """A secret: as it is stored, the end of its text, and how long it signs (µs; 0: for good)."""
+
+    stored: str
+    hint: str
+    from_us: int = 0
+    until_us: int = 0
+
+
+class Condition(msgspec.Struct, omit_defaults=True):
+    """
+    What senders know of an endpoint. Times are microseconds since 1970; 0: never, or not now.
+
+    - `failing_since_us`: the first failure since the last success. `failures`: attempts that failed
+      since then, about. `failed_us`: the last one. `text`: what it said.
+    - `opened_us`: when the breaker opened. `opens`: how often it opened or a probe failed since the
+      last success.
+    - `attention`: why somebody should look at the endpoint.
+    - `warned_us`: when the warning was sent that it will be disabled.
+    - `probing_us`: it was enabled again, and nothing has succeeded since.
+    """
+
+    failing_since_us: int = 0
+    failures: int = 0
+    failed_us: int = 0
+    text: str = ""
+    opened_us: int = 0
+    opens: int = 0
+    attention: str = ""
+    warned_us: int = 0
+    probing_us: int = 0
+
+
+class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """
+    An endpoint as it is stored. Times are microseconds since 1970, timeouts seconds.
+
+    `sealed`: headers with secret values, encrypted. `version` counts the changes of settings.
+    """
+
+    url: str = ""
+    description: str = ""
+    secrets: list[Secret] = []
+    headers: dict[str, str] = {}
+    sealed: dict[str, str] = {}
+    timeout: float = 15.0
+    connect_timeout: float = 5.0
+    events: list[str] = []
+    content: payloads.Content = "body"
+    template: Any = None
+    dead_on: list[int] = []
+    duplicate_ok: bool = False
+    verify_tls: bool = True
+    ca: str | None = None
+    proxy: str | None = None
+    http2: Literal["auto", "never"] = "auto"
+    allow_private: bool = False
+    allow_http: bool = False
+    topic_header: bool = False
+    log: LogMode = "failures"
+    metadata: dict[str, str] = {}
+    created_us: int = 0
+    changed_us: int = 0
+    version: int = 0
+    disabled: str | None = None
+    disabled_us: int = 0
+    enabled_us: int = 0
+    condition: Condition = msgspec.field(default_factory=Condition)
+
+
+read = msgspec.json.Decoder(Record).decode
+write = msgspec.json.Encoder().encode
+
+
+# Settings
+
+
+def _text(name: str, most: int) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > most or not _is_clean(value):
+            raise UsageError(
+                f"endpoint: expected {name} to be text of at most {most:,} characters without"
+                f" control characters, got {value!r:.80}"
+            )
+        return value
+
+    return check
+
+
+def _is_clean(text: str) -> bool:
+    return all(each.isprintable() for each in text)
+
+
+def _flag(name: str) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise UsageError(f"endpoint: expected {name} to be true or false, got {value!r:.80}")
+        return value
+
+    return check
+
+
+def _choice(name: str, *allowed: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value not in allowed:
+            names = ", ".join(f'"{each}"' for each in allowed)
+            raise UsageError(f"endpoint: expected {name} to be one of {names}, got {value!r:.80}")
+        return str(value)
+
+    return check
+
+
+def _seconds(name: str) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        try:
+            found = units.seconds(value)
+        except ValueError as error:
+            raise UsageError(f"endpoint: {name}: {error}") from error
+        if not 0.1 <= found <= MAX_TIMEOUT:
+            raise UsageError(
+                f"endpoint: expected {name} to be from 0.1 s to {MAX_TIMEOUT:g} s, got"
+                f" {value!r:.80}"
+            )
+        return found
+
+    return check
+
+
+def _events(value: Any) -> list[str]:
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_EVENTS:
+        raise UsageError(
+            f"endpoint: expected events to be a list of at most {MAX_EVENTS} event types, got"
+            f" {value!r:.80}"
+        )
+    for each in value:
+        _text("an event type", MAX_EVENT)(each)
+        if not each or "*" in each[:-1]:
+            raise UsageError(
+                f'endpoint: expected an event type like "order.paid" or "order.*", got {each!r:.80}'
+            )
+    return list(value)
+
+
+def _statuses(value: Any) -> list[int]:
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(each, int) and not isinstance(each, bool) and 300 <= each <= 599
+        for each in value
+    ):
+        raise UsageError(
+            f"endpoint: expected dead_on to list HTTP statuses from 300 to 599, got {value!r:.80}"
+        )
+    return sorted(set(value))
+
+
+def _headers(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise UsageError("endpoint: expected headers to be a mapping of text by name")
+    found: dict[str, str] = {}
+    for name, text in value.items():
+        lower = name.lower() if isinstance(name, str) else ""
+        if not _HEADER_NAME.fullmatch(lower):
+            raise UsageError(f"endpoint: expected the name of a header, got {name!r:.80}")
+        if lower in OWN_HEADERS or lower.startswith(("webhook-", "proxy-")):
+            raise UsageError(f'endpoint: the header "{lower}" cannot be set')
+        if not isinstance(text, str) or not _HEADER_VALUE.fullmatch(text):  # it may be a secret
+            raise UsageError(
+                f'endpoint: expected the header "{lower}" to be text in Latin-1 without control'
+                " characters"
+            )
+        found[lower] = text
+    if len(found) > MAX_HEADERS or sum(map(len, [*found, *found.values()])) > MAX_HEADER_BYTES:
+        raise UsageError(
+            f"endpoint: expected at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES:,} bytes in all"
+        )
+    return found
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(
+        isinstance(name, str) and isinstance(text, str) and _is_clean(name + text)
+        for name, text in value.items()
+    ):
+        raise UsageError("endpoint: expected metadata to be a mapping of text by name")
+    if sum(len(name) + len(text) for name, text in value.items()) > MAX_METADATA:
+        raise UsageError(f"endpoint: expected metadata of at most {MAX_METADATA:,} characters")
+    return value
+
+
+def _ca(value: Any) -> str:
+    if not isinstance(value, str) or "-----BEGIN CERTIFICATE-----" not in value:
+        raise UsageError("endpoint: expected ca to be a certificate in PEM")
+    if len(value) > 65_536:
+        raise UsageError("endpoint: expected ca to have at most 65,536 characters")
+    return value
+
+
+def proxy_of(value: Any) -> str:
+    """Check the URL of a proxy. Raises UsageError."""
+    try:
+        parts = split_url(value)
+    except UsageError as error:
+        raise UsageError(str(error).replace("url", "proxy")) from error
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "description": _text("description", MAX_DESCRIPTION),
+    "headers": _headers,
+    "timeout": _seconds("timeout"),
+    "connect_timeout": _seconds("connect_timeout"),
+    "events": _events,
+    "content": payloads.check_content,
+    "template": payloads.check_template,
+    "dead_on": _statuses,
+    "duplicate_ok": _flag("duplicate_ok"),
+    "verify_tls": _flag("verify_tls"),
+    "ca": _ca,
+    "proxy": proxy_of,
+    "http2": _choice("http2", "auto", "never"),
+    "allow_private": _flag("allow_private"),
+    "allow_http": _flag("allow_http"),
+    "topic_header": _flag("topic_header"),
+    "log": _choice("log", "failures", "sample", "all"),
+    "metadata": _metadata,
+}
+"""Every setting except `url` and `secret`, with its check."""
+
+SETTINGS = ("url", "secret", *CHECKS)
+
+
+def changed(
+    topic: str,
+    before: Record | None,
+    fields: Mapping[str, Any],
+    secrets: SecretStore,
+    guard: Guard,
+    now_us: int,
+) -> tuple[Record, str | None]:
+    """
+    A topic's record after a change of settings, and its secret's text if it is new. None resets a
+    setting. Raises UsageError, BadPolicy, Refused.
+    """
+    check_endpoint_topic(topic)
+    record = Record(created_us=now_us) if before is None else before
+    unknown = [name for name in fields if name not in SETTINGS]
+    if unknown:
+        raise UsageError(
+            f'endpoint: unknown setting "{unknown[0]:.80}"; there are: {", ".join(SETTINGS)}'
+        )
+    values: dict[str, Any] = {
+        name: getattr(Record(), name) if value is None else CHECKS[name](value)
+        for name, value in fields.items()
+        if name in CHECKS
+    }
+    if "headers" in values:
+        values |= _sealed(topic, values["headers"], secrets)
+    record = msgspec.structs.replace(
+        record, **values, changed_us=now_us, version=record.version + 1
+    )
+    url = fields.get("url", record.url)
+    if not url:
+        raise UsageError(f"endpoint {topic}: there is none; give url= to create it")
+    record.url = check_url(
+        url, guard, allow_private=record.allow_private, allow_http=record.allow_http
+    )
+    new: str | None = None
+    if fields.get("secret") is not None:
+        given = signature.read_secret(fields["secret"])
+        record.secrets = [_secret(topic, given, secrets, now_us)]
+    elif not record.secrets:
+        generated = signature.new_secret()
+        record.secrets = [_secret(topic, generated, secrets, now_us)]
+        new = signature.text_of(generated)
+    return record, new
+
+
+def check_endpoint_topic(topic: str) -> str:
+    """Check the name of an endpoint's topic: `push.acme`, or a subscription's `push.acme#crm`."""
+    try:
+        check_topic(topic)
+    except ValueError as error:
+        raise BadPolicy(f"endpoint: {error}") from error
+    return topic
+
+
+def _sealed(topic: str, headers: dict[str, str], secrets: SecretStore) -> dict[str, Any]:
+    """Headers apart: those that anybody may see, and encrypted ones."""
+    hidden = {name: text for name, text in headers.items() if is_secret_header(name)}
+    return {
+        "headers": {name: text for name, text in headers.items() if name not in hidden},
+        "sealed": {
+            name: secrets.encrypt(text.encode("latin-1"), topic) for name, text in hidden.items()
+        },
+    }
+
+
+def is_secret_header(name: str) -> bool:
+    """Whether the header's value is a secret, by its name."""
+    return any(word in name.lower() for word in SECRET_WORDS)
+
+
+def _secret(topic: str, secret: bytes, secrets: SecretStore, now_us: int) -> Secret:
+    return Secret(secrets.encrypt(secret, topic), signature.hint_of(secret), now_us)
+
+
+def rotated(
+    topic: str, record: Record, secrets: SecretStore, now_us: int, given: str | None = None
+) -> tuple[Record, str]:
+    """
+    A record with a new secret, and that secret's text. The old ones sign for 24 hours more.
+    """
+    secret = signature.new_secret() if given is None else signature.read_secret(given)
+    kept = [
+        each
+        if each.until_us
+        else Secret(each.stored, each.hint, each.from_us, now_us + OLD_SECRET_US)
+        for each in live_secrets(record, now_us)
+    ]
+    newest = [_secret(topic, secret, secrets, now_us), *kept][:MAX_SECRETS]
+    record = msgspec.structs.replace(
+        record, secrets=newest, changed_us=now_us, version=record.version + 1
+    )
+    return record, signature.text_of(secret)
+
+
+def live_secrets(record: Record, now_us: int) -> list[Secret]:
+    """The secrets that sign now, the newest first."""
+    return [each for each in record.secrets if not each.until_us or each.until_us > now_us]
+
+
+# The store
+
+
+def now() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+def find(engine: Records, topic: str) -> Record | None:
+    """A topic's endpoint; None: it has none."""
+    (stored,) = engine.record_read(KIND, [topic])
+    return None if stored is None else read(stored)
+
+
+def get(engine: Records, topic: str) -> Record:
+    """A topic's endpoint. Raises Refused if it has none."""
+    record = find(engine, topic)
+    if record is None:
+        raise no_endpoint(topic)
+    return record
+
+
+def no_endpoint(topic: str) -> Refused:
+    """The error of a topic without an endpoint."""
+    return Refused(f"endpoint {topic}: there is none; `laneway endpoint set` creates it")
+
+
+def update(
+    engine: Records, topic: str, change: Callable[[Record | None], Record | None]
+) -> Record | None:
+    """Replace a topic's record by what `change` makes of it, however many others change it too."""
+    while True:
+        (stored,) = engine.record_read(KIND, [topic])
+        after = change(None if stored is None else read(stored))
+        if engine.record_swap(KIND, topic, stored, None if after is None else write(after)):
+            return after
+
+
+def set_many(
+    engine: Records,
+    changes: Iterable[tuple[str, Mapping[str, Any]]],
+    secrets: SecretStore,
+    guard: Guard,
+) -> Iterator[tuple[str, str | None]]:
+    """
+    Set many endpoints, in batches; yields each topic with its secret if that is new. Raises
+    UsageError, which names the topic; the batches before are set then.
+    """
+    for batch in _batches(changes):
+        while batch:
+            names = list(batch)
+            stored = engine.record_read(KIND, names)
+            now_us = now()
+            swaps, new_secrets = [], {}
+            for name, before in zip(names, stored, strict=True):
+                try:
+                    after, new_secrets[name] = changed(
+                        name,
+                        None if before is None else read(before),
+                        batch[name],
+                        secrets,
+                        guard,
+                        now_us,
+                    )
+                except UsageError as error:
+                    raise UsageError(f"{name}: {error}") from error
+                swaps.append((name, before, write(after)))
+            for name, is_set in zip(names, engine.record_swap_many(KIND, swaps), strict=True):
+                if is_set:
+                    del batch[name]
+                    yield name, new_secrets[name]
+
+
+def _batches(
+    changes: Iterable[tuple[str, Mapping[str, Any]]],
+) -> Iterator[dict[str, Mapping[str, Any]]]:
+    batch: dict[str, Mapping[str, Any]] = {}
+    for topic, fields in changes:
+        batch[topic] = {**batch.get(topic, {}), **fields}
+        if len(batch) == PAGE:
+            yield batch
+            batch = {}
+    if batch:
+        yield batch
+
+
+def listed(
+    engine: Records,
+    *,
+    pattern: str = "*",
+    limit: int = 100,
+    after: str = "",
+    accepts: Callable[[Record], bool] = lambda _: True,
+    most: int = 10_000,
+) -> tuple[list[tuple[str, Record]], str | None]:
+    """
+    The endpoints of a pattern by topic, and the topic after which the next page begins; None: there
+    are no more. At most `most` records are read.
+    """
+    prefix = pattern[:-1] if pattern.endswith("*") else f"{pattern}{SEPARATOR}"
+    own = prefix if pattern.endswith("*") else pattern
+    found: list[tuple[str, Record]] = []
+    scanned = 0
+    if own and after < own and (record := find(engine, own)) is not None and accepts(record):
+        found.append((own, record))
+    after = max(after, own, prefix)
+    while len(found) < limit and scanned < most:
+        page = engine.records(KIND, limit=min(PAGE, max(limit, 50)), after=after)
+        for topic, stored in page:
+            if not topic.startswith(prefix):
+                return found, None
+            after, scanned = topic, scanned + 1
+            if accepts(record := read(stored)):
+                found.append((topic, record))
+                if len(found) == limit:
+                    return found, topic
+        if not page:
+            return found, None
+    return found, after
+
+
+# Switching off and on
+
+
+def pause(engine: FullEngine, topic: str) -> None:
+    """
+    Keep the messages of a disabled endpoint's topic waiting. It is a policy of the code's layer, so
+    a pause by an operator is another matter.
+    """
+    engine.policy_set("code", topic, {"paused": True})
+
+
+def resume(engine: FullEngine, topic: str) -> None:
+    """End `pause`."""
+    engine.policy_set("code", topic, {"paused": None})
+
+
+def disable(engine: FullEngine, topic: str, reason: str = "by hand") -> Record:
+    """Disable an endpoint: its topic's messages wait. Raises Refused if there is none."""
+    now_us = now()
+
+    def change(record: Record | None) -> Record:
+        if record is None:
+            raise no_endpoint(topic)
+        if record.disabled is None:
+            record.disabled, record.disabled_us = reason[:200], now_us
+        return record
+
+    record = update(engine, topic, change)
+    pause(engine, topic)
+    assert record is not None  # `change` raises
+    return record
+
+
+def enable(engine: FullEngine, topic: str) -> Record:
+    """
+    Enable an endpoint: one message is sent as a probe, then the others. Raises Refused if there is
+    none, or if it was enabled, and disabled again, less than five minutes ago.
+    """
+    now_us = now()
+
+    def change(record: Record | None) -> Record:
+        if record is None:
+            raise no_endpoint(topic)
+        if record.disabled is None:
+            return record
+        left = record.enabled_us + AGAIN_SECONDS * units.SECOND - now_us
+        if record.disabled_us > record.enabled_us > 0 and left > 0:
+            raise EnabledRecently(
+                f"endpoint {topic}: it was enabled less than {AGAIN_SECONDS // 60} min ago and"
+                f" disabled again ({record.disabled}); try again in {left // units.SECOND + 1} s",
+                left / units.SECOND,
+            )
+        return msgspec.structs.replace(
+            record,
+            disabled=None,
+            disabled_us=0,
+            enabled_us=now_us,
+            condition=Condition(probing_us=now_us),
+        )
+
+    record = update(engine, topic, change)
+    resume(engine, topic)
+    assert record is not None  # `change` raises
+    return record
+
+
+class EnabledRecently(Refused):
+    """The endpoint was enabled and disabled again just now. `retry_after`: seconds."""
+
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+def remove(engine: FullEngine, topic: str) -> bool:
+    """Remove an endpoint. Returns whether there was one. Its topic's messages wait."""
+    was_there = False
+
+    def change(record: Record | None) -> None:
+        nonlocal was_there
+        was_there = record is not None
+
+    update(engine, topic, change)
+    if was_there:
+        resume(engine, topic)
+    return was_there

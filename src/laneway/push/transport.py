@@ -1,0 +1,413 @@
+"""
+HTTP requests by libcurl, on the event loop of the worker.
+
+`Transport.start` begins a request, and its `finished` is called with the answer. One `CurlMulti`
+runs all of them: its sockets are in an epoll of their own, which the event loop watches as one
+file, so a request costs no task and no thread.
+
+Every socket is opened by `Slot._open_socket`, which asks the guard about the address. Requests with
+and without access to private addresses use different transports, since connections are kept and
+used again.
+"""
+
+from __future__ import annotations
+
+import select
+import selectors
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pycurl
+
+from laneway.push.address_guard import NOT_PUBLIC
+from laneway.push.answers import Answer, ErrorClass
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from laneway.push.address_guard import Guard
+
+MAX_KEPT = 4_096
+"""Bytes of an answer's body that are kept."""
+
+MAX_BODY = 65_536
+"""Bytes after which the connection is closed; the answer is complete then."""
+
+MAX_HEADERS = 16
+MAX_HEADER_BYTES = 16_384
+MAX_HEADER_VALUE = 500
+NEEDED = frozenset({"retry-after", "location", "webhook-retry"})
+"""Headers that are kept in any case."""
+
+MAX_CONNECTIONS = 1_024
+IDLE_SECONDS = 30
+MAX_SPARE = 256
+"""Handles that wait for their next request."""
+
+_TLS = {35, 51, 53, 54, 58, 59, 60, 64, 66, 77, 80, 82, 83, 90, 91, 98}
+_CLASSES: dict[int, ErrorClass] = {
+    1: "misconfigured",
+    3: "misconfigured",
+    5: "dns",
+    6: "dns",
+    7: "refused",
+    28: "timeout",
+    63: "too_large",
+    100: "too_large",
+    **dict.fromkeys(_TLS, "tls"),
+}
+"""Error classes by libcurl's code; every other code is a broken connection."""
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """
+    A request. `headers`: lines. Timeouts are milliseconds. `proxy`: of the sender; the guard does
+    not judge its address. `resolve`: for tests, see `CURLOPT_RESOLVE`.
+    """
+
+    url: str
+    host: str
+    headers: list[bytes]
+    body: bytes
+    timeout_ms: int
+    connect_timeout_ms: int
+    verify_tls: bool = True
+    ca: str | None = None
+    proxy: str | None = None
+    is_proxy_trusted: bool = False
+    http2: bool = True
+    resolve: list[str] | None = None
+    finished: Callable[[Answer], None]
+
+
+class Transport:
+    """
+    Sends requests on an event loop; everything runs in its thread. `guard`: None: every address may
+    be reached.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, guard: Guard | None) -> None:
+        self._loop = loop
+        self._guard = guard
+        self._multi = multi = pycurl.CurlMulti()
+        multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        multi.setopt(pycurl.M_MAXCONNECTS, MAX_CONNECTIONS)
+        self._events = _Events()
+        self._timer: asyncio.Handle | None = None
+        self._spare: list[Slot] = []
+        self._active: dict[Any, Slot] = {}
+        loop.add_reader(self._events.fileno(), self._ready)
+
+    def start(self, request: Request) -> Slot:
+        """Begin a request."""
+        slot = self._spare.pop() if self._spare else Slot(self._guard)
+        slot.prepare(request)
+        self._active[slot.curl] = slot
+        self._multi.add_handle(slot.curl)
+        return slot
+
+    def abort(self, slot: Slot) -> None:
+        """Drop a request; its `finished` is not called."""
+        if self._active.pop(slot.curl, None) is not None:
+            self._multi.remove_handle(slot.curl)
+            slot.close()
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def close(self) -> None:
+        """Drop everything, and close the connections."""
+        for slot in list(self._active.values()):
+            self.abort(slot)
+        self._loop.remove_reader(self._events.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        for slot in self._spare:
+            slot.close()
+        self._spare.clear()
+        self._multi.close()
+        self._events.close()
+
+    # Called by libcurl
+
+    def _watch(self, event: int, file: int, _multi: Any, _data: Any) -> None:
+        self._events.watch(file, event)
+
+    def _set_timer(self, milliseconds: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if milliseconds == 0:
+            self._timer = self._loop.call_soon(self._time_over)
+        elif milliseconds > 0:
+            self._timer = self._loop.call_later(milliseconds / 1000, self._time_over)
+
+    # Called by the event loop
+
+    def _ready(self) -> None:
+        action = self._multi.socket_action
+        for file, events in self._events.ready():
+            action(file, events)
+        self._collect()
+
+    def _time_over(self) -> None:
+        self._timer = None
+        self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Report the requests that have ended."""
+        multi, active = self._multi, self._active
+        left = 1
+        ended: list[tuple[Slot, int, str]] = []
+        while left:
+            left, good, bad = multi.info_read()
+            ended += [(active[curl], 0, "") for curl in good]
+            ended += [(active[curl], code, text) for curl, code, text in bad]
+        for slot, code, text in ended:
+            multi.remove_handle(slot.curl)
+            del active[slot.curl]
+            answer, finished = slot.answer(code, text), slot.request.finished
+            if len(self._spare) < MAX_SPARE:
+                self._spare.append(slot)
+            else:
+                slot.close()
+            finished(answer)
+
+
+class Slot:
+    """A handle of libcurl, for one request after the other."""
+
+    __slots__ = (
+        "_body",
+        "_guard",
+        "_header_bytes",
+        "_headers",
+        "_is_cut",
+        "_settings",
+        "_size",
+        "_was_blocked",
+        "curl",
+        "request",
+    )
+
+    def __init__(self, guard: Guard | None) -> None:
+        self._guard = guard
+        self.request: Request
+        self._settings: Any = None
+        self.curl = curl = pycurl.Curl()
+        for option, value in (
+            (pycurl.NOSIGNAL, 1),
+            (pycurl.FOLLOWLOCATION, 0),
+            (pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS),
+            (pycurl.REDIR_PROTOCOLS, 0),
+            (pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2),
+            (pycurl.MAXAGE_CONN, IDLE_SECONDS),
+            (pycurl.TCP_NODELAY, 1),
+            (pycurl.PATH_AS_IS, 1),
+            (pycurl.POST, 1),
+            (pycurl.NETRC, 0),
+            (pycurl.WRITEFUNCTION, self._write),
+            (pycurl.HEADERFUNCTION, self._read_header),
+            (pycurl.OPENSOCKETFUNCTION, self._open_socket),
+        ):
+            curl.setopt(option, value)
+
+    def prepare(self, request: Request) -> None:
+        """Set the handle up for a request."""
+        self.request = request
+        self._body: list[bytes] = []
+        self._size = self._header_bytes = 0
+        self._headers: dict[str, str] = {}
+        self._is_cut = self._was_blocked = False
+        curl = self.curl
+        curl.setopt(pycurl.URL, request.url)
+        curl.setopt(pycurl.HTTPHEADER, request.headers)
+        curl.setopt(pycurl.POSTFIELDS, request.body)
+        settings = (
+            request.timeout_ms,
+            request.connect_timeout_ms,
+            request.verify_tls,
+            request.ca,
+            request.proxy,
+            request.http2,
+            request.resolve,
+        )
+        if settings != self._settings:
+            self._configure(request)
+            self._settings = settings
+
+    def _configure(self, request: Request) -> None:
+        curl = self.curl
+        curl.setopt(pycurl.TIMEOUT_MS, request.timeout_ms)
+        curl.setopt(pycurl.CONNECTTIMEOUT_MS, request.connect_timeout_ms)
+        curl.setopt(pycurl.SSL_VERIFYPEER, int(request.verify_tls))
+        curl.setopt(pycurl.SSL_VERIFYHOST, 2 if request.verify_tls else 0)
+        if request.ca is not None:
+            curl.setopt(pycurl.CAINFO_BLOB, request.ca)
+        elif self._settings is not None and self._settings[3] is not None:
+            curl.unsetopt(pycurl.CAINFO_BLOB)
+        curl.setopt(pycurl.PROXY, request.proxy or "")  # "" ignores HTTPS_PROXY
+        version = pycurl.CURL_HTTP_VERSION_2TLS if request.http2 else pycurl.CURL_HTTP_VERSION_1_1
+        curl.setopt(pycurl.HTTP_VERSION, version)
+        curl.setopt(pycurl.RESOLVE, request.resolve or [])
+
+    def close(self) -> None:
+        self.curl.close()
+
+    def answer(self, code: int, text: str) -> Answer:
+        """How the request ended. `code`, `text`: libcurl's; 0: it has an answer."""
+        curl = self.curl
+        status = curl.getinfo(pycurl.RESPONSE_CODE)
+        milliseconds = (
+            curl.getinfo(pycurl.NAMELOOKUP_TIME_T) / 1000,
+            curl.getinfo(pycurl.CONNECT_TIME_T) / 1000,
+            curl.getinfo(pycurl.APPCONNECT_TIME_T) / 1000,
+            curl.getinfo(pycurl.STARTTRANSFER_TIME_T) / 1000,
+            curl.getinfo(pycurl.TOTAL_TIME_T) / 1000,
+        )
+        if code == 0 or (self._is_cut and status):
+            return Answer(
+                status=status,
+                headers=self._headers,
+                body=b"".join(self._body),
+                milliseconds=milliseconds,
+            )
+        error: ErrorClass = _CLASSES.get(code, "reset")
+        if code == pycurl.E_UNSUPPORTED_PROTOCOL and "HTTP/0.9" in text:
+            error = "reset"  # what came is no HTTP
+        detail = text
+        if self._was_blocked and code == pycurl.E_COULDNT_CONNECT:
+            error, detail = "blocked", NOT_PUBLIC
+        return Answer(error=error, detail=detail[:300], milliseconds=milliseconds)
+
+    # Called by libcurl
+
+    def _open_socket(self, _purpose: int, address: Any) -> Any:
+        family, kind, protocol, where = address
+        try:
+            request, guard = self.request, self._guard
+            if guard is not None and not request.is_proxy_trusted:
+                if family not in (socket.AF_INET, socket.AF_INET6):
+                    self._was_blocked = True
+                    return pycurl.SOCKET_BAD
+                host = where[0].decode() if isinstance(where[0], bytes) else where[0]
+                scope = f"%{where[3]}" if len(where) > 3 and where[3] else ""
+                name = request.host if request.proxy is None else ""
+                if not guard.allows(host + scope, where[1], host=name):
+                    self._was_blocked = True
+                    return pycurl.SOCKET_BAD
+            return _Opened(family, kind, protocol)
+        except Exception:  # noqa: BLE001  # an address that cannot be read is not public
+            self._was_blocked = True
+            return pycurl.SOCKET_BAD
+
+    def _read_header(self, line: bytes) -> int | None:
+        self._header_bytes += len(line)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._is_cut = True
+            return -1
+        if line.startswith(b"HTTP/"):
+            self._headers = {}  # 100 Continue came before
+            return None
+        name, colon, value = line.partition(b":")
+        if colon:
+            key = name.decode("latin-1").strip().lower()
+            if len(self._headers) < MAX_HEADERS or key in NEEDED:
+                text = value.decode("latin-1").strip()
+                self._headers[key[:100]] = text[:MAX_HEADER_VALUE]
+        return None
+
+    def _write(self, chunk: bytes) -> int | None:
+        if self._size < MAX_KEPT:
+            self._body.append(chunk[: MAX_KEPT - self._size])
+        self._size += len(chunk)
+        if self._size > MAX_BODY:
+            self._is_cut = True
+            return -1
+        return None
+
+
+class _Opened(socket.socket):
+    """A socket of which libcurl uses a duplicate; this one is closed at once."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Events:
+    """The sockets of a `CurlMulti`, as one file."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._selector = None if self._epoll is not None else selectors.DefaultSelector()
+        self._watched: set[int] = set()
+
+    def fileno(self) -> int:
+        if self._epoll is not None:
+            return self._epoll.fileno()
+        found: int = self._selector.fileno()  # type: ignore[union-attr]  # kqueue's has one
+        return found
+
+    def watch(self, file: int, event: int) -> None:
+        """Watch a socket for what libcurl waits for: `POLL_IN`, `POLL_OUT`, or both."""
+        is_watched = file in self._watched
+        if event == pycurl.POLL_REMOVE:
+            if is_watched:
+                self._watched.discard(file)
+                self._remove(file)
+            return
+        reads, writes = (
+            event in (pycurl.POLL_IN, pycurl.POLL_INOUT),
+            event
+            in (
+                pycurl.POLL_OUT,
+                pycurl.POLL_INOUT,
+            ),
+        )
+        self._watched.add(file)
+        if self._epoll is not None:
+            mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
+            (self._epoll.modify if is_watched else self._epoll.register)(file, mask)
+        elif self._selector is not None:
+            mask = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0)
+            (self._selector.modify if is_watched else self._selector.register)(file, mask)
+
+    def _remove(self, file: int) -> None:
+        try:
+            if self._epoll is not None:
+                self._epoll.unregister(file)
+            elif self._selector is not None:
+                self._selector.unregister(file)
+        except (OSError, KeyError):  # libcurl has closed it already
+            pass
+
+    def ready(self) -> list[tuple[int, int]]:
+        """The sockets that are ready, as libcurl names what they are ready for."""
+        if self._epoll is not None:
+            return [(file, _action(mask)) for file, mask in self._epoll.poll(0)]
+        found = self._selector.select(0) if self._selector is not None else []
+        return [
+            (key.fd, (mask & 1) * pycurl.CSELECT_IN | (mask >> 1) * pycurl.CSELECT_OUT)
+            for key, mask in found
+        ]
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()
+        elif self._selector is not None:
+            self._selector.close()
+
+
+def _action(mask: int) -> int:
+    action: int = 0
+    if mask & (select.EPOLLIN | select.EPOLLHUP):
+        action |= pycurl.CSELECT_IN
+    if mask & select.EPOLLOUT:
+        action |= pycurl.CSELECT_OUT
+    if mask & select.EPOLLERR:
+        action |= pycurl.CSELECT_ERR
+    return action

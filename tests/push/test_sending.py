@@ -1,0 +1,268 @@
+"""A message as its receiver gets it, and what each answer means for the message."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook
+
+from laneway import Laneway, Message
+from laneway.push.answers import Answer, judge
+from tests.push.receiver import Receiver
+
+
+def test_signature_is_accepted(app: Laneway, receiver: Receiver) -> None:
+    """The library of Standard Webhooks verifies each request, also one of bytes."""
+    bodies: list[Any] = [{"order": 42, "who": "Zoë \U0001f600"}, [], None, b"\x00\xff\xfe", "text"]
+    endpoint = app.endpoint("push.acme", url=receiver.url("/200"), allow_private=True)
+    assert endpoint.secret is not None
+    for body in bodies:
+        app.publish("push.acme", body)
+    app.run_worker(burst=True)
+    assert len(receiver.requests) == len(bodies)
+    judge_ = Webhook(endpoint.secret)
+    for each in receiver.requests:
+        if b"\xff" not in each.body:  # the library decodes the body
+            assert judge_.verify(each.body, each.headers) == json.loads(each.body)
+        else:
+            assert each.headers["content-type"] == "application/octet-stream"
+    sample = receiver.requests[0]
+    assert sample.headers["content-type"] == "application/json"
+    assert sample.headers["webhook-attempt"] == "1"
+    assert sample.headers["idempotency-key"] == sample.headers["webhook-id"]
+    assert sample.headers["user-agent"].startswith("Laneway/")
+    assert not {"expect", "cookie", "accept-encoding", "webhook-topic"} & set(sample.headers)
+
+
+def test_rotated_secret(app: Laneway, receiver: Receiver) -> None:
+    """The new and the old secret both sign for a day; only the ends of them are shown."""
+    endpoint = app.endpoint("push.acme", url=receiver.url("/200"), allow_private=True)
+    old, new = endpoint.secret, endpoint.rotate()
+    assert old is not None
+    app.publish("push.acme", 1)
+    app.run_worker(burst=True)
+    (request,) = receiver.requests
+    for secret in (old, new):
+        Webhook(secret).verify(request.body, request.headers)
+    assert request.headers["webhook-signature"].count("v1,") == 2
+    hints = endpoint.info().secrets
+    assert hints == [f"whsec_…{each.rstrip('=')[-4:]}" for each in (new, old)]
+    (stored,) = app.engine.record_read("endpoint", ["push.acme"])
+    assert stored is not None
+    for secret in (old, new):
+        assert secret.removeprefix("whsec_") not in repr(endpoint.info()) + stored.decode()
+        assert secret not in repr(endpoint)
+
+
+def test_id_is_the_same_in_each_attempt(app: Laneway, receiver: Receiver) -> None:
+    """Also one with a dot, which the specification forbids: it is hashed."""
+    app.endpoint("push.acme", url=receiver.url("/500"), allow_private=True)
+    app.publish("push.acme", 1, id="order.42")
+    app.publish("push.acme", 2, id="order-43")
+    app.run_worker(burst=True)
+    ids = {each.headers["webhook-id"] for each in receiver.requests}
+    assert len(receiver.requests) == 6
+    assert "order-43" in ids
+    (hashed,) = ids - {"order-43"}
+    assert hashed.startswith("m_")
+    assert hashed.isalnum() or "_" in hashed
+    assert {each.headers["webhook-attempt"] for each in receiver.requests} == {"1", "2", "3"}
+
+
+def test_headers_of_strangers(app: Laneway, receiver: Receiver) -> None:
+    """A message's headers cannot add lines to the request."""
+    app.endpoint(
+        "push.acme",
+        url=receiver.url("/200"),
+        allow_private=True,
+        headers={"X-Shop": "7", "auth": "s"},
+    )
+    evil = {"content-type": "text/plain\r\nx-evil: 1", "traceparent": "00-1\r\nx-evil: 2"}
+    app.publish_many([Message("push.acme", "x", headers=evil, id="a b: x-evil")])
+    app.publish("push.acme", "y", headers={"traceparent": "00-ab-cd-01"})
+    app.run_worker(burst=True)
+    assert len(receiver.requests) == 2
+    for each in receiver.requests:
+        assert "x-evil" not in each.headers
+        assert (each.headers["x-shop"], each.headers["auth"]) == ("7", "s")
+    assert receiver.requests[1].headers.get("traceparent") == "00-ab-cd-01"
+    assert app.endpoint("push.acme").info().headers == {"x-shop": "7", "auth": "…"}
+
+
+def test_contents(app: Laneway, receiver: Receiver) -> None:
+    """As the endpoint says: the body, Standard Webhooks' envelope, CloudEvents, a template."""
+    settings: dict[str, dict[str, Any]] = {
+        "body": {},
+        "standard": {"content": "standard"},
+        "events": {"content": "cloudevents"},
+        "template": {
+            "template": {"n": "$.order.n", "first": "$.tags.0", "none": "$.a.b", "id": "$id"}
+        },
+    }
+    for name, fields in settings.items():
+        app.endpoint(f"push.{name}", url=receiver.url(f"/{name}"), allow_private=True, **fields)
+        app.publish(
+            f"push.{name}", {"type": "order.paid", "order": {"n": 7}, "tags": ["x"]}, id=name
+        )
+    app.run_worker(burst=True)
+    found = {each.path.strip("/"): json.loads(each.body) for each in receiver.requests}
+    assert found["body"] == {"type": "order.paid", "order": {"n": 7}, "tags": ["x"]}
+    assert found["standard"]["type"] == "order.paid"
+    assert found["standard"]["data"] == found["body"]
+    assert (found["events"]["specversion"], found["events"]["id"]) == ("1.0", "events")
+    assert found["template"] == {"n": 7, "first": "x", "none": None, "id": "template"}
+    content_types = {each.path: each.headers["content-type"] for each in receiver.requests}
+    assert content_types["/events"] == "application/cloudevents+json"
+
+
+def test_subscriptions_and_events(app: Laneway, receiver: Receiver) -> None:
+    """Each endpoint of one customer gets the events that it wants, for itself."""
+    app.policy("push.acme", own_backlog=False)
+    app.endpoint("push.acme#crm", url=receiver.url("/crm"), allow_private=True, events=["order.*"])
+    app.endpoint("push.acme#erp", url=receiver.url("/500"), allow_private=True, events=["stock"])
+    app.publish("push.acme", {"type": "order.paid"})
+    app.publish("push.acme", {"n": 1}, headers={"event": "order.sent"})
+    app.publish("push.acme", {"type": "stock"})
+    app.publish("push.acme", {"n": 2})
+    app.run_worker(burst=True)
+    assert [json.loads(each.body) for each in receiver.of("/crm")] == [
+        {"type": "order.paid"},
+        {"n": 1},
+    ]
+    assert len(receiver.of("/500")) == 3
+    assert [letter.message.topic for letter in app.dead_letters()] == ["push.acme#erp"]
+    assert app.topic("push.acme").stats().waiting == 0
+
+
+@pytest.mark.parametrize("path", ["/big", "/endless", "/hang", "/headers", "/close", "/garbage"])
+def test_receivers_that_behave_badly(app: Laneway, receiver: Receiver, path: str) -> None:
+    """One that sends too much is cut, one that never ends is left; others are not held up."""
+    app.policy("push.bad", retries=0)
+    app.endpoint("push.bad", url=receiver.url(path), allow_private=True, timeout=0.4)
+    app.endpoint("push.good", url=receiver.url("/200"), allow_private=True)
+    app.publish("push.bad", 1)
+    app.publish("push.good", 1)
+    began = time.monotonic()
+    app.run_worker(burst=True)
+    assert time.monotonic() - began < 10
+    assert len(receiver.of("/200")) == 1
+    errors = [letter.error or "" for letter in app.dead_letters()]
+    if path == "/big":
+        assert errors == []  # its status was good
+        assert receiver.sent < 64 << 20
+    elif path == "/headers":
+        assert len(errors) <= 1
+    else:
+        kind = "timeout" if path in ("/hang", "/endless") else "reset"
+        assert len(errors) == 1
+        assert errors[0].startswith(kind)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "outcome"),
+    [
+        (200, {}, "acked"),
+        (204, {}, "acked"),
+        (202, {"retry-after": "9"}, "acked"),
+        (302, {}, "dead"),
+        (400, {}, "dead"),
+        (403, {}, "dead"),
+        (404, {}, "dead"),
+        (409, {}, "dead"),
+        (418, {}, "dead"),
+        (500, {}, "dead"),
+        (500, {"webhook-retry": "No"}, "dead at once"),
+        (422, {}, "dead"),
+        (410, {}, "waiting, paused"),
+        (429, {}, "waiting"),
+        (503, {"retry-after": "3"}, "waiting, backs off"),
+    ],
+)
+def test_what_each_answer_means(
+    app: Laneway, receiver: Receiver, status: int, headers: dict[str, str], outcome: str
+) -> None:
+    """A busy or vanished receiver costs no attempt; others fail until the retries are used up."""
+    receiver.answers["/x"] = lambda: (status, headers)
+    app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
+    app.publish("push.x", 1)
+    app.run_worker(burst=True)
+    stats = app.topic("push.x").stats()
+    requests = len(receiver.requests)
+    if outcome == "acked":
+        assert (stats.done, requests) == (1, 1)
+    elif outcome.startswith("dead"):
+        assert (stats.dead, requests) == (1, 1 if outcome == "dead at once" else 3)
+    else:
+        (message,) = app.topic("push.x").peek(1)
+        assert (stats.waiting, requests) == (1, 1)
+        assert message.attempt == 1
+        assert (stats.state == "paused") == ("paused" in outcome)
+        if "backs off" in outcome:
+            assert stats.backs_off_until_us is not None
+
+
+def test_gone_endpoint_is_disabled_until_it_is_enabled(app: Laneway, receiver: Receiver) -> None:
+    """Its messages wait; a second switch-on within five minutes of a switch-off is refused."""
+    status = [410]
+    receiver.answers["/x"] = lambda: (status[0], {})
+    endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
+    notices: list[Any] = []
+    app.handler("laneway.endpoints")(lambda message: notices.append(message.body))
+    for n in range(3):
+        app.publish("push.x", n)
+    app.run_worker(burst=True)
+    assert len(receiver.requests) <= 2  # the first limit of concurrency="auto"
+    info = endpoint.info()
+    assert (info.state, info.disabled) == ("disabled", "gone")
+    assert [(each["type"], each["topic"]) for each in notices] == [("endpoint.disabled", "push.x")]
+    endpoint.enable()
+    assert endpoint.info().state == "probing"
+    receiver.requests.clear()
+    app.run_worker(burst=True)
+    assert len(receiver.requests) == 1  # a probe
+    with pytest.raises(Exception, match="enabled less than 5 min ago"):
+        endpoint.enable()
+    status[0] = 200
+    record = app.engine.record_read("endpoint", ["push.x"])[0]
+    assert record is not None
+    changed = json.loads(record) | {"enabled_us": 1}
+    assert app.engine.record_swap("endpoint", "push.x", record, json.dumps(changed).encode())
+    endpoint.enable()
+    deadline = time.monotonic() + 20
+    while app.topic("push.x").stats().done < 3 and time.monotonic() < deadline:
+        app.run_worker(burst=True)
+    assert endpoint.info().state == "healthy"
+
+
+def test_changed_url_holds_for_the_next_attempt(app: Laneway, receiver: Receiver) -> None:
+    """A sender that runs reads the endpoint again for each attempt."""
+    app.endpoint("push.x", url=receiver.url("/500"), allow_private=True)
+
+    def move() -> tuple[int, dict[str, str]]:
+        app.endpoint("push.x", url=receiver.url("/200"))
+        return 500, {}
+
+    receiver.answers["/500"] = move
+    app.publish("push.x", 1)
+    app.run_worker(burst=True)
+    assert [each.path for each in receiver.requests] == ["/500", "/200"]
+
+
+def test_retry_after() -> None:
+    """Seconds or a date, cut to an hour; what is neither is not there."""
+    now = 1_800_000_000.0
+
+    def delay(text: str) -> float | None:
+        answer = Answer(status=429, headers={"retry-after": text})
+        return judge(answer, now=now).delay
+
+    assert delay("7") == 7.0
+    assert delay("86400") == 3600.0
+    assert delay(email.utils.formatdate(now + 90, usegmt=True)) == 90.0
+    assert delay(email.utils.formatdate(now - 90, usegmt=True)) == 0.0
+    for wrong in ("", "soon", "-5", "1e9", "٣", "9" * 400, "Mon, 99 Foo 2026"):
+        assert delay(wrong) in (None, 3600.0)
