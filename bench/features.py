@@ -125,6 +125,8 @@ FEATURES = (
     Feature("dead letters", {}, settlement=_dead),
     Feature("gates", {"gate": "g"}),
     Feature("rate, concurrency", _LIMITS),
+    Feature("key_concurrency", {"key_concurrency": MANY}, lambda _n, key: {"key": key}),
+    Feature("key_rate", {"key_rate": MANY}, lambda _n, key: {"key": key}),
     ALL,
 )
 

@@ -81,6 +81,8 @@ UNSAID_DEFAULTS = {
     "rate": "no limit",
     "concurrency": "no limit",
     "serial": "off",
+    "key_concurrency": "no limit",
+    "key_rate": "no limit",
     "gate": "none",
     "group": "none",
     "merge": "off",

@@ -122,6 +122,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     dead_ttl: int = 14 * 86_400 * units.SECOND
     on_unhandled: int | None = None
     serial: str | None = None
+    key_concurrency: int | None = None
+    key_rate: float | None = None
     gate: str | None = None
     """The topic's gates; several are joined by `GATE_SEPARATOR`, see `gate_names`."""
     group: str | None = None
@@ -151,7 +153,13 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     # Derived once, because each visit of a lane needs them
 
     limited: bool = False
-    """Whether the topic has a rate, a concurrency or a gate."""
+    """Whether the topic has a rate, a concurrency, a gate or limits per key."""
+    key_limited: bool = False
+    """Whether messages with a key have limits per key."""
+    key_burst: float = 1.0
+    """The burst of each key's rate: the `default_burst`."""
+    key_limits: str = ""
+    """The limits per key as text, to compare them; empty: none."""
     shared: Gate | None = None
     """
     What the partitions of the topic share: its rate, and its concurrency unless that adapts. They
@@ -190,8 +198,16 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         derive(
             self,
             "limited",
-            self.rate is not None or self.concurrency is not None or self.gate is not None,
+            self.rate is not None
+            or self.concurrency is not None
+            or self.gate is not None
+            or self.key_concurrency is not None
+            or self.key_rate is not None,
         )
+        if self.key_concurrency is not None or self.key_rate is not None:
+            derive(self, "key_limited", True)  # a value, not an option
+            derive(self, "key_burst", default_burst(self.key_rate or 0.0))
+            derive(self, "key_limits", f"{self.key_concurrency or 0} {self.key_rate or 0!r}")
         adapts = self.concurrency == AUTO
         if adapts:
             derive(self, "adapts", True)  # a value, not an option
@@ -420,6 +436,14 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
             ' "yield": the next message of the key may pass it'
         ),
     ),
+    "key_concurrency": (
+        _integer(1, 1_000_000),
+        "most leases of one key at once; messages without a key are not limited",
+    ),
+    "key_rate": (
+        units.rate,
+        'deliveries of each key per second: 5, "5/s", "60/m"; not with serial',
+    ),
     "gate": (_gate, "name of a limit that several topics share, or a list of names"),
     "group": (
         _group,
@@ -498,6 +522,8 @@ class PolicyOptions(TypedDict, total=False):
     dead_ttl: units.Duration | None
     on_unhandled: units.Duration | None
     serial: Literal["hold", "yield"] | bool | None
+    key_concurrency: int | None
+    key_rate: float | str | None
     gate: str | Sequence[str] | None
     group: str | None
     merge: Literal["first", "last", "all"] | None
@@ -1078,11 +1104,21 @@ class PolicyTable:
             raise refuse(
                 "edge", 'edge="leading" and debounce contradict each other; remove one of them'
             )
+        for field in KEY_LIMITS:
+            if field in values and "serial" in values:
+                raise refuse(
+                    field,
+                    f'"{field}" and "serial" cannot be combined: serial delivers one message of a'
+                    " key at a time; remove one of them",
+                )
         if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
             raise refuse(
                 "serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"'
             )
 
+
+KEY_LIMITS = ("key_concurrency", "key_rate")
+"""The limits per key; `serial` is stronger."""
 
 _NEEDS = {
     "window": "merge",
@@ -1106,6 +1142,9 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
         del values["edge"]
     if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
         values["serial"] = "hold"
+    if "serial" in values:
+        for field in KEY_LIMITS:
+            values.pop(field, None)
     if values.get("concurrency") == "auto":
         if "min_concurrency" in values or "max_concurrency" in values:
             least = values.get("min_concurrency", 1)

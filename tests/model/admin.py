@@ -342,6 +342,7 @@ class Model(Engine):
             self._free_serial_key(lease.lane, lease.serial_key, lease)
             lease.gone = True
             self._free_gates(lease)
+            self._free_key_slot(lease.lane, lease.limited_key)
             removed += 1
         for lane in lanes:
             if lane.topic is None:

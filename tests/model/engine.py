@@ -74,6 +74,19 @@ class Engine(Lanes):
             if event is None or event[0] > self.now:
                 break
             event[3](event[4])
+        for of_key, key in first_of(
+            budget,
+            [
+                (lane, key)
+                for lane in self.lanes.values()
+                for key, state in lane.key_states.items()
+                if state.wake and state.wake <= self.now
+            ],
+            lambda found: found[0].key_states[found[1]].wake,
+        ):
+            self._wake_key(of_key, key)
+            if of_key.place == "idle":
+                self._place(of_key)
         for gate in first_of(
             budget,
             [gate for gate in self.gates.values() if is_past(gate.wake, self.now)],
@@ -125,6 +138,9 @@ class Engine(Lanes):
         times = [event[0] if event is not None else None]
         times += [lane.wake for lane in self.lanes.values() if lane.place in ("asleep", "idle")]
         times += [gate.wake for gate in self.gates.values()]
+        times += [
+            state.wake or None for lane in self.lanes.values() for state in lane.key_states.values()
+        ]
         return (
             max((min(known), self.now))
             if (known := [time for time in times if time is not None])
@@ -401,6 +417,8 @@ class Engine(Lanes):
         if policy.merge == "last":
             self._replace_content(message, draft, policy)
         if policy.merge == "last" or due != message.since:
+            if message.is_held_back or due > self.now:
+                self._leave_key(message)
             message.since = due
             self._wait(message)
         if draft.id is not None:
@@ -750,7 +768,10 @@ class Engine(Lanes):
             take = min(take, call.startable)
         if take <= 0:
             return 0
-        costs = self._admitted(lane, policy, [message.cost for message in ready[:take]])
+        ready = self._within_key_limits(lane, ready, take, policy)
+        if not ready:
+            return 0
+        costs = self._admitted(lane, policy, [message.cost for message in ready])
         take = len(costs)
         if take == 0:
             return 0
@@ -771,6 +792,9 @@ class Engine(Lanes):
                 policy.lane_least,
                 policy.lane_concurrency or 1,
             )
+        for message in ready[:take]:
+            if (key := self._limited_key(message, policy)) is not None:
+                self._take_key(lane, key, policy)
         for message in ready[:take]:
             self._deliver(call, message, policy)
         return take
@@ -868,6 +892,7 @@ class Engine(Lanes):
         lane = message.lane
         if is_past(message.expires, self.now):  # housekeeping has not got to it yet
             self._uncount_delivery(lane, policy)
+            self._free_key_slot(lane, self._limited_key(message, policy))
             self._expire(message)
             call.taken.append((lane.tier_queue.tier, None))
             return
@@ -892,6 +917,7 @@ class Engine(Lanes):
             started,
             self._gates_of(lane, policy),
             serial_key,
+            self._limited_key(message, policy),
         )
         self.leases[self.fence] = held
         self._stop_waiting(message)
@@ -1098,6 +1124,7 @@ class Engine(Lanes):
         """Free what the lease holds, and correct its cost."""
         del self.leases[lease.fence]
         self._free_gates(lease)
+        self._free_key_slot(lease.lane, lease.limited_key)
         if lease.message is None:
             self._free_serial_key(lease.lane, lease.serial_key, lease)
         if lease.charge:
@@ -1181,6 +1208,12 @@ class Engine(Lanes):
         policy = self._policy(lease.lane)
         if policy.lane_rate:
             lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost)
+        key = lease.limited_key
+        if key is not None and (state := lease.lane.key_states.get(key)) is not None:
+            state.give_back(policy)
+            if state.room(policy, self.now):
+                self._bring_forward(lease.lane, key, 1)
+            self._rest_key(lease.lane, key)
         for gate in (self.gates[name] for name in lease.gates):
             if gate.limits.rate is not None:
                 gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, cost)

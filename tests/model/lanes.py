@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
-from laneway.engines.shared import adaptive, fairness
+from laneway.engines.shared import adaptive, fairness, key_limits
+from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, Gate, PolicyTable, Resolved, gate_names
 from laneway.tiers import Tier, TierLayers, Tiers
@@ -212,7 +213,7 @@ class Lanes:
         The key belongs to its holder; a free key to the first due message in order.
         """
         if message.serial is None or message.delayed:
-            return False
+            return message.is_held_back
         holder = message.lane.holders.get(message.serial_key)
         if holder is not None:
             return holder is not message
@@ -225,6 +226,96 @@ class Lanes:
 
     def _leased(self, lane: Lane) -> int:
         return sum(lease.lane is lane and not lease.gone for lease in self.leases.values())
+
+    # Limits per key
+
+    def _limited_key(self, message: Message, policy: Resolved) -> SerialKey | None:
+        """The key whose limits hold for the message; a serial message has none."""
+        is_limited = policy.key_limited and message.key is not None and message.serial is None
+        return message.serial_key if is_limited else None
+
+    def _within_key_limits(
+        self, lane: Lane, ready: list[Message], most: int, policy: Resolved
+    ) -> list[Message]:
+        """
+        The first messages that the limits of their keys admit, at most so many.
+
+        Those before them whose keys are at a limit are parked.
+        """
+        admitted: list[Message] = []
+        planned: Counter[SerialKey] = Counter()
+        for message in ready:
+            if len(admitted) == most:
+                break
+            key = self._limited_key(message, policy)
+            if key is not None:
+                state = lane.key_states.get(key, KeyState())
+                if planned[key] >= state.room(policy, self.now):
+                    self._hold_back(message, key, policy)
+                    continue
+                planned[key] += 1
+            admitted.append(message)
+        return admitted
+
+    def _hold_back(self, message: Message, key: SerialKey, policy: Resolved) -> None:
+        lane = message.lane
+        message.is_held_back = True
+        lane.key_limits = policy.key_limits
+        lane.key_states.setdefault(key, KeyState()).parked += 1
+        self._rest_key(lane, key)
+
+    def _take_key(self, lane: Lane, key: SerialKey, policy: Resolved) -> None:
+        state = lane.key_states.setdefault(key, KeyState())
+        state.take(policy, self.now)
+        if policy.key_rate is not None:
+            lane.keys_recover = max(lane.keys_recover, key_limits.recovered_us(state.tat))
+        self._rest_key(lane, key)
+
+    def _rest_key(self, lane: Lane, key: SerialKey) -> None:
+        if lane.key_states[key].rest(self._policy(lane), self.now):
+            del lane.key_states[key]
+
+    def _free_key_slot(self, lane: Lane, key: SerialKey | None) -> None:
+        """A lease of the key ended: the first message that its limits parked becomes ready."""
+        state = lane.key_states.get(key) if key is not None else None
+        if key is None or state is None:
+            return
+        state.leased = max(state.leased - 1, 0)
+        if state.room(self._policy(lane), self.now):
+            self._bring_forward(lane, key, 1)
+        self._rest_key(lane, key)
+
+    def _bring_forward(self, lane: Lane, key: SerialKey, count: int) -> None:
+        held_back = [
+            message
+            for message in self._waiting(lane)
+            if message.is_held_back and message.serial_key == key
+        ]
+        for message in sorted(held_back, key=lambda one: one.order)[:count]:
+            message.is_held_back = False
+            lane.key_states[key].parked -= 1
+
+    def _wake_key(self, lane: Lane, key: SerialKey) -> None:
+        """The key may have room: as many of its messages as it has room for become ready."""
+        lane.key_states[key].woken()
+        self._bring_forward(lane, key, lane.key_states[key].room(self._policy(lane), self.now))
+        self._rest_key(lane, key)
+
+    def _leave_key(self, message: Message) -> None:
+        """
+        A message is about to stop waiting, or becomes delayed, without a delivery. If it was ready,
+        the next one of its key becomes ready in its place.
+        """
+        lane, key = message.lane, message.serial_key
+        state = lane.key_states.get(key)
+        if message.state != "waiting" or message.delayed or message.serial or state is None:
+            return
+        if message.is_held_back:
+            message.is_held_back = False
+            state.parked -= 1
+        else:
+            self._bring_forward(lane, key, 1)
+        self._rest_key(lane, key)
 
     # Placing
 
@@ -244,6 +335,12 @@ class Lanes:
             lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
             lane.group = self._group_queue(lane.tier_queue, group)
             lane.virtual, lane.place, lane.wake = self._inner(lane), "idle", None
+        if lane.key_limits != policy.key_limits and any(
+            state.parked for state in lane.key_states.values()
+        ):
+            lane.key_limits = policy.key_limits
+            for key in [key for key, state in lane.key_states.items() if state.parked]:
+                self._wake_key(lane, key)
         if policy.lane_rate:
             lane.tat = fairness.rebase(
                 lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.owes
@@ -302,7 +399,7 @@ class Lanes:
             at = max(at, -(-lane.tat // fairness.TICKS))  # when fairness.recovered
         if policy.shared is not None:
             at = max(at, -(-self.gates[TOPIC + lane.rule].tat // fairness.TICKS))
-        return at
+        return max(at, lane.keys_recover)
 
     def _count_throttling(self, lane: Lane, permit: int) -> None:
         """Count the time until the permit, unless it is counted already."""
@@ -404,6 +501,7 @@ class Lanes:
         self._remove(message, remember_ids=True)
 
     def _remove(self, message: Message, *, remember_ids: bool = False) -> None:
+        self._leave_key(message)
         self._stop_waiting(message)
         self._free_serial_key(message.lane, message.serial_key, message)
         self.messages.remove(message)
@@ -459,6 +557,7 @@ class Lanes:
 
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
         self._store_outcome(message, "expired" if reason.startswith("expired") else "dead", reason)
+        self._leave_key(message)
         self._stop_waiting(message)
         self._free_serial_key(message.lane, message.serial_key, message)
         self.deaths += 1

@@ -11,6 +11,7 @@ import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, LaneState
 from laneway.engines.shared.adaptive import Flow
+from laneway.engines.shared.key_limits import KeyState
 from laneway.headers import COST, FLOW
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
@@ -60,6 +61,7 @@ class Message:
     lane: Lane
     state: StoredState = "waiting"
     delayed: bool = False
+    is_held_back: bool = False  # parked by the limits of its key
     joined: list[str] = field(default_factory=list)  # ids of messages merged into it
     attempts: int = 0
     deliveries: int = 0
@@ -125,6 +127,7 @@ class HeldLease:
     started: bool
     gates: tuple[str, ...]
     serial_key: SerialKey | None
+    limited_key: SerialKey | None = None  # the key whose slot it holds
     gone: bool = False  # its topic was deleted
 
 
@@ -158,6 +161,9 @@ class Lane:
     # by topic and merge key: the message that new ones join
     collectors: dict[tuple[str, str, str | bytes], Message] = field(default_factory=dict)
     holders: dict[SerialKey, Message | HeldLease] = field(default_factory=dict)
+    key_states: dict[SerialKey, KeyState] = field(default_factory=dict)
+    key_limits: str = ""  # under which messages were parked last
+    keys_recover: int = 0  # when the rates of all keys have recovered
 
 
 @dataclass(eq=False)

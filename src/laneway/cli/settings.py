@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 METAVARS = {
     **dict.fromkeys(DURATIONS, "DURATION"),
     "rate": "RATE",
+    "key_rate": "RATE",
     "backoff": "DURATION|LIST|JSON",
     "max_body": "SIZE",
     "concurrency": "COUNT|auto",

@@ -48,6 +48,14 @@ class GroupFacts(msgspec.Struct, kw_only=True):
     """Topics without a group and groups of its tier queue that are served before it."""
 
 
+class KeyFacts(msgspec.Struct, kw_only=True):
+    """What the message's key has used of its limits."""
+
+    leased: int
+    permit_us: int
+    """When the rate of the key admits the next message."""
+
+
 class Facts(msgspec.Struct, kw_only=True):
     """The facts about a message that waits, and its lane."""
 
@@ -77,6 +85,8 @@ class Facts(msgspec.Struct, kw_only=True):
     group: GroupFacts | None = None
     busy_with: str | None = None
     """If it is parked: the id of the message that its serial key is busy with."""
+    key: KeyFacts | None = None
+    """If its key has limits: what it has used of them."""
     flow: Flow | None = None
     """What its lane knows of the destination, with `concurrency="auto"`."""
     gates: Sequence[GateFacts] = ()
@@ -180,12 +190,16 @@ def waiting(facts: Facts) -> Explanation:
     elif view.state == "delayed":
         explanation.reasons.append(f"it is due in {facts.left(view.since_us)}")
         starts = view.since_us
-    if view.state == "parked":
+    of_key: int | None = now
+    if view.state in ("parked", "ready") and facts.key is not None:
+        of_key = _key_limits(facts, facts.key, explanation)
+    elif view.state == "parked":
         explanation.reasons.append(
             f'its key "{view.key}" is busy with {facts.busy_with or "another message"}; they run'
             " one at a time, in order"
         )
     later = _limits(facts, explanation)
+    later = max(later, of_key) if later is not None and of_key is not None else None
     if facts.ahead and not explanation.reasons and later is not None:
         explanation.reasons.append(
             f'its topic can deliver now: it waits for a free worker of pool "{policy.pool}"'
@@ -313,6 +327,26 @@ def _shared(facts: Facts, gate: GateFacts) -> str:
     if isinstance(policy.concurrency, int) and gate.leased < policy.concurrency:
         run += "; partitions on other shards have the rest for now"
     return run
+
+
+def _key_limits(facts: Facts, key: KeyFacts, explanation: Explanation) -> int | None:
+    """
+    Add the reasons of the limits of its key. Returns when they admit the next message of the key;
+    None: when a lease of the key ends.
+    """
+    policy, name = facts.policy, facts.view.key
+    limit = policy.key_concurrency
+    is_full = limit is not None and key.leased >= limit
+    if is_full:
+        explanation.reasons.append(f'its key "{name}" has {key.leased} of {limit} leased')
+    if key.permit_us > facts.now_us:
+        explanation.reasons.append(
+            f'the rate of its key "{name}" ({policy.key_rate:g}/s) admits the next message in'
+            f" {facts.left(key.permit_us)}"
+        )
+    elif facts.view.state == "parked" and not is_full:
+        explanation.reasons.append(f'messages of its key "{name}" are before it')
+    return None if is_full else key.permit_us
 
 
 def _full(facts: Facts) -> str | None:

@@ -5,7 +5,7 @@ The numbers are stored, and every engine stores the same ones, whatever language
 
 States of a message (a leased message has the number READY, and a lease):
 
-      +---------+  due   +-------+  key busy   +--------+
+      +---------+  due   +-------+  key busy   +--------+ (serial key, or limits per key)
       | DELAYED | -----> | READY | ----------> | PARKED |
       +---------+        |       | <---------- |        |
            ^             +-------+  key free   +--------+

@@ -334,13 +334,45 @@ class Core:
         priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
+        while True:
+            batch, goes_on = self._lease(
+                n,
+                pool,
+                topics,
+                startable,
+                record_start=record_start,
+                only=only,
+                max_lease_us=max_lease_us,
+                priority=priority,
+                now_us=now_us,
+            )
+            if batch.leases or not goes_on:
+                return batch
+
+    def _lease(
+        self,
+        n: int,
+        pool: str,
+        topics: Sequence[str] | None,
+        startable: int | None,
+        *,
+        record_start: bool,
+        only: Sequence[str] | None,
+        max_lease_us: int | None,
+        priority: int | None,
+        now_us: int | None,
+    ) -> tuple[Batch, bool]:
+        """
+        Lease in one transaction. Also answers whether another one has to go on where this one has
+        ended, because keys at their limits have parked much.
+        """
         with self._transaction(now_us, durable=False) as tx:
             found = tx.shard.delivered
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
             filter_ = serving.Only.of(only, priority, tx)
-            leases, withheld = serving.lease(
+            leases, withheld, goes_on = serving.lease(
                 tx,
                 n,
                 pool,
@@ -351,7 +383,7 @@ class Core:
                 max_lease_us=max_lease_us,
             )
             tx.write_rows()
-            wake = housekeeping.next_wake(tx)
+            wake = tx.now if goes_on else housekeeping.next_wake(tx)
             if withheld or (
                 leases and (len(leases) == n or (wake is not None and wake < tx.now + SOON_US))
             ):
@@ -360,8 +392,11 @@ class Core:
                 )  # there may be more, now or soon, and this worker may be busy then
         has_rivals = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
         if filter_ is None:
-            return Batch(leases, tx.now, wake, has_rivals=has_rivals)
-        return Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, has_rivals)
+            return Batch(leases, tx.now, wake, has_rivals=has_rivals), goes_on
+        return (
+            Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, has_rivals),
+            goes_on,
+        )
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         with self._transaction(now_us, durable=True) as tx:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.shared import explaining, size_classes
-from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts
+from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts, KeyFacts
+from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.states import DELAYED, PARKED, RUNNABLE
-from laneway.engines.sqlite import messages, views
+from laneway.engines.sqlite import key_limits, messages, views
 from laneway.tiers import share_text
 
 if TYPE_CHECKING:
@@ -65,11 +66,21 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
         ),
         lanes_before=_before(tx, lane.tier_queue, lane.vt, lane.lane) if is_runnable else 0,
         group=_group(tx, lane),
+        key=_key(tx, lane, policy, row),
         busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None,
         flow=lane.flow,
         gates=_gates(tx, lane, policy),
         unhandled_us=(tx.one("note_read", row.mid) or (None,))[0],
     )
+
+
+def _key(tx: Transaction, lane: Lane, policy: Resolved, row: Row) -> KeyFacts | None:
+    """What the message's key has used of its limits."""
+    slot = key_limits.key_of(policy, row)
+    if slot is None:
+        return None
+    state = KeyState(*(tx.key_states.get(lane.lane, slot) or ()))
+    return KeyFacts(leased=state.leased, permit_us=state.permit_us(policy, tx.now))
 
 
 def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:

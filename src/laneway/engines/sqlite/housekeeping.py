@@ -20,7 +20,7 @@ from laneway.engines.shared.states import (
     LEASES_END,
     RETENTION_ENDS,
 )
-from laneway.engines.sqlite import messages, settling
+from laneway.engines.sqlite import key_limits, messages, settling
 from laneway.policy import matches
 
 if TYPE_CHECKING:
@@ -42,10 +42,13 @@ def run(tx: Transaction, budget: int) -> None:
     Do everything that is due, at most `budget` of each kind; call it at the beginning of a
     transaction.
     """
-    if not tx.one("housekeeping_due", tx.now)[0]:
+    is_due, keys_wake = tx.one("housekeeping_due", tx.now)
+    if not (is_due or keys_wake):
         return
     _events(tx, budget)
     sweep(tx, budget)
+    if keys_wake:
+        key_limits.wake(tx, budget)
     _wake(tx, budget)
 
 
@@ -143,7 +146,7 @@ def _expires(tx: Transaction, mid: int) -> None:
     if row is None:
         return
     lane = tx.lane(row.lane)
-    messages.end_waiting(tx, lane, row)
+    messages.take_out(tx, lane, row)
     messages.expire(tx, lane, row)
     if row.serial:
         messages.free_key(tx, lane, row.line, row.mid)

@@ -13,6 +13,7 @@ import msgspec
 from laneway.engines import base
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US
+from laneway.engines.sqlite import key_limits
 from laneway.engines.sqlite.rows import Held
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None
     tx.shard.leased -= 1
     if held.gate is not None:
         tx.free_gates(held.gate)
+    if held.slot is not None:
+        key_limits.free(tx, lane, held.slot)
     if held.charge:
         _correct_charge(tx, lane, held, cost_us)
 
@@ -143,3 +146,5 @@ def return_permits(tx: Transaction, lane: Lane, held: Held, cost: int) -> None:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost)
     for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():
         gate.give_back(cost)
+    if held.slot is not None:
+        key_limits.give_back(tx, lane, held.slot)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.shared.refusals import MAX_WAIT_WINDOWS, explicit_due
-from laneway.engines.sqlite import messages
+from laneway.engines.sqlite import key_limits, messages
 from laneway.engines.sqlite.rows import Lane, Row, rank_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy:
     if policy.merge != "last" and due == row.since:
         return
     messages.end_waiting(tx, lane, row)
+    if due > tx.now:
+        key_limits.leave(tx, lane, row)
     if row.serial and not _holds_key(tx, lane, row):
         messages.free_key(tx, lane, row.line, row.mid)  # its position may change
     row.since = due
@@ -155,7 +157,7 @@ def rejoin(tx: Transaction, lane: Lane, row: Row) -> bool:
     policy = tx.policy(messages.topic_of(row, lane))
     if policy.merge == "all" and row.parts + other.parts + 2 > policy.merge_limit:
         return False
-    messages.end_waiting(tx, lane, other)
+    messages.take_out(tx, lane, other)
     bodies = [other.body, *(tx.parts.bodies(other.mid) if other.parts else ())]
     if policy.merge == "all":
         _add_parts(tx, row, bodies)

@@ -6,7 +6,8 @@ The states of one message, and the rows that each state has.
                            key's head, where it is serial
     leased     state 0     `lease`, by fence; `serial_key` with `held`; no row in `ready`
     DELAYED    state 1     `event` of kind DUE, at its `since`
-    PARKED     state 2     `parked`, behind the head of its serial key
+    PARKED     state 2     `parked`, behind the head of its serial key; or `key_parked`, while its
+                           key is at a limit
     DEAD       state 3     `dead`; `event` of kind RETENTION_ENDS; its lane is 0
     finished   no row      `ident` without a message, while its id is known; `kept`, its outcome
 
@@ -40,7 +41,7 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
     YIELD,
 )
-from laneway.engines.sqlite import message_ends
+from laneway.engines.sqlite import key_limits, message_ends
 from laneway.headers import COST
 from laneway.policy import FOREVER
 
@@ -125,11 +126,20 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
         tx.events.delete(row.since, DUE, row.mid)
     elif row.state == PARKED:
         lane.parked -= 1
-        tx.parked.delete(lane.lane, row.line, row.rank, row.pos, row.seq)
+        if row.serial:
+            tx.parked.delete(lane.lane, row.line, row.rank, row.pos, row.seq)
+        else:
+            key_limits.unpark(tx, lane, row)
     else:
         lane.ready -= 1
         tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
     tx.touch(lane)
+
+
+def take_out(tx: Transaction, lane: Lane, row: Row) -> None:
+    """As `end_waiting`, of a message that will not wait again: the next one of its key may come."""
+    end_waiting(tx, lane, row)
+    key_limits.leave(tx, lane, row)
 
 
 def free_merge_key(tx: Transaction, lane: Lane, row: Row) -> None:
@@ -386,7 +396,7 @@ def add_history(tx: Transaction, row: Row, what: str, error: str | None) -> None
 
 def remove_waiting(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
     """Remove a message that waits, with its ids: it was purged, cancelled or exported."""
-    end_waiting(tx, lane, row)
+    take_out(tx, lane, row)
     remove_ended(tx, lane, row, topic)
 
 

@@ -27,7 +27,7 @@ def move(
     if to == "ready" and (row.state != DELAYED or row.since == UNTIL_SIGNALLED_US):
         return "waiting"
     lane = tx.lane(row.lane)
-    messages.end_waiting(tx, lane, row)
+    messages.take_out(tx, lane, row)
     if to == "dead":
         settling.die(tx, lane, row, reason, None)
     else:

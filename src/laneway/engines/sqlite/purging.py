@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.engines.base import ABORT, CancelAnswer
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
-from laneway.engines.sqlite import leases, message_ends, messages, views
+from laneway.engines.sqlite import key_limits, leases, message_ends, messages, views
 from laneway.engines.sqlite.rows import Held, Lane, Row
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
     """Remove waiting messages with sequence numbers up to `last`; returns how many."""
     removed = 0
     for lane, listed in _waiting(tx, topic):
-        # When a serial key's head was removed, its next message became ready: read the row again.
-        row = messages.read(tx, listed.mid) if listed.serial else listed
+        # When a message was removed, the next one of its key may be ready now: read the row again.
+        row = messages.read(tx, listed.mid) if listed.key is not None else listed
         if row is not None and row.seq <= last:
             message_ends.message_ended(tx, row, topic, "cancelled")
             messages.remove_waiting(tx, lane, row, topic)
@@ -66,6 +66,7 @@ def delete(tx: Transaction, topic: str) -> int:
         if lane.topic is None:
             tx.place(lane)
         elif not (lane.waiting or lane.leased):
+            tx.run("key_states_forget", lane.lane)
             tx.forget(lane)
     tx.run("idents_delete_topic", topic)
     tx.run("edges_delete_topic", topic)
@@ -86,6 +87,8 @@ def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     tx.shard.leased -= 1
     if held.gate is not None:
         tx.free_gates(held.gate)
+    if held.slot is not None:
+        key_limits.free(tx, lane, held.slot)
     if row is not None:
         message_ends.message_ended(tx, row, topic, "cancelled")
         messages.remove_ended(tx, lane, row, topic)

@@ -701,7 +701,7 @@ def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
     lane, row = tx.lane(number), messages.read(tx, mid)
     if row is None:
         return False
-    messages.end_waiting(tx, lane, row)
+    messages.take_out(tx, lane, row)
     if row.serial:
         messages.free_key(tx, lane, row.line, row.mid)
     lane.removed += 1

@@ -75,6 +75,8 @@ class Lane:
     need: int = 0
     owes: int = 0  # the cost of the last message that it delivered, if above 1
     flow: Flow | None = None  # with concurrency="auto", from its first delivery on
+    key_limits: str = ""  # under which messages were parked last, see `Resolved.key_limits`
+    keys_recover: int = 0  # when the rates of all its keys have recovered
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
     # what tallies.py has counted of this lane
@@ -161,6 +163,10 @@ class Lane:
             self.need,
             self.owes,
         )
+        if self.key_limits or self.keys_recover:
+            keys = (self.key_limits, self.keys_recover)
+            self.more = msgspec.json.encode((*values, self.flow, *keys)).decode()
+            return
         if self.flow is not None:
             self.more = msgspec.json.encode((*values, self.flow)).decode()
             return
@@ -256,8 +262,8 @@ def line_of(topic: str | None, key: str | None) -> str | None:
 
 class Ended(msgspec.Struct, gc=False):
     """
-    What the end of an acked message needs to know of it, see `leases_and_messages`. `gate`: that of
-    its lease, if the lease is cached.
+    What the end of an acked message needs to know of it, see `leases_and_messages`. `gate`, `slot`:
+    those of its lease, if the lease is cached.
     """
 
     mid: int
@@ -271,6 +277,7 @@ class Ended(msgspec.Struct, gc=False):
     since: int
     has_note: int
     gate: str | None = None
+    slot: str | None = None
 
     @property
     def line(self) -> str | None:
@@ -444,6 +451,7 @@ class Held(msgspec.Struct, gc=False):
     gate: str | None
     empty: str | None
     gone: int
+    slot: str | None = None
 
 
 def rank_of(priority: int, *, at_front: bool) -> int:

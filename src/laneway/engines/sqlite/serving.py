@@ -19,7 +19,7 @@ from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
-from laneway.engines.sqlite import messages
+from laneway.engines.sqlite import key_limits, messages
 from laneway.engines.sqlite.rows import (
     Ended,
     GroupQueue,
@@ -85,10 +85,11 @@ def lease(
     record_start: bool,
     only: Only | None = None,
     max_lease_us: int | None = None,
-) -> tuple[list[Lease], bool]:
+) -> tuple[list[Lease], bool, bool]:
     """
     Choose and lease up to `room` messages. Also answers whether messages are left that could be
-    delivered, but not to this caller: they need room among the `startable`, or match no pattern.
+    delivered, but not to this caller: they need room among the `startable`, or match no pattern;
+    and whether the next call has to go on, because keys at their limits have parked much.
     """
     plan = _Plan(tx, startable, only)
     if topics is None:
@@ -99,7 +100,8 @@ def lease(
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane)
-    return delivered, plan.withheld or (only is not None and only.passed_over)
+    withheld = plan.withheld or (only is not None and only.passed_over)
+    return delivered, withheld, plan.cut
 
 
 def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: int) -> None:
@@ -400,6 +402,8 @@ class _Plan:
         """By bucket, where a call names topics: the messages to deliver, in their order."""
         self._passed: dict[int, int] = {}
         """By lane with costs: how many of its messages this call takes already."""
+        self._planned: dict[int, int] = {}
+        """By lane with limits per key: how many of its messages this call takes already."""
         self.withheld = False
         self.by_time = {
             tier_queue.number
@@ -407,6 +411,8 @@ class _Plan:
             if tx.fair_by_time(tier_queue)
         }
         """The tier queues whose lanes share the workers' time."""
+        self.cut = False
+        """Whether a visit ended early, because keys at their limits have parked much."""
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Serve strict tiers first, then the others by shares; unused shares go to the others."""
@@ -583,10 +589,16 @@ class _Plan:
             tier_queue.vt = fairness.reached(tier_queue.vt, group.vt, chunk_stride)
         self.tx.groups.touch(group)
 
-    def visit_alone(self, lane: Lane, room: int, mids: Sequence[int] | None = None) -> int:
+    def visit_alone(
+        self,
+        lane: Lane,
+        room: int,
+        mids: Sequence[int] | None = None,
+        folded: str | None = None,
+    ) -> int:
         """Visit a lane that was not chosen by its virtual time; its group pays, too."""
         tier_queue, group = self.tx.tier_queue_of(lane), self.tx.group_of(lane)
-        taken = self.visit(lane, tier_queue, room, 1, mids)
+        taken = self.visit(lane, tier_queue, room, 1, mids, folded)
         if taken and group is not None:
             work = taken * self._expected_cost(lane, tier_queue)
             self._charge_group(group, tier_queue, taken, work, alone=True)
@@ -599,11 +611,13 @@ class _Plan:
         room: int,
         lanes: int,
         mids: Sequence[int] | None = None,
+        folded: str | None = None,
     ) -> int:
         """
         Take what all limits admit from the lane, and advance its virtual time by that.
 
-        `mids`: the messages to take, if they are not the lane's first ones.
+        `mids`: the messages to take, if they are not the lane's first ones. `folded`: only messages
+        of this topic, in a bucket whose keys have limits; they are added to `picked`.
         """
         tx = self.tx
         policy = tx.policy_of(lane)
@@ -624,12 +638,25 @@ class _Plan:
             # The lane's policy changed since it was placed, or its gate shut: place it again.
             self.visited[lane.lane] = lane
             return 0
+        keyed: list[key_limits.Next] = []
+        if policy.key_limited:
+            keyed = self._within_key_limits(lane, policy, take, folded)
+            mids = None if folded is None else [each.mid for each in keyed]
+            take = len(keyed)
+            if take == 0:
+                self.visited[lane.lane] = lane
+                return 0
         permits, largest = take, 1
         if lane.need and (policy.lane_rate or gate is not None):
             take, permits, largest = self._admit(lane, policy, gate, take, mids)
             if take == 0:
                 self.visited[lane.lane] = lane
                 return 0
+        if policy.key_limited:
+            key_limits.take(tx, lane, policy, keyed[:take])
+            self._planned[lane.lane] = self._planned.get(lane.lane, 0) + take
+            if folded is not None:
+                self.picked[lane.lane] += (each.mid for each in keyed[:take])
         if limited:
             self.startable -= take
         if gate is not None:
@@ -643,6 +670,19 @@ class _Plan:
         self.visits.append((lane, take))
         self.visited[lane.lane] = lane
         return take
+
+    def _within_key_limits(
+        self, lane: Lane, policy: Resolved, most: int, folded: str | None
+    ) -> list[key_limits.Next]:
+        """The lane's next messages that their keys admit, at most so many."""
+        last_rank = None if self.only is None else self.only.last_rank
+        visit = key_limits.Visit(self.tx, lane, policy, last_rank)
+        if folded is None:
+            found = visit.next(most, self._planned.get(lane.lane, 0))
+        else:
+            found = visit.next_folded(folded, most, self.picked[lane.lane])
+        self.cut |= visit.cut
+        return found
 
     def _admit(
         self, lane: Lane, policy: Resolved, gate: str | None, most: int, mids: Sequence[int] | None
@@ -756,6 +796,8 @@ class _Plan:
         """Visit a bucket for the messages of one topic only."""
         last_rank = None if self.only is None else self.only.last_rank
         picked = self.picked.setdefault(lane.lane, [])
+        if self.tx.policy_of(lane).key_limited:
+            return self.visit_alone(lane, room, folded=topic)
         heads = [
             mid
             for (mid, rank) in self.tx.all("folded_heads", topic, room + len(picked))
@@ -863,6 +905,7 @@ class _Deliveries:
                 policy.serial is None
                 and policy.merge is None
                 and policy.buckets is None
+                and not policy.key_limited
                 and lane.lane not in self._picked
             )
             wanted = plain if is_plain else featured
@@ -1011,8 +1054,13 @@ class _Deliveries:
         lane.leased -= 1
         lane.delivered -= 1
         tx.shard.delivered -= 1
-        self._free_gates(lane, tx.policy_of(lane))
+        policy = tx.policy_of(lane)
+        self._free_gates(lane, policy)
+        slot = key_limits.key_of(policy, row)
+        if slot is not None:
+            key_limits.free(tx, lane, slot)
         self._end_waiting(lane, row)
+        key_limits.leave(tx, lane, row)
         messages.expire(tx, lane, row)
         if row.serial:
             messages.free_key(tx, lane, row.line, row.mid)
@@ -1082,6 +1130,7 @@ class _Deliveries:
                     limited,
                 )
             )
+            slot = key_limits.key_of(policy, row)
             started = int(bool(row.suspect) and self.record_start)
             empty = None
             if at_most_once:
@@ -1103,14 +1152,15 @@ class _Deliveries:
                         row.since,
                         row.deliveries,
                         gate,
+                        slot,
                     ),
                 )
-            if gate is None and empty is None and not (charge or started):
+            if gate is None and empty is None and slot is None and not (charge or started):
                 self._plain_leases.append((fence, mid, number, deadline, now))
             else:
                 rows.append((
                     fence, mid, number, deadline, now, charge, started, gate or 0,
-                    0 if empty is None else empty,
+                    0 if empty is None else empty, 0 if slot is None else slot,
                 ))  # fmt: skip
             if lane.ready:
                 lane.old = row.since >> 23

@@ -20,7 +20,7 @@ from laneway.engines.shared.refusals import (
     retries_used_up,
 )
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END
-from laneway.engines.sqlite import leases, merging, message_ends, messages, putting
+from laneway.engines.sqlite import key_limits, leases, merging, message_ends, messages, putting
 from laneway.engines.sqlite.rows import Ended, Held, Lane, Row
 from laneway.errors import BacklogFull
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _dumps = msgspec.json.Encoder().encode
 
-_LEASE_COLUMNS = 10
+_LEASE_COLUMNS = 11
 """Columns of `leases_and_messages` that belong to the lease; those of the message follow."""
 
 
@@ -107,7 +107,7 @@ def _held_in_cache(fence: int, cached: CachedLease) -> tuple[Held, Ended]:
     """As `_held`; its deadline is unknown, which only leases with a charge need."""
     mid, lane, message = cached
     message = message or _plain(mid)
-    return Held(fence, mid, lane, 0, 0, 0, 0, message.gate, None, 0), message
+    return Held(fence, mid, lane, 0, 0, 0, 0, message.gate, None, 0, message.slot), message
 
 
 def _plain(mid: int) -> Ended:
@@ -183,6 +183,7 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
     if joined:
         tx.idents.load_joined(joined)
     serial_keys: list[tuple[Lane, str]] = []
+    slots: list[tuple[Lane, str]] = []
     last, topic, dedupes = -1, "", False
     for lane, message in acked:
         if lane.lane != last:
@@ -194,10 +195,16 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
             messages.delete_extras(tx, message)
         if message.gate is not None:
             tx.free_gates(message.gate)
+        if message.slot is not None:
+            slots.append((lane, message.slot))
         if message.serial and (line := message.line) is not None:
             serial_keys.append((lane, line))
     if serial_keys:
         messages.free_held_keys(tx, serial_keys)
+    if slots:
+        key_limits.load(tx, [(lane.lane, slot) for lane, slot in slots])
+        for lane, slot in slots:
+            key_limits.free(tx, lane, slot)
 
 
 def _delete_messages(tx: Transaction, mids: list[int]) -> None:
@@ -291,9 +298,12 @@ class _Settling:
         returned: list[tuple[int, int]] = []
         joined: list[int] = []
         serial_keys: list[tuple[int, str]] = []
+        slots: list[tuple[int, str]] = []
         for held, ended, settlement in pairs:
             if held.gone:
                 continue
+            if held.slot is not None:
+                slots.append((held.lane, held.slot))
             if held.empty:
                 serial_keys.append((held.lane, held.empty))
             if ended is None:
@@ -309,6 +319,8 @@ class _Settling:
             tx.idents.load_joined(joined)
         if serial_keys:
             messages.load_parked(tx, serial_keys)
+        if slots:
+            key_limits.load(tx, slots)
         if returned:
             tx.notes.load((mid,) for _, mid in returned)
             merging.load_returning(tx, returned)
@@ -528,6 +540,7 @@ def _load_expired(tx: Transaction, over: Sequence[Held]) -> None:
     returned = [(held.lane, held.mid) for held in over if held.empty is None]
     tx.notes.load((held.mid,) for held in over if held.started)
     merging.load_returning(tx, returned)
+    key_limits.load(tx, [(held.lane, held.slot) for held in over if held.slot is not None])
     lines = [(held.lane, held.empty) for held in over if held.empty]
     rows = ((lane, messages.read(tx, mid)) for lane, mid in returned)
     lines += [(lane, row.line or "") for lane, row in rows if row is not None and row.serial]

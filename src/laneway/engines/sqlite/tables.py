@@ -125,23 +125,26 @@ class ReadyTable(Table):
 
 
 class ParkedTable(Table):
-    """`parked`: (lane, serial key, rank, position, sequence number) → (message,)."""
+    """
+    `parked`, or `key_parked`: (lane, key, rank, position, sequence number) → (message,).
+    """
 
-    def __init__(self, statements: Statements) -> None:
-        super().__init__(statements, "parked", 5, write="parked_insert", delete="parked_delete")
+    def __init__(self, statements: Statements, name: str = "parked") -> None:
+        super().__init__(statements, name, 5, write=f"{name}_insert", delete=f"{name}_delete")
+        self._read_firsts = f"{name}_firsts"
         self._firsts: dict[tuple[int, str], int | None] = {}
 
     def first(self, lane: int, key: str) -> int | None:
-        """The first message that is parked behind the head of a serial key."""
+        """The first message that is parked behind the head of a serial key, or by a key."""
         if (lane, key) not in self._firsts:
             self.load_firsts([(lane, key)])
         return self._firsts[lane, key]
 
     def load_firsts(self, keys: Iterable[tuple[int, str]]) -> None:
-        """Read the first messages of these serial keys, all in one statement."""
+        """Read the first messages of these keys, all in one statement."""
         self.write()
         wanted = [key for key in dict.fromkeys(keys) if key not in self._firsts]
-        rows = self._statements.all_rows("parked_firsts", wanted)
+        rows = self._statements.all_rows(self._read_firsts, wanted)
         self._firsts.update(((lane, key), mid) for lane, key, mid in rows)
 
     def put(self, key: Key, *values: Any) -> None:

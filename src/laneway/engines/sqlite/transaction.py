@@ -27,6 +27,7 @@ from laneway.engines.shared.naming import (
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
+from laneway.engines.sqlite import key_limits
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.group_queues import GroupQueues
 from laneway.engines.sqlite.lane_cache import LaneCache
@@ -273,6 +274,22 @@ class Transaction(Statements):
     @cached_property
     def parked(self) -> ParkedTable:
         return ParkedTable(self)
+
+    @cached_property
+    def key_parked(self) -> ParkedTable:
+        return ParkedTable(self, "key_parked")
+
+    @cached_property
+    def key_states(self) -> Table:
+        """(lane, key) → (leased, parked, tat, wake), see `shared.key_limits.KeyState`."""
+        return Table(
+            self,
+            "key_state",
+            2,
+            read="key_states_read",
+            write="key_state_write",
+            delete="key_state_delete",
+        )
 
     @cached_property
     def parts(self) -> PartTable:
@@ -763,6 +780,8 @@ class Transaction(Statements):
         policy = self.policy_of(lane)
         if self._is_elsewhere(lane, policy):
             self._move(lane, policy)
+        if lane.key_limits and lane.key_limits != policy.key_limits and lane.parked:
+            key_limits.limits_changed(self, lane, policy)
         tier_queue = self.tier_queue_of(lane)
         place, wake = self._place_of(lane, policy, tier_queue)
         if lane.tier_queue < 0 and place != lane.place:
@@ -875,7 +894,7 @@ class Transaction(Statements):
             at = max(at, -(-lane.tat // fairness.TICKS))
         if shared is not None:
             at = max(at, -(-shared.tat // fairness.TICKS))
-        return at
+        return max(at, lane.keys_recover)
 
     def _move(self, lane: Lane, policy: Resolved) -> None:
         """

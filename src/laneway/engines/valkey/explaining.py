@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.shared import explaining, gates, size_classes
-from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts
+from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts, KeyFacts
+from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import records, views
@@ -73,6 +74,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
             if group is not None
             else None
         ),
+        key=_key(view, shard, record, policy, lane),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
         flow=lane.flow,
         gates=_gates(view, shard, record.topic, policy, group),
@@ -110,6 +112,16 @@ def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
         else:
             high = middle
     return int(sorted_) + low
+
+
+def _key(view: View, shard: int, record: Record, policy: Resolved, lane: Lane) -> KeyFacts | None:
+    """What the message's key has used of its limits."""
+    if not policy.key_limited or record.key is None or record.serial:
+        return None
+    slot = records.key_slot(lane, record.topic, record.key)
+    stored = view.space.read(shard, "HGET", "key_states", slot)
+    state = records.read_key_state(stored) if stored is not None else KeyState()
+    return KeyFacts(leased=state.leased, permit_us=state.permit_us(policy, view.times[shard]))
 
 
 def _busy_with(view: View, shard: int, record: Record) -> str | None:

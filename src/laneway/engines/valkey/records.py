@@ -16,6 +16,8 @@ from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.gates import Debt
+from laneway.engines.shared.key_limits import KeyState
+from laneway.engines.shared.naming import BUCKET
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD
@@ -105,6 +107,8 @@ def rule_fields(
         "min_concurrency": policy.lane_least if policy.adapts else False,
         "max_concurrency": policy.lane_concurrency if policy.adapts else False,
         "group": policy.group or False,
+        "key_concurrency": policy.key_concurrency or False,
+        "key_rate": policy.key_rate or False,
     }
 
 
@@ -772,6 +776,17 @@ def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
     begins = at + 2
     ends = begins + int.from_bytes(stored[at:begins], "little")
     return stored[begins:ends], ends
+
+
+def key_slot(lane: Lane, topic: str, key: str) -> str:
+    """The name of a key in a lane, see `key_limits.lua`."""
+    folded = f":{topic}" if lane.name[0] == BUCKET else ""
+    return f"\x01{lane.number}{folded}\0{key}"
+
+
+def read_key_state(stored: bytes) -> KeyState:
+    """What a key has used of its limits."""
+    return KeyState(*unpack_values(stored, 5)[:4])
 
 
 class GroupRecord(msgspec.Struct, array_like=True):

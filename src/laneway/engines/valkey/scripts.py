@@ -32,6 +32,7 @@ PARTS = (
     "plain",
     "results",
     "messages",
+    "key_limits",
     "ids",
     "merging",
     "signals",

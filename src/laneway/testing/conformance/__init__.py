@@ -34,6 +34,7 @@ PARTS = (
     "test_forward",
     "test_records",
     "test_history",
+    "test_key_limits",
     "test_results",
     "test_settle",
     "test_several_gates",

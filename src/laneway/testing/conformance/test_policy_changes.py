@@ -86,6 +86,24 @@ def pool(driver: EngineDriver) -> None:
     assert driver.run(pool="gpu") == ["1", "2"]
 
 
+def key_concurrency(driver: EngineDriver) -> None:
+    driver.policy("a", key_concurrency=1)
+    driver.put("a", *"1234", key="k")
+    assert driver.bodies() == ["1"]
+    driver.policy("a", key_concurrency=3)
+    assert driver.bodies() == ["2", "3"]
+
+
+def key_rate(driver: EngineDriver) -> None:
+    driver.policy("a", key_rate="1/h")
+    driver.put("a", *"123", key="k")
+    assert driver.bodies() == ["1"]
+    assert driver.bodies() == []
+    driver.policy("a", key_rate=10)
+    driver.later(0.1)
+    assert driver.bodies() == ["2"]
+
+
 def gate(driver: EngineDriver) -> None:
     driver.engine.gate_set("g", Gate(concurrency=1), now_us=driver.now)
     driver.put("a", *"123")
@@ -339,6 +357,8 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
         dead_ttl,
         on_unhandled,
         serial,
+        key_concurrency,
+        key_rate,
         gate,
         merge,
         merge_limit,

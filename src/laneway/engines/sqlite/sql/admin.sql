@@ -78,8 +78,9 @@ SELECT m.state,
   FROM message m WHERE m.topic = ? AND m.state < 3 GROUP BY 1, 2;
 
 -- name: leased_in_lane
-SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone
-    FROM lease l WHERE l.lane = ?;
+SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
+       l.slot
+  FROM lease l WHERE l.lane = ?;
 
 -- name: leased_places
 SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.lane = ?
@@ -128,7 +129,7 @@ DELETE FROM edge WHERE topic = ?;
 SELECT {message} FROM message m ORDER BY m.seq;
 
 -- name: leases_all
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease;
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease;
 
 -- name: tier_queue_runnable
 SELECT min(?2, (SELECT count(*) FROM (

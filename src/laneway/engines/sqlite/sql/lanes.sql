@@ -59,11 +59,13 @@ SELECT min(at) FROM (
     UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 2 AND wake IS NOT NULL)
     UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake IS NOT NULL)
     UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
+    UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake IS NOT NULL)
     UNION ALL SELECT (SELECT 0 FROM sweep LIMIT 1)
 );
 
 -- name: housekeeping_due
--- Whether anything of `housekeeping.run` is due. One statement instead of one for each kind.
+-- Whether anything of `housekeeping.run` is due, and whether keys wake. One statement instead of
+-- one for each kind.
 SELECT EXISTS (SELECT 1 FROM event WHERE at <= ?1)
     OR EXISTS (SELECT 1 FROM ident WHERE until <= ?1)
     OR EXISTS (SELECT 1 FROM edge WHERE until <= ?1)
@@ -71,7 +73,8 @@ SELECT EXISTS (SELECT 1 FROM event WHERE at <= ?1)
     OR EXISTS (SELECT 1 FROM sweep)
     OR EXISTS (SELECT 1 FROM gate WHERE wake <= ?1)
     OR EXISTS (SELECT 1 FROM lane WHERE place = 2 AND wake <= ?1)
-    OR EXISTS (SELECT 1 FROM lane WHERE place = 0 AND wake <= ?1);
+    OR EXISTS (SELECT 1 FROM lane WHERE place = 0 AND wake <= ?1),
+       EXISTS (SELECT 1 FROM key_state WHERE wake <= ?1);
 
 -- name: lane_shrink
 -- After acks that do not change the place of the lane.

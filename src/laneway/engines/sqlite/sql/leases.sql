@@ -42,22 +42,25 @@ INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
     VALUES (?, ?, ?, ?, ?, 0, 0) ON CONFLICT (fence) DO NOTHING;
 
 -- name: lease_insert
-INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty)
-    VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0)) ON CONFLICT (fence) DO NOTHING;
+INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty, slot)
+    VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0), nullif(?, 0))
+    ON CONFLICT (fence) DO NOTHING;
 
 -- name: leases_read
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM json_each(?) j
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
+  FROM json_each(?) j
     CROSS JOIN lease l ON l.fence = j.value;
 
 -- name: leases_and_messages
 -- Leases, and what settle needs to know of their messages, see `rows.Ended`.
 SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
+       l.slot,
        m.mid, m.id, m.topic, m.key, m.serial, m.joined, m.parts, m.sticky, m.since,
        m.deliveries
   FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
 
 -- name: leases_ended
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
   FROM lease WHERE fence BETWEEN ? AND ? AND deadline <= ? ORDER BY fence LIMIT ?;
 
 -- name: leases_next_deadline
@@ -69,7 +72,7 @@ SELECT j.value ->> 0 FROM json_each(?) j
  WHERE EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN j.value ->> 0 AND j.value ->> 1);
 
 -- name: lease_of_message
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease
     WHERE mid = ? AND empty IS NULL AND NOT gone;
 
 -- name: leases_end

@@ -21,7 +21,7 @@ if lease then
     settling.end_from_outside(mid, lease)
     results.notify('!', '!' .. ids.of(record))
 else
-    messages.end_waiting(lane, record)
+    messages.end_for_good(lane, record)
 end
 results.write_end(record, 'cancelled')
 ids.finish(record, false)

@@ -24,6 +24,7 @@ for n, lease in ipairs(settling.read(mids)) do
         given_up = given_up + 1
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
         gates.free(lease.gate)
+        key_limits.free(lane, lease.slot)
         if record then
             results.write_end(record, 'cancelled')
             ids.finish(record, false)

@@ -22,7 +22,7 @@ end
 local function take(lane, mid)
     local record = messages.read(mid)
     if record then
-        messages.end_waiting(lane, record)
+        messages.end_for_good(lane, record)
         keep(lane, record)
         messages.free_key(lane, messages.line(record), mid)
         lane.removed, shard.removed = lane.removed + 1, shard.removed + 1

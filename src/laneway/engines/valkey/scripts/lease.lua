@@ -34,12 +34,16 @@ if ARGV[11] ~= '' or ARGV[15] ~= '' then
     only = { patterns = ARGV[11] ~= '' and values_of(ARGV[11]), begins = tonumber(ARGV[12]),
         may_pass = tonumber(ARGV[13]), last_rank = tonumber(ARGV[15]) }
 end
-local found, runs, bodies, first, withheld, passed_over, goes_on =
+local found, runs, bodies, first, withheld, passed_over, goes_on, is_cut =
     serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),
         ARGV[7] == '1', only, tonumber(ARGV[14]))
 messages.save()
 gates.save()
-local wake = wakes.next()
+if is_cut and #found == 0 then -- the next call goes on where this one has ended
+    save()
+    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1, 0 }
+end
+local wake = is_cut and shard.now or wakes.next()
 if withheld or (#found > 0 and (#found == 2 * room or (wake
     and wake < shard.now + tonumber(ARGV[10])))) then
     pools_to_notify[pool] = true -- there may be more, now or soon, and this worker may be busy then

@@ -23,7 +23,7 @@ if ARGV[4] == 'ready' and is_ready then
     return 'waiting'
 end
 local lane = lanes.find(record.lane)
-messages.end_waiting(lane, record)
+messages.end_for_good(lane, record)
 if ARGV[4] == 'dead' then
     messages.add_history(record, ARGV[5])
     settling.die(lane, record, ARGV[5])

@@ -16,7 +16,7 @@ local function remove(lane, mid)
     looked = looked + 1
     local record = messages.read(mid)
     if record and record.seq <= last then
-        messages.end_waiting(lane, record)
+        messages.end_for_good(lane, record)
         results.write_end(record, 'cancelled')
         ids.finish(record, false)
         messages.remove(lane, record)

@@ -1,7 +1,7 @@
 -- Plain acks: of messages of which nothing but counts has to change, which is most of them, or of
 -- which only the serial key has to be freed.
 --
--- uses: writes, lanes, messages
+-- uses: writes, lanes, messages, key_limits
 
 local acks = part(function(acks)
     -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need
@@ -12,10 +12,10 @@ local acks = part(function(acks)
             mids[#mids + 1] = triples[n]
         end
         local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
-        local lines, line_of = {}, {}
+        local lines, line_of, slots, slot_of = {}, {}, {}, {}
         for n = 1, #mids do
             if found[n] then
-                local fence, name, _, _, charge, _, _, empty, line, is_gone, quick =
+                local fence, name, _, _, charge, _, _, empty, line, is_gone, quick, last =
                     values_of(found[n])
                 line = not empty and line
                 if (quick or line) and not is_gone and charge == 0 and fence == triples[3 * n - 1]
@@ -24,11 +24,16 @@ local acks = part(function(acks)
                     if line then
                         lines[#lines + 1], line_of[n] = line, line
                     end
+                    local slot = key_limits.slot_at(last)
+                    if slot then
+                        slots[#slots + 1], slot_of[n] = slot, slot
+                    end
                 end
             end
         end
         lanes.load(names)
         writes.load_fields(keys.keys, lines)
+        key_limits.load(slots)
         for n = 1, #mids do
             local is_quick = false
             if plain_names[n] and not seen[mids[n]] then
@@ -42,6 +47,9 @@ local acks = part(function(acks)
                     gone[#gone + 1] = mids[n]
                     if line_of[n] then
                         messages.free_key(lane, line_of[n], mids[n])
+                    end
+                    if slot_of[n] then
+                        key_limits.free(lane, slot_of[n])
                     end
                     if lane.place == RUNNABLE then
                         lanes.touch(lane)

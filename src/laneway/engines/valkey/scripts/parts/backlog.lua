@@ -131,7 +131,7 @@ local backlog = part(function(backlog)
             return false
         end
         local lane = lanes.find(record.lane)
-        messages.end_waiting(lane, record)
+        messages.end_for_good(lane, record)
         messages.free_key(lane, messages.line(record), record.mid)
         lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
         messages.bury(lane, record, REASONS.full)

@@ -1,7 +1,7 @@
 -- What the clock causes: due messages, leases that run out, ttl, retention, sweeps of changed
 -- patterns, lanes that wake.
 --
--- uses: writes, gates, lanes, messages, ids, merging, settling
+-- uses: writes, gates, lanes, messages, key_limits, ids, merging, settling
 
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name
@@ -29,7 +29,7 @@ local housekeeping = part(function(housekeeping)
 
     local function expires(record)
         local lane = lanes.find(record.lane)
-        messages.end_waiting(lane, record)
+        messages.end_for_good(lane, record)
         messages.expire(lane, record)
         lanes.place(lane)
     end
@@ -169,6 +169,9 @@ local housekeeping = part(function(housekeeping)
             merging.forget_edges(budget)
         end
         housekeeping.sweep(budget)
+        if has_due('key_wakes') then
+            key_limits.wake(budget)
+        end
         if has_due('gate_wakes') then
             gates.wake(budget)
         end

@@ -18,10 +18,13 @@
 -- list `q:N`; `sorted`: how many of its ready messages are in the sorted set `z:N`, see
 -- messages.lua.
 --
+-- `keys`: false, or {when the rates of all keys have recovered, the limits per key under which
+-- messages were parked last}, see key_limits.lua.
+--
 -- `need`: 0 if all messages of the lane cost 1; above 1: what the first one costs, if the rate has
 -- stopped it. `owes`: the cost of the last message that was delivered, 0 if it was 1.
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, crc, tallies
+-- uses: fairness, adaptive, rules, writes, groups, gates, crc, tallies, key_limits
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -29,6 +32,8 @@ local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has 
 local DEFAULT_MEAN = SECOND
 local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
+
+local key_limits -- defined in key_limits.lua, which uses `lanes`
 
 local LANE_HEAD = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
 
@@ -49,8 +54,10 @@ local lanes = part(function(lanes)
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
-    local RARE_MARK = '\158' -- MessagePack's mark of a list of so many, and the flow
-    local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false, arrived = false }
+    -- MessagePack's mark of a list of so many, the flow and the keys
+    local RARE_MARK = '\159'
+    local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false, arrived = false,
+        keys = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
     end
@@ -119,7 +126,7 @@ local lanes = part(function(lanes)
                 rare_pool[rare_taken] = lane
             end
         end
-        lane.is_bucket, lane.rule, lane.flow = false, false, false
+        lane.is_bucket, lane.rule, lane.flow, lane.keys = false, false, false, false
         return lane
     end
 
@@ -153,31 +160,33 @@ local lanes = part(function(lanes)
         begin_call(lane, name)
         if is_rare then
             -- the values of a list, without a table
-            local flow
+            local flow, limited_keys
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-                lane.watched_until, lane.need, lane.owes, flow =
+                lane.watched_until, lane.need, lane.owes, flow, limited_keys =
                     values_of(sub(stored, rest + 1))
-            -- records of earlier versions end before it
+            -- records of earlier versions end before them
             lane.flow = flow and adaptive.decode(flow) or false
+            lane.keys = limited_keys or false
             tallies.begin_rare(lane, was)
         end
         return lane
     end
 
-    -- A list of `RARE` and the flow as MessagePack; "": all are 0.
+    -- A list of `RARE`, the flow and the keys as MessagePack; "": all are 0.
     local function rare_of(lane)
         local retried, died, merged, expired, removed, throttled, back_off_until, back_off_step,
             back_off_fence, mean, watched_until, need, owes = lane.retried, lane.died, lane.merged,
             lane.expired, lane.removed, lane.throttled, lane.back_off_until, lane.back_off_step,
             lane.back_off_fence, lane.mean, lane.watched_until, lane.need, lane.owes
         if retried + died + merged + expired + removed + throttled + back_off_until + back_off_step
-            + back_off_fence + mean + watched_until + need + owes == 0 and not lane.flow then
+            + back_off_fence + mean + watched_until + need + owes == 0
+            and not lane.flow and not lane.keys then
             return ''
         end
         return RARE_MARK .. packed(retried, died, merged, expired, removed, throttled,
             back_off_until, back_off_step, back_off_fence, mean, watched_until, need, owes,
-            lane.flow and adaptive.encode(lane.flow))
+            lane.flow and adaptive.encode(lane.flow), lane.keys)
     end
 
     local function encode(lane)
@@ -470,8 +479,10 @@ local lanes = part(function(lanes)
         if policy.rate then
             at = max(at, math.ceil(lane.tat / TICKS))
         end
-        return policy.shared and math.max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
-            or at
+        if policy.shared then
+            at = math.max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
+        end
+        return lane.keys and math.max(at, lane.keys[1]) or at
     end
 
     -- How many leases it may have; false: no limit. One while the topic probes its destination.
@@ -579,6 +590,10 @@ local lanes = part(function(lanes)
             leave_group(lane)
             enter(lane, policy)
             lane.place, lane.wake, lane.gate = IDLE, 0, ''
+        end
+        local limits = lane.keys and lane.parked > 0 and lane.keys[2] or ''
+        if limits ~= '' and limits ~= policy.key_limits then
+            key_limits.limits_changed(lane, policy)
         end
         local tier_queue = tier_queues[lane.tier_queue]
         local place, wake = where(lane, policy, tier_queue)

@@ -1,7 +1,7 @@
 -- Merging messages with the same merge key: on publish, and when a leased message comes back while
 -- another one waits. See "Merging on publish" and "Arriving" in docs/specification.md.
 --
--- uses: rules, writes, lanes, messages, ids
+-- uses: rules, writes, lanes, messages, key_limits, ids
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
@@ -96,6 +96,9 @@ local merging = part(function(merging)
             return
         end
         messages.end_waiting(lane, record)
+        if due > shard.now then
+            key_limits.leave(lane, record)
+        end
         if record.serial ~= NO and not messages.holds_key(record) then
             -- it has to wait for its key again
             messages.free_key(lane, messages.line(record), record.mid)
@@ -165,7 +168,7 @@ local merging = part(function(merging)
         if policy.merge == 'all' and record.parts + other.parts + 2 > policy.merge_limit then
             return false
         end
-        messages.end_waiting(lane, other)
+        messages.end_for_good(lane, other)
         local more = parts_of(other)
         if policy.merge == 'all' then
             add_part(record, body_of(other))

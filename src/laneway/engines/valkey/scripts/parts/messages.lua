@@ -4,7 +4,7 @@
 --
 --   READY    list q:N or the lane's `latest`, if plain; else z:N    → leased, DELAYED, DEAD, gone
 --   DELAYED  a:N, and an event in `due`                             → READY, PARKED, DEAD, gone
---   PARKED   a:N, and k:LINE of its serial key                      → READY, DEAD, gone
+--   PARKED   a:N, and k:LINE of its serial key or p:SLOT                     → READY, DEAD, gone
 --   leased   hash l; the record's state stays READY                 → any of these, gone (acked)
 --   DEAD     dead, dead:TOPIC, dead_topics, and an event in `due`   → READY, DELAYED, gone
 --
@@ -20,7 +20,7 @@
 -- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
 -- ("l"), and `folded` the topics.
 --
--- uses: fairness, rules, writes, lanes, plain, results, ids
+-- uses: fairness, rules, writes, lanes, plain, results, key_limits, ids
 
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
@@ -138,6 +138,20 @@ local messages = part(function(messages)
         end
         local _, _, _, _, headers = content_at(stored, at)
         return messages.cost_in(headers)
+    end
+
+    -- Whether a stored message is serial, its topic, its key (nil or false: none) and its rank.
+    function messages.key_in(stored)
+        local at, serial, rank = 2, false, 1
+        if string.byte(stored) == RICH then
+            local _, flags, code, _, _, _, _, rare = unpack_from(HEAD, stored)
+            serial, rank, at = flags > DEAD, code - RANK_0, 1 + HEAD_BYTES + rare
+            if code == 0 then
+                rank = values_of(string.sub(stored, 1 + HEAD_BYTES, at - 1))[#RARE + 1]
+            end
+        end
+        local _, topic, key_of = content_at(stored, at)
+        return serial, topic, key_of, rank
     end
 
     -- The topic of a stored record, which costs less than all of it.
@@ -440,19 +454,42 @@ local messages = part(function(messages)
         end
     end
 
-    local function park(lane, record)
+    -- `parking`: the key of the sorted set that it waits in.
+    local function park(lane, record, parking)
         record.state = PARKED
         lane.parked = lane.parked + 1
-        writes.set_member(key('k:' .. messages.line(record)), place_of(record), 0)
+        writes.set_member(parking, place_of(record), 0)
         writes.set_member(lanes.key_of('a', lane), place_aside(record, 'p'), 0)
         messages.mirror(lane, record, 'p')
         changed[record] = true
     end
 
-    local function unpark(lane, record)
+    local function unpark(lane, record, parking)
         lane.parked = lane.parked - 1
-        writes.set_member(key('k:' .. messages.line(record)), place_of(record), false)
+        writes.set_member(parking, place_of(record), false)
         writes.set_member(lanes.key_of('a', lane), place_aside(record, 'p'), false)
+    end
+    messages.end_parking = unpark
+
+    -- The key of the messages that are parked behind the message with a serial key.
+    local function behind(record)
+        return key('k:' .. messages.line(record))
+    end
+
+    -- Park a ready message because of the limits of its key.
+    function messages.park_ready(lane, record, parking)
+        out_of_order(lane, record)
+        if record.plain then
+            rawset(record, 'plain', false)
+        end
+        record.lane = lane.name
+        park(lane, record, parking)
+    end
+
+    -- The opposite.
+    function messages.unpark_ready(lane, record, parking)
+        unpark(lane, record, parking)
+        into_order(lane, record)
     end
 
     -- Waiting
@@ -554,9 +591,9 @@ local messages = part(function(messages)
         local lane = lanes.find(topic)
         local moves = replaces and rank ~= draft.rank
         local is_delayed = flags % 4 == DELAYED
-        -- a delayed one that is due would arrive
-        if not lane or (moves and not is_delayed) or (replaces and is_delayed and since
-            <= shard.now) then
+        -- a delayed one that is due would arrive, and one that is parked by its key
+        if not lane or flags == PARKED or (moves and not is_delayed)
+            or (replaces and is_delayed and since <= shard.now) then
             return nil
         end
         lanes.touch(lane)
@@ -646,10 +683,20 @@ local messages = part(function(messages)
         if record.state == DELAYED then
             messages.end_delay(lane, record)
         elseif record.state == PARKED then
-            unpark(lane, record)
+            if record.serial ~= NO then
+                unpark(lane, record, behind(record))
+            else
+                key_limits.unpark(lane, record)
+            end
         else
             out_of_order(lane, record)
         end
+    end
+
+    -- As `end_waiting`, of a message that will not wait again: the next one of its key may come.
+    function messages.end_for_good(lane, record)
+        messages.end_waiting(lane, record)
+        key_limits.leave(lane, record)
     end
 
     function messages.end_delay(lane, record)
@@ -741,12 +788,12 @@ local messages = part(function(messages)
             elseif head ~= record.mid then
                 local other = messages.read(head)
                 if is_held or (other and not goes_before(record, other)) then
-                    park(lane, record)
+                    park(lane, record, behind(record))
                     return
                 end
                 if other then -- it is overtaken, because the key was free
                     out_of_order(lane, other)
-                    park(lane, other)
+                    park(lane, other, behind(other))
                 end
                 messages.set_holder(line, record.mid, false)
             end
@@ -766,7 +813,7 @@ local messages = part(function(messages)
             writes.set_field(keys.keys, line, false)
             return
         end
-        unpark(lane, record)
+        unpark(lane, record, behind(record))
         into_order(lane, record)
         messages.set_holder(line, record.mid, false)
         lanes.touch(lane)

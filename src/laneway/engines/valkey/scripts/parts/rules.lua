@@ -17,6 +17,7 @@ local rules = part(function(rules)
             'max_backlog', 'max_backlog_bytes', 'on_full',
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
             'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency', 'group',
+        'key_concurrency', 'key_rate',
     }
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
@@ -39,6 +40,13 @@ local rules = part(function(rules)
     -- The partitions of a topic share its rate, and its concurrency unless that adapts: these are
     -- not the lane's then, but those of a gate, see `gates.share`.
     local function derive(policy)
+        policy.key_limited = (policy.key_concurrency or policy.key_rate) and true or false
+        policy.key_limits = policy.key_limited and string.format('%d %.17g', policy.key_concurrency
+            or 0, policy.key_rate or 0) or ''
+        if policy.key_rate then
+            policy.key_step = fairness.interval(policy.key_rate)
+            policy.key_depth = fairness.depth(policy.key_step, 1 + policy.key_rate / 20)
+        end
         local concurrency = policy.concurrency ~= AUTO and policy.concurrency
         policy.shared = false
         if policy.partitions > 1 and (policy.rate or concurrency) then
@@ -175,9 +183,13 @@ local rules = part(function(rules)
     -- docs/specification.md.
     local function fit(policy)
         policy.buckets, policy.bucket_name = false, false
+        if policy.serial then -- it is stronger
+            policy.key_concurrency, policy.key_rate = false, false
+        end
         policy.burst = policy.set_burst or policy.auto_burst or 1
         derive(policy)
-        policy.limited = (policy.rate or policy.concurrency or policy.shared or policy.gate)
+        policy.limited = (policy.rate or policy.concurrency or policy.shared or policy.gate
+            or policy.key_limited)
             and true or false
         policy.window = policy.merge and policy.window
         policy.debounce = policy.window and policy.debounce

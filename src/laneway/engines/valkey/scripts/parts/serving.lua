@@ -2,7 +2,8 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, adaptive, rules, groups, gates, tallies, lanes, plain, messages, ids, settling
+-- uses: fairness, adaptive, rules, groups, gates, tallies, lanes, plain, messages,
+--   key_limits, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
@@ -16,6 +17,7 @@ local serving = part(function(serving)
     -- lanes of a group that a visit passes over because they can deliver nothing: after a group got
     -- a limit, its lanes come to its gate as they are visited
     local MOST_REFUSING = 100
+    local MOST_READ = 250 -- messages that are read at once behind those that keys hold back
     local LANES_OF_GROUP = CHUNK -- looked up with it: a visit of weight 1 takes as many messages
     -- where a call that passes lanes over begins: the position of the lane or group, times this,
     -- plus the position of the lane in that group
@@ -391,7 +393,8 @@ local serving = part(function(serving)
         return given
     end
 
-    local costs_of, next_of -- defined below: they read messages
+    -- defined below: they read messages
+    local costs_of, next_of, next_within_limits
 
     -- How many of the lane's next messages the rates of lane and gates admit by their costs, the
     -- sum of these costs and the largest. What stops the next one waits for its permits: the lane,
@@ -421,8 +424,9 @@ local serving = part(function(serving)
     end
 
     -- Take as many messages from the lane as all limits admit, and charge the lane for them.
-    -- `mids`: these, if they are not the lane's first ones.
-    local function visit(lane, tier_queue, room, count_of_lanes, mids)
+    -- `mids`: these, if they are not the lane's first ones. `folded`: only messages of this topic,
+    -- in a bucket whose keys have limits.
+    local function visit(lane, tier_queue, room, count_of_lanes, mids, folded)
         local policy = lane.policy or lanes.rule(lane)
         local is_limited, gate = policy.limited, policy.gate
         if lane.tier_queue < 0 then
@@ -450,12 +454,32 @@ local serving = part(function(serving)
         if calls.last_rank then
             take = min(take, count_ready(lane, given.wanted))
         end
+        local slots
+        if take > 0 and policy.key_limited then
+            mids, slots = next_within_limits(given, policy, take, folded)
+            take = #mids
+        end
         local permits, largest = take, 1
         if is_limited and take > 0 and lane.need > 0 and (policy.rate or gate) then
             take, permits, largest = admit(given, policy, gate, take, mids)
         end
         if take <= 0 then
             return 0
+        end
+        if slots then
+            local counts = {}
+            for n = 1, take do
+                local slot = slots[n]
+                if slot then
+                    counts[slot] = (counts[slot] or 0) + 1
+                end
+                if folded then
+                    table.insert(given.picked, mids[n])
+                end
+            end
+            for slot, each in pairs(counts) do
+                key_limits.take(lane, policy, slot, each)
+            end
         end
         if is_limited then
             calls.startable = calls.startable - take
@@ -476,9 +500,9 @@ local serving = part(function(serving)
     end
 
     -- Visit a lane that was not chosen by its virtual time; its group pays, too.
-    local function visit_alone(lane, room, mids)
+    local function visit_alone(lane, room, mids, folded)
         local tier_queue = tier_queues[lane.tier_queue]
-        local taken = visit(lane, tier_queue, room, 1, mids)
+        local taken = visit(lane, tier_queue, room, 1, mids, folded)
         if taken > 0 and lane.tier_queue < 0 then
             charge_group(groups.find(-lane.tier_queue), tier_queue, taken, taken
                 * expected_cost(lane, tier_queue), true)
@@ -667,22 +691,31 @@ local serving = part(function(serving)
         end
     end
 
-    -- Take only the messages of one topic from a bucket.
-    local function visit_folded(lane, topic, room)
-        local picked = given_by(lane).picked or {}
-        given_by(lane).picked = picked
+    -- The first ready messages of one topic in a bucket, less the `picked` ones.
+    local function folded_ones(topic, picked, most)
         local mids, seen = {}, {}
         for _, mid in ipairs(picked) do
             seen[mid] = true
         end
         local behind = calls.last_rank and '(r' .. messages.rank_code(calls.last_rank + 1) or '(s'
         for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', behind, 'BYLEX', 'LIMIT',
-            0, room + #picked)) do
+            0, most + #picked)) do
             local mid = messages.number_in(member)
-            if not seen[mid] and #mids < room then
+            if not seen[mid] and #mids < most then
                 mids[#mids + 1] = mid
             end
         end
+        return mids
+    end
+
+    -- Take only the messages of one topic from a bucket.
+    local function visit_folded(lane, topic, room)
+        local picked = given_by(lane).picked or {}
+        given_by(lane).picked = picked
+        if lanes.rule(lane).key_limited then
+            return visit_alone(lane, room, nil, topic)
+        end
+        local mids = folded_ones(topic, picked, room)
         local taken = #mids > 0 and visit_alone(lane, #mids, mids) or 0
         for n = 1, taken do
             picked[#picked + 1] = mids[n]
@@ -801,6 +834,58 @@ local serving = part(function(serving)
         return mids
     end
 
+    -- The slots of the keys of stored messages (false: none), from a position on. Their states are
+    -- read at once.
+    local function slots_in(lane, records, first)
+        local slots, wanted = {}, {}
+        for n = first, #records do
+            slots[n] = records[n] and key_limits.slot_in(lane, records[n]) or false
+            wanted[#wanted + 1] = slots[n] or nil
+        end
+        key_limits.load(wanted)
+        return slots
+    end
+
+    -- The numbers of the lane's next messages that their keys admit, at most so many, and the slots
+    -- of their keys (false: none). Those before them whose keys are at a limit are parked.
+    function next_within_limits(given, policy, most, folded)
+        local lane, found, slots, rooms, parked = given.lane, {}, {}, {}, 0
+        local size, is_last = most, false
+        while #found < most and not is_last do
+            local first, wanted = #found + 1, #found + size
+            local mids = folded and folded_ones(folded, given.picked, wanted)
+                or next_of(given, wanted)
+            local records = read_many(keys.m, mids)
+            local slots_of = slots_in(lane, records, first)
+            for n = first, #mids do
+                local mid, stored, slot = mids[n], records[n], slots_of[n]
+                if #found == most then
+                    break
+                elseif calls.last_rank and stored and select(4, messages.key_in(stored))
+                    > calls.last_rank then
+                    is_last = true
+                    break
+                end
+                local room = slot and (rooms[slot] or key_limits.room(policy, slot))
+                if slot then
+                    rooms[slot] = room - 1
+                end
+                if slot and room <= 0 then
+                    key_limits.park(lane, policy, slot, messages.take(mid, stored))
+                    parked = parked + 1
+                else
+                    found[#found + 1], slots[#slots + 1] = mid, slot
+                end
+            end
+            is_last = is_last or #mids < wanted
+            if parked >= key_limits.MOST and #found < most and not is_last then
+                calls.cut, is_last = true, true
+            end
+            size = MOST_READ
+        end
+        return found, slots
+    end
+
     -- The costs of the first of these messages, at most so many.
     function costs_of(mids, most)
         local wanted, costs = {}, {}
@@ -897,6 +982,19 @@ local serving = part(function(serving)
         return given.line_tail[1] .. packed(line) .. given.line_tail[2]
     end
 
+    -- The same of a message that has a slot of its key.
+    local function tail_with_slot(given, policy, quick, slot)
+        local tails = given.slot_tails or {}
+        given.slot_tails = tails
+        local tail = tails[quick]
+        if not tail then
+            tail = packed(deadline_of(policy), shard.now, given.charge, false,
+                lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
+            tails[quick] = tail
+        end
+        return packed(given.lane.name) .. settling.with_slot(tail, slot)
+    end
+
     -- `line`: the serial key that the message holds from now on; false: none.
     local function add_lease(policy, mid, stored, tail, line)
         local leases, found = out.leases, out.messages
@@ -922,6 +1020,7 @@ local serving = part(function(serving)
 
     local function deliver(given, policy, mid, stored)
         local lane = given.lane
+        local slot = policy.key_limited and key_limits.slot_in(lane, stored)
         local brief_line, id, mkey, joined = nil, nil, nil, nil
         if not policy.at_most_once then
             brief_line, id, mkey, joined = messages.leave_brief(lane, mid, stored)
@@ -929,9 +1028,9 @@ local serving = part(function(serving)
         if brief_line ~= nil then
             local has_ids = id or joined > 0
             waited(lane, stored)
-            add_lease(policy, mid, stored, brief_line and not has_ids and tail_with_line(given,
-                policy, brief_line) or tail_of(given, policy, not (brief_line or has_ids)),
-                brief_line)
+            add_lease(policy, mid, stored, slot and tail_with_slot(given, policy, not has_ids, slot)
+                or brief_line and not has_ids and tail_with_line(given, policy, brief_line)
+                or tail_of(given, policy, not (brief_line or has_ids)), brief_line)
             if mkey and policy.merge == 'all' then
                 add_bodies({})
             end
@@ -942,6 +1041,8 @@ local serving = part(function(serving)
         -- housekeeping has not come to it yet
         if record.expires and record.expires <= shard.now then
             uncount(lane, policy)
+            key_limits.free(lane, slot)
+            key_limits.leave(lane, record)
             messages.expire(lane, record)
             return
         end
@@ -958,10 +1059,12 @@ local serving = part(function(serving)
         if is_empty or (record.suspect and calls.record_start) then
             tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
                 record.suspect and calls.record_start, lanes.gate_of(lane, policy) or '', is_empty,
-                is_empty and line, false, false)
+                is_empty and line, false, false, slot)
         else
-            tail = tail_of(given, policy, not (line or record.id or record.sticky
-                or record.parts > 0 or record.joined > 0 or record.mirrored))
+            local is_quick = not (line or record.id or record.sticky or record.parts > 0
+                or record.joined > 0 or record.mirrored)
+            tail = slot and tail_with_slot(given, policy, is_quick, slot) or tail_of(given, policy,
+                is_quick)
         end
         add_lease(policy, mid, stored, tail, line)
         messages.mirror(lane, record, 'l')
@@ -990,7 +1093,10 @@ local serving = part(function(serving)
                 deliver(given, policy, mid, stored)
             else
                 local is_quick = kind == PLAIN
-                if not tail or is_quick ~= tail_is_quick then
+                local slot = policy.key_limited and key_limits.slot_in(lane, stored)
+                if slot then
+                    tail, tail_is_quick = tail_with_slot(given, policy, is_quick, slot), nil
+                elseif not tail or is_quick ~= tail_is_quick then
                     tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
                 end
                 first_one, last_one = first_one or stored, stored
@@ -1057,14 +1163,15 @@ local serving = part(function(serving)
 
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, flat; runs
     -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
-    -- further bodies} of messages that have some, flat; the first fence; and whether lanes were
-    -- left out. `only`: {patterns or false, where the lanes' order begins, the most lanes to pass
-    -- over, the largest rank to deliver or nil}, or nil. `max_lease`: the longest lease in
-    -- microseconds, or nil.
+    -- further bodies} of messages that have some, flat; the first fence; whether lanes were left
+    -- out; whether lanes were passed over, and where the next call begins; whether a visit ended
+    -- early, because keys at their limits have parked much. `only`: {patterns or false, where the
+    -- lanes' order begins, the most lanes to pass over, the largest rank or nil}, or nil.
+    -- `max_lease`: the longest lease in microseconds, or nil.
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false, listed = {}, first_in = {},
-            in_groups = {}, next_in = {}, back_in = {},
+            in_groups = {}, next_in = {}, back_in = {}, cut = false,
             max_lease = max_lease or math.huge }
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}
@@ -1097,7 +1204,7 @@ local serving = part(function(serving)
             tier_queue.carry = carry
         end
         return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over,
-            calls.passed_over, calls.goes_on
+            calls.passed_over, calls.goes_on, calls.cut
     end
 
     -- Whether something could be leased in the pool now.

@@ -3,7 +3,8 @@
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, lanes, results, messages, ids, merging
+-- uses: fairness, adaptive, rules, writes, groups, gates, lanes, results, messages,
+--   key_limits, ids, merging
 
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
@@ -21,19 +22,24 @@ local settling = part(function(settling)
 
     -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
     -- that the lease holds then, or that an ack frees without reading the message; `quick`: an ack
-    -- changes only counts.
+    -- changes only counts; `slot`: the slot of a key that it has, or nil.
     function settling.decode(stored)
-        local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick =
-            values_of(stored)
+        local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick,
+            padding = values_of(stored)
         return { fence = fence, lane = lane, deadline = deadline, granted = granted, charge =
             charge, started = started, gate = gate, empty = empty,
-            line = line, gone = gone, quick = quick }
+            line = line, gone = gone, quick = quick, slot = key_limits.slot_at(padding) }
+    end
+
+    -- The last value of a lease is spaces, and the slot if there is one.
+    function settling.with_slot(rest, slot)
+        return rest .. packed(string.rep(' ', math.max(0, REST_LEAST - #rest - #slot)) .. slot)
     end
 
     -- What is behind fence and lane; many leases of a call share it.
-    function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick)
+    function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick, slot)
         local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick)
-        return rest .. packed(string.rep(' ', math.max(0, REST_LEAST - #rest)))
+        return settling.with_slot(rest, slot or '')
     end
 
     -- What precedes and follows the line in a tail that has one, with the lane before.
@@ -49,7 +55,7 @@ local settling = part(function(settling)
     function settling.encode(lease)
         return settling.with_fence(lease.fence, packed(lease.lane) .. settling.tail(lease.deadline,
             lease.granted, lease.charge, lease.started,
-            lease.gate, lease.empty, lease.line, lease.gone, lease.quick))
+            lease.gate, lease.empty, lease.line, lease.gone, lease.quick, lease.slot))
     end
 
     -- The leases of these messages, in order; false: none.
@@ -90,6 +96,7 @@ local settling = part(function(settling)
     local function end_of_lease(lane, lease, cost)
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
         gates.free(lease.gate)
+        key_limits.free(lane, lease.slot)
         if lease.charge > 0 then
             correct_cost(lane, lease, cost)
         end
@@ -197,6 +204,7 @@ local settling = part(function(settling)
             lane.tat = fairness.return_permits(lane.tat, policy.step, permits)
         end
         gates.give_back_permits(lease.gate, permits)
+        key_limits.give_back(lane, lease.slot)
     end
 
     local function come_back(lane, lease, record, settlement, ended)

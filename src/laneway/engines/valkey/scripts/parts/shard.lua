@@ -44,6 +44,7 @@
 --   t:TOPIC, folded, folded_bytes    messages, names and bytes of topics in buckets
 --   b:N, j:N, w:N       message N: further bodies, joined ids, signals received
 --   i:TOPIC, aliases, ids_until      known ids, see ids.lua
+--   key_states, key_wakes, p:SLOT, y:N   limits per key, see key_limits.lua
 --   keys, k:LINE        serial key → its first message; messages parked behind it
 --   merge, edges        merge key → the waiting message; when a leading window ends
 --   l                   message's number → its lease, see settling.lua

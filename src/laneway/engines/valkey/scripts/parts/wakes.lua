@@ -8,8 +8,9 @@ local wakes = part(function(wakes)
         local asleep, idle = lanes.next_wake()
         local event = tonumber(call('ZRANGE', keys.due, 0, 0, 'WITHSCORES')[2])
         local gate = tonumber(call('ZRANGE', keys.gate_wakes, 0, 0, 'WITHSCORES')[2])
-        local at = event or asleep or gate
-        return at and math.min(at, asleep or at, gate or at), idle
+        local of_key = tonumber(call('ZRANGE', keys.key_wakes, 0, 0, 'WITHSCORES')[2])
+        local at = event or asleep or gate or of_key
+        return at and math.min(at, asleep or at, gate or at, of_key or at), idle
     end
 
     -- The time of the next event or idle lane; nil: none.

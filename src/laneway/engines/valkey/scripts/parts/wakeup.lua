@@ -102,14 +102,14 @@ local wakeup = part(function(wakeup)
         end
         room = tonumber(room)
         gates.save()
-        local found, runs, bodies, first, withheld = serving.lease(room, pool, nil, room, false,
-            nil, longest ~= '0' and tonumber(longest) or nil)
+        local found, runs, bodies, first, withheld, _, _, is_cut = serving.lease(room, pool, nil,
+            room, false, nil, longest ~= '0' and tonumber(longest) or nil)
         messages.save()
         gates.save()
-        local wake = wakes.next()
+        local wake = is_cut and shard.now or wakes.next()
         call('PUBLISH', channel, #found > 0 and encoded(found, runs, bodies, first, wake)
             or shard.index)
-        return withheld or #found == 2 * room or (wake and wake < shard.now + SECOND)
+        return withheld or is_cut or #found == 2 * room or (wake and wake < shard.now + SECOND)
     end
 
     -- Called before the end of a call that put `count` messages: lease them to waiting workers.

@@ -1,0 +1,290 @@
+"""
+Limits per key inside a topic: `key_concurrency` and `key_rate`; see `shared.key_limits`.
+
+Only visits of lanes with such limits, and ends of leases that hold a slot of a key, come here:
+publishing does nothing for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from laneway.engines.shared.key_limits import MOST_PARKED, KeyState, recovered_us
+from laneway.engines.shared.states import IDLE, PARKED, READY
+from laneway.engines.sqlite.rows import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+    from typing import Any
+
+    from laneway.engines.sqlite.rows import Lane, Row
+    from laneway.engines.sqlite.transaction import Transaction
+    from laneway.policy import Resolved
+
+PAGE = 250
+"""Messages that are read at once behind those that keys have held back."""
+
+
+class Next(NamedTuple):
+    """A message that a visit may deliver."""
+
+    mid: int
+    key: str | None
+    """The key whose limits hold for it."""
+
+
+def key_of(policy: Resolved, row: Row) -> str | None:
+    """The key whose limits hold for a message; a serial message has none."""
+    return line_of(row.topic, row.key) if policy.key_limited and not row.serial else None
+
+
+def _state(tx: Transaction, lane: int, key: str) -> KeyState | None:
+    stored = tx.key_states.get(lane, key)
+    return KeyState(*stored) if stored is not None else None
+
+
+def _save(tx: Transaction, lane: Lane, policy: Resolved, key: str, state: KeyState) -> None:
+    if state.rest(policy, tx.now):
+        tx.key_states.delete(lane.lane, key)
+    else:
+        tx.key_states.put((lane.lane, key), *msgspec.structs.astuple(state))
+
+
+class Visit:
+    """
+    One visit's look at the next messages of a lane: which of them their keys admit.
+
+    `cut`: whether it ended early, because it has parked many.
+    """
+
+    def __init__(
+        self, tx: Transaction, lane: Lane, policy: Resolved, last_rank: int | None
+    ) -> None:
+        self.cut = False
+        self._tx, self._lane, self._policy, self._last_rank = tx, lane, policy, last_rank
+        self._room: dict[str, int] = {}
+        self._parked = 0
+
+    def next(self, most: int, passed: int) -> list[Next]:
+        """
+        The lane's next messages behind `passed` that this call delivers already, at most so many.
+        Those before them whose keys are at a limit are parked.
+        """
+        found: list[Next] = []
+        size = most
+        while len(found) < most:
+            page = self._tx.all("ready_keys", self._lane.lane, size, passed + len(found))
+            if self._add(found, page, most) or len(page) < size or self._is_over():
+                break
+            size = PAGE
+        return found
+
+    def next_folded(self, topic: str, most: int, picked: Container[int]) -> list[Next]:
+        """The same of one topic's messages in a bucket, less the `picked` ones."""
+        found: list[Next] = []
+        size = most
+        while True:
+            listed = self._tx.all("folded_keys", topic, size)
+            found.clear()
+            self._room.clear()
+            page = [row for row in listed if row[0] not in picked]
+            parked = self._parked
+            if self._add(found, page, most) or len(listed) < size or self._is_over():
+                return found
+            if parked == self._parked:
+                size *= 2
+
+    def _is_over(self) -> bool:
+        self.cut = self._parked >= MOST_PARKED
+        return self.cut
+
+    def _add(self, found: list[Next], page: Sequence[Any], most: int) -> bool:
+        """Add the messages of a page that their keys admit. Returns whether these are all."""
+        tx, number = self._tx, self._lane.lane
+        keyed = [
+            (row, None if row[4] or row[2] is None else line_of(row[3], row[2])) for row in page
+        ]
+        tx.key_states.load(
+            (number, key) for _, key in keyed if key is not None and key not in self._room
+        )
+        held_back: list[tuple[int, str]] = []
+        is_all = False
+        for (mid, rank, *_), key in keyed:
+            if len(found) == most or (self._last_rank is not None and rank > self._last_rank):
+                is_all = True
+                break
+            if key is not None:
+                room = self._room.get(key)
+                if room is None:
+                    room = (_state(tx, number, key) or KeyState()).room(self._policy, tx.now)
+                self._room[key] = room - 1
+                if room <= 0:
+                    held_back.append((mid, key))
+                    continue
+            found.append(Next(mid, key))
+        self._park(held_back)
+        return is_all or len(found) == most
+
+    def _park(self, held_back: Sequence[tuple[int, str]]) -> None:
+        if not held_back:
+            return
+        tx, lane = self._tx, self._lane
+        self._parked += len(held_back)
+        tx.messages.load(mid for mid, _ in held_back)
+        parked: dict[str, int] = {}
+        for mid, key in held_back:
+            row = tx.messages.get(mid)
+            if row is None:
+                continue
+            tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
+            tx.key_parked.put((lane.lane, key, row.rank, row.pos, row.seq), mid)
+            row.state = PARKED
+            tx.messages.save_state(row)
+            parked[key] = parked.get(key, 0) + 1
+        for key, count in parked.items():
+            state = _state(tx, lane.lane, key) or KeyState()
+            state.parked += count
+            _save(tx, lane, self._policy, key, state)
+        count = sum(parked.values())
+        lane.ready -= count
+        lane.parked += count
+        lane.key_limits = self._policy.key_limits
+        tx.touch(lane)
+
+
+def take(tx: Transaction, lane: Lane, policy: Resolved, delivered: Sequence[Next]) -> None:
+    """These messages are delivered: each uses a slot and a permit of its key."""
+    taken: dict[str, int] = {}
+    for _, key in delivered:
+        if key is not None:
+            taken[key] = taken.get(key, 0) + 1
+    for key, count in taken.items():
+        state = _state(tx, lane.lane, key) or KeyState()
+        state.take(policy, tx.now, count)
+        if policy.key_rate is not None:
+            lane.keys_recover = max(lane.keys_recover, recovered_us(state.tat))
+        _save(tx, lane, policy, key, state)
+
+
+def load(tx: Transaction, slots: Sequence[tuple[int, str]]) -> None:
+    """Read what `free` needs for these (lane, key), all of one table in one statement."""
+    tx.key_states.load(slots)
+    tx.load_numbers({lane for lane, _ in slots})
+    busy = [slot for slot in slots if (stored := tx.key_states.get(*slot)) and stored[1]]
+    if busy:
+        tx.key_parked.load_firsts(busy)
+        firsts = (tx.key_parked.first(*slot) for slot in busy)
+        tx.messages.load(mid for mid in firsts if mid is not None)
+
+
+def free(tx: Transaction, lane: Lane, key: str) -> None:
+    """A lease of the key ended: the first message that its limits parked becomes ready."""
+    state = _state(tx, lane.lane, key)
+    if state is None:
+        return
+    policy = tx.policy_of(lane)
+    state.leased = max(state.leased - 1, 0)
+    if state.parked and state.room(policy, tx.now):
+        _bring_forward(tx, lane, key, state, 1)
+    _save(tx, lane, policy, key, state)
+
+
+def give_back(tx: Transaction, lane: Lane, key: str) -> None:
+    """The delivery never began: return its permit."""
+    state = _state(tx, lane.lane, key)
+    if state is not None:
+        policy = tx.policy_of(lane)
+        state.give_back(policy)
+        if state.parked and state.room(policy, tx.now):  # the message itself may be delayed now
+            _bring_forward(tx, lane, key, state, 1)
+        _save(tx, lane, policy, key, state)
+
+
+def unpark(tx: Transaction, lane: Lane, row: Row) -> None:
+    """A parked message stops waiting: delete it from the messages of its key."""
+    key = row.line or ""
+    tx.key_parked.delete(lane.lane, key, row.rank, row.pos, row.seq)
+    state = _state(tx, lane.lane, key)
+    if state is not None:
+        state.parked -= 1
+        _save(tx, lane, tx.policy_of(lane), key, state)
+
+
+def leave(tx: Transaction, lane: Lane, row: Row) -> None:
+    """
+    A message stopped waiting, or is delayed now, without a delivery. If it was ready, the next one
+    of its key becomes ready in its place.
+    """
+    if not lane.parked or row.serial or row.key is None or row.state != READY:
+        return
+    key = row.line or ""
+    state = _state(tx, lane.lane, key)
+    if state is not None:
+        _bring_forward(tx, lane, key, state, 1)
+        _save(tx, lane, tx.policy_of(lane), key, state)
+
+
+def _bring_forward(tx: Transaction, lane: Lane, key: str, state: KeyState, count: int) -> None:
+    """The first messages that the key's limits parked become ready."""
+    for _ in range(min(count, state.parked)):
+        mid = tx.key_parked.first(lane.lane, key)
+        row = tx.messages.get(mid) if mid is not None else None
+        if row is None:
+            state.parked = 0  # the doctor reports what the store lost
+            return
+        state.parked -= 1
+        lane.parked -= 1
+        lane.ready += 1
+        row.state = READY
+        tx.key_parked.delete(lane.lane, key, row.rank, row.pos, row.seq)
+        tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
+        tx.messages.save_state(row)
+        tx.touch(lane)
+
+
+def wake(tx: Transaction, budget: int) -> None:
+    """Keys whose time has come: as many of their parked messages as they admit become ready."""
+    due = tx.all("keys_to_wake", tx.now, budget)
+    if not due:
+        return
+    load(tx, due)
+    woken: dict[int, Lane] = {}
+    for number, key in due:
+        lane = tx.lane_cache.lanes.get(number)
+        if lane is None:
+            tx.key_states.delete(number, key)
+            continue
+        _wake_key(tx, lane, key)
+        woken[number] = lane
+    for lane in woken.values():
+        if lane.place == IDLE:
+            tx.place(lane)
+
+
+def _wake_key(tx: Transaction, lane: Lane, key: str) -> None:
+    state = _state(tx, lane.lane, key)
+    if state is None:
+        return
+    policy = tx.policy_of(lane)
+    state.woken()
+    room = state.room(policy, tx.now)
+    _bring_forward(tx, lane, key, state, min(room, MOST_PARKED))
+    _save(tx, lane, policy, key, state)
+    if state.parked and room > MOST_PARKED:
+        state.wake = tx.now
+        tx.key_states.put((lane.lane, key), *msgspec.structs.astuple(state))
+
+
+def limits_changed(tx: Transaction, lane: Lane, policy: Resolved) -> None:
+    """
+    The limits are not those under which the lane's messages were parked: look at all of its keys,
+    at the first of them at once.
+    """
+    lane.key_limits = policy.key_limits
+    tx.run("key_states_wake", tx.now, lane.lane)
+    keys = [(lane.lane, key) for (key,) in tx.all("key_states_parked", lane.lane, MOST_PARKED)]
+    load(tx, keys)
+    for _, key in keys:
+        _wake_key(tx, lane, key)

@@ -1,0 +1,50 @@
+-- Limits per key: what keys have used, and the messages that are parked by it.
+
+-- name: key_states_read
+SELECT k.lane, k.key, k.leased, k.parked, k.tat, coalesce(k.wake, 0) FROM (VALUES (?, ?)) v
+  CROSS JOIN key_state k ON k.lane = v.column1 AND k.key = v.column2;
+
+-- name: key_state_write
+INSERT INTO key_state (lane, key, leased, parked, tat, wake) VALUES (?, ?, ?, ?, ?, nullif(?, 0))
+    ON CONFLICT (lane, key) DO UPDATE SET leased = excluded.leased, parked = excluded.parked,
+        tat = excluded.tat, wake = excluded.wake;
+
+-- name: key_state_delete
+DELETE FROM key_state WHERE (lane, key) IN (VALUES (?, ?));
+
+-- name: key_states_forget
+DELETE FROM key_state WHERE lane = ?;
+
+-- name: key_states_wake
+-- The limits of a lane's keys have changed.
+UPDATE key_state SET wake = ? WHERE lane = ? AND parked > 0;
+
+-- name: key_states_parked
+SELECT key FROM key_state WHERE lane = ? AND parked > 0 LIMIT ?;
+
+-- name: keys_to_wake
+SELECT lane, key FROM key_state WHERE wake <= ? ORDER BY wake LIMIT ?;
+
+-- name: key_parked_insert
+INSERT OR REPLACE INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: key_parked_delete
+DELETE FROM key_parked WHERE (lane, key, rank, pos, seq) IN (VALUES (?, ?, ?, ?, ?));
+
+-- name: key_parked_firsts
+-- The first message that the limits of each of these keys have parked.
+SELECT v.column1, v.column2, (SELECT p.mid FROM key_parked p
+        WHERE p.lane = v.column1 AND p.key = v.column2 ORDER BY p.rank, p.pos, p.seq LIMIT 1)
+  FROM (VALUES (?, ?)) v;
+
+-- name: ready_keys
+-- The keys of a lane's ready messages in their order, behind some of them.
+SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+
+-- name: folded_keys
+-- The same of the first messages of a topic whose lane is a bucket, see `folded_heads`.
+SELECT m.mid, m.rank, m.key, m.topic, m.serial FROM message m
+  CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
+      AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
+ WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;

@@ -1,0 +1,263 @@
+-- Limits per key inside a topic: key_concurrency and key_rate, as engines/shared/key_limits.py. A
+-- message whose key is at a limit when its lane is visited is parked, so that the messages behind
+-- it go on. Each visit looks again: a message that became ready too early is only parked again.
+--
+--   key_states  slot → how many leases and parked messages its key has, the clock of its rate, when
+--               it wakes (0: not by the clock), and the lane's name
+--   key_wakes   slots by the time at which they wake
+--   p:SLOT      the messages that the limits of a key have parked, in order
+--   y:N         lane N: the slots with such messages
+--
+-- A slot is the name of a key here and in leases: SLOT, the lane's number, ":" and the topic if it
+-- is in a bucket, \0, and the key.
+--
+-- uses: fairness, writes, lanes, messages
+
+key_limits = part(function(key_limits)
+    local SLOT = '\1'
+    local MOST = 1000 -- messages that a visit parks, or a change makes ready, at most
+    key_limits.MOST = MOST
+
+    local function slot_of(lane, topic, key_of)
+        return SLOT .. text(lane.number) .. (lane.is_bucket and ':' .. topic or '') .. '\0'
+            .. key_of
+    end
+
+    -- The slot of a stored message's key; false: no limits hold for it. A serial one has none.
+    function key_limits.slot_in(lane, stored)
+        local serial, topic, key_of = messages.key_in(stored)
+        return not serial and key_of and slot_of(lane, topic, key_of) or false
+    end
+
+    -- The slot at the end of a text; nil: there is none.
+    function key_limits.slot_at(text_of_lease)
+        local at = string.find(text_of_lease, SLOT, 1, true)
+        return at and string.sub(text_of_lease, at)
+    end
+
+    local function lane_number(slot)
+        return tonumber(string.match(slot, '^' .. SLOT .. '(%d+)'))
+    end
+
+    local function read(slot)
+        local stored = writes.field(keys.key_states, slot)
+        if stored then
+            local leased, parked, tat, wake, name = values_of(stored)
+            return { leased = leased, parked = parked, tat = tat, wake = wake, name = name,
+                was_parked = parked > 0, was_wake = wake }
+        end
+    end
+
+    local function new()
+        return { leased = 0, parked = 0, tat = 0, wake = 0, was_parked = false, was_wake = 0 }
+    end
+
+    local function clock(policy, state)
+        return fairness.rebase(state.tat, shard.now, policy.key_step, policy.key_depth, 0)
+    end
+
+    local function room_of(policy, state)
+        local room = math.huge
+        if policy.key_concurrency then
+            room = policy.key_concurrency - state.leased
+        end
+        if policy.key_rate and room > 0 then
+            room = math.min(room, fairness.permits(clock(policy, state), shard.now, policy.key_step,
+                policy.key_depth))
+        end
+        return math.max(room, 0)
+    end
+
+    local function slots_key(lane)
+        return key('y:' .. text(lane.number))
+    end
+
+    -- Set the clock of a key and when it wakes, and write it; delete it if it says nothing. A time
+    -- to wake that has come stays until `wake_one` looks at what is parked.
+    local function save_state(lane, policy, slot, state)
+        local before = state.wake
+        state.wake, state.tat = 0, policy.key_rate and clock(policy, state) or 0
+        local is_used = not fairness.recovered(state.tat, shard.now)
+        local permit = policy.key_rate and state.parked > 0 and fairness.next_permit(state.tat,
+            shard.now, policy.key_step, policy.key_depth, 1)
+        if permit and permit > shard.now then
+            state.wake = permit
+        elseif state.parked > 0 and before > 0 then
+            state.wake = before
+        elseif state.leased == 0 and is_used then
+            state.wake = math.ceil(state.tat / TICKS)
+        end
+        if state.wake ~= state.was_wake then
+            writes.set_member(keys.key_wakes, slot, state.wake > 0 and state.wake)
+        end
+        if (state.parked > 0) ~= state.was_parked then
+            writes.set_member(slots_key(lane), slot, state.parked > 0 and 0)
+        end
+        local says_something = state.leased > 0 or state.parked > 0 or is_used
+        writes.set_field(keys.key_states, slot, says_something and packed(state.leased,
+            state.parked, state.tat, state.wake, lane.name))
+    end
+
+    -- How many messages of the key may be delivered now.
+    function key_limits.room(policy, slot)
+        return room_of(policy, read(slot) or new())
+    end
+
+    -- Read the states of these keys at once.
+    function key_limits.load(slots)
+        writes.load_fields(keys.key_states, slots)
+    end
+
+    -- Park a ready message because of its key.
+    function key_limits.park(lane, policy, slot, record)
+        local state = read(slot) or new()
+        messages.park_ready(lane, record, key('p:' .. slot))
+        state.parked = state.parked + 1
+        save_state(lane, policy, slot, state)
+        if not lane.keys then
+            lane.keys = { 0, '' }
+        end
+        lane.keys[2] = policy.key_limits
+        lanes.touch(lane)
+    end
+
+    -- So many messages of the key are delivered.
+    function key_limits.take(lane, policy, slot, count)
+        local state = read(slot) or new()
+        state.leased = state.leased + count
+        if policy.key_rate then
+            state.tat = fairness.take_permits(clock(policy, state), shard.now, policy.key_step,
+                count)
+            if not lane.keys then
+                lane.keys = { 0, '' }
+            end
+            lane.keys[1] = math.max(lane.keys[1], math.ceil(state.tat / TICKS))
+            lanes.touch(lane)
+        end
+        save_state(lane, policy, slot, state)
+    end
+
+    -- The first messages that the key's limits parked become ready.
+    local function bring_forward(lane, slot, state, count)
+        count = math.min(count, state.parked)
+        if count <= 0 then
+            return
+        end
+        local name, mids = key('p:' .. slot), {}
+        for n, member in ipairs(call('ZRANGE', name, 0, count - 1)) do
+            mids[n] = messages.number_in(member)
+        end
+        messages.load(mids)
+        for _, mid in ipairs(mids) do
+            local record = messages.read(mid)
+            if record then
+                messages.unpark_ready(lane, record, name)
+            end
+        end
+        -- fewer: the store lost some; the doctor reports it
+        state.parked = #mids < count and 0 or state.parked - #mids
+        lanes.touch(lane)
+    end
+
+    -- A lease ended that has this slot: the first message that the key's limits parked becomes
+    -- ready.
+    function key_limits.free(lane, slot)
+        local state = slot and read(slot)
+        if not state then
+            return
+        end
+        local policy = lanes.rule(lane)
+        state.leased = math.max(state.leased - 1, 0)
+        if state.parked > 0 and room_of(policy, state) > 0 then
+            bring_forward(lane, slot, state, 1)
+        end
+        save_state(lane, policy, slot, state)
+    end
+
+    -- The delivery never began: return its permit.
+    function key_limits.give_back(lane, slot)
+        local state, policy = slot and read(slot), lanes.rule(lane)
+        if state and policy.key_rate then
+            state.tat = fairness.return_permits(state.tat, policy.key_step, 1)
+            if state.parked > 0 and room_of(policy, state) > 0 then -- it may be delayed now
+                bring_forward(lane, slot, state, 1)
+            end
+            save_state(lane, policy, slot, state)
+        end
+    end
+
+    -- A parked message stops waiting.
+    function key_limits.unpark(lane, record)
+        local slot = slot_of(lane, record.topic, record.key or '')
+        messages.end_parking(lane, record, key('p:' .. slot))
+        local state = read(slot)
+        if state then
+            state.parked = math.max(state.parked - 1, 0)
+            save_state(lane, lanes.rule(lane), slot, state)
+        end
+    end
+
+    -- A message stopped waiting, or is delayed now, without a delivery. If it was ready, the next
+    -- one of its key becomes ready in its place.
+    function key_limits.leave(lane, record)
+        if lane.parked == 0 or record.serial ~= NO or not record.key or record.state ~= READY then
+            return
+        end
+        local slot = slot_of(lane, record.topic, record.key)
+        local state = read(slot)
+        if state then
+            bring_forward(lane, slot, state, 1)
+            save_state(lane, lanes.rule(lane), slot, state)
+        end
+    end
+
+    local function wake_one(lane, slot)
+        local state = read(slot)
+        if state then
+            local policy = lanes.rule(lane)
+            local room = room_of(policy, state)
+            bring_forward(lane, slot, state, math.min(room, MOST))
+            state.wake = room > MOST and shard.now or 0 -- there may be more
+            save_state(lane, policy, slot, state)
+        end
+    end
+
+    -- Keys whose time has come: as many of their parked messages as they admit become ready.
+    function key_limits.wake(most)
+        local slots, names = call('ZRANGE', keys.key_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT',
+            0, most), {}
+        key_limits.load(slots)
+        for n, slot in ipairs(slots) do
+            local state = read(slot)
+            names[n] = state and state.name or ''
+        end
+        lanes.load(names)
+        for n, slot in ipairs(slots) do
+            local lane = lanes.find(names[n])
+            if lane and lane.number == lane_number(slot) then
+                wake_one(lane, slot)
+                if lane.place == IDLE then
+                    lanes.place(lane)
+                end
+            else -- its lane was deleted
+                writes.set_field(keys.key_states, slot, false)
+                writes.set_member(keys.key_wakes, slot, false)
+            end
+        end
+    end
+
+    -- The limits are not those under which the lane's messages were parked: look at all of its
+    -- keys, at the first of them at once.
+    function key_limits.limits_changed(lane, policy)
+        lane.keys[2] = policy.key_limits
+        local slots = call('ZRANGE', slots_key(lane), 0, -1)
+        for n = 1, math.min(MOST, #slots) do
+            wake_one(lane, slots[n])
+        end
+        local later = {}
+        for n = MOST + 1, #slots do
+            later[#later + 1], later[#later + 2] = shard.now, slots[n]
+        end
+        call_many('ZADD', keys.key_wakes, later, 2)
+    end
+end)
