@@ -155,7 +155,8 @@ local rules = part(function(rules)
         if not found then
             found = read_pattern(stem .. '*')
             if not found then
-                found = stem == '' and read_pattern('') or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')
+                found = stem == '' and read_pattern('')
+                    or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')
             end
             by_stem[stem] = found
         end

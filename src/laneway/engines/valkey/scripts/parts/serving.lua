@@ -525,8 +525,8 @@ local serving = part(function(serving)
     -- their order does not change. Returns how much was taken, the work, how many lanes refused,
     -- and whether the visit is over.
     local function serve_first(group, tier_queue, room, count_of_lanes)
-        local first, at, taken, work, refusing = calls.first_in[group], calls.next_in[group] or 1, 0,
-            0, 0
+        local first, at = calls.first_in[group], calls.next_in[group] or 1
+        local taken, work, refusing = 0, 0, 0
         while taken < room and first[at] and not calls.back_in[group] and not calls.withheld do
             local lane = lanes.find(first[at])
             at = at + 1
