@@ -1074,6 +1074,12 @@ class PolicyTable:
                 f'tier "{values["tier"]}" does not exist; the namespace has'
                 f" {', '.join(self.tiers)}",
             )
+        if len(policy.subscriptions) > subscriptions.MAX_SUBSCRIPTIONS:
+            raise BadPolicy(
+                f"policy {name}: expected at most {subscriptions.MAX_SUBSCRIPTIONS:,} subscriptions"
+                f" of a topic, got {len(policy.subscriptions):,}; remove some, or let their readers"
+                " share one"
+            )
         limit = values.get("max_concurrency")
         if policy.adapts and limit is not None and limit < policy.partitions:
             raise refuse(

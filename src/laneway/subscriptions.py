@@ -52,6 +52,9 @@ LEAST_EXPIRES = 60.0
 MAX_POOL = 100
 """Characters of a pool's name."""
 
+MAX_SUBSCRIPTIONS = 1024
+"""Most subscriptions of a topic: each message is stored with its copies in one step."""
+
 MAX_HEADERS, MAX_VALUES = 20, 100
 """Most headers that `where` names, and most values of one of them."""
 

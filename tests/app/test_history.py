@@ -229,6 +229,21 @@ def test_an_alarm_of_no_tier_leaves_the_others(app: Laneway, world: World) -> No
         app.alarm("topic", "push.a", waiting_over=0)
 
 
+def test_alarms_of_one_name_with_other_limits_do_not_end_each_other(
+    app: Laneway, world: World
+) -> None:
+    """Two versions of a program run side by side."""
+    del world
+    seen: list[Alarm] = []
+    app.on_alarm(seen.append)
+    app.publish("push.a", 1)
+    for _ in range(3):
+        for limit in (0, 100):
+            app.alarm("waiting", waiting_over=limit)
+            app.handlers.alarms.check(app.engine)
+    assert [alarm.is_active for alarm in seen] == [True]
+
+
 def test_a_hook_that_fails_ends_nothing(app: Laneway, world: World) -> None:
     del world
     seen: list[Alarm] = []

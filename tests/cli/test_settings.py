@@ -239,6 +239,8 @@ def test_gates(laneway: Command) -> None:
     shown = laneway.json("policy", "show", "charge.acme")["policy"]["gate"]
     assert shown == ["stripe", "eu"]
     assert "stripe, eu" in laneway("policy", "show", "charge.acme").stdout
+    undefined = laneway("policy", "set", "charge.*", "--gate", "nowhere", code=2)
+    assert "laneway gate set 'nowhere' --rate" in undefined.stderr
     refused = laneway("policy", "set", "charge.*", "--gate", "stripe,stripe", code=2)
     assert "expected a gate's name, or 1 to 8 different names" in refused.stderr
 

@@ -151,6 +151,18 @@ def test_subscriptions(api: Api, app: Laneway) -> None:
     api.problem("DELETE", path, {"confirm": "audit"}, status=404)
 
 
+def test_dry_run_of_a_patterns_subscription(api: Api, app: Laneway) -> None:
+    """It counts what the removal would remove: not what another pattern still declares."""
+    path = "/v1/subscriptions/shop.*/audit"
+    api("PUT", path, {})
+    api("PUT", "/v1/subscriptions/shop.eu/audit", {})
+    for topic in ("shop.eu", "shop.us", "shop.us", "shop.asia"):
+        app.publish(topic, 1)
+    assert api("DELETE", path, {"confirm": "audit", "dry_run": True}).json["count"] == 3
+    assert api("DELETE", path, {"confirm": "audit"}).json["count"] == 3
+    assert app.topic("shop.eu#audit").stats().waiting == 1
+
+
 def test_priority(api: Api, app: Laneway) -> None:
     """Only messages of at least a priority, if that is asked for."""
     app.publish("urgent", "low")

@@ -26,7 +26,7 @@ from laneway.engines.base import (
     TopicOrder,
     TopicStats,
 )
-from laneway.engines.shared import fairness, gates
+from laneway.engines.shared import adaptive, fairness, gates
 from laneway.errors import BadPolicy, TopicInUse, UsageError
 from laneway.policy import (
     Gate,
@@ -679,10 +679,18 @@ class Model(Engine):
             pool=policy.pool,
             tier=policy.tier,
             group=group_of(policy.group, policy.buckets_pattern or topic),
+            limit=self._adaptive_limit(policy, own),
             throttled_us=sum(lane.throttled for lane in own),
             rate_now=sum((rate_now(lane, now) for lane in own), 0.0),
             **counters,
         )
+
+    @staticmethod
+    def _adaptive_limit(policy: Resolved, lanes: list[Lane]) -> int | None:
+        if not policy.adapts or not lanes:
+            return None
+        bounds = policy.lane_least, policy.lane_concurrency or 1
+        return sum(adaptive.limit_of(lane.flow, *bounds) for lane in lanes)
 
     def topic_list(
         self,

@@ -247,6 +247,19 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
     )
 
 
+def count_held(engine: FullEngine, pattern: str, name: str) -> int:
+    """How many messages `remove` would remove."""
+    field, table = subscriptions.field_of(name), engine.policies()
+    found = 0
+    for topic in _topics(engine, check_pattern(pattern), name):
+        others = {topic, *table.covering(topic)} - {pattern}
+        layers = (table.layers(p) if is_pattern(p) else engine.policy_own(p) for p in others)
+        if not any(_layers_with(each, field) for each in layers):
+            stats = engine.topic_stats(subscriptions.topic_of(topic, name))
+            found += stats.waiting + stats.leased + stats.dead
+    return found
+
+
 def _layers_with(layers: Layers, field: str) -> list[str]:
     return [layer for layer, fields in sources(layers).items() if field in fields]
 

@@ -206,7 +206,7 @@ def _topics(seen: Look, width: int) -> Any:
             _plain_text(each.topic),
             f"{each.waiting:,}",
             duration(each.oldest_age) or "-",
-            f"{each.leased:,}",
+            f"{each.leased:,}" + (f" of {each.limit:,}" if each.limit is not None else ""),
             f"{each.dead:,}",
             f"{each.rate_now:,.1f}",
             duration(each.throttled_us / 1e6) if each.throttled_us else "-",

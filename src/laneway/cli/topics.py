@@ -25,12 +25,14 @@ COLUMNS = (
     "waiting",
     "oldest",
     "leased",
+    "limit",
     "delayed",
     "parked",
     "dead",
     "per s",
     "throttled",
     "tier",
+    "group",
     "state",
 )
 
@@ -64,6 +66,7 @@ def topics(
     List the topics that match PATTERN ('push.*'), the first ones by --order.
 
     The cost does not grow with the number of topics.
+    The column "limit" has the leases that concurrency="auto" admits now.
 
     --order repeats reads a sample of the waiting messages: how many would `merge` fold into others?
     """
@@ -82,12 +85,14 @@ def topics(
             each.waiting,
             duration(each.oldest_age),
             each.leased,
+            each.limit,
             each.delayed,
             each.parked,
             each.dead,
             each.rate_now,
             duration(each.throttled_us / 1e6),
             each.tier,
+            each.group,
             topic_state(each),
         ),
         as_json=as_json,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 from typing import TYPE_CHECKING
@@ -72,6 +73,15 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
         if self.waiting_over is not None and history.waiting > self.waiting_over:
             found.append(f"{history.waiting:,} messages wait (alarm over {self.waiting_over:,})")
         return found
+
+    @property
+    def record(self) -> str:
+        """
+        The name of its state in the store. Rules of one name with other limits, of two versions of
+        a program, are two alarms: they would end each other's for ever.
+        """
+        digest = hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
+        return f"alarm:{digest}:{self.name}"
 
     @property
     def has_limit(self) -> bool:
@@ -160,7 +170,7 @@ class Alarms:
             must_exist=False,
         )
         reasons = rule.reasons(history)
-        record = f"alarm:{rule.name}"
+        record = rule.record
         (before,) = engine.history_read([record])
         is_active = bool(reasons)
         if is_active == (before == ACTIVE):

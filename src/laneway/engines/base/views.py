@@ -55,6 +55,8 @@ class TopicStats(msgspec.Struct, gc=False):
     - `throttled_us`: for how long a rate held ready messages back, in microseconds.
     - `rate_now`: recent deliveries per second.
     - `group`: the group in which it competes with other topics; None: it has none.
+    - `limit`: how many leases `concurrency="auto"` admits now, of all its lanes together; None: its
+      concurrency does not adapt, or nothing of it is stored.
     - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`.
     """
 
@@ -83,6 +85,7 @@ class TopicStats(msgspec.Struct, gc=False):
     throttled_us: int = 0
     rate_now: float = 0.0
     group: str | None = None
+    limit: int | None = None
     cursors: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 

@@ -37,7 +37,8 @@ def refuse_undefined_gates(changes: Changes, is_defined: Callable[[str], bool]) 
         if not is_defined(gate):
             raise BadPolicy(
                 f'policy {pattern}: gate "{gate}" is not defined; define it first:'
-                f' app.gate("{gate}", rate=…, concurrency=…)'
+                f' app.gate("{gate}", rate=…, concurrency=…), or on the command line:'
+                f" laneway gate set '{gate}' --rate … --concurrency …"
             )
 
 

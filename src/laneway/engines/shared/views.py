@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
-from laneway.engines.shared import size_classes
+from laneway.engines.shared import adaptive, size_classes
 from laneway.engines.shared.states import ASLEEP, PLACE_NAMES, STATE_NAMES
 from laneway.topic_groups import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from laneway.engines.shared.adaptive import Flow
     from laneway.policy import Resolved
     from laneway.tiers import Tiers
 
@@ -65,6 +66,11 @@ class LaneFacts(Protocol):
     before: int
 
     @property
+    def flow(self) -> Flow | None:
+        """What it knows of its destination, if its concurrency adapts."""
+        ...
+
+    @property
     def wake(self) -> int | None:
         """When the lane, where it is asleep, has to be placed again."""
         ...
@@ -103,10 +109,12 @@ def empty_topic(topic: str, policy: Resolved, dead: int) -> TopicStats:
     return TopicStats(topic, pool=policy.pool, tier=policy.tier, group=group, dead=dead)
 
 
-def add_lane(stats: TopicStats, lane: LaneFacts, now_us: int, *, is_bucket: bool) -> None:
+def add_lane(
+    stats: TopicStats, lane: LaneFacts, policy: Resolved, now_us: int, *, is_bucket: bool
+) -> None:
     """
-    Add one of the topic's lanes. Of a bucket, which other topics share, only the place counts;
-    the engine counts the topic's messages in it.
+    Add one of the topic's lanes, which have this policy. Of a bucket, which other topics share,
+    only the place counts; the engine counts the topic's messages in it.
     """
     if lane.back_off_step and lane.back_off_until > now_us:
         stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.back_off_until)
@@ -117,6 +125,9 @@ def add_lane(stats: TopicStats, lane: LaneFacts, now_us: int, *, is_bucket: bool
         return
     for name in _LANE_TOTALS:
         setattr(stats, name, getattr(stats, name) + getattr(lane, name))
+    if policy.adapts:
+        bounds = policy.lane_least, policy.lane_concurrency or 1
+        stats.limit = (stats.limit or 0) + adaptive.limit_of(lane.flow, *bounds)
     stats.throttled_us += lane.throttled
     stats.rate_now += size_classes.rate(now_us, lane.seen, lane.lately, lane.before)
 

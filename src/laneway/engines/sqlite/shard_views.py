@@ -128,6 +128,8 @@ def _add(stats: TopicStats, part: TopicStats) -> None:
     if stats.state == "idle":
         stats.state, stats.wake_us = part.state, part.wake_us
     shared.add_oldest(stats, part.oldest_us)
+    if part.limit is not None:
+        stats.limit = (stats.limit or 0) + part.limit
     if part.backs_off_until_us is not None:
         stats.backs_off_until_us = max(stats.backs_off_until_us or 0, part.backs_off_until_us)
 

@@ -130,7 +130,7 @@ def _stats(
     policy = tx.policy(topic)
     stats = shared.empty_topic(topic, policy, dead)
     for lane in lanes:
-        shared.add_lane(stats, lane, tx.now, is_bucket=lane.topic is None)
+        shared.add_lane(stats, lane, policy, tx.now, is_bucket=lane.topic is None)
         if lane.topic is not None:
             shared.add_oldest(stats, oldest.get(lane.lane))
     if policy.buckets is not None:

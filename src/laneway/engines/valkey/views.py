@@ -419,10 +419,11 @@ def _number(command: Command) -> Reads[int]:
 
 def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int) -> TopicStats:
     """The part of the stats that the records of lanes have."""
-    stats = shared.empty_topic(topic, view.policy(topic), dead)
+    policy = view.policy(topic)
+    stats = shared.empty_topic(topic, policy, dead)
     for shard, lane in lanes:
         is_bucket = topic_of_lane(lane.name) is None
-        shared.add_lane(stats, lane, view.times[shard], is_bucket=is_bucket)
+        shared.add_lane(stats, lane, policy, view.times[shard], is_bucket=is_bucket)
     return stats
 
 

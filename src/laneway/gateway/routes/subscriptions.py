@@ -65,10 +65,7 @@ def unsubscribe(call: Call) -> CountAnswer:
     name = call.parameters["name"]
     call.confirm(body.confirm, name)
     if body.dry_run:
-        topic = call.pattern
-        found = subscriptions.find(call.engine, topic)
-        counts = [each.waiting + each.leased + each.dead for each in found if each.name == name]
-        return CountAnswer(sum(counts), dry_run=True)
+        return CountAnswer(subscriptions.count_held(call.engine, call.pattern, name), dry_run=True)
     try:
         return CountAnswer(subscriptions.remove(call.engine, call.pattern, name))
     except Refused as error:

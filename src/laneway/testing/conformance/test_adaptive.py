@@ -122,11 +122,13 @@ def test_explain(driver: EngineDriver) -> None:
     _auto(driver)
     driver.put("a", "last", id="last")
     leases = driver.lease()
+    assert driver.engine.topic_stats("a", now_us=driver.now).limit == 2
     driver.later(1)
     (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
     assert "2 messages of its topic run, and its concurrency is 2 now (auto, 1 to 64)" in reason
     driver.settle(leases, "retry", delay_us=0, overload="timeout")
     driver.later(3)
     driver.lease()
+    assert driver.engine.topic_list(limit=1, now_us=driver.now)[0].limit == 1
     (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
     assert reason.endswith("is 1 now (auto, 1 to 64): lowered 3.0 s ago after a timeout")

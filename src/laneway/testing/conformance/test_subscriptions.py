@@ -517,3 +517,14 @@ def test_subscription_buckets(driver: EngineDriver) -> None:
     assert driver.waiting("orders.3") == 1
     driver.policy("orders.3#audit", paused=None)
     assert bodies_of(driver, "orders.3#audit") == ["3"]
+
+
+def test_subscription_bound(driver: EngineDriver) -> None:
+    """A topic has at most 1,024, those of its patterns included."""
+    subscribe(driver, "orders.*", *(f"p{n}" for n in range(1_000)))
+    subscribe(driver, "orders.eu", *(f"t{n}" for n in range(24)))
+    with pytest.raises(BadPolicy, match=r"at most 1,024 subscriptions of a topic, got 1,025"):
+        subscribe(driver, "orders.eu", "more")
+    with pytest.raises(BadPolicy, match=r"policy orders\.\*: expected at most 1,024"):
+        subscribe(driver, "orders.*", *(f"q{n}" for n in range(25)))
+    subscribe(driver, "orders.eu", "t0", kind="shared")
