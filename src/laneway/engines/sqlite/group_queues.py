@@ -76,9 +76,11 @@ class GroupQueues:
 
     def get(self, number: int) -> GroupQueue:
         """The group of a number, which exists."""
-        if number not in self._cache.groups:
+        group = self._cache.groups.get(number)
+        if group is None:
             self.load([number])
-        return self._cache.groups[number]
+            group = self._cache.groups[number]
+        return group
 
     def of(self, tier_queue: TierQueue, name: str) -> GroupQueue:
         """The group of a name in a tier queue, made if it does not exist."""
@@ -120,7 +122,7 @@ class GroupQueues:
 
     def join(self, lane: Lane, group: GroupQueue) -> None:
         """The lane is in the group from now on, idle."""
-        lane.tier_queue, lane.vt = -group.number, group.inner_vt
+        lane.tier_queue, lane.vt, lane.placed_by = -group.number, group.inner_vt, None
         group.lanes += 1
         self.dirty[group.number] = group
 

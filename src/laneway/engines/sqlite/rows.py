@@ -16,7 +16,7 @@ from laneway.engines.shared import gates
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
-from laneway.policy import Gate
+from laneway.policy import Gate, Resolved
 from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Lane:
     counted_waiting: int = 0
     counted_rare: tuple[int, int, int, int] = (0, 0, 0, 0)
     tally: Tally | None = None  # where it is counted; None: not known, see TallyBook
+    placed_by: Resolved | None = None  # the policy by which tier queue and group are right
     is_new: bool = False
     forgotten: bool = False
 

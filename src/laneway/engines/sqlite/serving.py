@@ -281,12 +281,13 @@ class _Candidates:
         tx = self._transaction
         if not first:
             return
-        head = tx.lane(first[0])
-        offered = first[:1] if head.ready >= fairness.CHUNK else first
-        for number in offered:
-            self._offer(tx.lane(number))
-        if len(offered) < len(first) or len(first) >= LANES_OF_GROUP:
-            last = tx.lane(offered[-1])
+        last = tx.lane(first[0])
+        self._offer(last)
+        is_enough = last.ready >= fairness.CHUNK
+        for number in () if is_enough else first[1:]:
+            last = tx.lane(number)
+            self._offer(last)
+        if (is_enough and len(first) > 1) or len(first) >= LANES_OF_GROUP:
             heapq.heappush(self._heap, (last.vt, last.lane, 1, (_RUNNABLE, (last.vt, last.lane))))
 
     def _read_more(self, source: _Source, after: tuple[int, int], page: int | None = None) -> None:
@@ -316,11 +317,11 @@ class _Candidates:
         numbers = [number for number in numbers if -number not in self._seen]
         self._listed_again += listed - len(numbers)
         tx.groups.load(numbers)
+        name = source.name
         for number in numbers:
-            group = tx.groups.get(number)
             self._seen.add(-number)
-            self._listed_in[number] = source.name
-            self.push(group)
+            self._listed_in[number] = name
+            self.push(tx.groups.get(number))
         if source.gates is None and self._only is None and numbers:
             found = tx.all("group_heads", _dumps(numbers), LANES_OF_GROUP)
             self._first_in.update((number, _loads(lanes)) for number, lanes in found)
@@ -565,7 +566,8 @@ class _Plan:
             got, has_more = self._serve_lane(lane, tier_queue, room - taken, count)
             taken += got
             refusing += not got
-            work += got * self._expected_cost(lane, tier_queue)
+            if tier_queue.number in self.by_time:
+                work += got * self._expected_cost(lane, tier_queue)
             if has_more:
                 lanes.push(lane)
         if taken:
@@ -576,16 +578,20 @@ class _Plan:
         self, group: GroupQueue, tier_queue: TierQueue, taken: int, work: int, *, alone: bool
     ) -> None:
         """`work`: what the messages are expected to cost, in a tier that is fair by time."""
-        one_chunk = fairness.chunk(taken, 2, group.weight)
-        if tier_queue.number in self.by_time:
-            stride = fairness.stride_of_work(work, group.weight)
-            chunk_stride = fairness.stride_of_work(work * one_chunk // taken, group.weight)
-        else:
-            stride = fairness.stride(taken, group.weight)
-            chunk_stride = fairness.stride(one_chunk, group.weight)
+        is_by_time = tier_queue.number in self.by_time
         tier_queue.vt = group.vt
-        group.vt += stride
+        group.vt += (
+            fairness.stride_of_work(work, group.weight)
+            if is_by_time
+            else fairness.stride(taken, group.weight)
+        )
         if alone:
+            one_chunk = fairness.chunk(taken, 2, group.weight)
+            chunk_stride = (
+                fairness.stride_of_work(work * one_chunk // taken, group.weight)
+                if is_by_time
+                else fairness.stride(one_chunk, group.weight)
+            )
             tier_queue.vt = fairness.reached(tier_queue.vt, group.vt, chunk_stride)
         self.tx.groups.touch(group)
 
@@ -621,9 +627,7 @@ class _Plan:
         """
         tx = self.tx
         policy = tx.policy_of(lane)
-        limited, gate = policy.limited, policy.gate
-        if lane.tier_queue < 0 or policy.shared is not None:
-            limited, gate = tx.is_limited(lane, policy), tx.gate_of(lane, policy)
+        limited, gate = tx.limits_of(lane, policy)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         if self.only is not None and self.only.last_rank is not None:
             planned = sum(count for each, count in self.visits if each is lane)
@@ -878,10 +882,8 @@ class _Deliveries:
             del waiting[:take]
             for _ in range(take - len(taken)):
                 self._correct_count(lane, policy)
-            number, limited, gate = lane.tier_queue, policy.limited, policy.gate
-            if number < 0 or policy.shared is not None:
-                number = tx.tier_queue_of(lane).number
-                limited, gate = tx.is_limited(lane, policy), tx.gate_of(lane, policy)
+            number = lane.tier_queue if lane.tier_queue > 0 else tx.tier_queue_of(lane).number
+            limited, gate = tx.limits_of(lane, policy)
             is_noisy = lane.big is not None and lane.big > self._noise
             waited = (self._waited_noisy if is_noisy else self._waited)[number]
             if lane.lane in self._with_rows:

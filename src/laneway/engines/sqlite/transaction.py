@@ -681,6 +681,14 @@ class Transaction(Statements):
             return policy.limited
         return bool(self.groups.get(-lane.tier_queue).limited)
 
+    def limits_of(self, lane: Lane, policy: Resolved) -> tuple[bool, str | None]:
+        """As `is_limited` and `gate_of`, at once."""
+        if policy.shared is not None or (
+            lane.tier_queue < 0 and self.groups.get(-lane.tier_queue).limited
+        ):
+            return self.is_limited(lane, policy), self.gate_of(lane, policy)
+        return policy.limited, policy.gate
+
     def lane_gates(self, key: str) -> LaneGates:
         """The gates of a key."""
         found = self._lane_gates.get(key)
@@ -803,13 +811,16 @@ class Transaction(Statements):
 
     def _is_elsewhere(self, lane: Lane, policy: Resolved) -> bool:
         """Whether the lane is not in the tier queue, or not in the group, of its policy."""
-        tier_queue = self.tier_queue_of(lane)
-        if tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
-            return True
-        if lane.tier_queue > 0 and policy.group is None:
+        if lane.placed_by is policy:
             return False
-        group = self.group_of(lane)
-        return group_of(policy.group, lane.rule) != (group.name if group is not None else None)
+        tier_queue, group = self.tier_queue_of(lane), self.group_of(lane)
+        is_elsewhere = (
+            tier_queue.pool != policy.pool
+            or tier_queue.tier != policy.tier
+            or group_of(policy.group, lane.rule) != (group.name if group is not None else None)
+        )
+        lane.placed_by = None if is_elsewhere else policy
+        return is_elsewhere
 
     def _place_in_group(self, lane: Lane, place: int, tier_queue: TierQueue) -> None:
         """A lane of a group gets another place; a group that wakes earns no credit either."""
@@ -838,7 +849,7 @@ class Transaction(Statements):
     ) -> tuple[int, int | None]:
         """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
-        shared = self.topic_gate(lane.rule, policy)
+        shared = self.topic_gate(lane.rule, policy) if policy.shared is not None else None
         is_used = policy.lane_rate and not fairness.recovered(lane.tat, now)
         if is_used:
             lane.tat = rebased(lane, policy, now)
@@ -906,7 +917,7 @@ class Transaction(Statements):
         if lane.tier_queue < 0:
             self.groups.leave(lane)
         tier_queue = self.tier_queue(policy.pool, policy.tier)
-        lane.tally = None
+        lane.tally = lane.placed_by = None
         lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = (
             tier_queue.number,
             tier_queue.vt,
