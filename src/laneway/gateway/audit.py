@@ -97,10 +97,12 @@ def _append(engine: Records, record: bytes) -> int:
     return number
 
 
-def newest(engine: Records, limit: int, before: int | None) -> list[tuple[int, Change]]:
-    """The (number, change) pairs, the newest first, from the one before `before`."""
+def newest(
+    engine: Records, limit: int, before: int | None, after: int = 0
+) -> list[tuple[int, Change]]:
+    """The (number, change) pairs between the two numbers, the newest first."""
     last = _head(engine) if before is None else before - 1
-    numbers = range(last, max(0, last - limit), -1)
+    numbers = range(last, max(after, last - limit), -1)
     oldest_us = time.time_ns() // 1000 - KEPT_US
     return [
         (number, change)

@@ -106,6 +106,7 @@ class Request:
 
     __slots__ = (
         "_is_read",
+        "_media_type",
         "_prefix",
         "_query",
         "_receive",
@@ -126,6 +127,7 @@ class Request:
         self._send = send
         self._is_read = False
         self._query: dict[str, str] | None = None
+        self._media_type: str | None = None
         self.more_headers: tuple[tuple[bytes, bytes], ...] = ()
         """Headers for the answer, whatever it is."""
 
@@ -169,7 +171,10 @@ class Request:
         return self._sent_type() in MSGPACK_TYPES
 
     def _sent_type(self) -> str:
-        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        if self._media_type is None:
+            sent = self.header(b"content-type") or ""
+            self._media_type = sent.partition(";")[0].strip().lower()
+        return self._media_type
 
     @property
     def query(self) -> dict[str, str]:

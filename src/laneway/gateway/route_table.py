@@ -8,6 +8,7 @@ from laneway.gateway.routes import (
     consuming,
     dead_letters,
     descriptions,
+    events,
     jobs,
     messages,
     metrics,
@@ -42,6 +43,8 @@ from laneway.gateway.schema import (
     GateBody,
     GatesAnswer,
     HealthAnswer,
+    HistoryAnswer,
+    HistoryQuery,
     JobAnswer,
     JobQuery,
     JobWaitQuery,
@@ -278,6 +281,15 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/dead/drop", "operate", dead_letters.drop, body=DeadBody, answer=CountAnswer),
     # The namespace
     Route("GET", "/v1/overview", "read", namespace.overview, answer=OverviewAnswer),
+    Route(
+        "GET",
+        "/v1/history",
+        "read",
+        namespace.show_history,
+        query=HistoryQuery,
+        answer=HistoryAnswer,
+    ),
+    Route("GET", "/v1/events", "read", events.stream_events, answer_type="text/event-stream"),
     Route(
         "GET",
         "/v1/workers",

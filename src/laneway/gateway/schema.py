@@ -595,6 +595,77 @@ class OverviewAnswer(msgspec.Struct, kw_only=True):
     tiers: list[TierAnswer]
 
 
+class HistoryRowAnswer(msgspec.Struct, kw_only=True):
+    """
+    What happened in the `seconds` from `start`.
+
+    `throttled`: for how many seconds rates held ready messages back, of all topics together.
+    `waiting`, `oldest`: at the end; `oldest` in seconds.
+    """
+
+    start: datetime
+    seconds: float
+    published: int
+    delivered: int
+    done: int
+    retried: int
+    died: int
+    merged: int
+    throttled: float
+    waiting: int
+    oldest: float | None
+
+
+class HistoryPartAnswer(HistoryRowAnswer, kw_only=True):
+    """What happened in the topics of a tier and pattern, in the whole time."""
+
+    tier: str
+    pattern: str
+
+
+class WaitingTimesAnswer(msgspec.Struct):
+    """
+    How many messages had waited how long when they were delivered: `bounds` are the upper bounds of
+    the classes, in seconds; the last class has none.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+
+
+class HistoryAnswer(msgspec.Struct, kw_only=True):
+    """
+    The history: rows, the oldest first; the parts, the largest backlog first; waiting times of the
+    noisiest 1 % of the topics and of the others. `inflow`, `outflow`: messages a second, in the
+    last 5 minutes; `drain_seconds`, `full_seconds`: where that leads. `step`: seconds of a row.
+    """
+
+    now: datetime
+    step: float
+    rows: list[HistoryRowAnswer]
+    parts: list[HistoryPartAnswer]
+    noisy: WaitingTimesAnswer
+    others: WaitingTimesAnswer
+    waiting: int
+    oldest: float | None
+    inflow: float
+    outflow: float
+    drain_seconds: float | None
+    max_backlog: int | None
+    full_topic: str | None
+    full_seconds: float | None
+
+
+class OperationAnswer(msgspec.Struct, kw_only=True):
+    """A change through the API, as the audit log keeps it, without what was sent."""
+
+    number: int
+    at: datetime
+    who: str
+    method: str
+    path: str
+
+
 class WorkerAnswer(msgspec.Struct, kw_only=True):
     """A worker, as of its last heartbeat."""
 
@@ -952,6 +1023,19 @@ class DeadGroupsQuery(_Body):
     topic: str | None = None
     since: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+
+
+class HistoryQuery(_Body, rename={"from_": "from"}):
+    """
+    `from`, `to`: times, or how long ago, such as `6h`; by default the last hour. `step`: of the
+    rows: `10s` (kept for 2 hours), `1m` (3 days), `15m` (60 days). `pattern`, `tier`: only these.
+    """
+
+    from_: str = "1h"
+    to: str | None = None
+    step: str | None = None
+    pattern: str = "*"
+    tier: str | None = None
 
 
 class WorkerCommandQuery(_Body):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from laneway.gateway import receipts
 from laneway.gateway.credits import Credits
+from laneway.gateway.feed import Feed
 from laneway.gateway.long_poll import LongPolls
 from laneway.gateway.sessions import Sessions
 from laneway.gateway.shared_key import shared_key
@@ -57,6 +58,7 @@ class Services:
         self.tokens = TokenCheck(host)
         self.sessions = Sessions(host, self.tokens)
         self.credits = Credits()
+        self.feed = Feed(self)
         self.is_stopping = False
         self.is_closed = False
         self._receipt_key: bytes | None = None

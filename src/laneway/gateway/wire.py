@@ -18,6 +18,7 @@ from laneway.gateway.schema import (
     EventAnswer,
     MessageAnswer,
     MessageBody,
+    OverviewAnswer,
     TierAnswer,
     TopicAnswer,
 )
@@ -25,7 +26,7 @@ from laneway.headers import cost
 from laneway.message import RAW, Message
 
 if TYPE_CHECKING:
-    from laneway.engines.base import MessageView, TierStats, TopicStats
+    from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
     from laneway.message import Draft, Lease
 
 _read_json = msgspec.json.Decoder().decode
@@ -235,6 +236,18 @@ def message_answer(view: MessageView, *, shows_body: bool) -> MessageAnswer:
             EventAnswer(moment(event.get("at_us", 0)), event.get("what", ""), event.get("error"))
             for event in view.history
         ],
+    )
+
+
+def overview_answer(found: Overview) -> OverviewAnswer:
+    """The totals of a namespace."""
+    same = {
+        name: getattr(found, name)
+        for name in OverviewAnswer.__struct_fields__
+        if name not in ("now", "tiers")
+    }
+    return OverviewAnswer(
+        now=moment(found.now_us), tiers=[tier_answer(tier) for tier in found.tiers], **same
     )
 
 

@@ -2,33 +2,79 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from laneway import arguments
 from laneway.admin.workers import command, info_of
-from laneway.gateway.schema import OverviewAnswer, WorkerAnswer, WorkerCommandAnswer, WorkersAnswer
-from laneway.gateway.wire import moment, tier_answer
+from laneway.gateway.moments import past_us
+from laneway.gateway.problems import Problem
+from laneway.gateway.schema import (
+    HistoryAnswer,
+    HistoryPartAnswer,
+    HistoryRowAnswer,
+    OverviewAnswer,
+    WaitingTimesAnswer,
+    WorkerAnswer,
+    WorkerCommandAnswer,
+    WorkersAnswer,
+)
+from laneway.gateway.wire import moment, overview_answer
+from laneway.history import figures
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.engines.base import WorkerView
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import WorkerCommandQuery, WorkersQuery
+    from laneway.gateway.schema import HistoryQuery, WorkerCommandQuery, WorkersQuery
+    from laneway.history.figures import HistoryRow
     from laneway.working.commands import WorkerCommand
 
 
 def overview(call: Call) -> OverviewAnswer:
     """Show the totals of the namespace. The cost does not depend on the number of topics."""
     call.caller.check_everything()
-    found = call.engine.overview()
-    same = {
-        name: getattr(found, name)
-        for name in OverviewAnswer.__struct_fields__
-        if name not in ("now", "tiers")
-    }
-    return OverviewAnswer(
-        now=moment(found.now_us), tiers=[tier_answer(tier) for tier in found.tiers], **same
+    return overview_answer(call.engine.overview())
+
+
+def show_history(call: Call) -> HistoryAnswer:
+    """
+    Show what was published, delivered and done, in intervals, and how long messages waited.
+
+    Of a pattern only if a policy has it, because only then its topics are counted apart.
+    """
+    call.caller.check_everything()
+    query: HistoryQuery = call.query
+    engine = call.engine
+    now_us = engine.time_us()
+    from_us = past_us("from", query.from_, now_us)
+    to_us = now_us if query.to is None else past_us("to", query.to, now_us)
+    if to_us <= from_us:
+        raise Problem("bad-request", "query: expected to to be later than from", pointer="#/to")
+    found = figures.read(
+        engine,
+        last=(now_us - from_us) / SECOND,
+        step=arguments.seconds_or_none("history", "step", query.step),
+        tier=query.tier,
+        pattern=arguments.name("history", "pattern", query.pattern),
     )
+    rows = [row for row in found.rows if row.start * SECOND < to_us]
+    same = ("step", "waiting", "oldest", "inflow", "outflow", "drain_seconds", "max_backlog")
+    return HistoryAnswer(
+        now=moment(round(found.now * SECOND)),
+        rows=[HistoryRowAnswer(**_row(row)) for row in rows],
+        parts=[HistoryPartAnswer(**_row(part)) for part in found.parts],
+        noisy=WaitingTimesAnswer(found.noisy.bounds, found.noisy.counts),
+        others=WaitingTimesAnswer(found.others.bounds, found.others.counts),
+        full_topic=found.full_topic,
+        full_seconds=found.full_seconds,
+        **{name: getattr(found, name) for name in same},
+    )
+
+
+def _row(row: HistoryRow) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(row), "start": moment(round(row.start * SECOND))}
 
 
 def list_workers(call: Call) -> WorkersAnswer:
