@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
@@ -107,6 +108,7 @@ EVERYTHING = Caller("local", frozenset(SCOPES))
 """A caller without a token, where the gateway needs none."""
 
 
+@lru_cache(1000)
 def is_loopback(address: str) -> bool:
     """Whether an address reaches this machine only."""
     if address == "localhost":

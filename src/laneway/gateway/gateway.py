@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -269,8 +270,7 @@ def encoded_headers(headers: problems.Headers) -> list[tuple[bytes, bytes]]:
 
 def _check_head(request: Request) -> None:
     size = len(request.scope["query_string"]) + len(request.scope["path"])
-    for name, value in request.headers:
-        size += len(name) + len(value)
+    size += sum(map(len, itertools.chain.from_iterable(request.headers)))
     if size > MAX_HEAD:
         raise Problem(
             "header-too-large", f"the head of the request has more than {MAX_HEAD:,} bytes"

@@ -111,6 +111,7 @@ class Request:
         "_query",
         "_receive",
         "_send",
+        "header_bytes",
         "headers",
         "method",
         "more_headers",
@@ -126,6 +127,8 @@ class Request:
         self._receive = receive
         self._send = send
         self._is_read = False
+        self.header_bytes = dict(reversed(self.headers))
+        """The first value of each header, by its name in lower case."""
         self._query: dict[str, str] | None = None
         self._media_type: str | None = None
         self.more_headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -133,10 +136,8 @@ class Request:
 
     def header(self, name: bytes) -> str | None:
         """The value of a header; the first one if it comes twice. `name`: in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value.decode("latin-1")
-        return None
+        value = self.header_bytes.get(name)
+        return None if value is None else value.decode("latin-1")
 
     def path(self) -> list[str]:
         """
@@ -395,6 +396,8 @@ def _pairs(text: bytes, most: int, what: str) -> list[tuple[str, str]]:
 
 
 def _query_of(query: bytes) -> dict[str, str]:
+    if not query:
+        return {}
     found: dict[str, str] = {}
     for name, value in _pairs(query, MAX_QUERY_FIELDS, "query"):
         if name in found:

@@ -124,6 +124,8 @@ def cookie_header(request: Request, value: str, seconds: int) -> tuple[bytes, by
 
 def _cookie(request: Request) -> str | None:
     """The value of the session's cookie."""
+    if b"cookie" not in request.header_bytes:
+        return None
     name = _name(request)
     for key, value in request.headers:
         if key == b"cookie":
