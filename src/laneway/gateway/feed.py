@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from laneway.errors import LanewayError
 from laneway.gateway import audit
@@ -19,10 +19,25 @@ from laneway.gateway.schema import OperationAnswer
 from laneway.gateway.wire import encode, moment, overview_answer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractContextManager
 
+    from laneway.gateway.host import Host
     from laneway.gateway.http import Request
-    from laneway.gateway.services import Services
+
+    class Services(Protocol):
+        """What the feed needs of the gateway's services."""
+
+        host: Host
+        is_stopping: bool
+
+        async def run(self, function: Callable[[], None]) -> None:
+            """Run a blocking function in a thread."""
+
+        def ended_by(self, end: Callable[[], object]) -> AbstractContextManager[None]:
+            """While the block runs, the end of the gateway calls `end`."""
+            ...
+
 
 log = logging.getLogger("laneway.gateway")
 
