@@ -1209,8 +1209,9 @@ class Engine(Lanes):
         if policy.lane_rate:
             lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost)
         key = lease.limited_key
-        if key is not None and (state := lease.lane.key_states.get(key)) is not None:
-            state.give_back(policy)
+        state = lease.lane.key_states.get(key) if key is not None else None
+        if key is not None and state is not None and policy.key_rate is not None:
+            state.give_back(policy.key_rate)
             if state.room(policy, self.now):
                 self._bring_forward(lease.lane, key, 1)
             self._rest_key(lease.lane, key)

@@ -57,3 +57,26 @@ def test_what_is_lost_holds_up_nobody(opened: Opened, lose: Callable[[FullEngine
     assert {lease.topic for lease in engine.lease(100).leases} >= {"a", "c"}
     engine.doctor(repair=True)
     assert [check for check in engine.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("lose", ["DEL", "HSET"])
+def test_the_doctor_counts_keys_again(opened: Opened, lose: str) -> None:
+    """Keys whose states were lost, or count a lease that is not there, go on after a repair."""
+    engine = opened(server().url)
+    engine.policy_set("code", "a", {"key_concurrency": 1})
+    engine.put([Draft("a", b"%d" % n, key="k") for n in range(3)])
+    held = engine.lease(10).leases
+    states = prefix(engine) + "key_states"
+    (slot,) = server().run("HKEYS", states)
+    if lose == "DEL":
+        server().run("DEL", states)
+    else:  # leased 7, parked 0, no clock, no wake
+        server().run("HSET", states, slot, b"\x07\x00\x00\x00\xa1a")
+    assert [check.name for check in engine.doctor() if not check.ok] == ["counts"]
+    engine.doctor(repair=True)
+    assert [check for check in engine.doctor() if not check.ok] == []
+    assert engine.lease(10).leases == [], "the lease that is held counts"
+    for n in range(3):
+        assert [lease.body for lease in held] == [b"%d" % n]
+        engine.settle([Settlement(lease.handle, lease.fence) for lease in held])
+        held = engine.lease(10).leases

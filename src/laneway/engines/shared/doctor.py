@@ -14,6 +14,7 @@ DISAGREEMENTS = {
     "messages": "that waited nowhere and would never have been delivered",
     "leases": "that would never have ended",
     "counts": "topics whose counts were wrong",
+    "keys": "keys whose limits count other leases or parked messages than there are",
     "totals": "totals that were wrong",
     "groups": "topic groups whose counts were wrong",
     "history": "messages too many or too few in the history's count of waiting ones",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.base import Check
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
 from laneway.engines.shared.states import DEAD, LEASES_END, READY
-from laneway.engines.sqlite import messages, views
+from laneway.engines.sqlite import key_limits, messages, views
 from laneway.engines.sqlite.rows import Lane
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
         _messages_nowhere(tx, repair=repair),
         _leases_without_end(tx, repair=repair),
         _lane_counts(tx, repair=repair),
+        _key_counts(tx, repair=repair),
         _totals(tx, repair=repair),
         _group_counts(tx, repair=repair),
         _tallies(tx, repair=repair),
@@ -125,6 +126,15 @@ def _lane_counts(tx: Transaction, *, repair: bool) -> Check:
             lane.ready, lane.delayed, lane.parked, lane.leased = ready, delayed, parked, leased
             tx.touch(lane)
     return disagreement("counts", len(wrong), repair=repair)
+
+
+def _key_counts(tx: Transaction, *, repair: bool) -> Check:
+    tx.flush()
+    wrong = tx.all("check_key_states", MOST)
+    if repair:
+        for number, key, leased, parked in wrong:
+            key_limits.recount(tx, number, key, leased, parked)
+    return disagreement("keys", len(wrong), repair=repair)
 
 
 def _totals(tx: Transaction, *, repair: bool) -> Check:

@@ -193,10 +193,9 @@ def free(tx: Transaction, lane: Lane, key: str) -> None:
 
 def give_back(tx: Transaction, lane: Lane, key: str) -> None:
     """The delivery never began: return its permit."""
-    state = _state(tx, lane.lane, key)
-    if state is not None:
-        policy = tx.policy_of(lane)
-        state.give_back(policy)
+    state, policy = _state(tx, lane.lane, key), tx.policy_of(lane)
+    if state is not None and policy.key_rate is not None:
+        state.give_back(policy.key_rate)
         if state.parked and state.room(policy, tx.now):  # the message itself may be delayed now
             _bring_forward(tx, lane, key, state, 1)
         _save(tx, lane, policy, key, state)
@@ -288,3 +287,10 @@ def limits_changed(tx: Transaction, lane: Lane, policy: Resolved) -> None:
     load(tx, keys)
     for _, key in keys:
         _wake_key(tx, lane, key)
+
+
+def recount(tx: Transaction, lane: int, key: str, leased: int, parked: int) -> None:
+    """For the doctor: the key has so many leases and parked messages; look at these now."""
+    state = _state(tx, lane, key) or KeyState()
+    state.leased, state.parked, state.wake = leased, parked, tx.now
+    tx.key_states.put((lane, key), *msgspec.structs.astuple(state))

@@ -184,6 +184,12 @@ SELECT m.mid FROM message m
                     AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
     OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM event e WHERE e.at = m.since AND e.kind = 2
         AND e.a = m.mid))
+    OR (m.state = 2 AND m.serial = 0 AND NOT EXISTS (
+        SELECT 1 FROM key_parked p
+         WHERE p.lane = m.lane AND p.rank = m.rank AND p.seq = m.seq
+           AND p.key = CASE WHEN m.topic IS NULL THEN m.key
+               ELSE m.topic || char(31) || m.key END
+           AND p.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END))
     OR (m.state = 3 AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.mid = m.mid))
     OR (m.state < 3 AND NOT EXISTS (SELECT 1 FROM lane n WHERE n.lane = m.lane))
  LIMIT ?;

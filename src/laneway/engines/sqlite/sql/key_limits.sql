@@ -48,3 +48,20 @@ SELECT m.mid, m.rank, m.key, m.topic, m.serial FROM message m
   CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+
+-- name: check_key_states
+-- Keys whose state counts other leases or parked messages than there are, and how many there are.
+WITH counted AS (
+    SELECT lane, key, sum(leased) AS leased, sum(parked) AS parked
+      FROM (SELECT lane, slot AS key, 1 AS leased, 0 AS parked FROM lease
+             WHERE slot IS NOT NULL AND NOT gone
+            UNION ALL SELECT lane, key, 0, 1 FROM key_parked)
+     GROUP BY lane, key
+)
+SELECT c.lane, c.key, c.leased, c.parked FROM counted c
+ WHERE NOT EXISTS (SELECT 1 FROM key_state k WHERE k.lane = c.lane AND k.key = c.key
+                      AND k.leased = c.leased AND k.parked = c.parked)
+UNION ALL SELECT k.lane, k.key, 0, 0 FROM key_state k
+ WHERE k.leased + k.parked > 0
+   AND NOT EXISTS (SELECT 1 FROM counted c WHERE c.lane = k.lane AND c.key = k.key)
+ LIMIT ?;

@@ -6,9 +6,9 @@
 -- ARGV[4]: the cursor of the page; 0 for the first
 -- ARGV[5]: "1": repair what is wrong
 --
--- Answers {the next cursor, lanes whose counts are wrong, index entries without a message, messages
--- without an index entry, leases that no event would end; then what the lanes hold: waiting, bytes,
--- leased; messages that wait for a handler}.
+-- Answers {the next cursor, lanes and keys whose counts are wrong, index entries without a message,
+-- messages without an index entry, leases that no event would end; then what the lanes hold:
+-- waiting, bytes, leased; messages that wait for a handler}.
 
 local what, cursor, repairs = ARGV[3], ARGV[4], ARGV[5] == '1'
 local wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled = 0, 0, 0, 0, 0, 0, 0,
@@ -22,19 +22,24 @@ local function page(command, name)
     return found[2]
 end
 
--- How many leases each lane has; nil where there are too many to count in one call.
+-- How many leases each lane has, and each slot of a key; nil where there are too many to count in
+-- one call.
 local function count_leases()
     if call('HLEN', keys.l) > FEW_LEASES then
         return nil
     end
-    local counts = {}
+    local counts, by_slot = {}, {}
     for _, stored in ipairs(call('HVALS', keys.l)) do
         local lease = settling.decode(stored)
         if not lease.gone then
             counts[lease.lane] = (counts[lease.lane] or 0) + 1
+            if lease.slot then
+                by_slot[lease.slot] = by_slot[lease.slot] or { lane = lease.lane, count = 0 }
+                by_slot[lease.slot].count = by_slot[lease.slot].count + 1
+            end
         end
     end
-    return counts
+    return counts, by_slot
 end
 
 local function has_message(mid)
@@ -113,7 +118,10 @@ local function is_indexed(record)
 end
 
 if what == 'lanes' then
-    local leases = count_leases()
+    local leases, by_slot = count_leases()
+    if cursor == '0' and leases and call('HLEN', keys.key_states) <= FEW_LEASES then
+        wrong_counts = wrong_counts + key_limits.check(by_slot, repairs)
+    end
     local found = page('HSCAN', keys.lanes)
     for n = 1, #found, 2 do
         check_lane(lanes.find(found[n]), leases)

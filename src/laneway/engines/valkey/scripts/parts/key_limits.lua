@@ -246,6 +246,41 @@ key_limits = part(function(key_limits)
         end
     end
 
+    -- For the doctor: compare the states with these leases by slot, and with what is parked.
+    -- Returns how many are wrong. `repairs`: count again, and look at what is parked soon.
+    function key_limits.check(leases, repairs)
+        local wrong, seen, stored = 0, {}, call('HGETALL', keys.key_states)
+        for n = 1, #stored, 2 do
+            seen[stored[n]] = true
+        end
+        for slot in pairs(leases) do
+            if not seen[slot] then
+                stored[#stored + 1], stored[#stored + 2] = slot, false
+            end
+        end
+        for n = 1, #stored, 2 do
+            local slot = stored[n]
+            local leased, parked, tat, _, name = 0, 0, 0, 0, leases[slot] and leases[slot].lane
+            if stored[n + 1] then
+                leased, parked, tat, _, name = values_of(stored[n + 1])
+            end
+            local count, waiting = leases[slot] and leases[slot].count or 0, call('ZCARD', key('p:'
+                .. slot))
+            if leased ~= count or parked ~= waiting then
+                wrong = wrong + 1
+                if repairs then
+                    call('HSET', keys.key_states, slot, packed(count, waiting, tat, shard.now,
+                        name))
+                    call('ZADD', keys.key_wakes, shard.now, slot)
+                    if waiting > 0 then
+                        call('ZADD', key('y:' .. text(lane_number(slot))), 0, slot)
+                    end
+                end
+            end
+        end
+        return wrong
+    end
+
     -- The limits are not those under which the lane's messages were parked: look at all of its
     -- keys, at the first of them at once.
     function key_limits.limits_changed(lane, policy)
