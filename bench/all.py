@@ -35,6 +35,7 @@ BENCHES = (
     "typed",
     "workers",
     "gateway",
+    "dev",
     "features",
     "subscriptions",
 )

@@ -111,6 +111,7 @@ def test_a_session_in_a_terminal(tmp_path: Path) -> None:
         assert len(banner) <= 8, banner
         terminal.read_until("is ready")
         assert f"{STORE} (the default of dev)" in terminal.output
+        assert "passed over: sqlite:///production.db (argument in the code)" in terminal.output
         assert "push.* (deliver)" in terminal.output
         assert get(port_in(terminal.output)) == 200
 
@@ -133,6 +134,9 @@ def test_a_session_in_a_terminal(tmp_path: Path) -> None:
         )
         terminal.press(b"d")
         terminal.read_until("unlucky")
+        terminal.press(b"t")
+        terminal.read_until("top by backlog")
+        terminal.press(b"q")  # ends the view only
 
         source = (tmp_path / "shop.py").read_text()
         (tmp_path / "shop.py").write_text(source + "\nnonsense()\n")

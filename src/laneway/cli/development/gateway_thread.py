@@ -57,8 +57,12 @@ class GatewayThread(threading.Thread):
         await self._gateway(scope, receive, send)
 
     def run(self) -> None:
-        """Serve until `end`."""
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        """Serve until `end`; then close the store."""
+        try:
+            asyncio.run(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._gateway.close()
+            self.app.close()
 
     def use(self, namespace: str) -> None:
         """Serve another namespace from now on."""
@@ -77,11 +81,6 @@ class GatewayThread(threading.Thread):
     def stop(self) -> None:
         """End the waiting requests; the server calls it."""
         self._gateway.stop()
-
-    def close(self) -> None:
-        """Close the store; the thread has ended."""
-        self._gateway.close()
-        self.app.close()
 
     def _serve_app(self) -> Gateway:
         if not self._has_dashboard:

@@ -105,8 +105,8 @@ class Program(threading.Thread):
     """
     The program, in a process that is replaced when its code changes.
 
-    `on_found` is called when the program was imported, also again; `on_fatal` with an error if it
-    was named wrongly. Both in this thread.
+    It reports nothing before `may_report`. `on_found` is called when the program was imported, also
+    again; `on_fatal` with an error if it was named wrongly. Both in this thread.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Program(threading.Thread):
         options: Options,
         style: LogStyle,
         screen: Screen,
+        may_report: threading.Event,
         on_found: Callable[[Found], None],
         on_fatal: Callable[[str], None],
     ) -> None:
@@ -125,6 +126,7 @@ class Program(threading.Thread):
         self._options = options
         self._style = style
         self._screen = screen
+        self._may_report = may_report
         self._on_found = on_found
         self._on_fatal = on_fatal
         self._requests, self._receive = multiprocessing.Pipe()
@@ -210,6 +212,7 @@ class Program(threading.Thread):
             return
         if process is not self._next:  # it was replaced meanwhile
             return
+        self._may_report.wait()
         if isinstance(message, Found):
             process.found = message
             self._next_since = time.monotonic()

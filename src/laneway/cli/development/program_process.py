@@ -84,6 +84,8 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
     style.apply()
     began = time.time()
     app: Laneway | None = None
+    if options.store[0] is not None:
+        os.environ["LANEWAY_URL"] = options.store[0]  # for what the program starts
     try:
         app = load_app(target)
         code_url = app.store.url if app.store.source == "argument in the code" else None

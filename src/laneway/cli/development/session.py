@@ -18,6 +18,7 @@ from laneway.cli.development.keyboard import Keyboard
 from laneway.cli.development.program import GRACE_SECONDS, Program
 from laneway.cli.development.screen import Screen
 from laneway.cli.session import USAGE, print_error
+from laneway.errors import LanewayError
 from laneway.safetext import redacted
 from laneway.working import child_processes
 from laneway.working.banner import installed_version
@@ -89,6 +90,7 @@ class DevSession:
             try:
                 gateway = self._start()
             except BaseException:
+                self._is_serving.set()
                 self._kill()
                 raise
             while not self._keyboard.stops and self._fatal is None:
@@ -96,8 +98,9 @@ class DevSession:
                     self._press(gateway, key)
                 if self._must_end_banner():
                     self._end_banner()
-                if not gateway.is_alive():
-                    self._fatal = "the gateway has ended, see the error above"
+                for thread in (gateway, self._program):
+                    if thread is not None and not thread.is_alive() and self._fatal is None:
+                        self._fatal = f"{thread.name} has ended, see the error above"
             is_clean = self._end(gateway)
         if self._fatal is not None:
             print_error(self._fatal)
@@ -132,14 +135,15 @@ class DevSession:
 
     def _start_program(self, target: str) -> Program:
         setup = self._setup
-        os.environ["LANEWAY_URL"] = setup.url  # for what the program starts
         options = Options(
             concurrency=setup.concurrency,
             pool=setup.pool,
             grace=GRACE_SECONDS,
             store=(setup.url, setup.namespace),
         )
-        program = Program(target, options, LogStyle(), self._screen, self._found, self._give_up)
+        program = Program(
+            target, options, LogStyle(), self._screen, self._is_serving, self._found, self._give_up
+        )
         program.start()
         return program
 
@@ -149,9 +153,11 @@ class DevSession:
 
     def _found(self, found: Found) -> None:
         """The program was imported; in its thread."""
-        self._is_serving.wait()
         if self._gateway is not None:
-            self._gateway.use(found.namespace)
+            try:
+                self._gateway.use(found.namespace)
+            except LanewayError as error:
+                self._screen.error(f"namespace {found.namespace}: {error}")
         if self._is_named:
             self._screen.say("the program was loaded", fg="green")
             return
@@ -174,8 +180,11 @@ class DevSession:
             self._line("webhooks", f"{self._sink.address} receives and shows them")
 
     def _name_parts(self, found: Found) -> None:
-        if found.namespace != "default":
-            self._line("namespace", found.namespace)
+        facts = [] if found.namespace == "default" else [f"namespace {found.namespace}"]
+        if found.code_url not in (None, self._setup.url):
+            facts.append(f"passed over: {redacted(found.code_url or '')} (argument in the code)")
+        if facts:
+            self._line("program", "; ".join(facts))
         for name, values in (
             ("handlers", found.handlers),
             ("tasks", found.tasks),
@@ -276,7 +285,6 @@ class DevSession:
                 self._kill()
                 return False
             self._keyboard.wait(END_LOOK_SECONDS)
-        gateway.close()
         return True
 
     def _kill(self) -> None:
