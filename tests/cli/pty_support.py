@@ -39,6 +39,7 @@ class InTerminal:
             cwd=folder,
         )
         self.output = ""
+        self._position = 0
 
     def attributes(self) -> list[Any]:
         return termios.tcgetattr(self._slave)
@@ -63,6 +64,15 @@ class InTerminal:
             if ready:
                 seen += os.read(self._master, 65536).decode(errors="replace")
         self.output += seen
+
+    def wait_for(self, text: str) -> None:
+        """Read until the text has come after the one of the last call."""
+        if text not in self.output[self._position :]:
+            rest = len(self.output) - len(text)  # it may have come in part
+            self._position = max(self._position, rest)
+            while text not in self.output[self._position :]:
+                self.read_until(text[-1])
+        self._position = self.output.index(text, self._position) + len(text)
 
     def end(self, seconds: float = 20.0) -> int:
         """Its exit code; reads what still comes, so that it is not held up."""

@@ -106,10 +106,10 @@ def test_a_session_in_a_terminal(tmp_path: Path) -> None:
     """
     write(tmp_path, "v1")
     with InTerminal("dev", "shop:app", "--port", "0", folder=tmp_path) as terminal:
-        terminal.read_until("q quit")
+        terminal.wait_for("q quit")
         banner = terminal.output.splitlines()
         assert len(banner) <= 8, banner
-        terminal.read_until("is ready")
+        terminal.wait_for("is ready")
         assert f"{STORE} (the default of dev)" in terminal.output
         assert "passed over: sqlite:///production.db (argument in the code)" in terminal.output
         assert "push.* (deliver)" in terminal.output
@@ -117,44 +117,48 @@ def test_a_session_in_a_terminal(tmp_path: Path) -> None:
 
         def publish(order: int) -> None:
             terminal.press(b"p")
-            terminal.read_until("topic: " if order == 1 else "topic [push.acme]: ")
+            terminal.wait_for("topic: " if order == 1 else "topic [push.acme]: ")
             terminal.press(b"\n" if order > 1 else b"push.acme\n")  # the last one is proposed
-            terminal.read_until("body")
+            terminal.wait_for("body")
             terminal.press(b'{"order": %d}\n' % order)
-            terminal.read_until("accepted")
+            terminal.wait_for("accepted")
 
         publish(1)
-        terminal.read_until("v1 handled 1")
+        terminal.wait_for("v1 handled 1")
         publish(13)
-        terminal.read_until("dead letter")
+        terminal.wait_for("dead letter")
         assert re.search(
             r"message \S+ in topic push\.acme: attempt 1 failed: ValueError: unlucky"
             r" \(\S+shop\.py:13\)",
             terminal.output,
         )
+        page = f"http://127.0.0.1:{port_in(terminal.output)}/topic?name=push.acme"
+        assert f"; see {page}" in terminal.output
+        assert get(port_in(terminal.output), "/topic?name=push.acme") == 200
         terminal.press(b"d")
-        terminal.read_until("unlucky")
+        terminal.wait_for("unlucky")
         terminal.press(b"t")
-        terminal.read_until("top by backlog")
+        terminal.wait_for("top by backlog")
         terminal.press(b"q")  # ends the view only
 
         source = (tmp_path / "shop.py").read_text()
         (tmp_path / "shop.py").write_text(source + "\nnonsense()\n")
-        terminal.read_until("the old code goes on until a file changes")
+        terminal.wait_for("the old code goes on until a file changes")
         assert re.search(r"shop\.py\", line 19", terminal.output), terminal.output
         assert "name 'nonsense' is not defined" in terminal.output
         publish(2)
-        terminal.read_until("v1 handled 2")
+        terminal.wait_for("v1 handled 2")
         write(tmp_path, "v2")
-        terminal.read_until("the program was loaded")
+        terminal.wait_for("the program was loaded")
         publish(3)
-        terminal.read_until("v2 handled 3")
+        terminal.wait_for("v2 handled 3")
         terminal.press(b"r")
-        terminal.read_until("the program was loaded")
+        terminal.wait_for("the program was loaded")
         terminal.press(b"\x03")
         assert terminal.end() == 0
         assert terminal.attributes() == terminal.before
     assert not (tmp_path / "production.db").exists()
+    assert (tmp_path / "laneway-dev.db").stat().st_mode & 0o077 == 0
 
 
 def test_what_runs_finishes(tmp_path: Path) -> None:
@@ -204,6 +208,7 @@ def test_gateway_and_receiver_alone(tmp_path: Path) -> None:
             gateway, sink = map(int, re.findall(r"http://127\.0\.0\.1:(\d+)", banner))
             assert gateway > port
             assert get(gateway, "/v1/topics") == 200
+            assert get(gateway, "/") == 200
             assert get(sink, "/") == 200
             assert get(sink, "/hooks") == 200
             dev.end()

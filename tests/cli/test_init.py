@@ -50,12 +50,12 @@ def test_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     folder.mkdir()
     assert [typed for typed, _ in STEPS][:2] == ["laneway init", "laneway dev app:app"]
     with InTerminal(run=SHELL, folder=folder) as terminal:
-        terminal.read_until("$")
+        terminal.wait_for("$")
         for typed, shown in STEPS:
             terminal.press(typed.encode() if typed in KEYS else f"{typed}\n".encode())
-            terminal.read_until(shown)
+            terminal.wait_for(shown)
             if typed == "laneway dev app:app":
-                terminal.read_until("is ready")
+                terminal.wait_for("is ready")
             elif typed == "o":
                 _read_page(tmp_path / "page")
         terminal.press(b"exit\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 import click
 
@@ -62,6 +64,8 @@ def dev(
     from laneway.cli.development.session import DevSession, Setup
 
     url, source = _store(session)
+    if url == URL:
+        _create_file(Path(URL.removeprefix("sqlite:///")))
     namespace = session.namespace if session.namespace_given else None
     setup = Setup(
         target=target,
@@ -74,6 +78,14 @@ def dev(
         sink=sink,
     )
     DevSession(setup).run()
+
+
+def _create_file(path: Path) -> None:
+    """
+    Create the store's file so that only its owner can read it: secrets of push may then be in it.
+    """
+    with contextlib.suppress(OSError):  # it exists; or opening it says what is wrong
+        path.touch(mode=0o600, exist_ok=False)
 
 
 def _store(session: Session) -> tuple[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import threading
 from typing import TYPE_CHECKING, Any
 
 from laneway import Laneway
 from laneway.errors import UsageError
 from laneway.gateway import server
+from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class GatewayThread(threading.Thread):
         """Raises UsageError if no port is free, and what opening the store raises."""
         super().__init__(name="laneway-gateway", daemon=True)
         self.prefix = ""
-        self._has_dashboard = importlib.util.find_spec("laneway.gateway.dashboard") is not None
         self.app = self._open(url, namespace)
         self._gateway = self._serve_app()
         self._options, self._socket = _listen(port)
@@ -46,11 +45,6 @@ class GatewayThread(threading.Thread):
     def address(self) -> str:
         """Its URL."""
         return f"http://{HOST}:{self.port}"
-
-    @property
-    def page(self) -> str:
-        """The URL of its first page."""
-        return self.address if self._has_dashboard else f"{self.address}/docs"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request by the gateway of the present namespace."""
@@ -83,10 +77,7 @@ class GatewayThread(threading.Thread):
         self._gateway.stop()
 
     def _serve_app(self) -> Gateway:
-        if not self._has_dashboard:
-            return Gateway(self.app)
-        dashboard = importlib.import_module("laneway.gateway.dashboard.dashboard")
-        return Gateway(self.app, extensions=[dashboard.Dashboard(self.app)])
+        return Gateway(self.app, extensions=[Dashboard(self.app)])
 
     @staticmethod
     def _open(url: str, namespace: str) -> Laneway:

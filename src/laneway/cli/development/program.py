@@ -105,8 +105,9 @@ class Program(threading.Thread):
     """
     The program, in a process that is replaced when its code changes.
 
-    It reports nothing before `may_report`. `on_found` is called when the program was imported, also
-    again; `on_fatal` with an error if it was named wrongly. Both in this thread.
+    `pages` waits until the gateway serves, and returns its URL; nothing is reported before.
+    `on_found` is called when the program was imported, also again; `on_fatal` with an error if it
+    was named wrongly. All in this thread.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Program(threading.Thread):
         options: Options,
         style: LogStyle,
         screen: Screen,
-        may_report: threading.Event,
+        pages: Callable[[], str],
         on_found: Callable[[Found], None],
         on_fatal: Callable[[str], None],
     ) -> None:
@@ -126,7 +127,7 @@ class Program(threading.Thread):
         self._options = options
         self._style = style
         self._screen = screen
-        self._may_report = may_report
+        self._pages = pages
         self._on_found = on_found
         self._on_fatal = on_fatal
         self._requests, self._receive = multiprocessing.Pipe()
@@ -212,7 +213,7 @@ class Program(threading.Thread):
             return
         if process is not self._next:  # it was replaced meanwhile
             return
-        self._may_report.wait()
+        self._pages()
         if isinstance(message, Found):
             process.found = message
             self._next_since = time.monotonic()
@@ -252,11 +253,9 @@ class Program(threading.Thread):
         if self._retiring and time.monotonic() - self._next_since < HAND_OVER_SECONDS:
             return
         self._next, self._current = None, process
+        process.send(f"go {self._pages()}")
         if self._is_held:
-            process.send("go")
             process.send("hold")
-        else:
-            process.send("go")
         self._on_found(process.found)
 
     def _look(self) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -24,6 +25,7 @@ from laneway.errors import EngineUnavailable, LanewayError
 from laneway.safetext import escaped, without_passwords
 from laneway.working import banner, child_processes
 from laneway.working.election_threads import ElectionThreads
+from laneway.working.log_format import FIELDS
 from laneway.working.source_files import as_at_start, modification_times
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker, check_handlers
@@ -99,15 +101,17 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
         sys.exit(0)
     child_processes.when_orphaned(worker.stop)
     pipe.send(_found(app, code_url, began))
-    if not _may_go(pipe):
+    pages = _wait_until_needed(pipe)
+    if pages is None:
         sys.exit(0)
+    log.addFilter(lambda record: _add_page(record, pages))
     threading.Thread(
         target=_serve_parent, args=(pipe, worker), name="laneway-dev", daemon=True
     ).start()
     try:
         with elections:
             worker.run((signal.SIGTERM,))
-    except child_processes.CannotStart as error:
+    except LanewayError as error:  # a child process or a package that it needs is missing
         log.error("worker failed: %s", error)  # noqa: TRY400  # one sentence
         sys.exit(1)
 
@@ -160,13 +164,27 @@ def _found(app: Laneway, code_url: str | None, began: float) -> Found:
     )
 
 
-def _may_go(pipe: Connection) -> bool:
-    """Wait until the worker may begin; False: it is not needed any more."""
+def _wait_until_needed(pipe: Connection) -> str | None:
+    """Wait until the worker may begin; the URL of the pages. None: it is not needed any more."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        return bool(pipe.recv() == "go")
+        request, _, pages = pipe.recv().partition(" ")
     except (EOFError, OSError):
-        return False
+        return None
+    return str(pages) if request == "go" else None
+
+
+def _add_page(record: logging.LogRecord, pages: str) -> bool:
+    """To the line of a failed attempt add the page of its topic."""
+    fields = getattr(record, FIELDS, {})
+    if record.levelno >= logging.WARNING and "attempt" in fields:
+        record.msg = f"{record.msg}; see %s"
+        record.args = (*_arguments(record), f"{pages}/topic?name={quote(fields['topic'], safe='')}")
+    return True
+
+
+def _arguments(record: logging.LogRecord) -> tuple[object, ...]:
+    return record.args if isinstance(record.args, tuple) else ()
 
 
 def _serve_parent(pipe: Connection, worker: Worker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -47,6 +48,17 @@ END_SECONDS = 1.9
 WIDTH = 100
 """The longest line of the banner."""
 
+PRIVATE = (
+    "localhost",
+    "127.0.0.0/8",
+    "::1/128",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "fc00::/7",
+)
+"""Addresses to which push may send during development."""
+
 KEYS = "o open · r reload · p publish · t top · d dead letters · q quit"
 
 
@@ -86,7 +98,7 @@ class DevSession:
     def run(self) -> None:
         """Raises LanewayError if it cannot start."""
         LogStyle(logging.WARNING).apply()
-        with self._keyboard:
+        with self._keyboard, _private_addresses_allowed():
             try:
                 gateway = self._start()
             except BaseException:
@@ -142,10 +154,21 @@ class DevSession:
             store=(setup.url, setup.namespace),
         )
         program = Program(
-            target, options, LogStyle(), self._screen, self._is_serving, self._found, self._give_up
+            target,
+            options,
+            LogStyle(),
+            self._screen,
+            self._wait_for_pages,
+            self._found,
+            self._give_up,
         )
         program.start()
         return program
+
+    def _wait_for_pages(self) -> str:
+        """The URL of the pages, once the gateway serves."""
+        self._is_serving.wait()
+        return "" if self._gateway is None else self._gateway.address
 
     def _give_up(self, text: str) -> None:
         self._fatal = text
@@ -219,8 +242,10 @@ class DevSession:
             case "q" | "\x04":
                 self._keyboard.stops += 1
             case "o":
-                self._screen.say(f"opening {gateway.page}")
-                threading.Thread(target=webbrowser.open, args=(gateway.page,), daemon=True).start()
+                self._screen.say(f"opening {gateway.address}")
+                threading.Thread(
+                    target=webbrowser.open, args=(gateway.address,), daemon=True
+                ).start()
             case "r" if self._program is not None:
                 self._program.request("reload")
             case "r":
@@ -291,6 +316,24 @@ class DevSession:
         if self._program is not None:
             self._program.request("stop at once")
             self._program.join(KILL_SECONDS)
+
+
+@contextlib.contextmanager
+def _private_addresses_allowed() -> Iterator[None]:
+    """Let push reach receivers on this machine and its networks, also from the program."""
+    if importlib.util.find_spec("laneway.push") is None:
+        yield
+        return
+    variable: str = importlib.import_module("laneway.push.address_guard").ALLOW_VARIABLE
+    given = os.environ.get(variable)
+    os.environ[variable] = ",".join([*([given] if given else []), *PRIVATE])
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = given
 
 
 def _keys(are_there: bool) -> str:
