@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,30 @@ def test_gateway_and_receiver_alone(tmp_path: Path) -> None:
             assert get(sink, "/") == 200
             assert get(sink, "/hooks") == 200
             dev.end()
+
+
+def test_push_to_the_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Push may send to this machine; the receiver shows the signed request."""
+    pytest.importorskip("pycurl")
+    (tmp_path / "shop.py").write_text(
+        "from laneway import Laneway\n\napp = Laneway()\napp.push('push.*')\n"
+    )
+    with (
+        Dev(tmp_path, "shop:app", "--sink", "0") as dev,
+        Laneway(f"sqlite:///{tmp_path}/laneway-dev.db") as app,
+    ):
+        output = dev.wait_for("is ready")
+        assert "push may send to private addresses" in output
+        [receiver] = re.findall(r"webhooks +http://(127\.0\.0\.1:\d+) ", output)
+        monkeypatch.setenv("LANEWAY_PUSH_ALLOW", "127.0.0.1")
+        app.endpoint("push.acme", url=f"http://{receiver}/hooks")
+        message = app.publish("push.acme", {"order": 42}).id
+        dev.wait_for("succeeded in")
+        with urllib.request.urlopen(f"http://{receiver}/", timeout=20) as page:
+            shown = page.read().decode()
+        assert f"webhook-id: {message}" in shown
+        assert "webhook-signature: v1," in shown
+        dev.end()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def test_other_sites(sink: Sink) -> None:
     assert send(sink, "POST", "/_switches", b"status=500", Sec_Fetch_Site="cross-site")[0] == 403
     assert send(sink, "POST", "/hooks", Host="evil.example")[0] == 200
     connection = http.client.HTTPConnection(sink.address.removeprefix("http://"), timeout=20)
-    connection.request("POST", "/hooks", iter([b"{}"]), encode_chunked=True)
+    connection.putrequest("POST", "/hooks")
+    connection.putheader("transfer-encoding", "chunked")
+    connection.endheaders()
     assert connection.getresponse().status == 411
     connection.close()

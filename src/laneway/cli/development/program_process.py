@@ -23,6 +23,7 @@ import msgspec
 from laneway.cli.loading import load_app
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.safetext import escaped, without_passwords
+from laneway.subscriptions import SEPARATOR
 from laneway.working import banner, child_processes
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.log_format import FIELDS
@@ -52,12 +53,16 @@ OWN = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The program was imported. `files`: modification times of its files."""
+    """
+    The program was imported. `pushes`: it sends messages to endpoints. `files`: modification times
+    of its files.
+    """
 
     namespace: str
     handlers: list[str]
     tasks: list[str]
     schedules: list[str]
+    pushes: bool
     code_url: str | None
     files: dict[str, float]
 
@@ -156,8 +161,10 @@ def _found(app: Laneway, code_url: str | None, began: float) -> Found:
             f"{each.pattern} ({each.name})"
             for each in handlers.by_pattern()
             if not each.pattern.startswith("laneway.")
+            and not (each.kind == "push" and SEPARATOR in each.pattern)
         ],
         tasks=[*handlers.task_names(), *sorted(handlers.queues)],
+        pushes=any(each.kind == "push" for each in handlers),
         schedules=banner.schedules(app),
         code_url=code_url,
         files=as_at_start(program_files(), began),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from laneway.cli.development.program import GRACE_SECONDS, Program
 from laneway.cli.development.screen import Screen
 from laneway.cli.session import USAGE, print_error
 from laneway.errors import LanewayError
+from laneway.push.address_guard import ALLOW_VARIABLE
 from laneway.safetext import redacted
 from laneway.working import child_processes
 from laneway.working.banner import installed_version
@@ -206,6 +206,8 @@ class DevSession:
         facts = [] if found.namespace == "default" else [f"namespace {found.namespace}"]
         if found.code_url not in (None, self._setup.url):
             facts.append(f"passed over: {redacted(found.code_url or '')} (argument in the code)")
+        if found.pushes:
+            facts.append("push may send to private addresses")
         if facts:
             self._line("program", "; ".join(facts))
         for name, values in (
@@ -321,19 +323,15 @@ class DevSession:
 @contextlib.contextmanager
 def _private_addresses_allowed() -> Iterator[None]:
     """Let push reach receivers on this machine and its networks, also from the program."""
-    if importlib.util.find_spec("laneway.push") is None:
-        yield
-        return
-    variable: str = importlib.import_module("laneway.push.address_guard").ALLOW_VARIABLE
-    given = os.environ.get(variable)
-    os.environ[variable] = ",".join([*([given] if given else []), *PRIVATE])
+    given = os.environ.get(ALLOW_VARIABLE)
+    os.environ[ALLOW_VARIABLE] = ",".join([*([given] if given else []), *PRIVATE])
     try:
         yield
     finally:
         if given is None:
-            del os.environ[variable]
+            del os.environ[ALLOW_VARIABLE]
         else:
-            os.environ[variable] = given
+            os.environ[ALLOW_VARIABLE] = given
 
 
 def _keys(are_there: bool) -> str:
