@@ -14,14 +14,19 @@ local single = part(function(single)
         AT.shards, AT.version, AT.now, AT.seq, AT.waiting, AT.bytes, AT.published, AT.marked,
         AT.max_backlog, AT.max_backlog_bytes, AT.tier_queues
 
-    -- The counters that this function wrote last: often nobody else has called since. `tail`: the
-    -- packed ones behind those that it changes.
-    local written, counters, tail
+    -- The counters that this function wrote last: often nobody else has called since; and packed
+    -- ones: those before and between the ones that it changes, and behind them.
+    local written, counters, before_now, before_waiting, before_published, tail
+    local NUMBER, SIGNED = '>Bi8', 211 -- MessagePack's mark of a number of 8 bytes
+    local NUMBERS = NUMBER .. 'Bi8'
 
     local function read_counters()
         local stored = run('GET', keys.shard)
         if stored and stored ~= written then
             counters = { values_of(stored) }
+            before_now = packed(unpack(counters, 1, NOW_AT - 1))
+            before_waiting = packed(unpack(counters, SEQ_AT + 1, WAITING_AT - 1))
+            before_published = packed(unpack(counters, BYTES_AT + 1, PUBLISHED_AT - 1))
             tail = packed(unpack(counters, PUBLISHED_AT + 1, #COUNTERS))
         end
         written = nil -- `counters` may change from now on
@@ -45,7 +50,7 @@ local single = part(function(single)
             or lane_heads.changes_class(big, old, ready + 1, delayed, parked) then
             return nil
         end
-        local now, mid = tonumber(ARGV[1]), values[SEQ_AT] + 1
+        local now, mid = ARGV[1] ~= '' and tonumber(ARGV[1]), values[SEQ_AT] + 1
         if now then
             now = max(now, values[NOW_AT])
         else
@@ -54,8 +59,10 @@ local single = part(function(single)
             mid = max(mid, least_number(now, values[SHARDS_AT]) + 1)
         end
         local size = #message - 3 - unpack_from('>I2', message, 2)
+        local waiting, in_all, accepted = values[WAITING_AT] + 1, values[BYTES_AT] + size,
+            values[PUBLISHED_AT] + 1
         values[NOW_AT], values[SEQ_AT], values[WAITING_AT], values[BYTES_AT], values[PUBLISHED_AT] =
-            now, mid, values[WAITING_AT] + 1, values[BYTES_AT] + size, values[PUBLISHED_AT] + 1
+            now, mid, waiting, in_all, accepted
         if #latest < 7 * INLINE then
             latest = latest .. sortable(mid)
         else
@@ -67,7 +74,9 @@ local single = part(function(single)
                 .. sub(stored, rest))
         local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest) % IN_GROUP]
         tallies.count_one(topic, tier_queue[2], values[NONCE_AT], version, now)
-        local record = packed(unpack(values, 1, PUBLISHED_AT)) .. tail
+        local record = before_now .. pack(NUMBERS, SIGNED, now, SIGNED, mid) .. before_waiting
+            .. pack(NUMBERS, SIGNED, waiting, SIGNED, in_all) .. before_published
+            .. pack(NUMBER, SIGNED, accepted) .. tail
         run('SET', keys.shard, record)
         written = record
         return mid

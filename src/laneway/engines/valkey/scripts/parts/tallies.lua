@@ -181,11 +181,18 @@ local tallies = part(function(tallies)
         cell.published, cell.left = cell.published + 1, cell.left + 1
     end
 
+    local one = {} -- what the last message that came alone was counted by
+
     -- The same of one message, in a call that has no other part of the shard. `version`: that of
     -- the policies.
     function tallies.count_one(topic, tier, nonce, version, now)
-        run('HINCRBY', keys.tallies, cell_of(of_shard(nonce, version), stem_of(topic), tier, now)
-            .names.published, 1)
+        local stem = stem_of(topic)
+        if stem ~= one.stem or tier ~= one.tier or version ~= one.version or nonce ~= one.nonce
+            or PREFIX ~= one.prefix then
+            one = { stem = stem, tier = tier, version = version, nonce = nonce, prefix = PREFIX,
+                name = cell_of(of_shard(nonce, version), stem, tier, now).names.published }
+        end
+        run('HINCRBY', keys.tallies, one.name, 1)
     end
 
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
