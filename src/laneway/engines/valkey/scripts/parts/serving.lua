@@ -18,7 +18,6 @@ local serving = part(function(serving)
     -- a limit, its lanes come to its gate as they are visited
     local MOST_REFUSING = 100
     local MOST_READ = 250 -- messages that are read at once behind those that keys hold back
-    local LANES_OF_GROUP = CHUNK -- looked up with it: a visit of weight 1 takes as many messages
     -- where a call that passes lanes over begins: the position of the lane or group, times this,
     -- plus the position of the lane in that group
     local GROUPS_BEGIN = 2 ^ 26
@@ -85,7 +84,8 @@ local serving = part(function(serving)
     -- least. They replace their members; the names of lanes replace the others.
     local function read_groups(members, is_at_gate)
         local numbers, number_at, firsts, more = {}, {}, {}, {}
-        local wanted = is_at_gate and 0 or calls.may_pass and 0 or math.ceil(calls.left / CHUNK)
+        local wanted = is_at_gate and 0 or calls.may_pass and 0
+            or math.ceil(calls.left / calls.chunk)
         for n = 1, #members do
             if byte(members[n], 8) == 29 then
                 local number = unpack_from('>I7', members[n])
@@ -99,7 +99,8 @@ local serving = part(function(serving)
                 members[n] = group
                 if #more < wanted and not calls.first_in[group] then
                     local found = names_of(call('ZRANGE', groups.runnable_key(group.number), 0,
-                        LANES_OF_GROUP - 1))
+                        calls.chunk - 1))
+                    found.most = calls.chunk
                     calls.first_in[group], firsts[#firsts + 1] = found, found[1]
                     more[#more + 1] = found
                 end
@@ -113,7 +114,7 @@ local serving = part(function(serving)
         for n = 1, #more do
             local found = more[n]
             local lane = found[1] and lanes.find(found[1])
-            if lane and lane.ready < CHUNK then
+            if lane and lane.ready < calls.chunk then
                 for place = 2, #found do
                     others[#others + 1] = found[place]
                 end
@@ -247,7 +248,7 @@ local serving = part(function(serving)
             PAGE, at = 1, found = {} }
         if first then
             source.found, source.offset, source.at, source.is_last = first, #first, at,
-                #first < LANES_OF_GROUP
+                #first < first.most
         end
         advance(heap, source)
     end
@@ -274,10 +275,11 @@ local serving = part(function(serving)
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
     -- and those at open gates.
     local function line_of(tier_queue)
-        local heap = {}
+        local heap, entries = {}, count(tier_queue, calls.room)
+        calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
         begin(heap, tier_queue.runnable, true)
         begin(heap, tier_queue.heads, false)
-        return { heap = heap, tier_queue = tier_queue, lanes = count(tier_queue, calls.room) }
+        return { heap = heap, tier_queue = tier_queue, lanes = entries }
     end
 
     local function next_lane(line)
@@ -1171,7 +1173,9 @@ local serving = part(function(serving)
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false, listed = {}, first_in = {},
-            in_groups = {}, next_in = {}, back_in = {}, cut = false,
+            in_groups = {}, next_in = {}, back_in = {},
+            -- what a visit of weight 1 takes: as many lanes of a group are read with it
+            chunk = CHUNK, cut = false,
             max_lease = max_lease or math.huge }
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}
