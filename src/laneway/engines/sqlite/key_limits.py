@@ -7,7 +7,7 @@ publishing does nothing for them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,12 +16,49 @@ from laneway.engines.shared.states import IDLE, PARKED, READY
 from laneway.engines.sqlite.rows import line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
-    from typing import Any
+    from collections.abc import Callable, Container, Iterable, Sequence
 
+    from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import Lane, Row
-    from laneway.engines.sqlite.transaction import Transaction
+    from laneway.engines.sqlite.tables import MessageTable, ParkedTable, ReadyTable, Table
     from laneway.policy import Resolved
+
+    class Transaction(Protocol):
+        """What limits per key need of a transaction, which uses them."""
+
+        @property
+        def now(self) -> int: ...
+        @property
+        def lane_cache(self) -> LaneCache: ...
+        @property
+        def messages(self) -> MessageTable: ...
+        @property
+        def ready(self) -> ReadyTable: ...
+        @property
+        def key_parked(self) -> ParkedTable: ...
+        @property
+        def key_states(self) -> Table: ...
+        @property
+        def all(self) -> Callable[..., list[Any]]: ...
+        @property
+        def run(self) -> Callable[..., int]: ...
+
+        def policy_of(self, lane: Lane) -> Resolved:
+            """The policy of a lane."""
+            ...
+
+        def load_numbers(self, numbers: Iterable[int]) -> None:
+            """Read lanes by number."""
+            ...
+
+        def touch(self, lane: Lane) -> None:
+            """The lane was changed."""
+            ...
+
+        def place(self, lane: Lane) -> None:
+            """Determine the lane's place."""
+            ...
+
 
 PAGE = 250
 """Messages that are read at once behind those that keys have held back."""
