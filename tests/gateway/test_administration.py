@@ -20,6 +20,7 @@ def test_topics(api: Api, app: Laneway) -> None:
     second = api("GET", f"/v1/topics?pattern=list.*&limit=3&after={first['next']}").json
     assert [topic["topic"] for topic in second["topics"]] == ["list.3", "list.4"]
     assert second["next"] is None
+    assert (first["truncated"], second["truncated"]) == (True, False)
     top = api("GET", "/v1/topics?pattern=list.*&order=backlog&limit=2").json["topics"]
     assert [(topic["topic"], topic["waiting"]) for topic in top] == [("list.4", 5), ("list.3", 4)]
     assert "order" in api.problem("GET", "/v1/topics?order=size")["detail"]

@@ -297,6 +297,8 @@ def test_audit(api: Api, store: str) -> None:
     assert first["undo"] == {}
     undone = api("POST", f"/v1/audit/{second['number']}/undo").json
     assert undone["fields"] == {"rate": 5.0}
+    assert api("GET", "/v1/audit?since=2100-01-01T00:00:00Z").json["changes"] == []
+    assert api("GET", "/v1/audit?since=1h&limit=1").json["changes"][0]["path"].endswith("/undo")
     api("POST", f"/v1/audit/{paused['number']}/undo")
     assert api("GET", "/v1/topics/audit.a").json["state"] == "idle"
     again = api("GET", "/v1/audit?limit=2").json

@@ -257,10 +257,14 @@ class TopicDetails(TopicAnswer, kw_only=True):
 
 
 class TopicsAnswer(msgspec.Struct):
-    """Topics; `next`: the value of `after` for the next page, of a list by name."""
+    """
+    Topics; `next`: the value of `after` for the next page, of a list by name. `truncated`: there
+    may be more than the limit.
+    """
 
     topics: list[TopicAnswer]
     next: str | None = None
+    truncated: bool = False
 
 
 class EventAnswer(msgspec.Struct):
@@ -954,10 +958,14 @@ class LoginQuery(_Body):
 
 
 class AuditQuery(_Body):
-    """`before`: `next` of the page before."""
+    """
+    `before`: `next` of the page before. `since`: only changes since then: a time, or how long ago,
+    such as `1h`.
+    """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     before: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] | None = None
+    since: str | None = None
 
 
 class NoQuery(_Body):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.gateway import audit, tokens
 from laneway.gateway.http import Response
+from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import change_answer, operator_fields
 from laneway.gateway.schema import (
@@ -95,6 +96,11 @@ def list_changes(call: Call) -> AuditAnswer:
     call.caller.check_everything()
     query: AuditQuery = call.query
     found = audit.newest(call.engine, query.limit, query.before)
+    is_full = len(found) == query.limit and found[-1][0] > 1
+    if query.since is not None:
+        since_us = past_us("since", query.since, call.engine.time_us())
+        is_full = is_full and found[-1][1].at_us >= since_us
+        found = [(number, change) for number, change in found if change.at_us >= since_us]
     return AuditAnswer(
         [
             ChangeAnswer(
@@ -110,7 +116,7 @@ def list_changes(call: Call) -> AuditAnswer:
             )
             for number, change in found
         ],
-        found[-1][0] if len(found) == query.limit and found[-1][0] > 1 else None,
+        found[-1][0] if is_full else None,
     )
 
 

@@ -61,10 +61,11 @@ def list_topics(call: Call) -> TopicsAnswer:
         measure = MEASURES[query.order]
         found.sort(key=lambda stats: (-measure(stats, now_us), stats.topic))
     unique = list({stats.topic: stats for stats in found}.values())[: query.limit]
-    is_full = query.order == "name" and len(unique) == query.limit
+    is_full = len(unique) == query.limit
     return TopicsAnswer(
         [TopicAnswer(**topic_fields(stats, now_us)) for stats in unique],
-        unique[-1].topic if is_full else None,
+        unique[-1].topic if is_full and query.order == "name" else None,
+        is_full,
     )
 
 
