@@ -496,6 +496,7 @@ def test_the_doctor_repairs_disagreements(tmp_path: Path) -> None:
         "messages",
         "counts",
         "totals",
+        "history",
     ]
     engine.doctor(repair=True)
     assert all(check.ok for check in engine.doctor())

@@ -26,7 +26,7 @@ from laneway.engines.shared.tallies import WAIT_CLASSES
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import Any, Protocol
 
     from laneway.engines.sqlite.rows import Lane, Shard, TierQueue
@@ -56,37 +56,41 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 _loads = msgspec.msgpack.Decoder(_Stored).decode
-_dumps = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
 
 
 class TallyBook:
     """The tallies of a file, as a transaction changes them."""
 
     def __init__(self, stored: bytes | None) -> None:
-        found = _loads(stored) if stored is not None else _Stored([], [], 0)
+        self._stored = found = _loads(stored) if stored is not None else _Stored([], [], 0)
+        self._encoded = bytearray()
         self._by_tier: dict[str, dict[str, Tally]] = {}
         for tally in found.tallies:
             self._by_tier.setdefault(tally.tier, {})[tally.pattern] = tally
-        self._count = len(found.tallies)
         self._waits = {each.tier: each for each in found.waits}
-        self.since_us = found.since_us
         self.has_changed = False
         self._patterns: Any = None
         """The `Rules.patterns` by which lanes have their tallies."""
 
     def encode(self) -> bytearray:
-        """The tallies as they are stored; as a bytearray, which is bound at less cost."""
+        """The tallies as they are stored, until the next call. A bytearray is bound for less."""
         self.has_changed = False
-        return bytearray(_dumps(_Stored([*self.all()], [*self._waits.values()], self.since_us)))
+        _encode_into(self._stored, self._encoded)
+        return self._encoded
 
-    def all(self) -> Iterator[Tally]:
+    @property
+    def since_us(self) -> int:
+        """When the file began to count."""
+        return self._stored.since_us
+
+    def all(self) -> list[Tally]:
         """All tallies."""
-        for tallies in self._by_tier.values():
-            yield from tallies.values()
+        return self._stored.tallies
 
     def waits(self) -> list[WaitCounts]:
         """All waiting times."""
-        return list(self._waits.values())
+        return self._stored.waits
 
     def fill(self, tx: Transaction) -> None:
         """Count what waits in a file that was made before messages were counted."""
@@ -161,6 +165,7 @@ class TallyBook:
         counts = self._waits.get(tier)
         if counts is None:
             counts = self._waits[tier] = WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
+            self._stored.waits.append(counts)
         self.has_changed = True
         classes, now = counts.noisy if is_noisy else counts.others, tx.now
         since.sort()
@@ -192,13 +197,14 @@ class TallyBook:
             tallies = self._by_tier[tier] = {}
         tally = tallies.get(pattern)
         if tally is None:
-            if self._count >= MAX_TALLIES:
+            stored = self._stored
+            if len(stored.tallies) >= MAX_TALLIES:
                 pattern = OTHER_PATTERNS
             tally = tallies.get(pattern)
             if tally is None:
-                self._count += 1
-                self.since_us = self.since_us or tx.now
+                stored.since_us = stored.since_us or tx.now
                 tally = tallies[pattern] = Tally(tier, pattern)
+                stored.tallies.append(tally)
         return tally
 
 

@@ -397,7 +397,7 @@ class Transaction(Statements):
         book = self.lane_cache.tallies
         if book is None:
             book = self.lane_cache.tallies = TallyBook(self.shard.tallies)
-            if self.shard.tallies is None and self.shard.waiting:
+            if self.shard.tallies is None:
                 book.fill(self)
         return book
 
