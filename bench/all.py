@@ -36,6 +36,7 @@ BENCHES = (
     "workers",
     "gateway",
     "dev",
+    "dashboard",
     "features",
     "subscriptions",
 )

@@ -38,6 +38,17 @@ SHOWN = {
     "now": "/",
     "topics": "/topics",
     "topic": "/topic?name=push.acme",
+    "message": "/message?topic=orders.import&id=import-2",
+    "search": "/search?q=push.slow",
+    "fairness": "/fairness",
+    "limits": "/limits",
+    "future": "/future",
+    "dead": "/dead",
+    "workers": "/workers",
+    "jobs": "/jobs",
+    "store": "/store",
+    "audit": "/audit",
+    "tokens": "/tokens",
 }
 """The pages by the names of their pictures."""
 
@@ -85,7 +96,8 @@ def fill(app: Laneway) -> None:
     app.policy("mail.receipt", paused=True)
     _work(app, engine)
     for n in range(5):
-        app.publish("orders.import", {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]})
+        body = {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]}
+        app.publish("orders.import", body, id=f"import-{n}", headers={"trace": "4f1c"})
     _write_history(engine)
 
 
@@ -95,9 +107,11 @@ def _work(app: Laneway, engine) -> None:
     settlements = []
     for n, lease in enumerate(batch.leases):
         if n % 9 == 0:
-            error = ERRORS[n % 3]
+            error = ERRORS[n // 9 % 3]
             settlements.append(
-                Settlement(lease.handle, lease.fence, "dead", reason="retries", error=error)
+                Settlement(
+                    lease.handle, lease.fence, "dead", reason="no attempts left (5)", error=error
+                )
             )
         elif n % 7 == 0:
             settlements.append(

@@ -59,6 +59,7 @@ class Browser:
         self.prefix = prefix
         self.cookie = ""
         self.token = ""
+        self.dashboard: Dashboard | None = None
 
     def send(self, method: str, path: str, body: str | None = None, **headers: str) -> Page:
         """Send a request, and read the answer, whatever it is."""
@@ -92,6 +93,9 @@ class Browser:
         connection.request(method, path, body, sent)
 
     def get(self, path: str, status: int = 200, **headers: str) -> Page:
+        """Open a page, with what the store has now instead of a second ago."""
+        if self.dashboard is not None:
+            self.dashboard.collector.forget()
         found = self.send("GET", self.prefix + path, **headers)
         assert found.status == status, found
         return found
@@ -165,7 +169,7 @@ def running(app: Laneway, *, prefix: str = "", is_open: bool = False) -> Iterato
         while not server.started and time.monotonic() < until:
             time.sleep(0.01)
         browser = Browser(server.servers[0].sockets[0].getsockname()[1], prefix)
-        browser.dashboard = dashboard  # type: ignore[attr-defined]
+        browser.dashboard = dashboard
         yield browser
     finally:
         gateway.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable  # noqa: TC003  # msgspec reads the annotations
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,8 @@ def _typed(name: str, text: str) -> Any:
             return json.loads(text)
         except ValueError as error:
             raise Problem("bad-request", f"{name}: {error}") from None
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return int(text)
     except ValueError:
@@ -147,21 +150,95 @@ def _publish(form: Form) -> list[ApiCall]:
 
 
 def _letters(step: str) -> Callable[[Form], list[ApiCall]]:
+    """Of all topics, or of each one that is given: a fingerprint and ids are of a topic."""
+
     def calls(form: Form) -> list[ApiCall]:
         body: dict[str, Any] = {}
-        if topics := form.all("topic"):
-            body["topic"] = topics[0]
         if ids := form.all("id"):
             body["ids"] = ids
         if (limit := form.number("limit")) is not None:
             body["limit"] = limit
+        if fingerprint := form.text("fingerprint"):
+            body["fingerprint"] = fingerprint
         if step == "redrive" and (rate := form.text("rate")):
             body["rate"] = _typed("rate", rate)
         if form.text("dry"):
             body["dry_run"] = True
-        return [ApiCall("POST", f"/v1/dead/{step}", body)]
+        topics: list[str | None] = [*_topics(form)] if form.all("topic") else [None]
+        return [
+            ApiCall("POST", f"/v1/dead/{step}", body | ({} if topic is None else {"topic": topic}))
+            for topic in topics
+        ]
 
     return calls
+
+
+def _message(step: str) -> Callable[[Form], list[ApiCall]]:
+    def calls(form: Form) -> list[ApiCall]:
+        (topic,), (message_id,) = _topics(form)[:1], form.all("id")[:1] or [""]
+        path = f"/v1/topics/{_segment(topic)}/messages/{_segment(message_id)}/{step}"
+        return [ApiCall("POST", path)]
+
+    return calls
+
+
+def _back_off(form: Form) -> list[ApiCall]:
+    body = {"delay": _typed("delay", form.text("delay") or "0")}
+    return [
+        ApiCall("POST", f"/v1/topics/{_segment(topic)}/back-off", body) for topic in _topics(form)
+    ]
+
+
+def _set_tier(form: Form) -> list[ApiCall]:
+    body = {"share": _typed("share", form.text("share"))}
+    return [ApiCall("PUT", f"/v1/tiers/{_segment(form.exact('name'))}", body)]
+
+
+def _set_gate(form: Form) -> list[ApiCall]:
+    body: dict[str, Any] = {}
+    if rate := form.text("rate"):
+        body["rate"] = _typed("rate", rate)
+    if (concurrency := form.number("concurrency")) is not None:
+        body["concurrency"] = concurrency
+    return [ApiCall("PUT", f"/v1/gates/{_segment(form.exact('name'))}", body)]
+
+
+def _schedule(step: str) -> Callable[[Form], list[ApiCall]]:
+    return lambda form: [ApiCall("POST", f"/v1/schedules/{_segment(form.exact('name'))}/{step}")]
+
+
+def _cancel_job(form: Form) -> list[ApiCall]:
+    (job_id,) = form.all("id")[:1] or [""]
+    topic = form.exact("pattern")
+    query = f"?topic={quote(topic, safe='')}" if topic else ""
+    return [ApiCall("DELETE", f"/v1/jobs/{_segment(job_id)}{query}")]
+
+
+def _undo_change(form: Form) -> list[ApiCall]:
+    return [ApiCall("POST", f"/v1/audit/{form.number('number') or 0}/undo")]
+
+
+def _create_token(form: Form) -> list[ApiCall]:
+    body: dict[str, Any] = {"name": form.text("name"), "scopes": form.all("scope")}
+    if patterns := re.split(r"[,\s]+", form.text("patterns")):
+        body |= {"topics": found} if (found := [each for each in patterns if each]) else {}
+    if expires := form.text("expires"):
+        body["expires"] = _typed("expires", expires)
+    return [ApiCall("POST", "/v1/tokens", body)]
+
+
+def _revoke_token(form: Form) -> list[ApiCall]:
+    return [ApiCall("DELETE", f"/v1/tokens/{_segment(form.exact('name'))}")]
+
+
+def _worker(step: str) -> Callable[[Form], list[ApiCall]]:
+    return lambda form: [
+        ApiCall("POST", f"/v1/workers/{_segment(form.exact('worker'))}/{step}?timeout=5")
+    ]
+
+
+def _message_action(label: str, step: str) -> Action:
+    return Action(label, "operate", _message(step), lambda form: f"{form.all('id')[0]}: {{done}}.")
 
 
 ACTIONS: dict[str, Action] = {
@@ -186,5 +263,51 @@ ACTIONS: dict[str, Action] = {
     ),
     "redrive": Action("Redrive", "operate", _letters("redrive"), lambda _: "{count} redriven."),
     "drop": Action("Drop", "operate", _letters("drop"), lambda _: "{count} dropped."),
+    "drain_worker": Action(
+        "Drain", "operate", _worker("drain"), lambda form: f"{form.exact('worker')}: {{answer}}"
+    ),
+    "dump_stacks": Action(
+        "Stacks",
+        "operate",
+        _worker("stack-dump"),
+        lambda form: f"{form.exact('worker')}:\n{{answer}}",
+    ),
+    "set_tier": Action(
+        "Change", "operate", _set_tier, lambda form: f"Tier {form.exact('name')}: changed."
+    ),
+    "set_gate": Action(
+        "Change", "operate", _set_gate, lambda form: f"Gate {form.exact('name')}: changed."
+    ),
+    "pause_schedule": Action(
+        "Pause", "operate", _schedule("pause"), lambda form: f"{form.exact('name')}: paused."
+    ),
+    "resume_schedule": Action(
+        "Resume", "operate", _schedule("resume"), lambda form: f"{form.exact('name')}: resumed."
+    ),
+    "cancel_job": Action(
+        "Cancel", "operate", _cancel_job, lambda form: f"{form.all('id')[0]}: cancelled."
+    ),
+    "undo_change": Action(
+        "Undo", "admin", _undo_change, lambda form: f"Change {form.text('number')}: undone."
+    ),
+    "create_token": Action(
+        "Create",
+        "admin",
+        _create_token,
+        lambda form: f"Token {form.text('name')}: created.",
+    ),
+    "message_retry": _message_action("Retry now", "retry"),
+    "message_dead": _message_action("Make dead", "dead"),
+    "message_drop": _message_action("Drop", "drop"),
+    "message_cancel": _message_action("Cancel", "cancel"),
+    "back_off": Action(
+        "Back off",
+        "operate",
+        _back_off,
+        lambda form: f"{_named(form)}: backs off for {form.text('delay') or 'no time'}.",
+    ),
+    "revoke_token": Action(
+        "Revoke", "admin", _revoke_token, lambda form: f"Token {form.exact('name')}: revoked."
+    ),
 }
 """The actions by name."""

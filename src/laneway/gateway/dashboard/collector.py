@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections import deque
@@ -129,7 +130,9 @@ class Collector:
 
     def forget(self) -> None:
         """Read again from now on, because something was changed."""
-        self._reader = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.kept.clear()
 
     def trend(self, stats: TopicStats) -> list[int]:
         """How many messages of a listed topic waited in the last 5 minutes; the last one is now."""
@@ -176,7 +179,7 @@ class Collector:
         sent: dict[str, int] = {}
         try:
             self._start(services)
-            with services.ended_by(self._end):
+            with services.ended_by(functools.partial(self._end)):  # its own for each viewer
                 until = time.monotonic() + seconds
                 while not services.is_stopping and time.monotonic() < until:
                     if watched.rendered_at:

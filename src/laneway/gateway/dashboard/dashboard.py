@@ -93,6 +93,7 @@ class Dashboard(Extension):
             path=path,
             query=call.query if query is None else query,
             namespace=self._host.namespace,
+            host=self._host,
             trend=self.collector.trend,
         )
 
@@ -167,13 +168,7 @@ class Dashboard(Extension):
     ) -> Response:
         view = self._view(call, self.collector.reader(), "/")
         variables = {
-            "page": MENU[0],
-            "menu": self._menu(call.caller),
-            "notice": None,
-            "rendered_us": 0,
-            "view": view,
-            "urls": view.urls,
-            "csrf": call.caller.csrf,
+            **self._frame(call, view),
             "label": action.label,
             "action": call.parameters["action"],
             "scope": action.scope,
@@ -183,17 +178,43 @@ class Dashboard(Extension):
         }
         return compressed(call.request, html(rendering.text_of("command.html", variables)))
 
+    def _show_secret(self, call: Call, form: Form, secret: str) -> Response:
+        # At once, not on the page after it: with the first token, that page needs a login.
+        view = self._view(call, self.collector.reader(), "/tokens")
+        variables = {
+            **self._frame(call, view),
+            "name": form.text("name"),
+            "secret": secret,
+            "back": _back(call, form),
+        }
+        return compressed(call.request, html(rendering.text_of("secret.html", variables)))
+
+    def _frame(self, call: Call, view: View) -> dict[str, Any]:
+        return {
+            "page": MENU[0],
+            "menu": self._menu(call.caller),
+            "notice": None,
+            "rendered_us": 0,
+            "view": view,
+            "urls": view.urls,
+            "csrf": call.caller.csrf,
+        }
+
     async def _perform(
         self, call: Call, action: Action, form: Form, calls: Sequence[ApiCall]
     ) -> Response:
-        done, undo = 0, None
+        done, count, undo = 0, 0, None
         answer: dict[str, Any] = {}
         try:
             for each in calls:
                 response = await perform(call.services, call.request, call.caller, each)
                 answer, done = _answer_of(response), done + 1
+                count += answer.get("count", 0)
+                answer |= {"count": count}
                 if response.undo is not None and len(calls) == 1:
                     undo = {"pattern": response.undo[0], "fields": json.dumps(response.undo[1])}
+            if secret := answer.get("token"):
+                return await call.services.run(self._show_secret, call, form, secret)
             is_dry = bool(answer.get("dry_run"))
             text = _dry_text(answer) if is_dry else _filled(action.done(form), answer)
             notice = Notice(text, command=_commands(call, calls), undo=None if is_dry else undo)
@@ -242,13 +263,13 @@ def _answer_of(response: Response) -> dict[str, Any]:
 
 
 def _filled(text: str, answer: Mapping[str, Any]) -> str:
-    for name in ("count", "id", "outcome"):
+    for name in ("count", "id", "outcome", "done", "answer"):
         text = text.replace(f"{{{name}}}", str(answer.get(name, "")))
     return text
 
 
 def _dry_text(answer: Mapping[str, Any]) -> str:
-    if "count" in answer:
+    if "fields" not in answer:
         return f"Nothing was changed. It would be {answer['count']} messages."
     fields = json.dumps(answer.get("fields", {}), ensure_ascii=False)
     return f"Nothing was changed. The operator's policy would be {fields}."

@@ -23,6 +23,7 @@ TEXTS = (
     "expires",
     "fair_by",
     "fields",
+    "fingerprint",
     "key",
     "limit",
     "message",

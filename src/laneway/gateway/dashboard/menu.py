@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from laneway.gateway.dashboard.pages import now, topic, topics
+from laneway.gateway.dashboard.pages import (
+    audit,
+    dead,
+    fairness,
+    future,
+    jobs,
+    limits,
+    message,
+    now,
+    search,
+    store,
+    tokens,
+    topic,
+    topics,
+    workers,
+)
 
-ALL = (now.PAGE, topics.PAGE, topic.PAGE)
+ALL = (
+    now.PAGE,
+    topics.PAGE,
+    fairness.PAGE,
+    limits.PAGE,
+    future.PAGE,
+    dead.PAGE,
+    workers.PAGE,
+    jobs.PAGE,
+    store.PAGE,
+    audit.PAGE,
+    tokens.PAGE,
+    topic.PAGE,
+    message.PAGE,
+    search.PAGE,
+)
 
 MENU = tuple(page for page in ALL if page.key)
 """The pages in the menu."""

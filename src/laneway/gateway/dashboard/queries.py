@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from laneway.gateway.schema import MAX_NUMBER
 
 
 class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -37,3 +41,58 @@ class LiveQuery(PageQuery):
     """`of`: the path and query of the page that is to be kept live."""
 
     of: str
+
+
+class MessageQuery(PageQuery):
+    """`topic`, `id`: the message."""
+
+    topic: str
+    id: str
+
+
+class SearchQuery(PageQuery):
+    """`q`: a topic, an id, or a topic and an id or key."""
+
+    q: str = ""
+
+
+class RangeQuery(PageQuery):
+    """`range`: of the history."""
+
+    range: str = "1h"
+
+
+class FutureQuery(PageQuery):
+    """`after`: the last schedule of the page before."""
+
+    after: str = ""
+
+
+class DeadQuery(PageQuery):
+    """
+    `topic`: only of this one. `fingerprint`: only letters that failed so. `after`: the number of
+    the last letter of the page before.
+    """
+
+    topic: str = ""
+    fingerprint: str = ""
+    after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
+
+
+class JobQuery(PageQuery):
+    """`id`: of the job. `topic`: needed for ids of the user's own."""
+
+    id: str = ""
+    topic: str = ""
+
+
+class AuditQuery(PageQuery):
+    """`before`: the number of the page before's last change."""
+
+    before: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] | None = None
+
+
+class TokensQuery(PageQuery):
+    """`after`: the id of the page before's last token."""
+
+    after: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from laneway.admin.workers import Coverage
 from laneway.engines.shared.listing import MEASURES
@@ -33,8 +33,11 @@ T = TypeVar("T")
 FRESH_SECONDS = 1.0
 """How long what was read is used."""
 
-HISTORY_SECONDS = 10.0
-"""The same for the history, which has a new row so often."""
+SELDOM_SECONDS = 10.0
+"""The same for the history, which has a new row so often, and for dead letters."""
+
+MAX_SELDOM = 50
+"""Answers that are kept for so long."""
 
 MAX_WORKERS = 200
 """Workers that pages read."""
@@ -47,11 +50,11 @@ class Reader:
     """The engine's answers of one second."""
 
     def __init__(self, engine: FullEngine, before: Reader | None = None) -> None:
-        """`before`: whose history is used as long as it is fresh."""
+        """`before`: whose answers of `seldom` are used as long as they are fresh."""
         self.engine = engine
         self.read_at = time.monotonic()
         self._answers: dict[Hashable, Any] = {}
-        self.histories: dict[float, tuple[float, History]] = before.histories if before else {}
+        self.kept: dict[Hashable, tuple[float, Any]] = before.kept if before else {}
         self._lock = threading.Lock()
 
     @property
@@ -128,9 +131,24 @@ class Reader:
         return self.once("groups", self.engine.topic_group_list)
 
     def history(self, seconds: float) -> History:
-        """The history of the last seconds. It is read every 10 seconds."""
-        read_at, found = self.histories.get(seconds) or (0.0, None)
-        if found is None or time.monotonic() - read_at >= HISTORY_SECONDS:
-            found = figures.read(self.engine, last=seconds)
-            self.histories[seconds] = time.monotonic(), found
-        return found
+        """The history of the last seconds."""
+        return self.seldom(("history", seconds), lambda: figures.read(self.engine, last=seconds))
+
+    def seldom(self, key: Hashable, read: Callable[[], T]) -> T:
+        """As `once`, for 10 seconds: what costs more, and changes less."""
+        now = time.monotonic()
+        read_at, found = self.kept.get(key, (0.0, None))
+        if key not in self.kept or now - read_at >= SELDOM_SECONDS:
+            found = read()
+            with self._lock:
+                self._make_room(now)
+                self.kept[key] = now, found
+        return cast("T", found)
+
+    def _make_room(self, now: float) -> None:
+        if len(self.kept) >= MAX_SELDOM:
+            for key, (read_at, _) in list(self.kept.items()):
+                if now - read_at >= SELDOM_SECONDS:
+                    del self.kept[key]
+            if len(self.kept) >= MAX_SELDOM:
+                self.kept.clear()

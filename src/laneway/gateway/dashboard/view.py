@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, TopicStats
     from laneway.gateway.access import Caller
     from laneway.gateway.dashboard.reader import Reader
+    from laneway.gateway.host import Host
 
 
 ASSETS = StaticFiles("/static", files("laneway.gateway.dashboard") / "static")
@@ -66,6 +67,7 @@ class View(msgspec.Struct, frozen=True):
     path: str
     query: Any
     namespace: str
+    host: Host
     trend: Callable[[TopicStats], list[int]]
 
     @property

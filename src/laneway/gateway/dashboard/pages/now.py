@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.base import Overview  # noqa: TC001
+from laneway.engines.base import Overview
 from laneway.gateway.dashboard import charts
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import NowQuery
 from laneway.gateway.dashboard.standing_out import sentences
 
 if TYPE_CHECKING:
+    from laneway.engines.base import Overview
     from laneway.gateway.dashboard.view import View
     from laneway.history.figures import History
+    from laneway.tiers import Tiers
 
 
 def build(view: View) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def build(view: View) -> dict[str, Any]:
         "rows": history.rows[-60:][::-1] if view.query.table else [],
         **charts.charts_of(history, seconds),
         "marks": charts.deployments(workers, history.now - seconds),
-        "tiers": _tiers(overview, history),
+        "tiers": tiers_of(view.engine.tiers, overview, history),
         "coverage": coverage,
         "versions": sorted(
             {f"{each.facts.program} {each.facts.version or ''}" for each in workers}
@@ -57,13 +59,13 @@ def _per_second(history: History) -> dict[str, float | None]:
     }
 
 
-def _tiers(overview: Overview, history: History) -> list[dict[str, Any]]:
+def tiers_of(tiers: Tiers, overview: Overview, history: History) -> list[dict[str, Any]]:
     """The tiers of each pool: the share that they are due, and what they got in the range."""
     got: dict[str, int] = {}
     for part in history.parts:
         got[part.tier] = got.get(part.tier, 0) + part.delivered
     total = sum(got.values())
-    shares = {each.tier: each.share for each in overview.tiers}
+    shares = {name: tier.share for name, tier in tiers.items()}
     weights = {name: share for name, share in shares.items() if isinstance(share, (int, float))}
     found = []
     for name, share in shares.items():

@@ -101,7 +101,7 @@ def build(view: View) -> dict[str, Any]:
         "order": order,
         "orders": [(name, title) for name, title in TITLES.items() if name in ORDERS],
         "filter": query.filter,
-        "is_filtered": bool(query.filter.strip()),
+        "pattern": wanted.pattern if is_pattern(wanted.pattern) and query.filter.strip() else None,
         "looked_at": len(listed) if wanted.wanted else None,
         "next": topics[-1].topic if is_cut and order == "name" else None,
         "is_empty": not listed and not query.filter and not after,

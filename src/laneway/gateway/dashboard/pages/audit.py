@@ -1,0 +1,52 @@
+"""Audit: who changed what through the API and the pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.gateway import audit
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import AuditQuery
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from laneway.gateway.dashboard.view import View
+
+SHOWN = 50
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    before = view.query.before
+    found = view.reader.once(("audit", before), lambda: audit.newest(view.engine, SHOWN, before))
+    return {
+        "changes": [
+            {
+                "number": number,
+                "change": change,
+                "request": _request(change.request),
+                "can_undo": change.pattern is not None,
+            }
+            for number, change in found
+        ],
+        "next": found[-1][0] if len(found) == SHOWN else None,
+    }
+
+
+def _request(request: msgspec.Raw) -> str:
+    text = bytes(request).decode(errors="replace")
+    return "" if text == "null" else text
+
+
+PAGE = Page(
+    name="audit",
+    path="/audit",
+    title="Audit",
+    key="a",
+    build=build,
+    query=AuditQuery,
+    fragments=("list",),
+    scope="admin",
+    is_whole=True,
+)

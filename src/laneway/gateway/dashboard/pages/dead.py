@@ -1,0 +1,99 @@
+"""Dead: dead letters by what failed, then the letters, to redrive or drop them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.gateway.dashboard.actions import MOST_TOPICS
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import DeadQuery
+from laneway.policy import check_topic
+
+if TYPE_CHECKING:
+    from laneway.engines.base import MessageView
+    from laneway.gateway.dashboard.view import View
+
+LOOKED_AT = 500
+"""Letters that are grouped, the oldest ones. They are read every 10 seconds."""
+
+SHOWN = 50
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    query: DeadQuery = view.query
+    topic = check_topic(query.topic) if query.topic else None
+    if topic is not None:
+        view.caller.check_topic(topic)
+    letters = _letters(view, topic, query.after)
+    chosen = [
+        (number, each)
+        for number, each in letters
+        if not query.fingerprint or fingerprint_of(each.reason, each.error) == query.fingerprint
+    ]
+    is_cut = len(letters) == LOOKED_AT
+    return {
+        "topic": topic,
+        "fingerprint": query.fingerprint,
+        "groups": grouped(each for _, each in letters),
+        "chosen_topics": _topics(topic, query.fingerprint, chosen),
+        "letters": chosen[:SHOWN],
+        "is_cut": is_cut,
+        "looked_at": len(letters),
+        "next": letters[-1][0] if is_cut else None,
+        "after": query.after,
+        "needs_topic": topic is None and not view.caller.sees_all,
+        "own": _own(view) if topic is None and not view.caller.sees_all else [],
+        "may_operate": view.may("operate"),
+    }
+
+
+def _topics(
+    topic: str | None, fingerprint: str, chosen: list[tuple[int, MessageView]]
+) -> list[str]:
+    """The topics whose letters the form is about; none: all."""
+    if topic is not None:
+        return [topic]
+    return sorted({each.topic for _, each in chosen})[:MOST_TOPICS] if fingerprint else []
+
+
+def _letters(view: View, topic: str | None, after: int) -> list[tuple[int, MessageView]]:
+    if topic is None and not view.caller.sees_all:
+        return []
+    return view.reader.seldom(
+        ("dead", topic, after),
+        lambda: [
+            (number, _without_body(each))
+            for number, each in view.engine.dead_list(topic, limit=LOOKED_AT, after=after)
+        ],
+    )
+
+
+def _without_body(message: MessageView) -> MessageView:
+    """The list does not show bodies, so it keeps none."""
+    message.body, message.bodies = b"", None
+    return message
+
+
+def _own(view: View) -> list[tuple[str, int]]:
+    """The caller's topics that have dead letters, of the first by backlog and by name."""
+    patterns = tuple(view.caller.narrowed("*"))
+    found = {
+        stats.topic: stats.dead
+        for order in ("backlog", "name")
+        for stats in view.reader.topics(order, patterns, 100)
+        if stats.dead
+    }
+    return sorted(found.items())
+
+
+PAGE = Page(
+    name="dead",
+    path="/dead",
+    title="Dead",
+    key="d",
+    build=build,
+    query=DeadQuery,
+    fragments=("groups", "letters"),
+)

@@ -1,0 +1,95 @@
+"""Message: where one message is, what it waits for, and what happened to it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from laneway import arguments
+from laneway.admin import workers
+from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard.actions import ACTIONS
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import MessageQuery
+from laneway.policy import check_topic
+
+if TYPE_CHECKING:
+    from laneway.engines.base import Explanation
+    from laneway.gateway.dashboard.view import View
+
+STEPS = {
+    "delayed": ("published", "delayed"),
+    "ready": ("published", "ready"),
+    "parked": ("published", "parked"),
+    "leased": ("published", "ready", "leased"),
+    "dead": ("published", "leased", "dead"),
+    "finished": ("published", "leased", "finished"),
+}
+"""The way of a message to its state."""
+
+NEXT = {
+    "delayed": ("ready", "leased", "finished"),
+    "ready": ("leased", "finished"),
+    "parked": ("ready", "leased", "finished"),
+    "leased": ("finished",),
+}
+"""The steps that are to come."""
+
+POSSIBLE = {
+    "delayed": ("message_retry", "message_dead", "message_drop", "message_cancel"),
+    "ready": ("message_dead", "message_drop", "message_cancel"),
+    "parked": ("message_dead", "message_drop", "message_cancel"),
+    "leased": ("message_cancel",),
+    "dead": ("message_retry", "message_drop"),
+}
+"""The actions by state."""
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    topic = check_topic(view.query.topic)
+    view.caller.check_topic(topic)
+    message_id = arguments.name("message", "the id", view.query.id)
+    reader = view.reader
+    found: Explanation = reader.once(
+        ("explain", topic, message_id), lambda: workers.explain(view.engine, message_id, topic)
+    )
+    if found.topic is not None and found.topic != topic:
+        view.caller.check_topic(found.topic)  # a generated id is found whatever topic is named
+        topic = found.topic
+    message = found.message
+    body, what, is_cut = ("", "", False)
+    if message is not None and view.shows_bodies:
+        body, what, is_cut = words.body_text(message)
+    path = f"/v1/topics/{quote(topic, safe='')}/messages/{quote(message_id, safe='')}"
+    return {
+        "topic": topic,
+        "id": message_id,
+        "found": found,
+        "message": message,
+        "now_us": reader.now_us(),
+        "steps": STEPS.get(found.state, ()),
+        "next_steps": NEXT.get(found.state, ()),
+        "shows_bodies": view.shows_bodies,
+        "body": body,
+        "body_kind": what,
+        "body_is_cut": is_cut,
+        "command": f"curl {shlex.quote(view.urls.page(path))}",
+        "python": f"app.find({message_id!r}, topic={topic!r})",
+        "actions": [
+            (name, ACTIONS[name].label)
+            for name in POSSIBLE.get(found.state, ())
+            if view.may("operate")
+        ],
+    }
+
+
+PAGE = Page(
+    name="message",
+    path="/message",
+    title="Message",
+    build=build,
+    query=MessageQuery,
+    fragments=("place",),
+)

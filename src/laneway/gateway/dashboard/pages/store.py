@@ -1,0 +1,51 @@
+"""Store: what keeps the messages, and how much it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import PageQuery
+from laneway.safetext import redacted
+
+if TYPE_CHECKING:
+    from laneway.gateway.dashboard.view import View
+
+COUNTERS = (
+    "published",
+    "delivered",
+    "done",
+    "retried",
+    "died",
+    "merged",
+    "expired",
+    "removed",
+)
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    reader = view.reader
+    overview = reader.overview()
+    url = getattr(view.host, "url", "")
+    return {
+        "overview": overview,
+        "url": redacted(str(url)),
+        "counters": [(name, getattr(overview, name)) for name in COUNTERS],
+        "patterns": len({pattern for _, pattern, _ in reader.policies().rows()}),
+        "gates": len(reader.gates()),
+        "groups": len(reader.groups()),
+        "now_us": overview.now_us,
+    }
+
+
+PAGE = Page(
+    name="store",
+    path="/store",
+    title="Store",
+    key="s",
+    build=build,
+    query=PageQuery,
+    fragments=("figures",),
+    is_whole=True,
+)

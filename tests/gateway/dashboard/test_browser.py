@@ -1,0 +1,179 @@
+"""
+The dashboard in a real browser: no page asks other sites for anything or breaks its own policy,
+axe-core finds nothing, and keys, live updates and forms work.
+
+Skipped where there is no Chromium (`apt-get install chromium`) or no axe-core: it is read from
+`LANEWAY_AXE`, or `node_modules/axe-core/axe.min.js` (`npm install axe-core`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs.pictures import FLAGS, SHOWN, beat, fill
+
+from laneway import Laneway
+from tests.gateway.dashboard.conftest import Browser, running
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = Path(os.environ.get("LANEWAY_AXE", "node_modules/axe-core/axe.min.js"))
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine; apt-get install chromium"
+)
+
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Laneway, Browser]]:
+    folder = tmp_path_factory.mktemp("shop")
+    with Laneway(f"sqlite:///{folder}/shop.db", namespace="shop", durability="memory") as app:
+        fill(app)
+        beat(app.engine)
+        with running(app) as browser:
+            yield app, browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A tab that fails the test if the page asks for something elsewhere, or has an error."""
+
+    def __init__(self, chromium: Any, port: int, **options: Any) -> None:
+        self.base = f"http://127.0.0.1:{port}"
+        self.page = chromium.new_page(**options)
+        self.page.set_default_timeout(30_000)
+        self.errors: list[str] = []
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._on_request)
+
+    def _on_console(self, message: Any) -> None:
+        if message.type == "error":
+            self.errors.append(message.text)
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith((self.base, "data:")):
+            self.errors.append(f"asked for {request.url}")
+
+    def go(self, path: str) -> Any:
+        self.page.goto(self.base + path)
+        return self.page
+
+    def close(self) -> None:
+        self.page.close()
+        assert not self.errors
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(
+    shop: tuple[Laneway, Browser], chromium: Any, theme: str, width: int
+) -> None:
+    """No page breaks a rule of WCAG 2.2 AA that axe-core knows, and none is wider than its tab."""
+    axe = AXE if AXE.is_absolute() else ROOT / AXE
+    if not axe.exists():
+        pytest.skip(f"no axe-core at {axe}; npm install axe-core, or set LANEWAY_AXE")
+    opened = Opened(
+        chromium,
+        shop[1].port,
+        viewport={"width": width, "height": 900},
+        color_scheme=theme,
+        bypass_csp=True,  # axe-core is no part of the page
+    )
+    found = {}
+    for name, path in SHOWN.items():
+        page = opened.go(path)
+        page.wait_for_selector("main")
+        page.add_script_tag(path=str(axe))
+        violations = page.evaluate(
+            "tags => axe.run({runOnly: tags}).then(found => found.violations.map(each =>"
+            " [each.id, each.nodes.slice(0, 3).map(node => node.html + node.failureSummary)]))",
+            TAGS,
+        )
+        if violations:
+            found[name] = violations
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if wide > 0:
+            found[f"{name} is wider than the tab"] = wide
+    opened.close()
+    assert not found
+
+
+def test_live_updates_and_keys(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """A page changes by itself, stays paused, and is left and entered by keys alone."""
+    app, browser = shop
+    opened = Opened(chromium, browser.port)
+    page = opened.go("/topic?name=keys.a")
+    page.wait_for_selector("[data-live-state][data-kind=good]")
+    app.publish("keys.a", 1)
+    page.wait_for_selector("#messages code")
+    page.keyboard.press("p")
+    page.wait_for_selector("[data-live-state][data-kind=off]")
+    page.keyboard.press("p")
+    page.wait_for_selector("[data-live-state][data-kind=good]")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    page.wait_for_url("**/topics")
+    page.wait_for_selector("#list table")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    name = page.text_content("tr.at th a")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/topic?name=*")
+    assert page.text_content("h1") == name
+    page.keyboard.press("/")
+    page.keyboard.type("keys.a")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search?q=keys.a")
+    assert "keys.a" in page.text_content("main")
+    opened.close()
+
+
+def test_forms_and_the_theme(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """A button of the page changes something, says so, and undoes it; a theme stays chosen."""
+    app, browser = shop
+    app.publish("forms.a", 1)
+    opened = Opened(chromium, browser.port, color_scheme="light")
+    page = opened.go("/topic?name=forms.a")
+    page.click(".actions button.main")
+    page.wait_for_selector(".notice.good")
+    assert app.engine.topic_stats("forms.a").state == "paused"
+    page.click(".notice button:has-text('Undo') >> nth=0")
+    page.wait_for_selector("text=as it was before")
+    assert app.engine.topic_stats("forms.a").state != "paused"
+    page.keyboard.press("d")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page = opened.go("/topics")
+    assert page.evaluate("getComputedStyle(document.body).colorScheme") == "dark"
+    opened.close()
+
+
+def test_without_javascript(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """Pages are read, and forms sent, by a browser that runs no scripts."""
+    app, browser = shop
+    app.publish("plain.a", 1)
+    opened = Opened(chromium, browser.port, java_script_enabled=False)
+    page = opened.go("/topics?filter=plain.*")
+    page.check("input[type=checkbox][name=topic]")
+    page.click(".chosen button >> nth=0")
+    assert "plain.a: paused." in page.text_content(".notice")
+    assert app.engine.topic_stats("plain.a").state == "paused"
+    opened.close()
