@@ -1,9 +1,10 @@
 """
 The pictures of the dashboard: fills a demo store, serves it, and takes a picture of each page.
 
-    python docs/pictures.py docs/pictures              the pictures of the docs
+    python docs/pictures.py docs                       the pictures of the docs
     python docs/pictures.py out --all                  every page, 1280 and 390 px, both themes
-    python docs/pictures.py out --all --store empty    of an empty store; also `broken`
+    python docs/pictures.py out --all --store empty    of an empty store
+    python docs/pictures.py out --all --store broken   of a store that has gone away
 
 It needs a Chromium (`apt-get install chromium`) and the Python package playwright.
 """
@@ -24,6 +25,7 @@ import uvicorn
 
 from laneway import Laneway, Message
 from laneway.engines.base import WAIT_BOUNDS_US, RunningMessage, WaitCounts, WorkerFacts
+from laneway.errors import EngineUnavailable
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
 from laneway.history.records import RINGS, Cell, Row, encode, name_of
@@ -51,6 +53,9 @@ SHOWN = {
     "tokens": "/tokens",
 }
 """The pages by the names of their pictures."""
+
+IN_DOCS = {"now": "light", "topics": "dark", "topic": "light", "dead": "dark"}
+"""The pages of the docs, with their theme; the others are for looking at them."""
 
 ERRORS = (
     "ConnectError: [Errno 111] Connection refused",
@@ -235,36 +240,57 @@ FLAGS = [
 ]
 
 
-def take(url: str, folder: Path, *, everything: bool, only: list[str]) -> None:
-    """Take the pictures."""
+def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading) -> None:
+    """Take the pictures. `after_loading`: is called before each one."""
     from playwright.sync_api import sync_playwright
 
-    browser_path = shutil.which("chromium") or "/usr/bin/chromium"
+    chosen = [
+        (name, theme, width)
+        for theme in THEMES
+        for width in WIDTHS
+        for name in SHOWN
+        if (not arguments.only or name in arguments.only)
+        and (arguments.all or (width == "wide" and IN_DOCS.get(name) == theme))
+    ]
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=browser_path, args=FLAGS)
-        for theme in THEMES:
-            for width_name, width in WIDTHS.items():
-                if not everything and (theme, width_name) not in (
-                    ("light", "wide"),
-                    ("dark", "wide"),
-                ):
-                    continue
-                page = browser.new_page(
-                    viewport={"width": width, "height": 900},
-                    color_scheme=theme,
-                    locale="en-US",
-                )
-                page.on("console", lambda each: print("console:", each.type, each.text))
-                page.on("pageerror", lambda each: print("error:", each))
-                for name, path in SHOWN.items():
-                    if only and name not in only:
-                        continue
-                    page.goto(url + path)
-                    page.wait_for_timeout(1600)
-                    suffix = f"-{theme}" + ("-narrow" if width_name == "narrow" else "")
-                    page.screenshot(path=folder / f"{name}{suffix}.png", full_page=everything)
-                page.close()
+        browser = play.chromium.launch(
+            executable_path=shutil.which("chromium") or "/usr/bin/chromium", args=FLAGS
+        )
+        for name, theme, width in chosen:
+            page = browser.new_page(
+                viewport={"width": WIDTHS[width], "height": 900},
+                color_scheme=theme,
+                locale="en-US",
+            )
+            page.on("console", lambda each: print("console:", each.type, each.text))
+            page.on("pageerror", lambda each: print("error:", each))
+            page.goto(url + SHOWN[name])
+            page.wait_for_timeout(1600)
+            after_loading(page)
+            suffix = f"-{theme}-{width}" if arguments.all else ""
+            page.screenshot(path=folder / f"dashboard-{name}{suffix}.png", full_page=arguments.all)
+            page.close()
         browser.close()
+
+
+def breaking(app: Laneway, store: str):
+    """What breaks the store under an open page, and repairs it for the next one."""
+    if store != "broken":
+        return lambda page: None
+    names = ("overview", "topic_list", "topic_stats", "workers", "explain", "dead_list")
+
+    def away(*_, **__):
+        raise EngineUnavailable("valkey://shop does not answer: connection refused")
+
+    def break_and_wait(page) -> None:
+        for name in names:
+            setattr(app.engine, name, away)
+        with contextlib.suppress(Exception):
+            page.wait_for_selector("[data-live-state][data-kind=bad]", timeout=12_000)
+        for name in names:
+            delattr(app.engine, name)
+
+    return break_and_wait
 
 
 def main() -> None:
@@ -282,8 +308,8 @@ def main() -> None:
     ):
         if arguments.store != "empty":
             fill(app)
-        with serving(app, beats=arguments.store != "empty") as url:
-            take(url, arguments.folder, everything=arguments.all, only=arguments.only)
+        with serving(app, beats=arguments.store == "busy") as url:
+            take(url, arguments.folder, arguments, breaking(app, arguments.store))
 
 
 if __name__ == "__main__":

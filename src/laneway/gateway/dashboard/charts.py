@@ -20,6 +20,9 @@ RANGES: dict[str, float] = {
 }
 """The ranges of charts, in seconds."""
 
+DEPLOY_SECONDS = 60
+"""Versions that began to run within this are one mark."""
+
 POINTS = 120
 """Most points of a series; a chart is about 500 pixels wide."""
 
@@ -114,4 +117,12 @@ def deployments(workers: list[WorkerView], since: float) -> list[dict[str, Any]]
             name = f"{facts.program} {facts.version}"
             at = worker.started_us / 1e6
             began[name] = min(at, began.get(name, at))
-    return [{"at": round(at), "name": name} for name, at in sorted(began.items()) if at > since]
+    found: list[dict[str, Any]] = []
+    for name, at in sorted(began.items(), key=lambda each: each[1]):
+        if at <= since:
+            continue
+        if found and at - found[-1]["at"] < DEPLOY_SECONDS:
+            found[-1]["name"] += f", {name}"
+        else:
+            found.append({"at": round(at), "name": name})
+    return found

@@ -92,6 +92,7 @@ class Dashboard(Extension):
             urls=Urls(call.request.url("")),
             path=path,
             query=call.query if query is None else query,
+            base=_base(call.request),
             namespace=self._host.namespace,
             host=self._host,
             trend=self.collector.trend,
@@ -133,7 +134,7 @@ class Dashboard(Extension):
             return rendering.fragment_texts(watched, self._view(call, reader, path, query))
 
         caller = call.caller
-        key = path, call.request.url(""), caller.patterns, caller.scopes
+        key = path, _base(call.request), caller.patterns, caller.scopes
         return Stream(
             self._events(call, key, render),
             b"text/event-stream",
@@ -243,9 +244,12 @@ def compressed(request: Request, answer: Response) -> Response:
 
 
 def _commands(call: Call, calls: Sequence[ApiCall]) -> str:
-    host = call.request.header(b"host") or "localhost:7878"
-    base = f"{call.request.scope.get('scheme', 'http')}://{host[:253]}{call.request.url('')}"
-    return "\n".join(each.command(base) for each in calls)
+    return "\n".join(each.command(_base(call.request)) for each in calls)
+
+
+def _base(request: Request) -> str:
+    host = request.header(b"host") or "localhost:7878"
+    return f"{request.scope.get('scheme', 'http')}://{host[:253]}{request.url('')}"
 
 
 def _back(call: Call, form: Form) -> str:

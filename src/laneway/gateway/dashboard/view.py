@@ -57,7 +57,8 @@ class View(msgspec.Struct, frozen=True):
     """
     A request for a page, as `build` of the page gets it.
 
-    `path`: the page's path and query. `query`: decoded. `trend`: of a listed topic, see
+    `path`: the page's path and query. `query`: decoded.
+    `base`: the gateway's URL, as the browser knows it. `trend`: of a listed topic, see
     `Collector.trend`.
     """
 
@@ -66,6 +67,7 @@ class View(msgspec.Struct, frozen=True):
     urls: Urls
     path: str
     query: Any
+    base: str
     namespace: str
     host: Host
     trend: Callable[[TopicStats], list[int]]

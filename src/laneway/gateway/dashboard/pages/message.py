@@ -75,7 +75,7 @@ def build(view: View) -> dict[str, Any]:
         "body": body,
         "body_kind": what,
         "body_is_cut": is_cut,
-        "command": f"curl {shlex.quote(view.urls.page(path))}",
+        "command": f"curl {shlex.quote(view.base + path)}",
         "python": f"app.find({message_id!r}, topic={topic!r})",
         "actions": [
             (name, ACTIONS[name].label)

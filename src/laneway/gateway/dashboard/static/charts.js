@@ -48,7 +48,9 @@ function marks(list, ink) {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText(name, x + 4, bbox.top + 11 * devicePixelRatio);
+      const isLeft = x + ctx.measureText(name).width > bbox.left + bbox.width;
+      ctx.textAlign = isLeft ? "right" : "left";
+      ctx.fillText(name, isLeft ? x - 4 : x + 4, bbox.top + 11 * devicePixelRatio);
     }
     ctx.restore();
   };
