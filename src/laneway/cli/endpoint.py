@@ -186,6 +186,32 @@ def _row(info: EndpointInfo) -> tuple[str, ...]:
     return info.topic, info.state, info.url, why
 
 
+@endpoint.command("test")
+@click.argument("topic")
+@json_option
+@pass_session
+def test(session: Session, topic: str, *, as_json: bool) -> None:
+    """
+    Send a test request to an endpoint now, and show the answer. The exit code is 1 if it failed.
+
+    It goes past the topic's rate and breaker, but through the address guard; 6 a minute.
+    """
+    with session.app() as app:
+        result = app.endpoint(topic).test()
+    if as_json:
+        print_json(msgspec.to_builtins(result))
+    else:
+        say(f"{'ok' if result.ok else 'failed'}: {result.text}")
+        for name, milliseconds in result.milliseconds.items():
+            say(f"  {name:<10} after {milliseconds:.1f} ms")
+        for name, value in result.headers.items():
+            say(f"  {name}: {value}")
+        if result.body:
+            say(result.body)
+    if not result.ok:
+        raise SystemExit(1)
+
+
 @endpoint.command("rotate")
 @click.argument("topic")
 @pass_session

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.push.table import Record
+    from laneway.push.trial import TrialResult
 
 
 class Host(Protocol):
@@ -191,6 +192,16 @@ class Endpoint:
         """Remove it. Returns whether there was one. Its topic's messages stay and wait."""
         return table.remove(self._app.engine, self.topic)
 
+    def test(self) -> TrialResult:
+        """
+        Send a test request now, past the topic's rate and breaker, but through the address guard.
+        Returns what was answered. Raises Refused after six within a minute. Needs the extra `push`.
+        """
+        from laneway.push.trial import send_test  # noqa: PLC0415  # only this needs it
+
+        return send_test(self._app.engine, self._app.url, self.topic)
+
+    atest = async_variant(test)
     ainfo = async_variant(info)
     arotate = async_variant(rotate)
     adisable = async_variant(disable)

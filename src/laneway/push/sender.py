@@ -21,29 +21,29 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laneway import units
-from laneway.errors import DestinationUnavailable, LanewayError, Reject, UsageError
-from laneway.push import breaker, payloads, secret_store, signature, table
-from laneway.push.address_guard import PROXY_VARIABLE, check_url, of_process, split_url
+from laneway.errors import DestinationUnavailable, LanewayError, Reject
+from laneway.push import breaker, payloads, secret_store, table
+from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.notifications import notify
 from laneway.push.outcomes import AttemptFailed, Released
-from laneway.push.transport import Request, Transport
+from laneway.push.targets import Target, fill, headers_for, request_for
+from laneway.push.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from laneway.engines.base import FullEngine
     from laneway.message import Lease
     from laneway.push.settings import SenderSettings
     from laneway.push.table import Record
-    from laneway.push.transport import Slot
+    from laneway.push.transport import Request, Slot
     from laneway.working.delivery import WorkerDelivery
     from laneway.working.executors.executor import Dispatch, Finished
 
@@ -68,34 +68,7 @@ PROBE_SECONDS = 1.0
 MAX_NOTES = 1_000
 """Conditions that wait to be written; more are dropped."""
 
-MAX_CONTENT_TYPE = 200
-USER_AGENT = f"Laneway/{version('laneway')} (+https://github.com/laneway-project/laneway)"
-TRACE_HEADERS = ("traceparent", "tracestate")
 WARN_SECONDS = 60.0
-
-
-class Target(msgspec.Struct):
-    """
-    An endpoint as a sender has it in memory.
-
-    `secrets`: decrypted, with the time until which each signs. `headers`: lines that every request
-    has. `problem`: why nothing can be sent; `is_ours`: it is a fault of this sender's settings.
-    `open_until`: when the breaker's back-off ends (monotonic seconds).
-    """
-
-    stored: bytes
-    record: Record
-    window: breaker.Window
-    secrets: list[tuple[bytes, int]] = []
-    headers: list[bytes] = []
-    host: str = ""
-    port: int = 443
-    problem: str | None = None
-    is_ours: bool = False
-    open_until: float = 0.0
-    opens: int = 0
-    is_noted: bool = False
-    """Whether its condition says something that a success ends."""
 
 
 class Attempt(msgspec.Struct):
@@ -256,36 +229,7 @@ class Sender:
             ):  # its settings changed: it is tried at once
                 target.open_until, target.opens = 0.0, 0
                 target.window = breaker.Window()
-        try:
-            check_url(
-                record.url,
-                self._guard,
-                allow_private=record.allow_private,
-                allow_http=record.allow_http,
-            )
-            parts = split_url(record.url)
-        except UsageError as error:
-            target.problem = str(error)
-            return target
-        target.host = parts.hostname or ""
-        target.port = parts.port or (443 if parts.scheme == "https" else 80)
-        try:
-            target.secrets = [
-                (self._secrets.decrypt(each.stored, topic), each.until_us)
-                for each in record.secrets
-            ]
-            headers = record.headers | {
-                name: self._secrets.decrypt(sealed, topic).decode("latin-1")
-                for name, sealed in record.sealed.items()
-            }
-        except LanewayError as error:
-            target.problem, target.is_ours = str(error), True
-            return target
-        headers.setdefault("user-agent", USER_AGENT)
-        target.headers = [b"expect:", b"accept:"] + [
-            f"{name}: {value}".encode("latin-1") if value else f"{name};".encode()
-            for name, value in headers.items()
-        ]
+        fill(target, topic, self._guard, self._secrets)
         return target
 
     def _have_read(self, units_: list[WorkerDelivery], reading: Any) -> None:
@@ -341,24 +285,7 @@ class Sender:
             self._end(unit, None)
             return
         body, content_type = payloads.of_lease(lease, record.content, record.template)
-        webhook_id = signature.webhook_id(lease.id)
-        timestamp = now_us // units.SECOND
-        secrets = [
-            secret for secret, until_us in target.secrets if not until_us or until_us > now_us
-        ]
-        headers = [
-            *target.headers,
-            b"content-type: " + _content_type(content_type),
-            b"webhook-id: " + webhook_id.encode(),
-            b"webhook-timestamp: %d" % timestamp,
-            b"webhook-signature: " + signature.sign(secrets, webhook_id, timestamp, body).encode(),
-            b"webhook-attempt: %d" % lease.attempt,
-            b"idempotency-key: " + webhook_id.encode(),
-        ]
-        if record.topic_header and lease.topic.isascii():
-            headers.append(b"webhook-topic: " + lease.topic.encode())
-        if lease.headers is not None:
-            headers += _passed_on(lease.headers)
+        headers = headers_for(target, lease, body, content_type, now_us)
         attempt = Attempt(unit, target, headers, body, now_us, unit.began)
         transport = self._transport_of(record)
         slot = transport.start(self._request(target, attempt))
@@ -366,21 +293,13 @@ class Sender:
         self._sending[lease.topic] = self._sending.get(lease.topic, 0) + 1
 
     def _request(self, target: Target, attempt: Attempt) -> Request:
-        record = target.record
-        return Request(
-            url=record.url,
-            host=target.host,
-            headers=attempt.headers,
-            body=attempt.body,
-            timeout_ms=round(record.timeout * 1000),
-            connect_timeout_ms=round(min(record.connect_timeout, record.timeout) * 1000),
-            verify_tls=record.verify_tls,
-            ca=record.ca,
-            proxy=self._proxy or record.proxy,
-            is_proxy_trusted=self._proxy is not None,
-            http2=record.http2 == "auto" and record.url.startswith("https:"),
-            resolve=None if self._resolve is None else self._resolve(target.host, target.port),
-            finished=lambda answer: self._answered(attempt, answer),
+        return request_for(
+            target,
+            attempt.headers,
+            attempt.body,
+            lambda answer: self._answered(attempt, answer),
+            proxy=self._proxy,
+            resolve=self._resolve,
         )
 
     def _transport_of(self, record: Record) -> Transport:
@@ -620,19 +539,3 @@ class _Runner:
     def stop(self, unit: WorkerDelivery, error: Exception) -> None:
         del error
         self._sender.stop(unit)
-
-
-def _content_type(text: str) -> bytes:
-    """A content type that can stand in a header: it is the publisher's."""
-    if len(text) <= MAX_CONTENT_TYPE and text.isascii() and text.isprintable():
-        return text.encode()
-    return b"application/octet-stream"
-
-
-def _passed_on(headers: Mapping[str, str]) -> list[bytes]:
-    """The headers of a message that the request has, too: those of traces."""
-    return [
-        f"{name}: {headers[name]}".encode()
-        for name in TRACE_HEADERS
-        if name in headers and headers[name].isascii() and headers[name].isprintable()
-    ]

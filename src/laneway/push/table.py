@@ -99,6 +99,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     An endpoint as it is stored. Times are microseconds since 1970, timeouts seconds.
 
     `sealed`: headers with secret values, encrypted. `version` counts the changes of settings.
+    `tests_us`: when test requests were sent within the last minute.
     """
 
     url: str = ""
@@ -128,6 +129,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     disabled: str | None = None
     disabled_us: int = 0
     enabled_us: int = 0
+    tests_us: list[int] = []
     condition: Condition = msgspec.field(default_factory=Condition)
 
 

@@ -1,0 +1,149 @@
+"""An endpoint as a sender has it in memory, and the requests that are sent to it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.errors import LanewayError, UsageError
+from laneway.push import breaker, signature
+from laneway.push.address_guard import check_url, split_url
+from laneway.push.transport import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from laneway.message import Lease
+    from laneway.push.address_guard import Guard
+    from laneway.push.answers import Answer
+    from laneway.push.secret_store import SecretStore
+    from laneway.push.table import Record
+
+MAX_CONTENT_TYPE = 200
+USER_AGENT = f"Laneway/{version('laneway')} (+https://github.com/laneway-project/laneway)"
+TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class Target(msgspec.Struct):
+    """
+    An endpoint as a sender has it in memory.
+
+    `secrets`: decrypted, with the time until which each signs. `headers`: lines that every request
+    has. `problem`: why nothing can be sent; `is_ours`: it is a fault of this sender's settings.
+    `open_until`: when the breaker's back-off ends (monotonic seconds).
+    """
+
+    stored: bytes
+    record: Record
+    window: breaker.Window
+    secrets: list[tuple[bytes, int]] = []
+    headers: list[bytes] = []
+    host: str = ""
+    port: int = 443
+    problem: str | None = None
+    is_ours: bool = False
+    open_until: float = 0.0
+    opens: int = 0
+    is_noted: bool = False
+    """Whether its condition says something that a success ends."""
+
+
+def fill(target: Target, topic: str, guard: Guard, secrets: SecretStore) -> None:
+    """Read what a target's record says: its address, its secrets, the headers of requests."""
+    record = target.record
+    try:
+        check_url(
+            record.url, guard, allow_private=record.allow_private, allow_http=record.allow_http
+        )
+        parts = split_url(record.url)
+    except UsageError as error:
+        target.problem = str(error)
+        return
+    target.host = parts.hostname or ""
+    target.port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        target.secrets = [
+            (secrets.decrypt(each.stored, topic), each.until_us) for each in record.secrets
+        ]
+        headers = record.headers | {
+            name: secrets.decrypt(sealed, topic).decode("latin-1")
+            for name, sealed in record.sealed.items()
+        }
+    except LanewayError as error:
+        target.problem, target.is_ours = str(error), True
+        return
+    headers.setdefault("user-agent", USER_AGENT)
+    target.headers = [b"expect:", b"accept:"] + [
+        f"{name}: {value}".encode("latin-1") if value else f"{name};".encode()
+        for name, value in headers.items()
+    ]
+
+
+def headers_for(
+    target: Target, lease: Lease, body: bytes, content_type: str, now_us: int
+) -> list[bytes]:
+    """The header lines of a request for a message, its signature included."""
+    webhook_id = signature.webhook_id(lease.id)
+    timestamp = now_us // units.SECOND
+    secrets = [secret for secret, until_us in target.secrets if not until_us or until_us > now_us]
+    headers = [
+        *target.headers,
+        b"content-type: " + _content_type(content_type),
+        b"webhook-id: " + webhook_id.encode(),
+        b"webhook-timestamp: %d" % timestamp,
+        b"webhook-signature: " + signature.sign(secrets, webhook_id, timestamp, body).encode(),
+        b"webhook-attempt: %d" % lease.attempt,
+        b"idempotency-key: " + webhook_id.encode(),
+    ]
+    if target.record.topic_header and lease.topic.isascii():
+        headers.append(b"webhook-topic: " + lease.topic.encode())
+    if lease.headers is not None:
+        headers += _passed_on(lease.headers)
+    return headers
+
+
+def request_for(
+    target: Target,
+    headers: list[bytes],
+    body: bytes,
+    finished: Callable[[Answer], None],
+    *,
+    proxy: str | None,
+    resolve: Callable[[str, int], list[str]] | None,
+) -> Request:
+    """A request to a target. `proxy`: the sender's, which is trusted."""
+    record = target.record
+    return Request(
+        url=record.url,
+        host=target.host,
+        headers=headers,
+        body=body,
+        timeout_ms=round(record.timeout * 1000),
+        connect_timeout_ms=round(min(record.connect_timeout, record.timeout) * 1000),
+        verify_tls=record.verify_tls,
+        ca=record.ca,
+        proxy=proxy or record.proxy,
+        is_proxy_trusted=proxy is not None,
+        http2=record.http2 == "auto" and record.url.startswith("https:"),
+        resolve=None if resolve is None else resolve(target.host, target.port),
+        finished=finished,
+    )
+
+
+def _content_type(text: str) -> bytes:
+    """A content type that can stand in a header: it is the publisher's."""
+    if len(text) <= MAX_CONTENT_TYPE and text.isascii() and text.isprintable():
+        return text.encode()
+    return b"application/octet-stream"
+
+
+def _passed_on(headers: Mapping[str, str]) -> list[bytes]:
+    """The headers of a message that the request has, too: those of traces."""
+    return [
+        f"{name}: {headers[name]}".encode()
+        for name in TRACE_HEADERS
+        if name in headers and headers[name].isascii() and headers[name].isprintable()
+    ]

@@ -1,0 +1,141 @@
+"""A test request to an endpoint: now, past its rate, its backlog and its breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.errors import Refused, UsageError
+from laneway.message import Lease
+from laneway.push import breaker, payloads, secret_store, table
+from laneway.push.address_guard import PROXY_VARIABLE, of_process
+from laneway.push.answers import judge
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
+    from laneway.push.answers import Answer
+    from laneway.push.table import Record
+    from laneway.push.targets import Target
+
+TESTS, TEST_SECONDS = 6, 60
+"""So many tests of an endpoint in so many seconds."""
+
+
+class TrialResult(msgspec.Struct, kw_only=True):
+    """
+    The answer to a test request.
+
+    - `ok`: whether a message would be acked. `text`: what the answer means.
+    - `status`: of HTTP; 0: there is none, and `error` says why.
+    - `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
+    - `headers`, `body`: of the answer: up to 16 headers, and the first 4 KiB.
+    - `request_headers`: what was sent, without the values of secret headers.
+    """
+
+    ok: bool
+    text: str
+    status: int
+    error: str | None
+    milliseconds: dict[str, float]
+    headers: dict[str, str]
+    body: str
+    request_headers: dict[str, str]
+
+
+def send_test(engine: FullEngine, url: str, topic: str) -> TrialResult:
+    """
+    Send `{"type": "laneway.test"}` to a topic's endpoint, through the address guard. Blocks until
+    it is answered.
+
+    Raises Refused if there is no endpoint, or after six tests within a minute.
+    """
+    try:
+        from laneway.push import targets  # noqa: PLC0415  # it needs the extra
+    except ImportError as error:
+        raise UsageError(
+            'endpoint: a test needs the package pycurl; install it: pip install "laneway[push]"'
+        ) from error
+    record = _counted(engine, topic)
+    target = targets.Target(b"", record, breaker.Window())
+    targets.fill(target, topic, of_process(), secret_store.of_process(url))
+    if target.problem is not None:
+        raise Refused(f"endpoint {topic}: {target.problem}")
+    with ThreadPoolExecutor(1) as thread:  # an event loop may run in this one
+        return thread.submit(asyncio.run, _send(target, topic)).result()
+
+
+def _counted(engine: FullEngine, topic: str) -> Record:
+    """The endpoint's record, with this test counted."""
+    now_us = table.now()
+
+    def change(record: Record | None) -> Record:
+        if record is None:
+            raise table.no_endpoint(topic)
+        since = now_us - TEST_SECONDS * units.SECOND
+        tests = [each for each in record.tests_us if each > since]
+        if len(tests) >= TESTS:
+            raise Refused(
+                f"endpoint {topic}: {TESTS} tests were sent within {TEST_SECONDS} s; try again in"
+                f" {(tests[0] - since) // units.SECOND + 1} s"
+            )
+        return msgspec.structs.replace(record, tests_us=[*tests, now_us])
+
+    record = table.update(engine, topic, change)
+    assert record is not None  # `change` raises
+    return record
+
+
+async def _send(target: Target, topic: str) -> TrialResult:
+    from laneway.push.targets import headers_for, request_for  # noqa: PLC0415  # as above
+    from laneway.push.transport import Transport  # noqa: PLC0415
+
+    loop, record, now_us = asyncio.get_running_loop(), target.record, table.now()
+    body = {"type": "laneway.test", "timestamp": datetime.now(UTC).isoformat(), "data": {}}
+    lease = Lease(0, 0, f"test-{now_us}", topic, msgspec.json.encode(body), 0, published_us=now_us)
+    content, content_type = payloads.of_lease(lease, record.content, record.template)
+    headers = headers_for(target, lease, content, content_type, now_us)
+    transport = Transport(loop, None if record.allow_private else of_process())
+    answered: asyncio.Future[Answer] = loop.create_future()
+    try:
+        transport.start(
+            request_for(
+                target,
+                headers,
+                content,
+                answered.set_result,
+                proxy=os.environ.get(PROXY_VARIABLE) or None,
+                resolve=None,
+            )
+        )
+        answer = await answered
+    finally:
+        transport.close()
+    return _result(answer, headers, record)
+
+
+def _result(answer: Answer, headers: list[bytes], record: Record) -> TrialResult:
+    verdict = judge(
+        answer, dead_on=record.dead_on, duplicate_ok=record.duplicate_ok, now=table.now() / 1e6
+    )
+    sent: dict[str, str] = {}
+    for line in headers:
+        name, _, value = line.decode("latin-1").partition(": ")
+        if value:
+            sent[name] = "…" if name in record.sealed else value
+    names = ("resolved", "connected", "encrypted", "answered", "ended")
+    return TrialResult(
+        ok=verdict.effect == "ack",
+        text=verdict.text or f"HTTP {answer.status}",
+        status=answer.status,
+        error=answer.error,
+        milliseconds=dict(zip(names, answer.milliseconds, strict=False)),
+        headers=answer.headers,
+        body=answer.body.decode(errors="backslashreplace"),
+        request_headers=sent,
+    )

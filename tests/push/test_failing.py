@@ -1,0 +1,203 @@
+"""Receivers that fail: the breaker, fair slots, conditions, notifications, test requests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from laneway import Laneway
+from laneway.cli import main
+from laneway.errors import Refused
+from laneway.push import breaker, table
+from laneway.push.answers import Verdict
+from laneway.working.buffer import HandlerQueue
+from laneway.working.delivery import WorkerDelivery
+from laneway.working.handler import Handler
+from tests.push.receiver import Receiver
+
+
+def test_breaker_of_a_dead_endpoint(
+    app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It opens after five failures; then one message at a time is a probe, and no attempt is counted.
+    After the first success everything is sent.
+    """
+    monkeypatch.setattr(breaker, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(breaker, "MAX_SECONDS", 0.2)
+    app.policy("push.x", retries=100)
+    status = [500]
+    receiver.answers["/x"] = lambda: (status[0], {})
+    endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
+    for n in range(50):
+        app.publish("push.x", n)
+    with running(app):
+        deadline = time.monotonic() + 20
+        while endpoint.info().state != "open" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert endpoint.info().state == "open"
+        opened_at = len(receiver.requests)
+        assert opened_at <= 5 + 2 + 2  # the limit of concurrency="auto", and a probe or two
+        time.sleep(0.5)
+        assert len(receiver.requests) - opened_at <= 8
+        counted = max(message.attempt for message in app.topic("push.x").peek(50))
+        assert counted <= 6
+        status[0] = 200
+        while app.topic("push.x").stats().done < 50 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert app.topic("push.x").stats().done == 50
+        while endpoint.info().state != "healthy" and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert endpoint.info().state == "healthy"
+
+
+@contextlib.contextmanager
+def running(app: Laneway) -> Iterator[None]:
+    worker = app.worker(concurrency=20)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+
+
+def test_window() -> None:
+    """Five failures open it, but not beside twice as many successes, nor after a quiet hour."""
+    failure, success = Verdict("retry", "failure"), Verdict("ack", "success")
+    window = breaker.Window()
+    for n in range(5):
+        assert not window.should_open()
+        window.count(failure, 100.0 + n / 100)
+    assert window.should_open()
+    window = breaker.Window()
+    for _ in range(15):
+        window.count(success, 100.0)
+    for _ in range(5):
+        window.count(failure, 100.0)
+    assert not window.should_open()
+    for _ in range(15):
+        window.count(failure, 100.0)
+    assert window.should_open()
+    window.count(failure, 3_700.0)
+    assert not window.should_open()
+    window = breaker.Window()
+    for _ in range(30):
+        window.count(success, 100.0)
+    for n in range(5):
+        window.count(Verdict("retry", "failure", is_timeout=True), 100.0)
+        assert window.should_open() == (n == 4)
+    window = breaker.Window()
+    for _ in range(10):
+        window.count(Verdict("retry", "message"), 100.0)
+    assert not window.should_open()
+    window.count(Verdict("retry", "message"), 100.0)
+    assert window.should_open()
+
+
+def test_failing_for_days() -> None:
+    """A warning after half of five days, then it is disabled; a success clears all of it."""
+    day_us = 86_400_000_000
+    record = table.Record()
+    breaker.after_failure(record, "HTTP 500", 19, day_us, opens=True)
+    assert not breaker.should_warn(record.condition, 4 * day_us)
+    breaker.after_failure(record, "HTTP 500", 1, day_us + day_us // 4, opens=True)
+    assert not breaker.should_disable(record.condition, 7 * day_us)  # within 12 h
+    assert breaker.should_warn(record.condition, 4 * day_us)
+    breaker.after_failure(record, "HTTP 500", 1, 2 * day_us, opens=True)
+    assert not breaker.should_disable(record.condition, 5 * day_us)
+    assert breaker.should_disable(record.condition, 6 * day_us)
+    breaker.after_success(record)
+    assert record.condition == table.Condition()
+
+
+def test_one_topic_gets_a_part_of_the_slots() -> None:
+    """Messages of a topic with too many slots wait while those of others can begin."""
+    handler = Handler(lambda _: None, "push.*")
+    queue = HandlerQueue(handler, 64)
+    full = {"push.slow"}
+    queue.is_full = full.__contains__
+
+    def add(topic: str) -> None:
+        lease: Any = type("L", (), {"topic": topic, "priority": 0, "fence": 1})()
+        queue.add(WorkerDelivery(lease, handler, 0.0, 0))
+
+    for topic in ("push.slow", "push.slow", "push.a", "push.b"):
+        add(topic)
+    assert {queue.pop().lease.topic for _ in range(2)} == {"push.a", "push.b"}
+    assert queue.pop().lease.topic == "push.slow"  # nobody else waits
+    add("push.c")
+    assert [queue.pop().lease.topic for _ in range(2)] == ["push.c", "push.slow"]
+    assert queue.count == 0
+
+
+def test_refused_credentials_need_attention(app: Laneway, receiver: Receiver) -> None:
+    """After ten in a row somebody is notified, once an hour."""
+    app.policy("push.x", retries=100)
+    notices: list[Any] = []
+    app.handler("laneway.endpoints")(lambda message: notices.append(message.body))
+    window, verdict = breaker.Window(), Verdict("retry", "auth", "HTTP 401")
+    for _ in range(10):
+        window.count(verdict, 1.0)
+    assert window.auth == breaker.AUTH_FAILURES
+    app.endpoint("push.x", url=receiver.url("/200"), allow_private=True)
+    from laneway.push.notifications import notify
+
+    for _ in range(3):
+        notify(app.engine, "misconfigured", "push.x", "it refuses our requests", 7_200_000_000)
+    app.run_worker(burst=True)
+    assert [each["type"] for each in notices] == ["endpoint.misconfigured"]
+
+
+def test_notifications_that_nobody_handles(app: Laneway, receiver: Receiver) -> None:
+    """They are dropped, unless their topic has an endpoint, which gets them."""
+    from laneway.push.notifications import notify
+
+    notify(app.engine, "warning", "push.x", "x", 0)
+    app.run_worker(burst=True)
+    assert app.topic("laneway.endpoints").stats().waiting == 0
+    app.endpoint("laneway.endpoints", url=receiver.url("/ops"), allow_private=True)
+    notify(app.engine, "warning", "push.y", "y", 0)
+    app.run_worker(burst=True)
+    assert [json.loads(each.body)["topic"] for each in receiver.of("/ops")] == ["push.y"]
+
+
+def test_test_request(app: Laneway, receiver: Receiver) -> None:
+    """It is sent past a disabled endpoint, through the guard, six times a minute."""
+    headers = {"authorization": "Bearer s3cret"}
+    endpoint = app.endpoint("push.x", url=receiver.url("/418"), allow_private=True, headers=headers)
+    endpoint.disable()
+    result = endpoint.test()
+    assert (result.ok, result.status, result.body) == (False, 418, "answer of /418")
+    assert result.request_headers["authorization"] == "…"
+    (request,) = receiver.requests
+    assert json.loads(request.body)["type"] == "laneway.test"
+    assert request.headers["authorization"] == "Bearer s3cret"
+    app.endpoint("push.x", url=receiver.url("/200"))
+    assert all(endpoint.test().ok for _ in range(5))
+    with pytest.raises(Refused, match="6 tests were sent within 60 s"):
+        endpoint.test()
+    app.endpoint("push.y", url=f"http://localtest.me.example:{receiver.port}/", allow_http=True)
+    assert app.endpoint("push.y").test().error == "dns"
+    with pytest.raises(Refused, match="there is none"):
+        table.get(app.engine, "push.z")
+
+
+def test_test_command(tmp_path: Any, key: str, receiver: Receiver) -> None:
+    """Its exit code says whether a message would be acked."""
+    store = f"sqlite:///{tmp_path}/q.db"
+    with Laneway(store) as app:
+        app.endpoint("push.x", url=receiver.url("/200"), allow_private=True)
+        app.endpoint("push.y", url=receiver.url("/500"), allow_private=True)
+    good = CliRunner().invoke(main, ["-u", store, "endpoint", "test", "push.x"])
+    assert (good.exit_code, good.output.splitlines()[0]) == (0, "ok: HTTP 200")
+    bad = CliRunner().invoke(main, ["-u", store, "endpoint", "test", "push.y", "--json"])
+    assert (bad.exit_code, json.loads(bad.output)["status"]) == (1, 500)
