@@ -26,7 +26,7 @@ def token() -> None:
     "--scope",
     multiple=True,
     required=True,
-    help="publish, consume, read, bodies, operate or admin; may be repeated.",
+    help="publish, consume, read, bodies, operate, endpoints or admin; may be repeated.",
 )
 @click.option(
     "--topic", multiple=True, help="Only topics of this pattern; may be repeated. [default: all]"

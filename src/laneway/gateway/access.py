@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from laneway.gateway.browser_session import Session
     from laneway.gateway.http import Request
 
-Scope = Literal["publish", "consume", "read", "bodies", "operate", "admin"]
+Scope = Literal["publish", "consume", "read", "bodies", "operate", "endpoints", "admin"]
 """
 What a token allows.
 
 `publish`: publish. `consume`: lease and settle. `read`: topics, messages without their bodies,
 policies, dead letters, workers. `bodies`: bodies of messages. `operate`: change policies, pause,
-purge, redrive. `admin`: tokens and the audit log.
+purge, redrive. `endpoints`: endpoints of push. `admin`: tokens and the audit log.
 """
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

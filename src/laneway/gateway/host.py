@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from laneway.engines.base import FullEngine
     from laneway.producing.producer import Producer
     from laneway.tasks.job import Job
@@ -21,6 +23,16 @@ class Host(Protocol):
     @property
     def namespace(self) -> str:
         """The namespace's name."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """The engine's URL."""
+        ...
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
         ...
 
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from laneway.gateway.endpoint_schema import (
+    DisableBody,
+    EndpointAnswer,
+    EndpointsAnswer,
+    EndpointsQuery,
+    RotateAnswer,
+    TestAnswer,
+)
 from laneway.gateway.routes import (
     consuming,
     dead_letters,
     descriptions,
+    endpoints,
     events,
     jobs,
     messages,
@@ -105,6 +114,7 @@ Fields = dict[str, Any]
 TOPIC = "/v1/topics/{topic}"
 MESSAGE = TOPIC + "/messages/{id}"
 POLICY = "/v1/policies/{pattern}"
+ENDPOINT = "/v1/endpoints/{topic}"
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/healthz", None, probes.health, answer=HealthAnswer),
@@ -372,6 +382,29 @@ ROUTES: tuple[Route, ...] = (
         subscriptions.unsubscribe,
         body=ConfirmBody,
         answer=CountAnswer,
+    ),
+    # Endpoints
+    Route(
+        "GET",
+        "/v1/endpoints",
+        "endpoints",
+        endpoints.list_endpoints,
+        query=EndpointsQuery,
+        answer=EndpointsAnswer,
+    ),
+    Route("GET", ENDPOINT, "endpoints", endpoints.show_endpoint, answer=EndpointAnswer),
+    Route("PUT", ENDPOINT, "endpoints", endpoints.set_endpoint, body=Fields, answer=EndpointAnswer),
+    Route("DELETE", ENDPOINT, "endpoints", endpoints.remove_endpoint, answer=RemovedAnswer),
+    Route("POST", ENDPOINT + "/rotate", "endpoints", endpoints.rotate, answer=RotateAnswer),
+    Route("POST", ENDPOINT + "/test", "endpoints", endpoints.test, answer=TestAnswer),
+    Route("POST", ENDPOINT + "/enable", "endpoints", endpoints.enable, answer=EndpointAnswer),
+    Route(
+        "POST",
+        ENDPOINT + "/disable",
+        "endpoints",
+        endpoints.disable,
+        body=DisableBody,
+        answer=EndpointAnswer,
     ),
     # Tokens and the audit log
     Route("GET", "/v1/tokens", "admin", tokens.list_tokens, query=TokensQuery, answer=TokensAnswer),

@@ -95,7 +95,7 @@ class Route:
     @property
     def is_change(self) -> bool:
         """Whether the audit log keeps it."""
-        return self.scope in ("operate", "admin") and self.method != "GET"
+        return self.scope in ("operate", "endpoints", "admin") and self.method != "GET"
 
     @property
     def summary(self) -> str:

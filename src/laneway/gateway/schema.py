@@ -857,7 +857,7 @@ class TokenBody(_Body):
 
     name: str
     scopes: Annotated[
-        list[Literal["publish", "consume", "read", "bodies", "operate", "admin"]],
+        list[Literal["publish", "consume", "read", "bodies", "operate", "endpoints", "admin"]],
         msgspec.Meta(min_length=1),
     ]
     topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)] | None = None

@@ -1,0 +1,92 @@
+"""What requests about endpoints and their answers consist of; see `schema`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+
+class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`pattern`: only these topics. `state`: only such ones, among 10,000. `after`: a topic."""
+
+    pattern: str = "*"
+    state: Literal["healthy", "failing", "open", "probing", "disabled"] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+    after: str | None = None
+
+
+class DisableBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`reason`: what lists show."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=200)] = "by hand"
+
+
+class EndpointAnswer(msgspec.Struct, kw_only=True):
+    """
+    An endpoint without its secrets: `secrets` has their ends. Values of headers that look like
+    secrets are `…`. `secret`: a new one, which is shown once. `disabled`: why it is;
+    `attention`: why somebody should look at it; `failing_since`, `failures`, `last_failure`: since
+    the last success.
+    """
+
+    topic: str
+    url: str
+    state: str
+    secret: str | None = None
+    description: str
+    events: list[str]
+    content: str
+    template: Any
+    headers: dict[str, str]
+    secrets: list[str]
+    timeout: float
+    connect_timeout: float
+    dead_on: list[int]
+    duplicate_ok: bool
+    verify_tls: bool
+    proxy: str | None
+    http2: str
+    allow_private: bool
+    allow_http: bool
+    topic_header: bool
+    log: str
+    metadata: dict[str, str]
+    disabled: str | None
+    attention: str | None
+    failing_since: datetime | None
+    failures: int
+    last_failure: str | None
+    created: datetime
+    changed: datetime
+    version: int
+
+
+class EndpointsAnswer(msgspec.Struct):
+    """Endpoints by topic. `next`: for the parameter `after` of the next page."""
+
+    endpoints: list[EndpointAnswer]
+    next: str | None
+
+
+class RotateAnswer(msgspec.Struct):
+    """The new secret, which is not shown again."""
+
+    secret: str
+
+
+class TestAnswer(msgspec.Struct, kw_only=True):
+    """
+    The answer to a test request. `ok`: whether a message would be acked. `body`: its first 4 KiB,
+    for callers with the scope `bodies`. `milliseconds`: until each step had ended.
+    """
+
+    ok: bool
+    text: str
+    status: int
+    error: str | None
+    milliseconds: dict[str, float]
+    headers: dict[str, str]
+    body: str | None
+    request_headers: dict[str, str]

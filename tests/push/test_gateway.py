@@ -1,0 +1,103 @@
+"""Endpoints over HTTP: set, list, test, rotate; secrets stay out of answers and the audit log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from laneway import Laneway
+from laneway.gateway import tokens
+from laneway.push.signature import text_of
+from tests.gateway.conftest import Api, serving
+from tests.push.receiver import Receiver
+
+URL = "https://acme.example/hooks"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/q.db"
+
+
+@pytest.fixture(scope="module")
+def api(store: str) -> Iterator[Api]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANEWAY_SECRETS_KEY", "A" * 43 + "=")
+        patch.setenv("LANEWAY_PUSH_ALLOW", "127.0.0.0/8")
+        with serving(store) as (api, _):
+            yield api
+
+
+def test_life_of_an_endpoint(api: Api, receiver: Receiver) -> None:
+    """Each route, and what it refuses."""
+    path = "/v1/endpoints/push.acme"
+    created = api(
+        "PUT", path, {"url": receiver.url("/200"), "headers": {"x-api-key": "s3cret"}}
+    ).json
+    assert created["secret"].startswith("whsec_")
+    assert (created["state"], created["headers"]) == ("healthy", {"x-api-key": "…"})
+    given = text_of(bytes(range(40)))
+    assert api("PUT", path, {"timeout": "5s", "secret": given}).json["secret"] is None
+    assert api("GET", path).json["timeout"] == 5.0
+    assert api("POST", path + "/rotate").json["secret"] != created["secret"]
+    assert api("POST", path + "/test").json["ok"]
+    assert receiver.requests[0].headers["x-api-key"] == "s3cret"
+    assert api("POST", path + "/disable", {"reason": "slow"}).json["disabled"] == "slow"
+    assert api("POST", path + "/enable").json["state"] == "probing"
+    api("POST", path + "/disable", {})
+    refused = api("POST", path + "/enable", status=409)
+    assert 0 < int(refused.headers["retry-after"]) <= 301
+    api("PUT", "/v1/endpoints/push.acme%23crm", {"url": URL})
+    api("PUT", "/v1/endpoints/push.b", {"url": URL})
+    page = api("GET", "/v1/endpoints?limit=2").json
+    assert [each["topic"] for each in page["endpoints"]] == ["push.acme", "push.acme#crm"]
+    rest = api("GET", f"/v1/endpoints?after={page['next'].replace('#', '%23')}").json
+    assert [each["topic"] for each in rest["endpoints"]] == ["push.b"]
+    assert rest["next"] is None
+    audit = json.dumps(api("GET", "/v1/audit").json)
+    assert "s3cret" not in audit
+    assert given not in audit
+    assert "x-api-key" in audit
+    assert api("DELETE", path).json["removed"]
+    for method, route in (("GET", path), ("DELETE", path), ("POST", path + "/rotate")):
+        api(method, route, status=404)
+
+
+def test_requests_that_are_refused(api: Api) -> None:
+    """A private address cannot be opened through the API; errors name the setting."""
+    path = "/v1/endpoints/push.bad"
+    api("PUT", path, {"url": "http://10.0.0.1/", "allow_private": True}, status=403)
+    for wrong in (
+        {"url": "http://10.0.0.1/"},
+        {"url": "https://169.254.169.254/"},
+        {"url": URL, "color": 1},
+        {"url": URL, "timeout": -1},
+        {"url": 7},
+        {},
+    ):
+        assert "endpoint" in api("PUT", path, wrong, status=400).json["detail"]
+    assert "push.bad" not in api("GET", "/v1/endpoints").content.decode()
+
+
+def test_scopes_and_topics(api: Api, store: str) -> None:
+    """A token sees the endpoints of its own topics, and needs the scope `endpoints`."""
+    api("PUT", "/v1/endpoints/push.mine", {"url": URL})
+    api("PUT", "/v1/endpoints/push.other", {"url": URL})
+    with Laneway(store) as app:
+        ids = []
+        for name, scope in (("own", "endpoints"), ("reader", "read")):
+            token_id, text, _ = tokens.create(app.engine, name, [scope], topics=["push.mine"])
+            ids.append(token_id)
+            mine = Api(api.port, token=text)
+            if scope == "read":
+                mine("GET", "/v1/endpoints/push.mine", status=403)
+                continue
+            listed = mine("GET", "/v1/endpoints").json["endpoints"]
+            assert [each["topic"] for each in listed] == ["push.mine"]
+            mine("GET", "/v1/endpoints/push.other", status=403)
+            mine("PUT", "/v1/endpoints/push.other", {"timeout": 1}, status=403)
+            mine("POST", "/v1/endpoints/push.mine/rotate")
+        for token_id in ids:
+            tokens.revoke(app.engine, token_id)
