@@ -143,9 +143,12 @@ class Visit:
         keyed = [
             (row, None if row[4] or row[2] is None else line_of(row[3], row[2])) for row in page
         ]
-        tx.key_states.load(
-            (number, key) for _, key in keyed if key is not None and key not in self._room
-        )
+        wanted = [(number, key) for _, key in keyed if key is not None and key not in self._room]
+        lane = self._lane
+        if lane.leased or lane.parked or lane.keys_recover > tx.now:
+            tx.key_states.load(wanted)
+        else:  # all keys of the lane are at rest
+            tx.key_states.assume_absent(wanted)
         held_back: list[tuple[int, str]] = []
         is_all = False
         for (mid, rank, *_), key in keyed:

@@ -78,6 +78,12 @@ class Table:
         rows = self._statements.all_rows(self._read, wanted, converts=self._converts)
         self._known.update((row[: self._key], row[self._key :]) for row in rows)
 
+    def assume_absent(self, keys: Iterable[Key]) -> None:
+        """Do not read the rows of these keys: the caller knows that they say nothing."""
+        for key in keys:
+            if key not in self._changed:
+                self._known.setdefault(key, None)
+
     def put(self, key: Key, *values: Any) -> None:
         """Insert or change a row."""
         self._changed[key] = values
