@@ -1,0 +1,193 @@
+"""
+Push: requests a second of one sender, beside what its HTTP client and aiohttp reach by themselves,
+with the same receiver, payload and number in flight, one after the other in one run.
+
+- `laneway`: messages in the store to answered requests, through the public API: signed, with the
+  address guard, the breaker and the adaptive limit.
+- `pycurl`: the same requests by a bare CurlMulti, which is what Laneway's transport is built on.
+- `aiohttp`: the same requests by an aiohttp session.
+
+CPU is that of the sending process. The receiver is a process of its own on the same machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench.common import options, pick, publish_table
+from laneway import Laneway, Message
+from laneway.push.address_guard import Guard
+from laneway.push.secret_store import new_key
+from laneway.push.transport import Request, Transport
+
+IN_FLIGHT = 64
+BODY = b'{"order":42,"text":"' + b"x" * 80 + b'"}'
+RECEIVER = """
+import asyncio
+ANSWER = b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n"
+class Receiver(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport, self.buffer = transport, b""
+    def data_received(self, data):
+        self.buffer += data
+        while True:
+            head, found, rest = self.buffer.partition(b"\\r\\n\\r\\n")
+            if not found:
+                return
+            lower = head.lower()
+            at = lower.find(b"content-length:") + 15
+            length = int(lower[at : (lower.find(b"\\r\\n", at) + 1 or len(lower) + 1) - 1])
+            if len(rest) < length:
+                return
+            self.buffer = rest[length:]
+            self.transport.write(ANSWER)
+async def main():
+    server = await asyncio.get_running_loop().create_server(Receiver, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def receiver() -> Any:
+    """The port of a receiver in a process of its own."""
+    process = subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def timed(count: int, call: Callable[[], None]) -> tuple[float, float]:
+    """Requests a second, and µs of CPU for each."""
+    began, used = time.perf_counter(), time.process_time()
+    call()
+    return count / (time.perf_counter() - began), (time.process_time() - used) / count * 1e6
+
+
+def with_laneway(port: int, count: int, endpoints: int) -> tuple[float, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
+        app.push("push.*")
+        url = f"http://127.0.0.1:{port}/hooks"
+        app.endpoint_many(
+            (f"push.{n}", {"url": url, "allow_private": True}) for n in range(endpoints)
+        )
+        app.publish_many(
+            Message(f"push.{n % endpoints}", BODY, headers={"content-type": "application/json"})
+            for n in range(count)
+        )
+        found = timed(count, lambda: check(app, count))
+        app.close()
+        return found
+
+
+def check(app: Laneway, count: int) -> None:
+    summary = app.run_worker(burst=True, concurrency=IN_FLIGHT)
+    assert summary.acked == count, summary
+
+
+def with_pycurl(port: int, count: int, _: int) -> tuple[float, float]:
+    async def send() -> None:
+        transport = Transport(asyncio.get_running_loop(), Guard(["127.0.0.0/8"]))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left, running = count, 0
+
+        def begin() -> None:
+            nonlocal left, running
+            left, running = left - 1, running + 1
+            transport.start(
+                Request(
+                    url=f"http://127.0.0.1:{port}/hooks",
+                    host="127.0.0.1",
+                    headers=[b"content-type: application/json", b"expect:"],
+                    body=BODY,
+                    timeout_ms=15_000,
+                    connect_timeout_ms=5_000,
+                    http2=False,
+                    finished=ended,
+                )
+            )
+
+        def ended(answer: Any) -> None:
+            nonlocal running
+            assert answer.status == 200, answer
+            running -= 1
+            if left:
+                begin()
+            elif not running:
+                done.set_result(None)
+
+        for _ in range(min(IN_FLIGHT, count)):
+            begin()
+        await done
+        transport.close()
+
+    return timed(count, lambda: asyncio.run(send()))
+
+
+def with_aiohttp(port: int, count: int, _: int) -> tuple[float, float] | None:
+    try:
+        import aiohttp
+    except ImportError:
+        return None
+
+    async def send() -> None:
+        left = iter(range(count))
+        async with aiohttp.ClientSession() as session:
+
+            async def several() -> None:
+                for _ in left:
+                    async with session.post(
+                        f"http://127.0.0.1:{port}/hooks",
+                        data=BODY,
+                        headers={"content-type": "application/json"},
+                    ) as answer:
+                        assert answer.status == 200
+                        await answer.read()
+
+            await asyncio.gather(*(several() for _ in range(IN_FLIGHT)))
+
+    return timed(count, lambda: asyncio.run(send()))
+
+
+def main() -> None:
+    chosen = options(__doc__ or "push")
+    count, endpoints = pick(chosen, (50_000, 1_000), (5_000, 1_000), (200, 20))
+    os.environ["LANEWAY_SECRETS_KEY"] = new_key()
+    rows: list[tuple[Any, ...]] = []
+    ceiling = 0.0
+    with receiver() as port:
+        for name, run in (
+            ("aiohttp", with_aiohttp),
+            ("pycurl", with_pycurl),
+            ("laneway", with_laneway),
+        ):
+            found = run(port, count, endpoints)
+            if found is None:
+                print("aiohttp is not installed: pip install -r bench/requirements.txt")
+                continue
+            ceiling = ceiling or found[0]
+            rows.append((name, *found, found[0] / ceiling))
+    publish_table(
+        "push",
+        chosen,
+        ("sender", "requests/s", "CPU µs each", f"of {rows[0][0]}'s"),
+        rows,
+        f"{count:,} requests to {endpoints:,} endpoints, {IN_FLIGHT} in flight",
+    )
+
+
+if __name__ == "__main__":
+    main()
