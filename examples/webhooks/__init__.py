@@ -1,0 +1,1 @@
+"""A shop that tells its merchants of their orders, whatever their receivers do."""
