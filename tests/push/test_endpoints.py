@@ -47,7 +47,6 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
         ({"content": "xml"}, 'one of "body", "standard", "cloudevents"'),
         ({"template": {"a": "$unknown"}}, "unknown value"),
         ({"dead_on": [200]}, "statuses from 300 to 599"),
-        ({"log": "none"}, 'one of "failures"'),
         ({"secret": "whsec_c2hvcnQ="}, "base64 of 24 to 64 bytes"),
         ({"verify_tls": "no"}, "true or false"),
         ({"ca": "nonsense"}, "certificate in PEM"),

@@ -47,7 +47,6 @@ def endpoint() -> None:
 @click.option("--template", help="JSON whose texts like $.order are replaced by the body's fields.")
 @click.option("--dead-on", type=int, multiple=True, help="HTTP statuses that are final.")
 @click.option("--description", help="What it is for.")
-@click.option("--log", help="failures, sample or all attempts. [default: failures]")
 @click.option("--proxy", help="A proxy for its requests.")
 @click.option("--ca", type=click.File(), help="A file with the certificate to trust, in PEM.")
 @click.option("--http2", help="auto or never. [default: auto]")

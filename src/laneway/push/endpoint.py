@@ -51,7 +51,7 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     - `topic`: whose messages are sent; of a subscription, like `push.acme#crm`.
     - `url`, `description`, `timeout`, `connect_timeout`, `events`, `content`, `template`,
       `dead_on`, `duplicate_ok`, `verify_tls`, `proxy`, `http2`, `allow_private`, `allow_http`,
-      `topic_header`, `log`, `metadata`: its settings.
+      `topic_header`, `metadata`: its settings.
     - `headers`: by name; the values of those that look like secrets are `"…"`.
     - `secrets`: the ends of the secrets that sign now, the newest first.
     - `state`: `"healthy"`, `"failing"`, `"open"` (its breaker), `"probing"` or `"disabled"`.
@@ -78,7 +78,6 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     allow_private: bool
     allow_http: bool
     topic_header: bool
-    log: str
     metadata: dict[str, str]
     disabled: str | None
     attention: str | None

@@ -54,12 +54,6 @@ SECRET_WORDS = ("auth", "cookie", "key", "pass", "secret", "signature", "token",
 _HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
-LogMode = Literal["failures", "sample", "all"]
-"""
-Which attempts the delivery log has. `"failures"`: those that failed. `"sample"`: also successes, up
-to 100 a second of a sender. `"all"`: each one, with the request's body.
-"""
-
 
 class Secret(msgspec.Struct, omit_defaults=True, array_like=True):
     """A secret: as it is stored, the end of its text, and how long it signs (µs; 0: for good)."""
@@ -121,7 +115,6 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     allow_private: bool = False
     allow_http: bool = False
     topic_header: bool = False
-    log: LogMode = "failures"
     metadata: dict[str, str] = {}
     created_us: int = 0
     changed_us: int = 0
@@ -285,7 +278,6 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "allow_private": _flag("allow_private"),
     "allow_http": _flag("allow_http"),
     "topic_header": _flag("topic_header"),
-    "log": _choice("log", "failures", "sample", "all"),
     "metadata": _metadata,
 }
 """Every setting except `url` and `secret`, with its check."""
