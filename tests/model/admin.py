@@ -240,12 +240,19 @@ class Model(Engine):
         return True
 
     def _lanes_under(self, pattern: str) -> list[Lane]:
-        """An engine may place lanes beyond `HOUSEKEEPING_LIMIT` in later calls."""
-        return [
-            lane
-            for lane in self.lanes.values()
-            if pattern == lane.rule or matches(pattern, lane.rule.removesuffix(".*"))
-        ]
+        """
+        In the order of names; buckets are first under `*`, else last. The order decides which of
+        two groups that begin together is the older one. An engine may place lanes beyond
+        `HOUSEKEEPING_LIMIT` in later calls.
+        """
+        return sorted(
+            (
+                lane
+                for lane in self.lanes.values()
+                if pattern == lane.rule or matches(pattern, lane.rule.removesuffix(".*"))
+            ),
+            key=lambda lane: ((lane.topic is None) != (pattern == "*"), lane.rule, lane.name),
+        )
 
     def _topics_in_use(self) -> set[str]:
         """
