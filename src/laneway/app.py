@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from laneway.admin.workers import WorkerInfo
     from laneway.cluster.career import Career
     from laneway.cluster.election import Election
+    from laneway.cluster.subscription_workers import SubscriptionWorkers
     from laneway.cluster.term_store import ElectionState
     from laneway.delivery import Delivery
     from laneway.engines.base import (
@@ -217,6 +218,7 @@ class Laneway:
         self.handlers.add_own(EndedHandler())
         self.handlers.add_own(OpenHandler())
         self.handlers.find_named = functools.partial(queue.find, self)
+        self.handlers.make_side_workers = self._subscription_workers
         self.queues: dict[str, Queue] = self.handlers.queues
         """The program's queues of functions, by name."""
         self.named_tasks: dict[str, NamedTask] = {}
@@ -449,12 +451,13 @@ class Laneway:
         message. The subscription `audit` of the topic `orders` is the topic `orders#audit`.
 
         Arguments: `kind`: `"shared"`: its consumers compete. `"exclusive"`, `"failover"`: there is
-        one consumer (`Topic.consumer`); a second one is refused, or takes over when the first one
-        ends. Both need a topic's own name. `start`: `"all waiting"`: copy what waits in the topic,
-        too, up to 100,000 messages; this opens the store. `where`: values by header, like
-        `{"type": "order.*"}`: it gets only messages whose headers match all of them; a value may be
-        a list, and end in `*`. `expires`: it gets no more copies after messages have waited in it
-        for so long, at least a minute, and none was delivered; until somebody leases from it.
+        one consumer (`Topic.consumer`, or a worker with a handler); a second one is refused, or
+        takes over when the first one ends; a worker waits for both. Both need a topic's own name.
+        `start`: `"all waiting"`: copy what waits in the topic, too, up to 100,000 messages; this
+        opens the store. `where`: values by header, like `{"type": "order.*"}`: it gets only
+        messages whose headers match all of them; a value may be a list, and end in `*`. `expires`:
+        it gets no more copies after messages have waited in it for so long, at least a minute, and
+        none was delivered; until somebody leases from it.
 
         It is a setting of the topic's policy: as `policy`, it belongs to the program before the
         store is opened. A second call changes its settings. Raises BadPolicy, UsageError; with
@@ -1282,6 +1285,19 @@ class Laneway:
             arguments.whole("elections", "limit", limit),
             "" if after is None else arguments.name("elections", "after", after),
         )
+
+    def _subscription_workers(
+        self,
+        engine: FullEngine,
+        handlers: Handlers,
+        options: Options,
+        failed: Callable[[BaseException], None],
+    ) -> SubscriptionWorkers:
+        from laneway.cluster.subscription_workers import (  # noqa: PLC0415
+            SubscriptionWorkers,
+        )  # few programs have any
+
+        return SubscriptionWorkers(self.threads, engine, handlers, options, failed)
 
     @property
     def elections_in_workers(self) -> list[Election]:

@@ -119,27 +119,31 @@ class Consumer:
     # Holding the subscription
 
     def __enter__(self) -> Self:
-        kind = self._kind()
+        kind = self.kind()
         until = None if self._wait is None else clock() + self._wait
-        while True:
-            asked = clock()
-            claim = self._store.claim(self._candidate, self._times.term)
-            if isinstance(claim, Claim):
-                break
+        while (holder := self.claim()) is not None:
             left = self._times.look if until is None else until - clock()
             if kind == "exclusive" or left <= 0:
                 waited = "" if kind == "exclusive" else f" and {self._wait:g} s have passed"
                 raise Refused(
-                    f"subscription {self.topic}: {claim.holder} consumes it{waited}; it is {kind}"
+                    f"subscription {self.topic}: {holder} consumes it{waited}; it is {kind}"
                 )
             time.sleep(min(left, self._times.look))
+        return self
+
+    def claim(self) -> str | None:
+        """Hold the subscription, unless another process does: returns which."""
+        asked = clock()
+        claim = self._store.claim(self._candidate, self._times.term)
+        if not isinstance(claim, Claim):
+            return claim.holder or "another process"
         held_until = asked + claim.left - self._times.margin
         self._term = Term(
             ELECTION + self.topic, claim.number, held_until, was_handed_over=claim.was_handed_over
         )
         self._renewal = _Renewal(self, self._store, self._term, self._times)
         self._renewal.start()
-        return self
+        return None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -166,7 +170,7 @@ class Consumer:
         finally:
             self._store.end(term.number, handed_over=is_held)
 
-    def _kind(self) -> str:
+    def kind(self) -> str:
         """The subscription's kind. Raises Refused, UsageError."""
         engine = self._host.engine
         base, name = subscriptions.split(self.topic)
@@ -194,6 +198,21 @@ class Consumer:
         each change in a store of your own, and let that store refuse a smaller one.
         """
         return self._held_term().number
+
+    @property
+    def term(self) -> Term:
+        """The term that this process holds. Raises TermLost."""
+        return self._held_term()
+
+    @property
+    def look(self) -> float:
+        """How often a candidate looks whether the subscription is free, in seconds."""
+        return self._times.look
+
+    @property
+    def pool(self) -> str:
+        """The pool of its messages, once `kind` was asked."""
+        return self._pool
 
     @property
     def is_held(self) -> bool:

@@ -357,6 +357,7 @@ class _Worker(Worker):
     """A worker that exits when nothing can be handled now, and records errors of handlers."""
 
     _takes_samples = False  # time stands still while it runs
+    _has_side_workers = False  # terms need a clock that runs; `run(pool=…)` serves them
 
     def __init__(self, engine: FullEngine, handlers: Any, options: Options) -> None:
         super().__init__(engine, handlers, options)

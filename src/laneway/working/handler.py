@@ -22,8 +22,11 @@ from laneway.working.middleware import HandlingMiddlewares
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from laneway.engines.base import FullEngine
     from laneway.message import Draft, Lease, Message, Settlement
     from laneway.units import Duration
+    from laneway.working.options import Options
+    from laneway.working.side_workers import SideWorkers
 
 log = logging.getLogger("laneway.worker")
 
@@ -295,6 +298,14 @@ class Handlers:
         """By topic: queues whose messages name the function to call."""
         self.find_named: Callable[[str, str], Handler | None] | None = None
         """Finds the handler for a function's name and a topic; None: names are not looked up."""
+        self.make_side_workers: (
+            Callable[[FullEngine, Handlers, Options, Callable[[BaseException], None]], SideWorkers]
+            | None
+        ) = None
+        """
+        Makes the workers of exclusive and failover subscriptions that run beside one; the function
+        that it gets ends that one with an error.
+        """
         self._by_topic = _ByTopic(self._by_pattern)
         self.middlewares = HandlingMiddlewares()
         self.lifespans = Lifespans()
@@ -371,6 +382,10 @@ class Handlers:
     def by_pattern(self) -> list[Handler]:
         """The handlers that have a pattern, sorted by it."""
         return [self._by_pattern[pattern] for pattern in sorted(self._by_pattern)]
+
+    def has_subscriptions(self) -> bool:
+        """Whether a handler is for a subscription."""
+        return any(map(subscriptions.is_copy, self._by_pattern))
 
     def task_names(self) -> list[str]:
         """The names of all tasks, sorted."""

@@ -149,6 +149,11 @@ class Summary(msgspec.Struct):
         """How many deliveries were acked, retried or died."""
         return self.acked + self.retried + self.died
 
+    def add(self, other: Summary) -> None:
+        """Add the counts of another worker."""
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
     def in_words(self) -> str:
         """As text for the last line of a log."""
         parts = [f"{self.acked:,} done"]

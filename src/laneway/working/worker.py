@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from laneway.working.handler import Handler, Handlers
     from laneway.working.health_server import HealthServer
     from laneway.working.options import Options, Summary
+    from laneway.working.side_workers import SideWorkers
 
 log = logging.getLogger("laneway.worker")
 
@@ -106,6 +107,9 @@ class Worker:
 
     _takes_samples = True
     """Whether it takes samples for the history."""
+
+    _has_side_workers = True
+    """Whether workers for exclusive and failover subscriptions run beside it."""
 
     def __init__(
         self,
@@ -149,6 +153,8 @@ class Worker:
         """By the handler's kind."""
         self._topic_executors: dict[str, TopicExecutor] = {}
         self._outcome_log: OutcomeLog
+        self._side_workers: SideWorkers | None = None
+        self._is_drained = False
 
     # Start and stop
 
@@ -241,6 +247,7 @@ class Worker:
             )
         else:
             log.info("worker %d is ready: elections, and no handlers", os.getpid())
+        self._start_side_workers()
         if ready is not None:
             ready()
         try:
@@ -251,8 +258,26 @@ class Worker:
         if self._stopping is not None:
             self._stopping()
         celery_signals.worker_shutdown.send(self)
-        is_cancelled |= await self._to_the_end(self._shut_down())
+        is_cancelled |= await self._to_the_end(self._shut_down_all())
         return is_cancelled
+
+    def _start_side_workers(self) -> None:
+        make = self._handlers.make_side_workers
+        if self._has_side_workers and make is not None and self._handlers.has_subscriptions():
+            self._side_workers = make(self._engine, self._handlers, self._options, self.failed)
+            self._side_workers.start()
+
+    async def _shut_down_all(self) -> None:
+        """Shut down with the workers beside this one; a burst is over when theirs are."""
+        side_workers = self._side_workers
+        if side_workers is None:
+            await self._shut_down()
+            return
+        if self._is_drained:
+            await side_workers.end()
+        side_workers.stop()
+        await asyncio.gather(self._shut_down(), side_workers.end())
+        self._engine_thread.settler.summary.add(side_workers.summary)
 
     def _open_health_server(self) -> HealthServer | None:
         options = self._options
@@ -345,6 +370,8 @@ class Worker:
     def _stop(self) -> None:
         self._stop_count += 1
         self._change.set()
+        if self._stop_count > 1 and self._side_workers is not None:
+            self._side_workers.stop()
 
     async def _wait_until(
         self, condition: Callable[[], bool], seconds: float | None = None
@@ -484,6 +511,7 @@ class Worker:
         self._outcome_log.settled(settlement, answer)
 
     def drained(self) -> None:
+        self._is_drained = True
         self.stop()
 
     def failed(self, error: BaseException) -> None:

@@ -1,0 +1,291 @@
+"""
+The workers of exclusive and failover subscriptions.
+
+A worker with a handler for such a subscription is a candidate for its term. While it holds the
+term, a second worker runs beside it, on its event loop: it serves the subscription's own pool, and
+its leases end with the term. So nothing else of a worker knows about terms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
+
+from laneway import subscriptions
+from laneway.cluster.consumer import LEAST_TERM, MOST_TERM, Consumer
+from laneway.cluster.term import clock
+from laneway.errors import EngineUnavailable, Refused, UsageError
+from laneway.message import Batch
+from laneway.policy import handling_patterns, is_pattern
+from laneway.units import SECOND
+from laneway.working.options import Summary
+from laneway.working.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
+
+    from laneway.cluster.term import Term, TermEvent
+    from laneway.engines.base import FullEngine
+    from laneway.working.handler import Handlers
+    from laneway.working.options import Options
+
+log = logging.getLogger("laneway.worker")
+
+LOOK_SECONDS = 5.0
+"""How often a worker looks for new subscriptions, and whether one has changed its kind."""
+
+
+class _Host(NamedTuple):
+    """What a consumer needs of its application."""
+
+    engine: FullEngine
+    threads: Executor
+
+
+class SubscriptionWorkers:
+    """
+    The candidates of one worker: one for each exclusive or failover subscription that its handlers
+    cover. On the worker's event loop.
+
+    `failed`: ends the worker with an error.
+    """
+
+    def __init__(
+        self,
+        threads: Executor,
+        engine: FullEngine,
+        handlers: Handlers,
+        options: Options,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._host = _Host(engine, threads)
+        self._handlers = handlers
+        self._options = options
+        self._failed = failed
+        self._term_seconds = min(max(options.heartbeat_timeout, LEAST_TERM), MOST_TERM)
+        self._patterns = {
+            handler.pattern
+            for handler in handlers.by_pattern()
+            if subscriptions.is_copy(handler.pattern)
+        }
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the subscription's topic."""
+        self._workers: list[Worker] = []
+        self._stops = 0
+        self._is_stopped = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.summary = Summary()
+        """What they have handled, once they have ended."""
+
+    def start(self) -> None:
+        """Be a candidate until `stop`; with `burst` once."""
+        self._task = asyncio.create_task(self._guarded(self._run()))
+
+    def stop(self) -> None:
+        """Stop in order; called again: at once. Does not wait."""
+        self._stops += 1
+        self._is_stopped.set()
+        for worker in self._workers:
+            worker.stop()
+
+    async def end(self) -> None:
+        """Wait for the end: after `stop`, or with `burst` until nothing is left to run now."""
+        if self._task is not None:
+            await self._task
+        await asyncio.gather(*self._tasks.values())
+
+    async def _guarded(self, running: Any) -> None:
+        try:
+            await running
+        except Exception as error:  # noqa: BLE001  # the worker ends with it
+            self._failed(error)
+
+    async def _run(self) -> None:
+        while not self._stops:
+            with contextlib.suppress(EngineUnavailable):  # the worker itself reports it
+                for topic in await self._call(self._find):
+                    task = self._tasks.get(topic)
+                    if task is None or task.done():
+                        self._tasks[topic] = asyncio.create_task(
+                            self._guarded(self._consume(topic))
+                        )
+            if self._options.burst:
+                return
+            await _happens(self._is_stopped.wait(), LOOK_SECONDS)
+
+    def _find(self) -> list[str]:
+        """The topics of the exclusive and failover subscriptions that the handlers cover."""
+        engine, found = self._host.engine, set()
+        bases = {subscriptions.base_of(pattern) for pattern in self._patterns}
+        for base in bases:
+            if not is_pattern(base):
+                found |= {
+                    subscriptions.topic_of(base, each.name)
+                    for each in engine.policy_of(base).subscriptions
+                    if each.kind != "shared"
+                }
+        if any(map(is_pattern, bases)):  # each that has held a message has a pool of its name
+            found |= {
+                tier.pool
+                for tier in engine.overview().tiers
+                if subscriptions.is_copy(tier.pool) and subscriptions.base_of(tier.pool)
+            }
+        served = self._options.topics
+        return sorted(
+            topic
+            for topic in found
+            if not self._patterns.isdisjoint(handling_patterns(topic))
+            and (served is None or topic in served)
+        )
+
+    async def _consume(self, topic: str) -> None:
+        """Hold one subscription whenever it is free."""
+        consumer = Consumer(self._host, topic, term=self._term_seconds, wait=0.0)
+        known_holder = ""
+        while not self._stops:
+            try:
+                kind = await self._call(consumer.kind)
+                holder = await self._call(consumer.claim)
+            except (Refused, UsageError):  # it was removed, or is shared by now
+                return
+            except EngineUnavailable:
+                holder = known_holder
+            else:
+                if holder is None:
+                    known_holder = ""
+                    await self._work(consumer)
+                    # Another candidate is first, if the holder was asked to step down.
+                    await _happens(self._is_stopped.wait(), consumer.look)
+                elif holder != known_holder:
+                    known_holder = holder
+                    self._report(topic, kind, holder)
+            if self._options.burst:
+                return
+            await _happens(self._is_stopped.wait(), consumer.look)
+
+    def _report(self, topic: str, kind: str, holder: str) -> None:
+        if self._options.burst:
+            log.warning("subscription %s: %s consumes it; this worker leaves it out", topic, holder)
+        elif kind == "exclusive":
+            log.warning(
+                "subscription %s: %s consumes it, and it is exclusive; this worker gets nothing of"
+                " it until that one ends",
+                topic,
+                holder,
+            )
+        else:
+            log.info("subscription %s: %s consumes it; waiting to take over", topic, holder)
+
+    async def _work(self, consumer: Consumer) -> None:
+        """Handle the messages of a subscription until its term or this worker ends."""
+        try:
+            term = consumer.term
+            worker = _TermWorker(self._host.engine, self._handlers, self._inner(consumer), term)
+            self._workers.append(worker)
+            for _ in range(self._stops):
+                worker.stop()
+            log.info(
+                "subscription %s: this worker consumes it, term %d", consumer.topic, term.number
+            )
+            watching = asyncio.create_task(self._guarded(self._watch(consumer, term, worker)))
+            try:
+                summary = await worker.arun()
+            finally:
+                watching.cancel()
+                self._workers.remove(worker)
+            self.summary.add(summary)
+        finally:
+            with contextlib.suppress(EngineUnavailable):  # the term runs out
+                await self._call(consumer.close)
+
+    def _inner(self, consumer: Consumer) -> Options:
+        return msgspec.structs.replace(
+            self._options,
+            pool=consumer.pool,
+            topics=[consumer.topic],
+            processes=1,
+            reload=False,
+            health_port=None,
+            max_messages=None,
+        )
+
+    async def _watch(self, consumer: Consumer, term: Term, worker: Worker) -> None:
+        """Stop the worker in order when the term is ending, and at once when it is lost."""
+        while not await _happens(_awaited(term.ending), LOOK_SECONDS):
+            try:
+                await self._call(consumer.kind)
+            except (Refused, UsageError):
+                break
+            except EngineUnavailable:
+                continue
+        worker.stop()
+        await term.lost
+        worker.stop()
+
+    @staticmethod
+    async def _call(function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, function)
+
+
+async def _awaited(event: TermEvent) -> None:
+    await event
+
+
+async def _happens(waiting: Any, seconds: float) -> bool:
+    """Whether it ends within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await waiting
+    except TimeoutError:
+        return False
+    return True
+
+
+class _TermWorker(Worker):
+    """A worker whose leases end with a term."""
+
+    _takes_samples = False
+    _has_side_workers = False
+
+    def __init__(
+        self, engine: FullEngine, handlers: Handlers, options: Options, term: Term
+    ) -> None:
+        super().__init__(engine, handlers, options)
+        self._term = term
+
+    def _reporting_engine(self) -> FullEngine:
+        return cast("FullEngine", _TermEngine(super()._reporting_engine(), self._term))
+
+
+class _TermEngine:
+    """An engine that leases and extends until the end of a term at most."""
+
+    work_listener = None
+    """Listeners lease without asking for the term."""
+
+    def __init__(self, engine: FullEngine, term: Term) -> None:
+        self._engine = engine
+        self._term = term
+
+    def _left_us(self) -> int:
+        return round((self._term.until - clock()) * SECOND) if self._term.is_held else 0
+
+    def lease(self, n: int, *, max_lease_us: int, **options: Any) -> Batch:
+        left_us = self._left_us()
+        if left_us <= 0:
+            return Batch([], 0)
+        return self._engine.lease(n, max_lease_us=min(max_lease_us, left_us), **options)
+
+    def extend(self, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
+        left_us = self._left_us()
+        if left_us <= 0:
+            return [False] * len(leases)
+        return self._engine.extend(leases, min(by_us, left_us))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -1,0 +1,29 @@
+"""Workers that run beside a worker, on its event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from laneway.working.options import Summary
+
+
+class SideWorkers(Protocol):
+    """What a worker needs of the workers beside it."""
+
+    @property
+    def summary(self) -> Summary:
+        """What they have handled, once they have ended."""
+        ...
+
+    def start(self) -> None:
+        """Start them. On the event loop."""
+        ...
+
+    def stop(self) -> None:
+        """Stop them in order; called again: at once. Does not wait."""
+        ...
+
+    async def end(self) -> None:
+        """Wait for their end: after `stop`, or with `burst` until nothing is left to run now."""
+        ...

@@ -1,0 +1,229 @@
+"""Handlers of exclusive and failover subscriptions: one worker at a time, with a fence."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from laneway import Laneway, Message
+from laneway.working.embedded_worker import EmbeddedWorker
+from tests.conformance.valkey_setups import server
+
+TERM = 2.0
+"""Seconds. Processes of the tests may not run for a while."""
+
+PROGRAM = """
+import sys, time
+from laneway import Laneway
+app = Laneway(sys.argv[1])
+
+@app.handler(sys.argv[2], subscription="audit")
+def audit(message):
+    print("begun", message.topic, message.body, flush=True)
+    if message.body == 3:
+        sys.stdin.readline()
+
+app.run_worker(concurrency=1, heartbeat_timeout=2, grace=1)
+"""
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/q.db"
+    server().run("FLUSHALL")
+    return server().url
+
+
+@contextmanager
+def worker_process(url: str, pattern: str = "orders") -> Iterator[subprocess.Popen[str]]:
+    """A worker in a process of its own, which holds message 3 until a line arrives."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, url, pattern],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def bodies(process: subprocess.Popen[str], count: int) -> list[int]:
+    assert process.stdout is not None
+    return [int(process.stdout.readline().split()[-1]) for _ in range(count)]
+
+
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@contextmanager
+def worker_of(app: Laneway, seen: list[int], pattern: str = "orders") -> Iterator[EmbeddedWorker]:
+    """A worker in this process."""
+
+    @app.handler(pattern, subscription="audit")
+    def audit(message: Message) -> None:
+        seen.append(message.body)
+
+    worker = app.worker(concurrency=1, heartbeat_timeout=TERM)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+
+
+def holder(app: Laneway) -> str | None:
+    return app.election("consumer:orders#audit").state().holder
+
+
+def test_killed_worker(url: str) -> None:
+    """After SIGKILL the waiting worker takes over with what was not settled, in order."""
+    seen: list[int] = []
+    with Laneway(url) as app, worker_process(url) as process:
+        app.policy("orders", own_backlog=False)
+        app.topic("orders").subscribe("audit", kind="failover")
+        app.publish_many(Message("orders", n) for n in range(8))
+        assert bodies(process, 4) == [0, 1, 2, 3]
+        first = app.election("consumer:orders#audit").state()
+        with worker_of(app, seen):
+            process.kill()
+            eventually(lambda: len(seen) == 5)
+            assert app.election("consumer:orders#audit").state().number > first.number
+        eventually(lambda: holder(app) is None)  # it has handed over
+    assert seen == [3, 4, 5, 6, 7]
+
+
+def test_stopped_process(url: str) -> None:
+    """A worker that stood still for longer than its term settles nothing afterwards."""
+    seen: list[int] = []
+    with Laneway(url) as app, worker_process(url) as process:
+        app.policy("orders", own_backlog=False)
+        app.topic("orders").subscribe("audit", kind="failover")
+        app.publish_many(Message("orders", n) for n in range(6))
+        assert bodies(process, 4) == [0, 1, 2, 3]
+        process.send_signal(signal.SIGSTOP)
+        with worker_of(app, seen):
+            eventually(lambda: len(seen) == 3)
+            assert process.stdin is not None
+            process.send_signal(signal.SIGCONT)
+            process.stdin.write("\n")  # its handler of message 3 returns
+            process.stdin.flush()
+            app.publish("orders", 6)
+            eventually(lambda: len(seen) == 4)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=30)
+        assert "is lost: the store" in errors
+        stats = app.topic("orders#audit").stats()
+        assert (stats.done, stats.waiting, stats.leased) == (7, 0, 0)
+    assert seen == [3, 4, 5, 6]
+
+
+def test_exclusive_waits_with_a_warning(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    first_seen: list[int] = []
+    second_seen: list[int] = []
+    with Laneway(url) as app, Laneway(url) as other:
+        app.policy("orders", own_backlog=False)
+        app.topic("orders").subscribe("audit", kind="exclusive")
+        with ExitStack() as first, worker_of(other, second_seen) as waiting:
+            assert waiting is not None
+            eventually(lambda: holder(app))
+            first.enter_context(worker_of(app, first_seen))
+            eventually(lambda: "and it is exclusive; this worker gets nothing" in caplog.text)
+            app.publish("orders", 1)
+            eventually(lambda: second_seen == [1])
+            waiting.stop()
+            app.publish("orders", 2)
+            eventually(lambda: first_seen == [2])
+    assert second_seen == [1]
+
+
+def test_by_pattern_of_handlers(url: str) -> None:
+    """A handler's pattern covers the subscriptions of single topics."""
+    seen: list[int] = []
+    with Laneway(url) as app:
+        app.policy("*", own_backlog=False)
+        for topic in ("orders.eu", "orders.us"):
+            app.topic(topic).subscribe("audit", kind="failover")
+        app.topic("orders.eu").subscribe("tax", kind="failover")
+        app.publish_many(Message(topic, 1) for topic in ("orders.eu", "orders.us"))
+
+        @app.handler("orders.*", subscription="audit")
+        def audit(message: Message) -> None:
+            seen.append(message.body)
+
+        assert app.run_worker(burst=True).acked == 2
+        assert app.topic("orders.eu#tax").stats().waiting == 1
+    assert seen == [1, 1]
+
+
+def test_step_down(url: str) -> None:
+    """A worker that is asked to step down releases what it holds, and another one takes over."""
+    seen: dict[str, list[int]] = {"first": [], "second": []}
+    begun = threading.Event()
+    with Laneway(url) as app, Laneway(url) as other:
+        app.topic("orders").subscribe("audit", kind="failover")
+
+        @app.handler("orders", subscription="audit")
+        async def audit(message: Message) -> None:
+            begun.set()
+            await asyncio.sleep(60 if message.body == 1 else 0)
+            seen["first"].append(message.body)
+
+        worker = app.worker(heartbeat_timeout=TERM, concurrency=1, grace=0)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        app.publish("orders", 1)
+        assert begun.wait(30)
+        with worker_of(other, seen["second"]):
+            other.election("consumer:orders#audit").step_down()
+            eventually(lambda: seen["second"] == [1])
+            assert not seen["first"]
+            worker.stop()
+            thread.join(30)
+
+
+def test_burst(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker with burst takes what is free, and does not wait for the rest."""
+    with Laneway(url) as app, Laneway(url) as other:
+        app.policy("orders", own_backlog=False)
+        app.topic("orders").subscribe("audit", kind="exclusive")
+        app.publish_many(Message("orders", n) for n in range(3))
+        app.handler("orders", subscription="audit")(lambda message: None)
+        with other.topic("orders#audit").consumer():
+            assert app.run_worker(burst=True).acked == 0
+        assert "consumes it; this worker leaves it out" in caplog.text
+        assert app.run_worker(burst=True).acked == 3
+
+
+def test_shared_meanwhile(url: str) -> None:
+    """A subscription that becomes shared is left to the workers of its usual pool."""
+    seen: list[int] = []
+    with Laneway(url) as app:
+        app.policy("orders", own_backlog=False)
+        app.topic("orders").subscribe("audit", kind="failover")
+        with worker_of(app, seen):
+            eventually(lambda: holder(app))
+            app.topic("orders").subscribe("audit")
+            app.publish("orders", 1)
+            eventually(lambda: seen == [1])
+            eventually(lambda: holder(app) is None)
