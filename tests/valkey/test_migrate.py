@@ -177,6 +177,7 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
         "elections": 0,
         "rows of history": 0,
         "tokens": 0,
+        "endpoints": 0,
         "finished ids": 0,
         "messages": 1,
         "dead letters": 0,

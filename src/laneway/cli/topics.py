@@ -17,24 +17,28 @@ from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from laneway import Stats
     from laneway.engines.base import TopicOrder
 
-COLUMNS = (
-    "topic",
-    "waiting",
-    "oldest",
-    "leased",
-    "limit",
-    "delayed",
-    "parked",
-    "dead",
-    "per s",
-    "throttled",
-    "tier",
-    "group",
-    "state",
-)
+COLUMNS: dict[str, Callable[[Stats], object]] = {
+    "topic": lambda each: each.topic,
+    "waiting": lambda each: each.waiting,
+    "oldest": lambda each: duration(each.oldest_age),
+    "leased": lambda each: each.leased,
+    "limit": lambda each: each.limit,
+    "delayed": lambda each: each.delayed,
+    "parked": lambda each: each.parked,
+    "dead": lambda each: each.dead,
+    "per s": lambda each: each.rate_now,
+    "throttled": lambda each: duration(each.throttled_us / 1e6),
+    "tier": lambda each: each.tier,
+    "group": lambda each: each.group,
+    "state": topic_state,
+}
+SOMETIMES = frozenset(("limit", "group"))
+"""Columns that are left out if no topic of the list has a value."""
 
 EXAMPLES = """\b
 Examples:
@@ -77,24 +81,15 @@ def topics(
         _show_repeats(found, pattern, as_json=as_json)
         return
     others = "" if order == "name" else f" by {order}; --order name lists all topics"
+    shown = {
+        name: value
+        for name, value in COLUMNS.items()
+        if name not in SOMETIMES or any(value(each) is not None for each in found)
+    }
     show_list(
         found,
-        COLUMNS,
-        lambda each: (
-            each.topic,
-            each.waiting,
-            duration(each.oldest_age),
-            each.leased,
-            each.limit,
-            each.delayed,
-            each.parked,
-            each.dead,
-            each.rate_now,
-            duration(each.throttled_us / 1e6),
-            each.tier,
-            each.group,
-            topic_state(each),
-        ),
+        tuple(shown),
+        lambda each: tuple(value(each) for value in shown.values()),
         as_json=as_json,
         empty=f'no topic matches "{pattern}"{others}',
     )

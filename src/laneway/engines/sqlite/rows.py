@@ -433,7 +433,7 @@ def _names(row: type[Any]) -> tuple[str, ...]:
 _LANE = _names(Lane)
 LANE_COLUMNS = _LANE[: _LANE.index("retried")]
 MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_index")]
-_NOTHING_MORE = (0,) * (len(MORE) - 1)  # all but `flow`
+_NOTHING_MORE = (0,) * MORE.index("flow")  # `flow` and what follows are seldom stored
 TIER_QUEUE_COLUMNS = _names(TierQueue)
 GROUP_COLUMNS = _names(GroupQueue)[:-1]
 ROW_COLUMNS = Row.__struct_fields__

@@ -157,11 +157,11 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def _indexed_records(self, kind: RecordKind, limit: int, after: str) -> list[tuple[str, bytes]]:
         start = f"({after}" if after else "-"
-        span = (f"names:{kind}", start, "+", "LIMIT", 0, limit)
+        span = (f"names:{kind}", start, "+", "BYLEX", "LIMIT", 0, limit)
         names = [
             name.decode()
             for shard in range(self._space.shards)
-            for name in self._space.read(shard, "ZRANGEBYLEX", *span)
+            for name in self._space.read(shard, "ZRANGE", *span)
         ]
         names = heapq.nsmallest(limit, names)
         found = zip(names, self.record_read(kind, names), strict=True)

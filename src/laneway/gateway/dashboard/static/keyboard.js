@@ -30,6 +30,8 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   if (event.target.closest("input, select, textarea")) {
     if (event.key === "Escape") event.target.blur();
+    // Enter in a checkbox would press its form's first button, such as "Pause".
+    if (event.key === "Enter" && event.target.matches("[type=checkbox]")) event.preventDefault();
     return;
   }
   if (event.key === "Enter" && event.target.closest("a, button, summary")) return;

@@ -67,7 +67,8 @@ function swap(element, html) {
   if (row) document.getElementById(row)?.classList.add("at");
   if (focused) {
     const found = document.getElementById(focused);
-    (found?.matches("a, button, input, summary") ? found : found?.querySelector("a, button, input"))?.focus({ preventScroll: true });
+    const target = found?.matches("a, button, input, summary") ? found : found?.querySelector("a") ?? found?.querySelector("button, input");
+    target?.focus({ preventScroll: true });
   }
   window.htmx?.process(element);
   shown(element);
