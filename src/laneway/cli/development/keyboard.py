@@ -105,7 +105,8 @@ class Keyboard:
 
             if self._attributes is None:
                 self._attributes = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys)
+            # not flushed: keys that were pressed while another part ran count
+            tty.setcbreak(self._keys, termios.TCSADRAIN)
 
     def _end(self) -> None:
         if self._keys is not None and self._attributes is not None:
