@@ -6,21 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
+from laneway.gateway.routes.metrics import COUNTERS
 from laneway.safetext import redacted
 
 if TYPE_CHECKING:
     from laneway.gateway.dashboard.view import View
-
-COUNTERS = (
-    "published",
-    "delivered",
-    "done",
-    "retried",
-    "died",
-    "merged",
-    "expired",
-    "removed",
-)
 
 
 def build(view: View) -> dict[str, Any]:

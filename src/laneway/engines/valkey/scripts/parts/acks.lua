@@ -13,6 +13,7 @@ local acks = part(function(acks)
         end
         local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
         local lines, line_of, slots, slot_of = {}, {}, {}, {}
+        local last_seen, slot -- most leases end alike
         for n = 1, #mids do
             if found[n] then
                 local fence, name, _, _, charge, _, _, empty, line, is_gone, quick, last =
@@ -24,7 +25,9 @@ local acks = part(function(acks)
                     if line then
                         lines[#lines + 1], line_of[n] = line, line
                     end
-                    local slot = key_limits.slot_at(last)
+                    if last ~= last_seen then
+                        last_seen, slot = last, key_limits.slot_at(last)
+                    end
                     if slot then
                         slots[#slots + 1], slot_of[n] = slot, slot
                     end
