@@ -223,8 +223,8 @@ def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: boo
         return parts.geturl()
     if parts.scheme == "http" and not allow_http:
         raise UsageError(
-            "endpoint: http: sends messages readably; use https:, or allow_http=True (--allow-http) for this"
-            " endpoint"
+            "endpoint: http: sends messages readably; use https:, or allow_http=True"
+            " (--allow-http) for this endpoint"
         )
     if not is_open_port(port):
         raise UsageError(f"endpoint: port {port} is refused; use 443, 80, or one above 1023")
