@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,9 @@ LARGE_PART = 0.5
 
 MANY = 100
 """Fewer messages are nothing to speak of."""
+
+SHOWN_NAMES = 3
+"""Pools without workers that are named; of the others, the number."""
 
 FAILING_PART = 0.1
 LONG_SECONDS = 600.0
@@ -40,22 +44,36 @@ class Sentence(msgspec.Struct, frozen=True):
 
 
 def sentences(view: View) -> list[Sentence]:
-    """The sentences, the most urgent first."""
-    found: list[Sentence] = []
-    for rule in (_unserved, _dead_workers, _failing, _backlog, _full, _gates, _rates, _stuck):
-        found += rule(view)
-    found.sort(key=lambda each: each.kind != "bad")
-    return found[:MOST]
+    """
+    The sentences, the most urgent first. A rule's second one comes after the first ones of all
+    rules, so that twenty gates do not hide what holds the backlog.
+    """
+    found = [
+        (each.kind != "bad", place, each)
+        for rule in (_unserved, _dead_workers, _failing, _backlog, _full, _gates, _rates, _stuck)
+        for place, each in enumerate(islice(rule(view), MOST))
+    ]
+    found.sort(key=lambda ranked: ranked[:2])
+    return [each for _, _, each in found[:MOST]]
 
 
 def _unserved(view: View) -> Iterator[Sentence]:
-    for pool in view.reader.coverage().unserved_pools(view.reader.overview()):
+    pools = view.reader.coverage().unserved_pools(view.reader.overview())
+    if pools:
         yield Sentence(
-            f"Pool {pool}",
-            "has work that could run, and no worker",
+            f"Pool {pools[0]}" if len(pools) == 1 else f"{len(pools)} pools",
+            "has work that could run, and no worker"
+            if len(pools) == 1
+            else f"have work that could run, and no worker: {_named(pools)}",
             view.urls.page("/workers"),
             "bad",
         )
+
+
+def _named(names: list[str]) -> str:
+    """The first names, and how many there are besides."""
+    more = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _dead_workers(view: View) -> Iterator[Sentence]:
@@ -87,11 +105,12 @@ def _failing(view: View) -> Iterator[Sentence]:
 
 def _backlog(view: View) -> Iterator[Sentence]:
     reader = view.reader
-    waiting = reader.overview().waiting
+    overview, largest = reader.overview(), reader.topics("backlog", ("*",), 1)
+    waiting = max(overview.waiting, *(stats.waiting for stats in largest), 0)  # not read at once
     if waiting < MANY:
         return
-    for stats in reader.topics("backlog", ("*",), 1):
-        if stats.waiting >= LARGE_PART * waiting and reader.overview().topics > 1:
+    for stats in largest:
+        if stats.waiting >= LARGE_PART * waiting and overview.topics > 1:
             yield Sentence(
                 stats.topic,
                 f"holds {words.part(stats.waiting / waiting)} of the backlog"
