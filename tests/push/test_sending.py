@@ -219,6 +219,7 @@ def test_gone_endpoint_is_disabled_until_it_is_enabled(app: Laneway, receiver: R
     info = endpoint.info()
     assert (info.state, info.disabled) == ("disabled", "gone")
     assert [(each["type"], each["topic"]) for each in notices] == [("endpoint.disabled", "push.x")]
+    assert app.topic("push.x").stats().ready >= 1  # the one that found it gone
     endpoint.enable()
     assert endpoint.info().state == "probing"
     receiver.requests.clear()

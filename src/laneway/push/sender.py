@@ -55,11 +55,8 @@ LEAST_OF_TOPIC, PARTS = 8, 8
 MAX_TARGETS = 50_000
 """Endpoints that a sender has in memory; of the others, only their counts are forgotten."""
 
-GONE_SECONDS = 1.0
-"""How long the message waits that showed that its endpoint is gone; its topic is paused then."""
-
-DISABLED_SECONDS = 5.0
-"""How long a message waits that meets a disabled endpoint, before its topic is paused."""
+DISABLED_SECONDS = 1.0
+"""How long a message waits that meets a disabled endpoint whose topic is not paused yet."""
 
 NO_KEY_SECONDS = 60.0
 PROBE_SECONDS = 1.0
@@ -119,6 +116,8 @@ class Sender:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
         self._note_count = 0
+        self._pausing: set[str] = set()
+        """Topics of disabled endpoints that were not paused; the writer pauses them."""
         self._warned_at = 0.0
         self._is_closed = False
 
@@ -318,6 +317,7 @@ class Sender:
             return Released("its topic has no endpoint", action="unhandled")
         record = target.record
         if record.disabled is not None:
+            self._pause(lease.topic)
             return Released(f"its endpoint is disabled: {record.disabled}", delay=DISABLED_SECONDS)
         if target.problem is not None:
             if target.is_ours:
@@ -355,7 +355,25 @@ class Sender:
             now=attempt.at_us / units.SECOND,
         )
         error = self._judged(lease, target, verdict)
-        self._end(unit, error)
+        if verdict.health == "gone":
+            self._gone(unit, target, verdict.text)
+        else:
+            self._end(unit, error)
+
+    def _gone(self, unit: WorkerDelivery, target: Target, text: str) -> None:
+        """
+        Disable an endpoint, then release the message: its topic is paused then, so the message
+        needs no delay, and is sent as soon as the endpoint is enabled again.
+        """
+
+        def ended(is_written: bool) -> None:
+            delay = None if is_written else DISABLED_SECONDS
+            if not unit.over:
+                self._end(unit, Released(text, delay=delay, was_sent=True))
+
+        topic, version = unit.lease.topic, target.record.version
+        if not self._note(self._disable, topic, version, "gone", text, then=ended):
+            ended(False)
 
     def _sent(self, topic: str) -> None:
         left = self._sending.get(topic, 1) - 1
@@ -372,11 +390,8 @@ class Sender:
             if target.is_noted or target.opens:
                 self._recovered(lease.topic, target)
             return None
-        if verdict.effect == "ack":
+        if verdict.effect == "ack" or verdict.health == "gone":
             return None
-        if verdict.health == "gone":
-            self._note(self._disable, lease.topic, target.record.version, "gone", verdict.text)
-            return Released(verdict.text, delay=GONE_SECONDS, was_sent=True)
         if verdict.effect == "back_off":
             return DestinationUnavailable(verdict.text, retry_after=verdict.delay)
         counts = verdict.health in ("failure", "auth", "message")
@@ -444,20 +459,40 @@ class Sender:
 
     # Conditions, in a thread of their own
 
-    def _note(self, write: Callable[..., None], *arguments: Any) -> None:
+    def _note(
+        self,
+        write: Callable[..., None],
+        *arguments: Any,
+        then: Callable[[bool], None] | None = None,
+    ) -> bool:
+        """
+        Have a condition written. Returns False if too many wait, so it is dropped. `then`: called
+        with whether it was written, on the event loop.
+        """
         if self._note_count >= MAX_NOTES or self._is_closed:
-            return
+            return False
         self._note_count += 1
-        self._writer.submit(self._written, write, arguments)
+        self._writer.submit(self._written, write, arguments, then)
+        return True
 
-    def _written(self, write: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def _written(
+        self,
+        write: Callable[..., None],
+        arguments: tuple[Any, ...],
+        then: Callable[[bool], None] | None,
+    ) -> None:
         self._note_count -= 1
+        is_written = False
         try:
             write(*arguments)
+            is_written = True
         except LanewayError as error:
             log.warning("endpoint %s: its condition is not written: %s", arguments[0], error)
         except Exception:
             log.exception("endpoint %s: its condition is not written", arguments[0])
+        if then is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(then, is_written)
 
     def _write_failure(
         self,
@@ -508,6 +543,23 @@ class Sender:
         table.update(self._engine, topic, change)
         if was_open:
             notify(self._engine, "recovered", topic, "it answers again", table.now())
+
+    def _pause(self, topic: str) -> None:
+        """Pause the topic of a disabled endpoint, in case the one that disabled it could not."""
+        if topic not in self._pausing and self._note(self._keep_paused, topic):
+            self._pausing.add(topic)
+
+    def _keep_paused(self, topic: str) -> None:
+        try:
+            record = table.find(self._engine, topic)
+            if record is None or record.disabled is None:
+                return
+            table.pause(self._engine, topic)
+            record = table.find(self._engine, topic)
+            if record is None or record.disabled is None:  # it was enabled in this moment
+                table.resume(self._engine, topic)
+        finally:
+            self._pausing.discard(topic)
 
     def _disable(self, topic: str, version: int, reason: str, text: str) -> None:
         now_us = table.now()
