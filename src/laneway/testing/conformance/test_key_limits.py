@@ -289,3 +289,18 @@ def test_a_deleted_topic_leaves_nothing(driver: EngineDriver) -> None:
     assert driver.settle(held) == ["gone"]
     put(driver, "a", "k3")
     assert driver.run() == ["k3"]
+
+
+def test_a_raised_limit_of_many_keys(driver: EngineDriver) -> None:
+    """More keys than one call looks at go on within a few calls, and then nothing wakes."""
+    driver.policy("a", key_concurrency=1)
+    keys = [f"{n}" for n in range(1200)]
+    for _ in range(2):
+        driver.engine.put([Draft("a", b"", key=key) for key in keys], now_us=driver.now)
+    held = driver.lease(2000)
+    while driver.batch().next_wake_us == driver.now:
+        pass
+    assert len(held) == driver.engine.topic_stats("a", now_us=driver.now).parked == 1200
+    driver.policy("a", key_concurrency=2)
+    assert len(driver.lease(2000)) + len(driver.lease(2000)) == 1200
+    assert driver.engine.tick(now_us=driver.now) != driver.now

@@ -218,6 +218,7 @@ key_limits = part(function(key_limits)
             local room = room_of(policy, state)
             bring_forward(lane, slot, state, math.min(room, MOST))
             state.wake = room > MOST and shard.now or 0 -- there may be more
+            state.was_wake = nil -- `limits_changed` adds wakes that no state has
             save_state(lane, policy, slot, state)
         end
     end
