@@ -355,6 +355,9 @@ class Model(Engine):
             if lane.topic is None:
                 self._place(lane)
             else:
+                # an engine may wake at these times, and only then delete the states
+                states = lane.key_states.values()
+                self.deadlines_given |= {state.wake for state in states if state.wake}
                 self._forget(lane)
         self.finished = {
             where: until for where, until in self.finished.items() if where[0] != topic

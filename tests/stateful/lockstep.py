@@ -208,7 +208,8 @@ class Lockstep:
 
     def _is_stale(self, engines: int | None, models: int | None) -> bool:
         """
-        Whether the engine wakes at a deadline that a lease had before it was settled or extended.
+        Whether the engine wakes at a deadline that a lease had before it was settled or extended,
+        or at a time of a key of a deleted topic.
 
         If that deadline has passed, it wakes at once.
         """
