@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,18 +17,17 @@ from tests.push.receiver import Receiver
 URL = "https://acme.example/hooks"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('store')}/q.db"
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/q.db"
 
 
-@pytest.fixture(scope="module")
-def api(store: str) -> Iterator[Api]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LANEWAY_SECRETS_KEY", "A" * 43 + "=")
-        patch.setenv("LANEWAY_PUSH_ALLOW", "127.0.0.0/8")
-        with serving(store) as (api, _):
-            yield api
+@pytest.fixture
+def api(store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    monkeypatch.setenv("LANEWAY_SECRETS_KEY", "A" * 43 + "=")
+    monkeypatch.setenv("LANEWAY_PUSH_ALLOW", "127.0.0.0/8")
+    with serving(store) as (api, _):
+        yield api
 
 
 def test_life_of_an_endpoint(api: Api, receiver: Receiver) -> None:

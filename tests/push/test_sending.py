@@ -30,8 +30,8 @@ def test_signature_is_accepted(app: Laneway, receiver: Receiver) -> None:
             assert judge_.verify(each.body, each.headers) == json.loads(each.body)
         else:
             assert each.headers["content-type"] == "application/octet-stream"
-    sample = receiver.requests[0]
-    assert sample.headers["content-type"] == "application/json"
+    kinds = {each.headers["content-type"]: each for each in receiver.requests}
+    sample = kinds["application/json"]
     assert sample.headers["webhook-attempt"] == "1"
     assert sample.headers["idempotency-key"] == sample.headers["webhook-id"]
     assert sample.headers["user-agent"].startswith("Laneway/")
@@ -89,7 +89,8 @@ def test_headers_of_strangers(app: Laneway, receiver: Receiver) -> None:
     for each in receiver.requests:
         assert "x-evil" not in each.headers
         assert (each.headers["x-shop"], each.headers["auth"]) == ("7", "s")
-    assert receiver.requests[1].headers.get("traceparent") == "00-ab-cd-01"
+    traces = [each.headers.get("traceparent", "") for each in receiver.requests]
+    assert sorted(traces) == ["", "00-ab-cd-01"]
     assert app.endpoint("push.acme").info().headers == {"x-shop": "7", "auth": "…"}
 
 
@@ -129,10 +130,8 @@ def test_subscriptions_and_events(app: Laneway, receiver: Receiver) -> None:
     app.publish("push.acme", {"type": "stock"})
     app.publish("push.acme", {"n": 2})
     app.run_worker(burst=True)
-    assert [json.loads(each.body) for each in receiver.of("/crm")] == [
-        {"type": "order.paid"},
-        {"n": 1},
-    ]
+    sent = sorted(receiver.of("/crm"), key=lambda each: each.body)  # two at once: in any order
+    assert [json.loads(each.body) for each in sent] == [{"n": 1}, {"type": "order.paid"}]
     assert len(receiver.of("/500")) == 3
     assert [letter.message.topic for letter in app.dead_letters()] == ["push.acme#erp"]
     assert app.topic("push.acme").stats().waiting == 0

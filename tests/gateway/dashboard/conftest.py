@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -184,14 +185,14 @@ def beat(app: Laneway, name: str = "worker-1", **facts: Any) -> None:
     app.engine.beat(found, dead_after_us=60 * SECOND, listed_us=60 * SECOND)
 
 
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path_factory.mktemp('store')}/laneway.db") as app:
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app:
         _ = app.engine
         yield app
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def browser(app: Laneway) -> Iterator[Browser]:
     with running(app) as browser:
         yield browser

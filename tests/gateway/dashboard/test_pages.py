@@ -223,10 +223,10 @@ def test_under_a_prefix(app: Laneway) -> None:
         browser.submit("pause", topic="prefixed.a", back="/topics")
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory):
+@pytest.fixture
+def guarded(tmp_path: Path):
     """A store with tokens: one for everything, one for some topics, one that reads only."""
-    with Laneway(f"sqlite:///{tmp_path_factory.mktemp('guarded')}/laneway.db") as app:
+    with Laneway(f"sqlite:///{tmp_path}/guarded.db") as app:
         everything = ["publish", "consume", "read", "bodies", "operate", "admin"]
         texts = {
             "all": tokens.create(app.engine, "boss", everything)[1],
