@@ -34,7 +34,9 @@ async def answer(request):
     await request.body()
     return Response(b'{"id":"1","outcome":"accepted"}', 201, media_type="application/json")
 app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
-listening = socket.create_server(("127.0.0.1", 0))
+listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # TCP_NODELAY
+listening.bind(("127.0.0.1", 0))
+listening.listen(1024)
 print("http://127.0.0.1:%d" % listening.getsockname()[1], flush=True)
 config = uvicorn.Config(app, http="httptools", log_config=None, access_log=False, ws="none")
 uvicorn.Server(config).run(sockets=[listening])
@@ -57,7 +59,7 @@ def main() -> None:
     rows: list[Row] = []
     for name, rates in found.items():
         rate = statistics.median(rates)
-        rows.append((name, rate, None if name == LONE else rate / ceiling))
+        rows.append((name, rate, rate / ceiling if name in NAMES else None))
     rows += waiting
     publish_table(
         "gateway",
@@ -112,6 +114,10 @@ NAMES = (
     f"lease and settle {BATCH}, messages/s",
 )
 LONE = "one publish at a time, p50 in ms"
+CPU = (
+    "starlette that does nothing, us of CPU a request",
+    "publish, us of CPU a request",
+)
 
 
 def measurements(ours: Served, other: Served) -> Iterator[tuple[str, Served, object]]:
@@ -125,6 +131,8 @@ def measurements(ours: Served, other: Served) -> Iterator[tuple[str, Served, obj
     yield NAMES[3], ours, lambda served, s: rate(served, lines, s, BATCH)
     yield NAMES[4], ours, consume
     yield LONE, ours, lambda served, s: lone(served, one, s)
+    yield CPU[0], other, lambda served, s: cpu(served, one, s)
+    yield CPU[1], ours, lambda served, s: cpu(served, one, s)
 
 
 def request(path: str, body: object) -> bytes:
@@ -187,6 +195,13 @@ async def rate(served: Served, sent: bytes, seconds: float, messages: int) -> fl
     for client in clients:
         client.close()
     return count / took
+
+
+async def cpu(served: Served, sent: bytes, seconds: float) -> float:
+    """Microseconds of the server's processor time for a request: comparable on a busy machine."""
+    before, began = served.cpu(), time.perf_counter()
+    requests = await rate(served, sent, seconds, 1) * (time.perf_counter() - began)
+    return (served.cpu() - before) / requests * 1e6
 
 
 async def consume(served: Served, seconds: float) -> float:

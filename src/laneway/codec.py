@@ -155,6 +155,13 @@ def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Dr
     return Draft(topic, encoded, headers=headers)
 
 
+def draft_of_json(topic: str, body: bytes) -> Draft:
+    """Check the topic of a message without options whose body is valid JSON already."""
+    if type(topic) is not str or _usual_topic(topic) is None:
+        check_publish_topic(topic)
+    return Draft(topic, body)
+
+
 def draft(message: Message) -> Draft:
     """
     Check and encode a message.

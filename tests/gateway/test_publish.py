@@ -219,6 +219,18 @@ def test_lines(api: Api, app: Laneway) -> None:
     assert bodies(app, "n") == [1, 3]
 
 
+def test_lines_of_one_value_each(api: Api, app: Laneway) -> None:
+    """A value in two lines, or two in a line, is no message; CRLF ends a line as LF does."""
+    for content, stored in (
+        (b'{"topic": "one",\n"body": 1}\n', 0),
+        (b'{"topic": "one"} {"topic": "one"}\n{"topic":\n"one"}\n', 0),
+        (b'{"topic": "one"}\r\n\r\n{"topic": "one"}\r\n', 2),
+    ):
+        answers = api("POST", "/v1/messages", content, headers=LINES).lines
+        assert sum("outcome" in each for each in answers) == stored
+    assert app.topic("one").stats().waiting == 2
+
+
 def test_broken_stream_of_lines(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is too large, or does not end in time, is answered and ends the stream."""
     monkeypatch.setattr(http, "MAX_BODY", 1000)

@@ -199,9 +199,9 @@ def test_connections(store: str) -> None:
 
 def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None:
     """A head or body that does not arrive in time does not hold the connection."""
-    from laneway.gateway import server
+    from laneway.gateway import connection, server
 
-    for module in (http, server):
+    for module in (http, connection):
         monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
 
     async def exchange(port: int, sent: bytes) -> bytes:
@@ -220,7 +220,7 @@ def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None
 
         listening = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(
-            gateway, http=server._protocol(10), lifespan="off", log_config=None, access_log=False
+            gateway, http=connection.protocol(10), lifespan="off", log_config=None, access_log=False
         )
         serving = server.Server(config, gateway, lambda: None)
         task = asyncio.create_task(serving.serve([listening]))

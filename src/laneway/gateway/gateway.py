@@ -27,7 +27,6 @@ from laneway.gateway.http import (
 from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
-from laneway.gateway.schema import NoQuery
 from laneway.gateway.services import Services
 from laneway.gateway.tokens import unauthenticated
 from laneway.gateway.wire import encode
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("laneway.gateway")
 
-NO_QUERY = NoQuery()
 HTTP_OK = 200
 
 
@@ -139,13 +137,14 @@ class Gateway:
     async def _answer(
         self, request: Request, route: Route, parameters: dict[str, str]
     ) -> Response | Stream:
-        _check_head(request)
+        if not request.has_bounded_head:
+            _check_head(request)
         caller = access.EVERYTHING
         if route.scope is not None:
             caller = await self._caller(request, route)
             caller.check_scope(route.scope)
-        query = NO_QUERY
-        if route.query is not NoQuery or request.scope["query_string"]:
+        query = route.no_query
+        if query is None or request.scope["query_string"]:
             query = _converted(request.query, route.query)
         body = None
         if route.body is not None:

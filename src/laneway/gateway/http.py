@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -15,6 +15,7 @@ from laneway.gateway.problems import Problem
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
 MAX_BODY = 16 << 20
@@ -70,6 +71,27 @@ MAX_FORM_FIELDS = 1000
 MAX_QUERY_FIELDS = 100
 
 
+EXCHANGE = "laneway.exchange"
+"""The name of an ASGI extension: what a server does for a request past ASGI's events."""
+
+
+class Exchange(Protocol):
+    """
+    One request of a server that bounds heads to `MAX_HEAD` and knows short ways for small
+    exchanges. Other servers have ASGI's events only.
+    """
+
+    def body(self) -> bytes | None:
+        """The whole body, if it has arrived and nothing of it was read; None: read it by events."""
+        ...
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
+        """
+        Send a whole answer with these headers and `SECURITY_HEADERS`. False: send it by events.
+        """
+        ...
+
+
 class Disconnected(Exception):  # not an error of the gateway
     """The client has gone."""
 
@@ -105,6 +127,7 @@ class Request:
     """One request. Its body is read by `body`, `chunks` or `lines`, once."""
 
     __slots__ = (
+        "_exchange",
         "_is_read",
         "_media_type",
         "_prefix",
@@ -127,12 +150,19 @@ class Request:
         self._receive = receive
         self._send = send
         self._is_read = False
+        extensions = scope.get("extensions")
+        self._exchange: Exchange | None = extensions.get(EXCHANGE) if extensions else None
         self.header_bytes = dict(reversed(self.headers))
         """The first value of each header, by its name in lower case."""
         self._query: dict[str, str] | None = None
         self._media_type: str | None = None
         self.more_headers: tuple[tuple[bytes, bytes], ...] = ()
         """Headers for the answer, whatever it is."""
+
+    @property
+    def has_bounded_head(self) -> bool:
+        """Whether the server has refused it if its head is larger than `MAX_HEAD`."""
+        return self._exchange is not None
 
     def header(self, name: bytes) -> str | None:
         """The value of a header; the first one if it comes twice. `name`: in lower case."""
@@ -209,7 +239,9 @@ class Request:
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise _too_large(limit)
-        chunk, is_last = await self._next_chunk()
+        chunk, is_last = self._arrived(), True
+        if chunk is None:
+            chunk, is_last = await self._next_chunk()
         if is_last:
             if len(chunk) > limit:
                 raise _too_large(limit)
@@ -222,6 +254,14 @@ class Request:
             if size > limit:
                 raise _too_large(limit)
         return b"".join(chunks)
+
+    def _arrived(self) -> bytes | None:
+        """The whole body, if it is there already."""
+        if self._exchange is None or self._is_read:
+            return None
+        content = self._exchange.body()
+        self._is_read = content is not None
+        return content
 
     async def form(self) -> dict[str, list[str]]:
         """The fields of a form, each with its values in their order. Raises as `body`."""
@@ -305,21 +345,23 @@ class Request:
         if response.content_type in (JSON, PROBLEM) and self._wants_msgpack():
             response.body = msgspec.msgpack.encode(msgspec.json.decode(response.body))
             response.content_type = MSGPACK
+        headers = [
+            (b"content-type", response.content_type),
+            (b"content-length", b"%d" % len(response.body)),
+            (b"cache-control", response.cache),
+            *self.more_headers,
+            *response.headers,
+        ]
+        body = b"" if self.method == "HEAD" else response.body
+        if self._exchange is not None and self._exchange.respond(response.status, headers, body):
+            return
         await self._send(
             {
                 "type": "http.response.start",
                 "status": response.status,
-                "headers": [
-                    (b"content-type", response.content_type),
-                    (b"content-length", b"%d" % len(response.body)),
-                    (b"cache-control", response.cache),
-                    *SECURITY_HEADERS,
-                    *self.more_headers,
-                    *response.headers,
-                ],
+                "headers": [*headers, *SECURITY_HEADERS],
             }
         )
-        body = b"" if self.method == "HEAD" else response.body
         await self._send({"type": "http.response.body", "body": body})
 
     def _wants_msgpack(self) -> bool:

@@ -8,10 +8,10 @@ they keep in the store; so a lease may be settled at another gateway, and after 
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hmac
 import struct
+from hashlib import blake2s
 
 SIGNATURE_BYTES = 12
 """A guess is right once in 2^96."""
@@ -20,6 +20,7 @@ KEY = "receipt key"
 """The name of the key that signs them, as `shared_key` keeps it."""
 
 _NUMBERS = struct.Struct(">QQ")
+_TO_URL = bytes.maketrans(b"+/", b"-_")
 
 
 def key_of(key: bytes, token: str | None) -> bytes:
@@ -30,19 +31,25 @@ def key_of(key: bytes, token: str | None) -> bytes:
 def write(key: bytes, handle: int, fence: int) -> str:
     """The receipt of a lease. `key`: of the token that leases, from `key_of`."""
     numbers = _NUMBERS.pack(handle, fence)
-    signed = numbers + hmac.digest(key, numbers, "sha256")[:SIGNATURE_BYTES]
-    return base64.urlsafe_b64encode(signed).decode().rstrip("=")
+    encoded = binascii.b2a_base64(numbers + _signature(key, numbers), newline=False)
+    return encoded.translate(_TO_URL, b"=").decode()
 
 
 def read(key: bytes, receipt: str) -> tuple[int, int] | None:
     """The handle and fence of a receipt; None: it is not one of this token's."""
     try:
-        signed = base64.urlsafe_b64decode(receipt + "=" * (-len(receipt) % 4))
-    except (ValueError, binascii.Error):
+        signed = binascii.a2b_base64(receipt.replace("-", "+").replace("_", "/") + "==")
+    except ValueError:  # also what is not ASCII
         return None
     numbers, signature = signed[: _NUMBERS.size], signed[_NUMBERS.size :]
-    expected = hmac.digest(key, numbers, "sha256")[:SIGNATURE_BYTES]
-    if len(numbers) < _NUMBERS.size or not hmac.compare_digest(signature, expected):
+    if len(numbers) < _NUMBERS.size:
+        return None
+    if not hmac.compare_digest(signature, _signature(key, numbers)):
         return None
     handle, fence = _NUMBERS.unpack(numbers)
     return handle, fence
+
+
+def _signature(key: bytes, numbers: bytes) -> bytes:
+    """A keyed BLAKE2s, which takes a quarter of the time of an HMAC."""
+    return blake2s(numbers, key=key, digest_size=SIGNATURE_BYTES).digest()

@@ -44,7 +44,9 @@ class Route:
         "is_async",
         "is_page",
         "method",
+        "no_query",
         "other_statuses",
+        "parameters",
         "path",
         "query",
         "reads",
@@ -86,6 +88,13 @@ class Route:
         self.answer_type = answer_type
         self.is_page = is_page
         self.form = form
+        self.parameters = [name[1:-1] for name in path.split("/") if name.startswith("{")]
+        """The names of the path's parameters."""
+        try:
+            self.no_query: msgspec.Struct | None = query()
+        except TypeError:
+            self.no_query = None
+        """The query of a URL without parameters; None: it needs some."""
 
     @property
     def name(self) -> str:
@@ -106,11 +115,6 @@ class Route:
     def description(self) -> str:
         """The handler's docstring."""
         return inspect.cleandoc(self.handler.__doc__ or "")
-
-    @property
-    def parameters(self) -> list[str]:
-        """The names of the path's parameters."""
-        return [name[1:-1] for name in self.path.split("/") if name.startswith("{")]
 
     def __repr__(self) -> str:
         return f"<Route {self.method} {self.path}>"
@@ -150,7 +154,7 @@ class Router:
         Raises Problem if there is no such path, or if it does not support the method.
         """
         values: list[str] = []
-        node = self._walk(self._root, segments, 0, values)
+        node = self._walk_straight(segments, values) or self._walk(self._root, segments, 0, values)
         if node is None:
             raise Problem("not-found", "there is no such path; /docs lists those there are")
         route = node.routes.get("GET" if method == "HEAD" else method)
@@ -164,6 +168,23 @@ class Router:
         if not values:
             return route, {}
         return route, dict(zip(route.parameters, values, strict=True))
+
+    def _walk_straight(self, segments: list[str], values: list[str]) -> _Node | None:
+        """What `_walk` finds where it never has to turn back; None: `_walk` has to look."""
+        node = self._root
+        for segment in segments:
+            following = node.named.get(segment)
+            if following is None and segment:
+                following = node.any
+                values.append(segment)
+            if following is None:
+                break
+            node = following
+        else:
+            if node.routes:
+                return node
+        values.clear()
+        return None
 
     def _walk(self, node: _Node, segments: list[str], at: int, values: list[str]) -> _Node | None:
         if at == len(segments):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import threading
@@ -13,13 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from laneway.errors import UsageError
-from laneway.gateway import access
-from laneway.gateway.http import IDLE_SECONDS, MAX_HEAD
-from laneway.gateway.problems import KINDS, ProblemBody
+from laneway.gateway import access, connection
+from laneway.gateway.http import IDLE_SECONDS
 
 try:
     import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:  # pragma: no cover
     raise UsageError(
         f'serve: {error.name} is not installed; run: pip install "laneway[gateway]"'
@@ -35,12 +32,6 @@ STOP_SECONDS = 10
 
 BACKLOG = 1024
 """Connections that the system holds until the server accepts them."""
-
-
-CLIENT_ERRORS = logging.getLogger("laneway.gateway.connection")
-"""Where connections log. No line for each request that is not HTTP: any client could send many."""
-
-CLIENT_ERRORS.setLevel(logging.ERROR)
 
 
 class Served(Protocol):
@@ -114,7 +105,7 @@ def create(
         gateway,
         host=options.host,
         port=options.port,
-        http=_protocol(options.max_connections),
+        http=connection.protocol(options.max_connections),
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -205,97 +196,3 @@ class Server(uvicorn.Server):
         finally:
             for each, handler in handlers.items():
                 signal.signal(each, handler)
-
-
-def _protocol(max_connections: int) -> type[HttpToolsProtocol]:
-    """The connection's protocol, with its limits."""
-    return type("Connection", (_Connection,), {"max_connections": max_connections})
-
-
-def _refusal(kind: str, detail: str) -> bytes:
-    """An answer to a client whose request is not read."""
-    status, title = KINDS[kind]
-    body = msgspec.json.encode(ProblemBody(f"/problems/{kind}", title, status, detail))
-    reason = {431: "Request Header Fields Too Large", 503: "Service Unavailable"}[status]
-    return (
-        b"HTTP/1.1 %d %s\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n"
-        b"retry-after: 1\r\nconnection: close\r\n\r\n%s"
-        % (status, reason.encode(), len(body), body)
-    )
-
-
-class _Connection(HttpToolsProtocol):
-    """
-    A connection that does not keep a client that is too slow, or whose head is too large.
-
-    uvicorn bounds the time between two requests. This bounds the number of connections, the size
-    of a head, the time until it is complete, and the time for which a client does not read.
-    """
-
-    max_connections = 1000
-    _head_bytes = 0
-    _timer: asyncio.TimerHandle | None = None
-    _writing: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.logger = CLIENT_ERRORS
-        if len(self.connections) > self.max_connections:
-            transport.write(
-                _refusal("stopping", f"the gateway has {self.max_connections:,} connections")
-            )
-            transport.close()
-            return
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timers()
-        self._unset_keepalive_if_required()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        self._await_head()
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        super().on_headers_complete()
-
-    def pause_writing(self) -> None:
-        self._writing = self.loop.call_later(IDLE_SECONDS, self.transport.abort)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
-        super().resume_writing()
-
-    def _await_head(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(IDLE_SECONDS, self.transport.abort)
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
-            self.transport.write(
-                _refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
-            )
-            self.transport.close()
-
-    def _cancel_timers(self) -> None:
-        for timer in (self._timer, self._writing):
-            if timer is not None:
-                timer.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,7 +48,9 @@ def draft_of(topic: str, message: MessageBody, raw: bytes | None = None) -> Draf
     if message.body_base64 is not None:
         return _draft(topic, _bytes_of(topic, message), message)
     body = checked_json(topic, message.body)
-    draft = codec.draft_of(topic, None) if _is_plain(message) else _draft(topic, None, message)
+    if _options(message) == _NO_OPTIONS:
+        return codec.draft_of_json(topic, body)
+    draft = _draft(topic, None, message)
     draft.body = body
     return draft
 
@@ -94,18 +97,8 @@ def checked_json(topic: str, body: msgspec.Raw) -> bytes:
     return encoded
 
 
-def _is_plain(message: MessageBody) -> bool:
-    return (
-        message.key is None
-        and message.id is None
-        and message.headers is None
-        and not message.priority
-        and message.delay is None
-        and message.at is None
-        and message.ttl is None
-        and not message.at_front
-        and message.cost == 1
-    )
+_options = attrgetter("key", "id", "headers", "priority", "delay", "at", "ttl", "at_front", "cost")
+_NO_OPTIONS = _options(MessageBody())
 
 
 def _draft(topic: str, body: Any, message: MessageBody) -> Draft:

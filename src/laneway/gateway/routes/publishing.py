@@ -40,6 +40,7 @@ OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "at_front", "cost")
 _read_message = msgspec.json.Decoder(MessageBody).decode
 _read_messages = msgspec.json.Decoder(Messages).decode
 _read_line = msgspec.json.Decoder(TopicMessageBody).decode
+_write_lines = msgspec.json.Encoder().encode_lines
 
 
 async def publish(call: Call) -> Response:
@@ -146,30 +147,15 @@ async def _lines(call: Call) -> AsyncIterator[bytes]:
                 part = lines[first : first + MAX_BATCH]
                 answers = await _answer_lines(call, number, part)
                 number += len(part)
-                yield b"".join(encode(answer) + b"\n" for answer in answers)
+                yield _write_lines(answers)
     except Problem as problem:  # a line that is too large, or does not end in time
         yield encode(LineAnswer(number + 1, problem=str(problem))) + b"\n"
 
 
 async def _answer_lines(call: Call, number: int, lines: list[bytes]) -> list[LineAnswer]:
-    answers: list[LineAnswer] = []
-    drafts: list[Draft] = []
-    messages: list[TopicMessageBody] = []
-    stored: list[LineAnswer] = []
-    for line in lines:
-        number += 1
-        answer = LineAnswer(number)
-        answers.append(answer)
-        try:
-            message = _read_line(line)
-            drafts.append(_checked(call.caller, number, message))
-        except problems.DECODE_ERRORS as error:
-            answer.problem = str(problems.invalid(error, TopicMessageBody, f"line {number}"))
-        except (Problem, LanewayError) as error:
-            answer.problem = str(error)
-        else:
-            messages.append(message)
-            stored.append(answer)
+    """`number`: of lines before these."""
+    answers = [LineAnswer(number + n) for n in range(1, len(lines) + 1)]
+    stored, drafts, messages = _read_lines(call.caller, lines, answers)
     try:
         receipts = await _put(call, drafts, messages) if drafts else []
     except LanewayError as error:
@@ -180,6 +166,41 @@ async def _answer_lines(call: Call, number: int, lines: list[bytes]) -> list[Lin
         answer.id, answer.outcome = receipt.id, receipt.outcome
         answer.joined, answer.reason = receipt.joined, receipt.reason
     return answers
+
+
+_Lines = tuple[list[LineAnswer], list["Draft"], list[TopicMessageBody]]
+
+
+def _read_lines(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) -> _Lines:
+    """
+    The messages of lines that are valid, each with its answer; the others' answers get a problem.
+    """
+    try:
+        messages = [_read_line(line) for line in lines]
+        drafts = [draft_of(message.topic, message) for message in messages]
+    except (*problems.DECODE_ERRORS, BadMessage):
+        return _read_each(caller, lines, answers)
+    if not caller.sees_all:
+        return _read_each(caller, lines, answers)
+    return answers, drafts, messages
+
+
+def _read_each(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) -> _Lines:
+    stored: list[LineAnswer] = []
+    drafts: list[Draft] = []
+    messages: list[TopicMessageBody] = []
+    for line, answer in zip(lines, answers, strict=True):
+        try:
+            message = _read_line(line)
+            drafts.append(_checked(caller, answer.line, message))
+        except problems.DECODE_ERRORS as error:
+            answer.problem = str(problems.invalid(error, TopicMessageBody, f"line {answer.line}"))
+        except (Problem, LanewayError) as error:
+            answer.problem = str(error)
+        else:
+            messages.append(message)
+            stored.append(answer)
+    return stored, drafts, messages
 
 
 def _answer(receipt: Receipt) -> ReceiptAnswer:
