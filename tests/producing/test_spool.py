@@ -59,6 +59,7 @@ class Store:
         self.batches: list[tuple[str, list[str]]] = []
         self.room: dict[str, int] = {}
         self.is_away = False
+        self.fails: Exception | None = None
         self.loses_answers = 0
         self.ttl: int | None = None
         self._last: tuple[str, set[str]] = ("", set())
@@ -81,6 +82,8 @@ class Store:
         self.batches.append((batch, [str(draft.id) for draft in drafts]))
         if any(draft.topic == "bad" for draft in drafts):
             raise BadMessage("too large")
+        if self.fails is not None:
+            raise self.fails
         name, refused = self._last
         again = refused if name == batch else None
         receipts = [self._take(draft, again) for draft in drafts]
@@ -365,6 +368,22 @@ def test_a_refused_message_is_put_aside_and_reported(tmp_path: Path, store: Stor
     status = spooled.spool.status()
     assert (status.waiting, status.bytes, status.rejected) == (0, 0, 2)
     assert status.reasons[0] == ("bad", bad[1].id, "too large")
+    spooled.spool.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")], ids=str)
+def test_errors_of_the_machine_reject_nothing(
+    tmp_path: Path, store: Store, error: Exception
+) -> None:
+    """Messages wait until the machine has memory or file descriptors again."""
+    spooled = Spooled(tmp_path, store)
+    store.fails = error
+    spooled.publish("a", "1", "2", "3")
+    wait_for(lambda: type(error).__name__ in (spooled.spool.status().error or ""))
+    store.fails = None
+    assert spooled.spool.flush(10) == 0
+    assert sorted(store.bodies) == [b"1", b"2", b"3"]
+    assert (spooled.reported, spooled.spool.status().rejected) == ([], 0)
     spooled.spool.close()
 
 

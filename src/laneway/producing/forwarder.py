@@ -102,7 +102,7 @@ class Forwarder(threading.Thread):
         self._ended = threading.Event()
         self._lock = -1
         self._is_elsewhere = False  # another process forwards
-        self._outage: LanewayError | None = None
+        self._outage: Exception | None = None
         self._pause = MIN_RETRY_SECONDS
         self._has_error = False  # whether the file has one
         self._ttls: dict[str, int | None] = {}  # of the policies, by topic
@@ -277,14 +277,19 @@ class Forwarder(threading.Thread):
         """Send a batch. False: it has to be sent again, under the same name."""
         try:
             engine = self._target.engine
-        except LanewayError as error:
+        except (LanewayError, MemoryError, OSError) as error:
             self._wait_for_store(error, file)
             return False
         try:
             receipts = self._send(engine, spool, name, self._drafts(rows, engine))
         except BadMessage as error:
             self._split(rows, error)
-        except LanewayError as error:
+        except MemoryError as error:
+            if len(rows) == 1:  # not the message's fault
+                self._wait_for_store(error, file)
+                return False
+            self._split(rows, error)
+        except (LanewayError, OSError) as error:
             self._wait_for_store(error, file)
             return False
         except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
@@ -329,13 +334,16 @@ class Forwarder(threading.Thread):
             return forward(drafts, spool=spool, batch=name)
         return engine.put(drafts)  # of another package; sticky ids make a repeat safe for a day
 
-    def _wait_for_store(self, error: LanewayError, file: SpoolFile) -> None:
+    def _wait_for_store(self, error: Exception, file: SpoolFile) -> None:
         if self._outage is None:
+            text = texts.of(error, 500)
+            if not isinstance(error, LanewayError):  # this machine's: "MemoryError: "
+                text = f"{texts.type_name(type(error))}: {text}".removesuffix(": ")
             logger.warning(
-                "spool %s: the store cannot be used (%s); messages wait", self.path, error
+                "spool %s: the store cannot be used (%s); messages wait", self.path, text
             )
             with file.transaction():
-                file.set("error", texts.of(error, 500))
+                file.set("error", text)
                 file.set("error_at", time.time())
         self._outage, self._has_error = error, True
         self._ended.wait(self._pause)
@@ -343,8 +351,8 @@ class Forwarder(threading.Thread):
 
     def _split(self, rows: list[Row], error: Exception) -> None:
         """
-        One of them is refused, and nothing was stored. Send fewer at once until it is alone, then
-        reject it.
+        One of them is refused, or they need too much memory at once. Send fewer at once; reject
+        a message that is refused alone.
         """
         if len(rows) > 1:
             self._most = len(rows) // 2
