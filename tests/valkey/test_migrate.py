@@ -5,6 +5,7 @@ broke off goes on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -179,6 +180,7 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
         "tokens": 0,
         "endpoints": 0,
         "finished ids": 0,
+        "spools": 0,
         "messages": 1,
         "dead letters": 0,
         "still leased": 0,
@@ -196,3 +198,39 @@ def test_the_history_moves(opened: Opened, tmp_path: Path) -> None:
     assert copy_rows(old, new) == 1
     assert copy_rows(old, new) == 0
     assert new.history_read(["10:0", "60:7"]) == [encode(newer), encode(row)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("sqlite", "cluster"), ("cluster", "files"), ("files", "sqlite")]
+)
+def test_a_spool_goes_on_with_the_other_store(
+    opened: Opened, tmp_path: Path, source: str, target: str
+) -> None:
+    """A batch without an answer is repeated there: what the old store took is not stored again."""
+    urls: dict[str, Callable[[str], str]] = {
+        "sqlite": lambda name: f"sqlite:///{tmp_path}/{name}.db",
+        "cluster": lambda _: cluster(),
+        "files": lambda name: f"sqlite:///{tmp_path}/{name}?shards=4",
+    }
+    old, new = opened(urls[source]("old")), opened(urls[target]("new"))
+    old.policy_set("code", "full", {"max_backlog": 1})
+    batch = [Draft(f"t.{n}", b"%d" % n, id=f"m{n}", sticky=True) for n in range(8)]
+    batch += [Draft("full", b"x", id=name, sticky=True) for name in ("x", "y")]
+    taken = [each.outcome for each in old.forward(batch, spool="s", batch="1")]
+    assert taken == ["accepted"] * 9 + ["refused"]
+    old.forward([Draft("t.1", b"1", id="z", sticky=True)], spool="other", batch="1")
+    while found := old.lease(20).leases:
+        old.settle([Settlement(each.handle, each.fence) for each in found])
+    assert move(old, new, quiet, wait=True)["spools"] == 2
+    later = time.time_ns() // 1000 + 100 * 86_400_000_000
+    new.tick(now_us=later)  # the ids themselves are forgotten
+    assert new.lookup("t.1", ["m1"], now_us=later)["m1"] == "unknown"
+    again = [each.outcome for each in new.forward(batch, spool="s", batch="1", now_us=later)]
+    assert again == ["duplicate"] * 9 + ["accepted"]
+    newer = [Draft("t.1", b"1", id="w", sticky=True)]
+    new.forward(newer, spool="other", batch="2", now_us=later)
+    assert move(old, new, quiet, wait=True)["spools"] == 2
+    later += 100 * 86_400_000_000
+    new.tick(now_us=later)
+    repeated = new.forward(newer, spool="other", batch="2", now_us=later)
+    assert [each.outcome for each in repeated] == ["duplicate"], "the newer batch stays"

@@ -46,7 +46,7 @@ def migrate(
 ) -> None:
     """
     Move all policies, gates, messages, dead letters, finished ids, term numbers, tokens,
-    endpoints and the history from one store to another, like
+    endpoints, the last batches of spools and the history from one store to another, like
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
@@ -85,6 +85,7 @@ def move(
         "tokens": 0,
         "endpoints": 0,
         "finished ids": 0,
+        "spools": 0,
         "messages": 0,
         "dead letters": 0,
         "still leased": 0,
@@ -114,6 +115,10 @@ def move(
         new.import_finished(page)
     tell(f"{counts['finished ids']:,} finished ids")
     _move_messages(old, new, counts, tell, wait=wait)
+    batches = list(old.spool_batches())
+    new.import_spool_batches(batches)
+    counts["spools"] = len({each.spool for each in batches})
+    tell(f"{counts['spools']:,} spools: what they forwarded last is known")
     return counts
 
 

@@ -81,7 +81,7 @@ from laneway.engines.base.opening import (
 from laneway.engines.base.queue import Queue
 from laneway.engines.base.records import RecordChange, RecordKind, Records
 from laneway.engines.base.results import CancelAnswer, Results
-from laneway.engines.base.transfer import ExportedMessage, ImportAnswer, Transfer
+from laneway.engines.base.transfer import ExportedMessage, ImportAnswer, SpoolBatch, Transfer
 from laneway.engines.base.views import (
     BY_OPERATOR,
     Check,
@@ -155,6 +155,7 @@ __all__ = [
     "Results",
     "RunningMessage",
     "Settings",
+    "SpoolBatch",
     "Tallies",
     "Tally",
     "TierStats",

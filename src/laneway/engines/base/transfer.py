@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -54,6 +54,20 @@ class ExportedMessage(msgspec.Struct, kw_only=True):
     death: tuple[int, int, str, str | None] | None = None
 
 
+class SpoolBatch(NamedTuple):
+    """
+    The last batch of a spool that a store has taken, see `Queue.forward`.
+
+    - `taken`: the keys of its messages that the store has, see `forwarded_key`.
+    - `at_us`: when the store took the last of them.
+    """
+
+    spool: str
+    batch: str
+    taken: frozenset[bytes]
+    at_us: int
+
+
 @runtime_checkable
 class Transfer(Protocol):
     """Export from one store and import into another, so that a broken connection loses nothing."""
@@ -91,6 +105,21 @@ class Transfer(Protocol):
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
         """Store ids of finished messages, as `finished_ids` yields them."""
+        ...
+
+    def spool_batches(self) -> Iterator[SpoolBatch]:
+        """
+        Iterate over the last batch of each spool. Several shards have taken parts of one batch, so
+        a spool may appear several times.
+        """
+        ...
+
+    def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
+        """
+        Remember on each shard what another store has taken of these batches, so that a repeat of
+        them is `"duplicate"` here too. A later batch of the same spool, which this store has taken
+        itself, stays.
+        """
         ...
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:

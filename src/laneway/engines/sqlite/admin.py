@@ -17,6 +17,7 @@ from laneway.engines.shared.tallies import together
 from laneway.engines.sqlite import (
     doctor,
     explaining,
+    forwarding,
     history,
     listing,
     lookups,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         Overview,
         RecordChange,
         RecordKind,
+        SpoolBatch,
         Tallies,
         TopicOrder,
         TopicStats,
@@ -369,6 +371,14 @@ class SqliteEngine(Core, PolicyChanges):
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
         with self._transaction(None, durable=True) as tx:
             migrating.import_finished(tx, ids)
+
+    def spool_batches(self) -> Iterator[SpoolBatch]:
+        with self._view() as tx:
+            return iter(forwarding.spool_batches(tx))
+
+    def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
+        with self._transaction(None, durable=True) as tx:
+            forwarding.import_spool_batches(tx, batches)
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
         layers: tuple[Layer, Layer] = ("code", "operator")

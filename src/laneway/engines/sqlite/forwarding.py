@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import FORWARDED_US
+from laneway.engines.base import FORWARDED_US, SpoolBatch
 from laneway.engines.shared.naming import FORWARDED_KEY_BYTES, forwarded_key
 from laneway.engines.sqlite import putting
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
@@ -33,6 +33,25 @@ def forward(tx: Transaction, drafts: Sequence[Draft], spool: str, batch: str) ->
                 taken.add(keys[n])
     tx.run("forwarded_write", spool, batch, b"".join(taken), tx.now)
     return receipts
+
+
+def spool_batches(tx: Transaction) -> list[SpoolBatch]:
+    """The last batch of each spool that this file has taken messages of."""
+    return [
+        SpoolBatch(spool, batch, frozenset(_keys(taken)), at)
+        for spool, batch, taken, at in tx.all("forwarded_all")
+    ]
+
+
+def import_spool_batches(tx: Transaction, batches: Iterable[SpoolBatch]) -> None:
+    """Remember what another store has taken, unless this file has taken a later batch."""
+    for spool, batch, taken, at in batches:
+        present = tx.one("forwarded_read", spool)
+        if present is not None and present[0] == batch:
+            keys = _keys(present[1]) | taken
+            tx.run("forwarded_write", spool, batch, b"".join(keys), max(at, present[2]))
+        elif present is None or present[2] < at:
+            tx.run("forwarded_write", spool, batch, b"".join(taken), at)
 
 
 def _keys(stored: bytes) -> set[bytes]:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         RecordKind,
         ResultListener,
         Settings,
+        SpoolBatch,
         Tallies,
         TopicOrder,
         TopicStats,
@@ -633,6 +634,13 @@ class FilesEngine(FilesQueue, ShardedAdmin):
         )
         for shard, part in parts.items():
             self._space.on(shard, lambda file, part=part: file.import_finished(part))  # type: ignore[misc]
+
+    def spool_batches(self) -> Iterator[SpoolBatch]:
+        return (each for file in self._space.files for each in file.spool_batches())
+
+    def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
+        for shard in range(self._space.shards):
+            self._space.on(shard, lambda file: file.import_spool_batches(batches))
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
         return self._space.files[0].gate_layers()

@@ -24,7 +24,13 @@ from laneway.engines.shared.refusals import nobody_follows
 from laneway.engines.valkey import doctor, explaining, listing, lookups, records, views
 from laneway.engines.valkey.engine import ValkeyQueue
 from laneway.engines.valkey.errors import NamespaceGone
-from laneway.engines.valkey.migrating import MigratingShards, finished_ids, gate_layers
+from laneway.engines.valkey.migrating import (
+    MigratingShards,
+    finished_ids,
+    gate_layers,
+    import_spool_batches,
+    spool_batches,
+)
 from laneway.engines.valkey.views import View
 from laneway.units import SECOND
 
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
         Overview,
         RecordChange,
         RecordKind,
+        SpoolBatch,
         Tallies,
         TopicStats,
     )
@@ -432,6 +439,12 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
         migrating.import_finished(self._space, MigratingShards(self._space), ids)
+
+    def spool_batches(self) -> Iterator[SpoolBatch]:
+        return spool_batches(self._view())
+
+    def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
+        import_spool_batches(self._space, batches)
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
         return gate_layers(self._view())

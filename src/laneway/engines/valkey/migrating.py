@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.base import ExportedMessage, ImportAnswer
+from laneway.engines.base import ExportedMessage, ImportAnswer, SpoolBatch
+from laneway.engines.sharded.splitting import pages
+from laneway.engines.shared.naming import FORWARDED_KEY_BYTES
 from laneway.engines.valkey import records
 from laneway.topic_groups import TOPIC
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from laneway.engines.valkey.records import Record
     from laneway.engines.valkey.views import View
     from laneway.policy import Gate, Layer
+
+_SPOOLS_AT_ONCE = 20
+"""Batches of spools in a call; each has up to `FORWARD_AT_ONCE` keys."""
 
 _SERIAL = (None, "hold", "yield")
 
@@ -160,6 +165,27 @@ def finished_ids(view: View) -> Iterator[tuple[str, str, int | None]]:
             cursor = int(cursor)
             if not cursor:
                 break
+
+
+def spool_batches(view: View) -> Iterator[SpoolBatch]:
+    """The last batch of each spool, shard by shard."""
+    width = 2 * FORWARDED_KEY_BYTES
+    for shard in range(view.space.shards):
+        for spool, stored in view.space.scan(shard, "HSCAN", "forwarded"):
+            if spool:  # the field '' is the place of forwarding.lua's next look
+                batch, at, keys = records.unpack_values(stored, 3)
+                taken = (keys[first : first + width] for first in range(0, len(keys), width))
+                yield SpoolBatch(spool.decode(), batch, frozenset(map(bytes.fromhex, taken)), at)
+
+
+def import_spool_batches(space: Namespace, batches: Sequence[SpoolBatch]) -> None:
+    """Remember on each shard what another store has taken of these batches."""
+    rows = [(each.spool, each.batch, each.at_us, [k.hex() for k in each.taken]) for each in batches]
+    for shard in range(space.shards):
+        for page in pages(rows, _SPOOLS_AT_ONCE):
+            space.run(
+                "remember_batches", shard, None, records.pack(page), durable=True, repeatable=True
+            )
 
 
 def gate_layers(view: View) -> list[tuple[str, Layer, Gate]]:

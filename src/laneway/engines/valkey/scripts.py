@@ -75,6 +75,7 @@ FUNCTIONS = (
     "export",
     "import",
     "remember_finished",
+    "remember_batches",
     "report_progress",
     "cancel",
     "move",

@@ -1,7 +1,10 @@
 -- The last batch of each spool, see forwarding.py.
 
 -- name: forwarded_read
-SELECT batch, taken FROM forwarded WHERE spool = ?;
+SELECT batch, taken, at_us FROM forwarded WHERE spool = ?;
+
+-- name: forwarded_all
+SELECT spool, batch, taken, at_us FROM forwarded ORDER BY spool;
 
 -- name: forwarded_write
 INSERT OR REPLACE INTO forwarded (spool, batch, taken, at_us) VALUES (?, ?, ?, ?);

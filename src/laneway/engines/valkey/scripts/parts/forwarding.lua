@@ -26,22 +26,50 @@ local forwarding = part(function(forwarding)
         call('HSET', keys.forwarded, '', page[1])
     end
 
-    -- The messages of this batch that were taken: their keys, joined, and as a set.
-    local function taken_of(spool, batch)
+    local function set_of(taken)
         local set = {}
-        local stored = call('HGET', keys.forwarded, spool)
-        if not stored then
-            forget_old()
-            return '', set
-        end
-        local name, _, taken = values_of(stored)
-        if name ~= batch then
-            return '', set
-        end
         for first = 1, #taken, KEY_BYTES do
             set[string.sub(taken, first, first + KEY_BYTES - 1)] = true
         end
-        return taken, set
+        return set
+    end
+
+    local function write(spool, batch, at, taken)
+        call('HSET', keys.forwarded, spool, packed(batch) .. packed(at) .. packed(taken))
+    end
+
+    -- The messages of this batch that were taken: their keys, joined, and as a set.
+    local function taken_of(spool, batch)
+        local stored = call('HGET', keys.forwarded, spool)
+        if not stored then
+            forget_old()
+            return '', {}
+        end
+        local name, _, taken = values_of(stored)
+        if name ~= batch then
+            return '', {}
+        end
+        return taken, set_of(taken)
+    end
+
+    -- Remember what another store has taken, unless this shard has taken a later batch.
+    function forwarding.remember(spool, batch, at, names)
+        local stored = call('HGET', keys.forwarded, spool)
+        local name, taken_at, taken
+        if stored then
+            name, taken_at, taken = values_of(stored)
+        end
+        if name == batch then
+            local is_taken, found = set_of(taken), { taken }
+            for _, each in ipairs(names) do
+                if not is_taken[each] then
+                    found[#found + 1] = each
+                end
+            end
+            write(spool, batch, math.max(at, taken_at), table.concat(found))
+        elseif not name or taken_at < at then
+            write(spool, batch, at, table.concat(names))
+        end
     end
 
     -- As intake.accept_batch, for the messages that were not taken. `names`: the keys of all
@@ -75,8 +103,7 @@ local forwarding = part(function(forwarding)
                 taken[#taken + 1], is_taken[names[n]] = names[n], true
             end
         end
-        local record = packed(batch) .. packed(shard.now) .. packed(table.concat(taken))
-        call('HSET', keys.forwarded, spool, record)
+        write(spool, batch, shard.now, table.concat(taken))
         return answers
     end
 end)
