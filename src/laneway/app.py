@@ -504,7 +504,7 @@ class Laneway:
         the call waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises
         BadMessage, BacklogFull, EngineUnavailable.
         """
-        if not (options or self.producer.middlewares):
+        if not (options or self.producer.middlewares.all):
             return self.producer.publish_draft(codec.draft_of(topic, body), timeout)
         return self.producer.publish(message_from("publish", topic, body, options), timeout)
 
@@ -520,10 +520,15 @@ class Laneway:
         As `publish`, awaited. Messages that coroutines publish at the same time share a
         transaction.
         """
-        if not (options or self.producer.middlewares):
-            return await self.producer.apublish_draft(codec.draft_of(topic, body), timeout)
-        message = message_from("apublish", topic, body, options)
-        return await self.producer.apublish(message, timeout)
+        producer = self.producer
+        if options or producer.middlewares.all:
+            message = message_from("apublish", topic, body, options)
+            return await producer.apublish(message, timeout)
+        draft = codec.draft_of(topic, body)
+        receipt = await producer.send(draft, timeout)
+        if receipt.outcome != "refused":
+            return receipt
+        return await producer.await_room(draft, receipt, timeout)
 
     def publish_many(
         self,

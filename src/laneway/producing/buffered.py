@@ -46,7 +46,7 @@ class BufferedProducer(Producer):
             return receipt
         return self.buffer.add(draft, arguments.seconds_or_none("publish", "timeout", timeout))
 
-    async def apublish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:  # noqa: ASYNC109
+    async def send(self, draft: Draft, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109
         receipt = self.buffer.add_now(draft)
         if receipt is not None:
             return receipt

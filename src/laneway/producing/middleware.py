@@ -92,20 +92,21 @@ class Middlewares:
     """All middlewares of publish, in the order in which they were registered."""
 
     def __init__(self) -> None:
-        self._middlewares: list[Middleware] = []
+        self.all: list[Middleware] = []
+        """In the order in which they were added."""
 
     def __bool__(self) -> bool:
-        return bool(self._middlewares)
+        return bool(self.all)
 
     def add(self, middleware: Middleware) -> None:
         """Add a middleware; it gets messages after those before it. Raises UsageError."""
         check_middleware("around_publish", middleware)
-        self._middlewares.append(middleware)
+        self.all.append(middleware)
 
     @contextmanager
     def around(self, message: Message) -> Iterator[Passage]:
         """In this block, publish the passage's `message` and set its `receipt`."""
-        passage = Passage(self._middlewares, message)
+        passage = Passage(self.all, message)
         try:
             yield passage
         except BaseException as error:  # noqa: BLE001  # raised again by fail
@@ -116,7 +117,7 @@ class Middlewares:
     @contextmanager
     def around_many(self, messages: Iterable[Message], put: Put) -> Iterator[PassageStream]:
         """As `around`, for a stream that is published in batches by `put`."""
-        stream = PassageStream(self._middlewares, messages, put)
+        stream = PassageStream(self.all, messages, put)
         try:
             yield stream
         except BaseException as error:

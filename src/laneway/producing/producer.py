@@ -199,10 +199,18 @@ class Producer:
 
     async def apublish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:  # noqa: ASYNC109
         """As `publish_draft`, awaited."""
-        receipt = await self.publisher.send(draft)
+        receipt = await self.send(draft, timeout)
         if receipt.outcome != "refused":
             return receipt
-        return await self._await_for_room(draft, receipt, timeout)
+        return await self.await_room(draft, receipt, timeout)
+
+    def send(self, draft: Draft, timeout: Duration | None) -> Awaitable[Receipt]:
+        """
+        The first half of `apublish_draft`, without a coroutine of its own. If the receipt says
+        that the message was refused, `await_room` is the second one.
+        """
+        del timeout  # of the second half
+        return self.publisher.send(draft)
 
     def _has_to_wait(self, topic: str) -> bool:
         on_full = (self._holder.settings.on_full, self._holder.engine.policy_of(topic).on_full)
@@ -227,12 +235,13 @@ class Producer:
             f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [receipt]
         )
 
-    async def _await_for_room(
+    async def await_room(
         self,
         draft: Draft,
         receipt: Receipt,
         timeout: Duration | None,  # noqa: ASYNC109
     ) -> Receipt:
+        """Wait for room for a refused message, where producers wait. Raises BacklogFull."""
         given_up = threading.Event()
         call = functools.partial(self._wait_for_room, draft, receipt, timeout, given_up)
         try:

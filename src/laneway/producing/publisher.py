@@ -71,16 +71,17 @@ def _error_of(drafts: list[Draft], error: Exception) -> Exception:
 class _Group:
     """
     The messages of one thread, or of coroutines with one message each (`is_shared`); what the
-    engine answered to each; and the lock on which their thread sleeps while others commit.
+    engine answered to each (`has_errors`: some answers are errors); and the lock on which their
+    thread sleeps while others commit.
     """
 
-    __slots__ = ("answers", "awake", "done", "drafts", "is_shared")
+    __slots__ = ("answers", "awake", "done", "drafts", "has_errors", "is_shared")
 
     def __init__(self, drafts: list[Draft], *, is_shared: bool = False) -> None:
         self.drafts = drafts
         self.is_shared = is_shared
         self.answers: Sequence[Receipt | BaseException] = ()
-        self.done = False
+        self.done = self.has_errors = False
         self.awake = threading.Lock()
         self.awake.acquire()
 
@@ -91,6 +92,7 @@ class _Group:
     def fail(self, error: BaseException) -> None:
         """None of its messages was accepted."""
         self.answers = [error] * len(self.drafts)
+        self.has_errors = True
 
     def receipts(self) -> list[Receipt]:
         """The receipts of a thread's messages. Raises their error."""
@@ -263,6 +265,7 @@ class Publisher:
                 for each in alone:
                     self._commit([each])
                 group.answers = [each.answers[0] for each in alone]
+                group.has_errors = any(each.has_errors for each in alone)
 
     @staticmethod
     def _commit_unclear(groups: list[_Group], error: BaseException) -> None:
@@ -285,7 +288,7 @@ class Publisher:
         if gathered is None:
             gathered = self._gathered[loop] = _Gathered()
             loop.call_soon(self._send, loop)
-        future: asyncio.Future[Receipt] = loop.create_future()
+        future: asyncio.Future[Receipt] = asyncio.Future(loop=loop)
         gathered.drafts.append(draft)
         gathered.futures.append(future)
         return future
@@ -306,21 +309,19 @@ class Publisher:
         group = _Group(gathered.drafts, is_shared=True)
         self._join(group)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._answer, loop, gathered.futures, group.answers)
+            loop.call_soon_threadsafe(self._answer, loop, gathered.futures, group)
 
     def _answer(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        futures: list[asyncio.Future[Receipt]],
-        answers: Sequence[Receipt | BaseException],
+        self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[Receipt]], group: _Group
     ) -> None:
-        for future, answer in zip(futures, answers, strict=True):
-            if future.done():
-                continue
-            if isinstance(answer, BaseException):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
+        for future, answer in zip(futures, group.answers, strict=True):
+            try:
+                if group.has_errors and isinstance(answer, BaseException):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(cast("Receipt", answer))
+            except asyncio.InvalidStateError:
+                pass  # its caller was cancelled
         # The answered callers run first and may publish again: their messages join this
         # iteration's.
         loop.call_soon(self._send, loop)

@@ -115,6 +115,13 @@ class Job(Generic[R]):
     `result_ttl`, an error for its `failure_ttl`.
     """
 
+    # What most jobs have costs nothing when one is made.
+    before: tuple[Job[Any], ...] = ()
+    """Jobs of the same flow that come before it, as far as the caller published them."""
+    _is_kept = True
+    _local: Outcome | None = None
+    _meta: dict[str, Any] | None = None
+
     def __init__(
         self,
         app: Host,
@@ -131,12 +138,13 @@ class Job(Generic[R]):
         self.id = job_id
         self.topic = topic
         self.receipt = receipt
-        self.before = before
-        """Jobs of the same flow that come before it, as far as the caller published them."""
         self._task = task
-        self._is_kept = is_kept
-        self._local = local
-        self._meta: dict[str, Any] | None = None
+        if not is_kept:
+            self._is_kept = False
+        if before:
+            self.before = before
+        if local is not None:
+            self._local = local
 
     @property
     def threads(self) -> Executor:

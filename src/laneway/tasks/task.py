@@ -99,6 +99,7 @@ class Task(RunnableTask, Generic[P, R]):
             and not self.template.fields
             and codec.is_usual_topic(self.template.text)
         )
+        self._keeps_results = not options.ignore_result
         self._headers = codec.CheckedHeaders({TASK_HEADER: self.name})
         if options.serializer != "json":
             self._headers[SERIALIZER_HEADER] = options.serializer
@@ -148,7 +149,14 @@ class Task(RunnableTask, Generic[P, R]):
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `delay`, awaited."""
-        return cast("Job[R]", await self.apublish(args, kwargs, {}))
+        if self._needs_steps({}) or not self._is_plain_now({}):
+            return cast("Job[R]", await self.apublish(args, kwargs, {}))
+        # As `apublish`, without two coroutines.
+        producer, draft = self.app.producer, self._draft(args, kwargs)
+        receipt = await producer.send(draft, None)
+        if receipt.outcome == "refused":
+            receipt = await producer.await_room(draft, receipt, None)
+        return cast("Job[R]", self.given(self.job(receipt, is_kept=self._keeps_results)))
 
     def using(self, **options: Unpack[CallOptions]) -> Call[P, R]:
         """
@@ -340,7 +348,7 @@ class Task(RunnableTask, Generic[P, R]):
 
     def job(self, receipt: Receipt, *, is_kept: bool = True) -> Job[Any]:
         """The handle of a published call. `is_kept`: whether its result is stored."""
-        job_id = receipt.joined if receipt.joined is not None else receipt.id
+        job_id = receipt.id if receipt.joined is None else receipt.joined
         return Job(self.app, job_id, receipt.topic, task=self, receipt=receipt, is_kept=is_kept)
 
     def local_job(self, returned: Any) -> Job[Any]:
@@ -380,7 +388,7 @@ class Task(RunnableTask, Generic[P, R]):
         """Whether nothing but the arguments makes a call with these options: see `_draft`."""
         return (
             self._is_plain
-            and not (options or self.tags or self.app.producer.middlewares)
+            and not (options or self.tags or self.app.producer.middlewares.all)
             and (CURRENT.get() is None or current_request() is None)
         )
 
