@@ -11,6 +11,7 @@ from __future__ import annotations
 import http
 import logging
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -43,6 +44,9 @@ STATUS_LINES = {
 }
 
 
+_SECURITY_LINES = b"".join(b"%s: %s\r\n" % header for header in SECURITY_HEADERS) + b"\r\n"
+
+
 def protocol(max_connections: int) -> type[HttpToolsProtocol]:
     """The connection's protocol, with its limits."""
     return type("Connection", (_Connection,), {"max_connections": max_connections})
@@ -52,10 +56,15 @@ def _refusal(kind: str, detail: str) -> bytes:
     """An answer to a client whose request is not read."""
     status, title = KINDS[kind]
     body = msgspec.json.encode(ProblemBody(f"/problems/{kind}", title, status, detail))
+    retry = b"retry-after: 1\r\n" if status == http.HTTPStatus.SERVICE_UNAVAILABLE else b""
     return (
-        b"%scontent-type: application/problem+json\r\ncontent-length: %d\r\n"
-        b"retry-after: 1\r\nconnection: close\r\n\r\n%s" % (STATUS_LINES[status], len(body), body)
+        b"%scontent-type: application/problem+json\r\ncontent-length: %d\r\n%s"
+        b"connection: close\r\n%s%s"
+        % (STATUS_LINES[status], len(body), retry, _SECURITY_LINES, body)
     )
+
+
+_NOT_HTTP = _refusal("bad-request", "what arrived is not HTTP/1.1")
 
 
 class Exchange:
@@ -76,6 +85,11 @@ class Exchange:
         cycle.message_event.clear()
         cycle.flow.resume_reading()
         return content
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing more reaches the client."""
+        return self._cycle.transport.is_closing()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Send a whole answer at once. False: the client reads too slowly; nothing was sent."""
@@ -100,9 +114,6 @@ class Exchange:
             cycle.transport.close()
         cycle.on_response()
         return True
-
-
-_SECURITY_LINES = b"".join(b"%s: %s\r\n" % header for header in SECURITY_HEADERS) + b"\r\n"
 
 
 class _Connection(HttpToolsProtocol):
@@ -148,8 +159,16 @@ class _Connection(HttpToolsProtocol):
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
+    def send_400_response(self, msg: str) -> None:
+        del msg
+        if not self.transport.is_closing():
+            self.transport.write(_NOT_HTTP)
+            self.transport.close()
+
     def on_headers_complete(self) -> None:
         self._awaits_head_since = None
+        if not self.url.startswith((b"/", b"*")):
+            self._name_host()
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -191,6 +210,11 @@ class _Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._timer = self.loop.call_later(left, self._check_head)
+
+    def _name_host(self) -> None:
+        """A URL with a host instead of a path alone: its host counts, not that of the header."""
+        host = urlsplit(self.url).netloc
+        self.headers[:] = [(b"host", host), *(each for each in self.headers if each[0] != b"host")]
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

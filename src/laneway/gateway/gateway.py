@@ -24,6 +24,7 @@ from laneway.gateway.http import (
     Response,
     Stream,
 )
+from laneway.gateway.log_limit import LogLimit
 from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
@@ -68,6 +69,7 @@ class Gateway:
         self._extensions = tuple(extensions)
         pages = [route for extension in self._extensions for route in extension.routes]
         self._router = Router([*ROUTES, *pages])
+        self._limit = LogLimit()
         self.services = self._new_services()
         self.prefix = prefix
         self.is_open = is_open
@@ -192,14 +194,15 @@ class Gateway:
         body, headers = problems.body_of(error)
         body.instance = request.scope["path"][:1000]
         body.request_id = secrets.token_hex(8)
-        if body.status >= problems.CLIENT_ERROR:
+        if body.status >= problems.CLIENT_ERROR and (left_out := self._limit.take()) is not None:
             log.error(
-                "%s %s: %d %s (request %s)",
+                "%s %s: %d %s (request %s)%s",
                 request.method,
                 body.instance,
                 body.status,
                 error if isinstance(error, Problem) else repr(error),
                 body.request_id,
+                f"; {left_out:,} more failed since the last line" if left_out else "",
                 exc_info=error if body.type == "/problems/internal-error" else None,
             )
         is_page = origins.is_navigation(request) if route is None else route.is_page

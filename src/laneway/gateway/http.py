@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -81,6 +82,11 @@ class Exchange(Protocol):
     exchanges. Other servers have ASGI's events only.
     """
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing more reaches the client."""
+        ...
+
     def body(self) -> bytes | None:
         """The whole body, if it has arrived and nothing of it was read; None: read it by events."""
         ...
@@ -90,6 +96,9 @@ class Exchange(Protocol):
         Send a whole answer with these headers and `SECURITY_HEADERS`. False: send it by events.
         """
         ...
+
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class Disconnected(Exception):  # not an error of the gateway
@@ -168,6 +177,10 @@ class Request:
         """The value of a header; the first one if it comes twice. `name`: in lower case."""
         value = self.header_bytes.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def count(self, name: bytes) -> int:
+        """How often a header comes. `name`: in lower case."""
+        return sum(1 for each, _ in self.headers if each == name)
 
     def path(self) -> list[str]:
         """
@@ -389,6 +402,8 @@ class Request:
             )
             if self.method != "HEAD":
                 async for chunk in chunks:
+                    if self._exchange is not None and self._exchange.is_gone:
+                        raise Disconnected  # asyncio logs writes to a lost connection
                     await self._send(
                         {"type": "http.response.body", "body": chunk, "more_body": True}
                     )
@@ -418,6 +433,10 @@ def _segments(path: str) -> list[str]:
     segments = path.split("/")[1:]
     if "%" not in path:
         return segments
+    if _BAD_ESCAPE.search(path):
+        raise Problem(
+            "bad-request", "the path has a % without two hexadecimal digits; write % itself as %25"
+        )
     try:
         return [unquote(segment, errors="strict") for segment in segments]
     except UnicodeDecodeError as error:

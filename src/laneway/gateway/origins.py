@@ -15,8 +15,10 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 def has_local_name(request: Request) -> bool:
-    """Whether the client knows the gateway by a name of its own machine."""
+    """Whether the client knows the gateway by a name of its own machine, and by no other."""
     host = (request.header(b"host") or "").lower()
+    if request.count(b"host") > 1:
+        return False
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     return name in LOCAL_NAMES
 

@@ -153,6 +153,8 @@ def invalid(error: Exception, kind: Any, what: str) -> Problem:
     """
     if not isinstance(error, msgspec.ValidationError):
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        if reason == "Input data was truncated":
+            reason = "the JSON ends too early, or has half of a surrogate pair, such as \\ud83d"
         return Problem("bad-request", f"{what}: {reason}")
     text = str(error)
     found = _AT.search(text)
