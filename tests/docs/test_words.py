@@ -80,7 +80,7 @@ IDENTIFIERS = {
 ALLOWED = {
     ("band", "src/laneway/engines/valkey/scripts/"),  # bit.band, "binary and"
     ("bell", "src/laneway/cli/terminal.py"),  # the terminal's
-    ("made", "src/laneway/gateway/server.py"),  # asyncio calls connection_made
+    ("made", "src/laneway/gateway/connection.py"),  # asyncio calls connection_made
     ("tenant", "pyproject.toml"),  # what people search for
 }
 
