@@ -24,7 +24,7 @@ _PORT = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$))[^,\[\]]+")
 _PORT_OR_OPTIONS = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$|\?[a-z_]+=))[^,\[\]]+")
 """
 An address in brackets, or a text that stands in a port's place and is none. If the URL names a
-user, options may follow the port.
+user or a host, options may follow the port.
 """
 
 _LINE_BREAKS = "\u2028\u2029"
@@ -51,7 +51,7 @@ def redacted(url: str) -> str:
     _, at, behind = rest.rpartition("@")
     hosts, slash, path = behind.partition("/")
     if separator:  # `valkey://:PASSWORD`, a URL without its host
-        hosts = (_PORT_OR_OPTIONS if at else _PORT).sub(
+        hosts = (_PORT if hosts.startswith(":") and not at else _PORT_OR_OPTIONS).sub(
             lambda found: found[0] if found[0][0] == "[" else f":{HIDDEN}", hosts
         )
     return f"{scheme}{separator}{HIDDEN if at else ''}{at}{hosts}{slash}{path}"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from laneway import Laneway
 from laneway.admin.fingerprints import title_of
 from laneway.cli import main
-from laneway.errors import Refused
+from laneway.errors import Refused, UsageError
 from laneway.gateway import moments
 from laneway.gateway.problems import Problem
 from tests.gateway.conftest import Api
@@ -189,7 +189,7 @@ def test_commands(store: str, app: Laneway) -> None:
     assert run("message", "retry", "x", "--topic", "typed") == "x is ready now\n"
     assert "not delayed" in run("message", "retry", "x", "--topic", "typed", code=1)
     assert "backs off" in run("back-off", "typed", "10m")
-    assert "delivers again" in run("back-off", "typed", "0")
+    assert "delivers again" in run("back-off", "typed", "0s")
     assert "a dead letter" in run("message", "dead", "x", "--topic", "typed", "--reason", "why")
     assert app.dead_letters("typed")[0].reason == "why"
     assert "removed" in run("message", "drop", "x", "--topic", "typed")
@@ -203,6 +203,8 @@ def test_actions_of_the_library(app: Laneway) -> None:
     topic.publish(1, id="x", delay="1h")
     topic.retry_now("x")
     assert topic.back_off("5m")
+    with pytest.raises(UsageError, match="topic handled: expected the back-off to be at least 0"):
+        topic.back_off(-1)
     assert topic.stats().state == "asleep"
     asyncio.run(topic.amake_dead("x", "why"))
     topic.drop("x")

@@ -21,6 +21,9 @@ from laneway.safetext import escaped, escaped_json, redacted, without_passwords
             "valkey://***@localhost:6379?timeout=3&ca=/a.pem",
         ),
         ("valkey://:12?x=pw", "valkey://:***"),
+        ("valkey://localhost:6379?shards=4", "valkey://localhost:6379?shards=4"),
+        ("valkey+cluster://a:1,[::1]:2?timeout=3", "valkey+cluster://a:1,[::1]:2?timeout=3"),
+        ("valkey://user:p1?x=y", "valkey://user:***"),
         ("valkey://user:p@w/x@localhost", "valkey://***@localhost"),
         (
             "valkey+sentinel://u:pw@a:1,b:2/mine?sentinel_password=x@y&timeout=3",

@@ -156,7 +156,7 @@ class Topic:
         Returns False if nothing waits or is leased, so that there is nothing to hold. Raises
         UsageError.
         """
-        seconds = arguments.seconds("topic", "the back-off", duration)
+        seconds = arguments.seconds(f"topic {self.name}", "the back-off", duration)
         return self._host.engine.topic_back_off(self.name, round(seconds * units.SECOND)) > 0
 
     def retry_now(self, message_id: str) -> None:

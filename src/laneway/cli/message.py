@@ -88,8 +88,10 @@ def back_off(session: Session, topic: str, duration: str) -> None:
     """
     Deliver nothing from TOPIC for DURATION ("10m"), then one message until one is acked; 0 ends it.
     """
+    from laneway import units
+
     handle = session.app().topic(topic)
     if handle.back_off(duration):
-        say(f"{topic} backs off" if duration != "0" else f"{topic} delivers again")
+        say(f"{topic} backs off" if units.seconds(duration) else f"{topic} delivers again")
     else:
         say(f"nothing waits in {topic}, so it does not back off; `laneway pause` also holds later")
