@@ -6,6 +6,7 @@ in one topic. On 4 files and on 4 shards of a server, under a clock that the tes
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -223,3 +224,19 @@ def test_partitions_share_a_rate_over_shards(opened: Callable[[], Shards]) -> No
     shards.steps_of(4)
     assert records_of(shards.engine) == []
     assert all(check.ok for check in shards.engine.doctor())
+
+
+def test_grants_move_while_the_clock_of_a_store_stands_still(tmp_path: Path) -> None:
+    """The machine's clock was set back by an hour: a claim of the renewal ends all the same."""
+    engine = open_engine(f"sqlite:///{tmp_path}/q?shards=2", Settings())
+    hour_ahead = time.time_ns() // 1000 + 3600 * 1_000_000
+    topics = [f"a.{n}" for n in range(20)]  # on both files
+    engine.put([Draft(topic, b"x") for topic in topics], now_us=hour_ahead)
+    space = engine._space  # type: ignore[attr-defined]
+    assert space.claim_grants(0.2)
+    assert not space.claim_grants(0.2)
+    deadline = time.monotonic() + 10
+    while not space.claim_grants(0.2):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    engine.close()
