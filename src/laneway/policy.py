@@ -26,6 +26,8 @@ from laneway.topic_groups import is_group
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from laneway.subscriptions import Kind
+
 Layer = Literal["code", "operator"]
 """Who set a policy. The operator's layer overrides the code's."""
 
@@ -146,6 +148,12 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     own_backlog: bool = True
     subscriptions: tuple[Subscription, ...] = ()
     """What gets a copy of the topic's messages, by name."""
+
+    consumed_by: str | None = None
+    """
+    Of a subscription's topic: the pattern's exclusive or failover subscription that it belongs to,
+    like `orders.*#audit`. Its one consumer gets the messages, from the pool of that name.
+    """
 
     names_tier: bool = False
     """Whether a policy names the tier. Otherwise it is the default tier, which may change."""
@@ -612,8 +620,8 @@ def check_pattern(pattern: str) -> str:
         return pattern
     if isinstance(pattern, str) and SEPARATOR in pattern and "*" in pattern:
         raise BadPolicy(
-            f'policy {pattern!r:.80}: "#" and "*" cannot be combined; name one subscription, like'
-            " orders#audit"
+            f'policy {pattern!r:.80}: "#" and "*" cannot be combined here; name one subscription,'
+            " like orders#audit"
         )
     stem = pattern[:-2] if isinstance(pattern, str) and pattern.endswith(".*") else pattern
     if isinstance(stem, str) and "*" in stem:
@@ -628,13 +636,29 @@ def check_pattern(pattern: str) -> str:
     return pattern
 
 
+def check_policy_pattern(pattern: str) -> str:
+    """
+    Return `pattern` if a policy may have it: as `check_pattern`, or all subscriptions of a name
+    under a pattern, like `orders.*#audit`. Raises BadPolicy.
+    """
+    if not isinstance(pattern, str) or not _is_copies_pattern(pattern):
+        return check_pattern(pattern)
+    base, name = subscriptions.split(pattern)
+    check_pattern(base)
+    try:
+        subscriptions.check_name(name)
+    except BadPolicy as error:
+        raise BadPolicy(f"policy {pattern!r:.80}: {error}") from error
+    return pattern
+
+
 def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     Check a policy's fields and return them as JSON values; a None stays, it removes the field.
 
     Raises BadPolicy, which names the pattern, the field and what was expected.
     """
-    check_pattern(pattern)
+    check_policy_pattern(pattern)
     checked: dict[str, Any] = {}
     for name, value in fields.items():
         if name.startswith(subscriptions.FIELD):
@@ -651,7 +675,12 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = FIELDS[name][0](value)
         except (ValueError, TypeError, OverflowError) as error:
             raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
-    if checked.get("buckets") is not None and not (pattern == "*" or pattern.endswith(".*")):
+    if checked.get("buckets") is not None and SEPARATOR in pattern:
+        raise BadPolicy(
+            f"policy {pattern}: buckets fold topics together, and the topics of subscriptions have"
+            " lanes of their own; set buckets on a pattern of topics"
+        )
+    if checked.get("buckets") is not None and not is_pattern(pattern):
         raise BadPolicy(
             f"policy {pattern}: buckets fold many topics together; set them on a pattern like"
             f' "{pattern}.*"'
@@ -693,7 +722,7 @@ def check_changes(
         if known is None:
             known = checked[key] = check_fields(pattern, fields)
         else:
-            check_pattern(pattern)
+            check_policy_pattern(pattern)
         found.append((pattern, known))
     return found
 
@@ -701,15 +730,17 @@ def check_changes(
 def prefixes(topic: str) -> list[str]:
     """
     Return the topic and the patterns that match it, the most specific first. Those of a
-    subscription's topic are those of the part before `#`.
+    subscription's topic name the subscription, like `orders.*#audit`; then come those of its topic.
     """
-    found = [topic]
-    end = topic.find(SEPARATOR)
-    end = len(topic) if end < 0 else end
-    while (end := topic.rfind(".", 0, end)) >= 0:
-        found.append(topic[: end + 1] + "*")
+    base, separator, name = topic.partition(SEPARATOR)
+    found: list[str] = []
+    end = len(base)
+    while (end := base.rfind(".", 0, end)) >= 0:
+        found.append(base[: end + 1] + "*")
     found.append("*")
-    return found
+    if separator:
+        return [topic, *(subscriptions.topic_of(pattern, name) for pattern in found), *found]
+    return [topic, *found]
 
 
 def handling_patterns(topic: str) -> list[str]:
@@ -730,8 +761,19 @@ def handling_patterns(topic: str) -> list[str]:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Return whether the pattern covers the topic."""
-    return pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1]))
+    """
+    Return whether the pattern covers the topic. One of topics covers their subscriptions; one like
+    `orders.*#audit` covers the subscriptions of that name only.
+    """
+    if pattern in ("*", topic):
+        return True
+    if pattern.endswith(".*"):
+        return topic.startswith(pattern[:-1])
+    if not _is_copies_pattern(pattern) or SEPARATOR not in topic:
+        return False
+    covering, name = subscriptions.split(pattern)
+    base, its_name = subscriptions.split(topic)
+    return name == its_name and matches(covering, base)
 
 
 Layers = dict[str, dict[str, Any]]
@@ -754,7 +796,14 @@ RUN = "run"
 
 def is_pattern(name: str) -> bool:
     """Return whether the name is a pattern that covers many topics, and not one topic's name."""
-    return name == "*" or (isinstance(name, str) and name.endswith(".*"))
+    return name == "*" or (
+        isinstance(name, str) and (name.endswith(".*") or _is_copies_pattern(name))
+    )
+
+
+def _is_copies_pattern(name: str) -> bool:
+    """Whether it stands for the subscriptions of many topics, like `orders.*#audit`."""
+    return "*#" in name
 
 
 def change_layers(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
@@ -862,18 +911,22 @@ class PolicyTable:
         self.tiers = tiers if isinstance(tiers, Tiers) else Tiers(tiers) if tiers else Tiers.usual()
         self._layers: dict[str, Layers] = {}
         self._own_of = own_of
-        self._resolved: dict[tuple[tuple[str, ...], bool], Resolved] = {}
-        """By covering patterns, and whether the topic is that of a subscription."""
+        self._resolved: dict[tuple[tuple[str, ...], str], Resolved] = {}
+        """By covering patterns and `copy_kind`."""
         self._stems: dict[str, tuple[str, ...]] = {}
-        """A cache: the patterns that cover the topics with a dotted prefix."""
+        """
+        A cache: the patterns that cover the topics with a dotted prefix, or the subscriptions of a
+        name of these.
+        """
+        self._consumed: frozenset[str] | None = None
+        """A cache: the names that patterns declare as exclusive or failover subscriptions."""
 
     def load(self, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
         """Replace all policies by (layer, pattern, fields) rows of checked fields."""
         self._layers = {}
         for layer, pattern, fields in rows:
             self._layers.setdefault(pattern, {})[layer] = fields
-        self._resolved.clear()
-        self._stems.clear()
+        self._forget()
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """
@@ -884,8 +937,7 @@ class PolicyTable:
             self._layers[pattern] = layers
         else:
             self._layers.pop(pattern, None)
-        self._resolved.clear()
-        self._stems.clear()
+        self._forget()
         return sources(layers).get(layer, {})
 
     def add(self, name: str, layers: Layers) -> None:
@@ -894,8 +946,12 @@ class PolicyTable:
             self._layers[name] = layers
         else:
             self._layers.pop(name, None)
+        self._forget()
+
+    def _forget(self) -> None:
         self._resolved.clear()
         self._stems.clear()
+        self._consumed = None
 
     def forget_resolved(self) -> None:
         """Clear the cache of resolved policies, after the tiers changed."""
@@ -934,11 +990,32 @@ class PolicyTable:
         """Return the pattern, and the patterns and topics in the policy table that it covers."""
         return sorted({pattern, *(name for name in self._layers if matches(pattern, name))})
 
+    def subscription_patterns(self) -> set[str]:
+        """
+        Return the patterns like `orders.*#audit` for which the policy of a subscription's topic may
+        differ from that of its topic: each pattern of topics, combined with each name that has a
+        policy by pattern, or one consumer, there or above. They may have no policy themselves.
+        """
+        names: dict[str, set[str]] = {}
+        for pattern, layers in self._layers.items():
+            if _is_copies_pattern(pattern):
+                base, name = subscriptions.split(pattern)
+                names.setdefault(base, set()).add(name)
+            elif is_pattern(pattern):
+                names.setdefault(pattern, set()).update(_consumed_in(layers))
+        return {
+            subscriptions.topic_of(pattern, name)
+            for pattern in names
+            for above in prefixes(pattern)
+            for name in names.get(above, ())
+        }
+
     def covering(self, topic: str) -> tuple[str, ...]:
         """Return the patterns with a policy that cover the topic, the most specific first."""
         if not self._layers:
             return ()
-        stem = topic.rpartition(".")[0]  # the same for a topic and its subscriptions
+        base, separator, name = topic.partition(SEPARATOR)
+        stem = base.rpartition(".")[0] + separator + name
         patterns = self._stems.get(stem)
         if patterns is None:
             if len(self._stems) >= MAX_STEMS:
@@ -949,8 +1026,43 @@ class PolicyTable:
         return (topic, *patterns) if topic in self._layers and topic not in patterns else patterns
 
     def pattern_of(self, topic: str) -> str:
-        """Return the most specific pattern that covers the topic; `"*"` if there is none."""
-        return next((name for name in self.covering(topic) if is_pattern(name)), "*")
+        """
+        Return the most specific pattern that covers the topic, or that of a subscription; `"*"` if
+        there is none.
+        """
+        names = self.covering(subscriptions.base_of(topic))
+        return next((name for name in names if is_pattern(name)), "*")
+
+    def copy_kind(self, topic: str) -> str:
+        """
+        Return what decides about a topic besides its covering patterns: "" for a topic, else
+        whether it belongs to a subscription that patterns declare with one consumer, and which.
+        """
+        _, separator, name = topic.partition(SEPARATOR)
+        return name if separator and name in self._consumed_names() else separator
+
+    def _consumed_names(self) -> frozenset[str]:
+        if self._consumed is None:
+            self._consumed = frozenset(
+                name
+                for pattern, layers in self._layers.items()
+                if is_pattern(pattern)
+                for name in _consumed_in(layers)
+            )
+        return self._consumed
+
+    def consumption(self, topic: str, name: str) -> tuple[Kind, str] | None:
+        """
+        Return the kind and the pattern of the exclusive or failover subscription that covers a
+        topic or pattern by a pattern; None: there is none of this name.
+        """
+        if name not in self._consumed_names():
+            return None
+        patterns = [pattern for pattern in self.covering(topic) if is_pattern(pattern)]
+        declared = self._merge(self._sets(patterns)).get(subscriptions.FIELD + name)
+        if declared is None or declared[0]["kind"] == "shared":
+            return None
+        return declared[0]["kind"], declared[2]
 
     def resolve(self, topic: str) -> Resolved:
         """
@@ -962,19 +1074,20 @@ class PolicyTable:
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
             return self.resolve_own(topic, own)
-        return self._of(self.covering(topic), is_copy=SEPARATOR in topic)
+        return self._of(self.covering(topic), topic)
 
     def resolve_patterns(self, topic: str) -> Resolved:
         """Return the policy that a topic would have without a policy of its own."""
         patterns = tuple(pattern for pattern in self.covering(topic) if is_pattern(pattern))
-        return self._of(patterns, is_copy=SEPARATOR in topic)
+        return self._of(patterns, topic)
 
-    def _of(self, covering: tuple[str, ...], *, is_copy: bool) -> Resolved:
-        found = self._resolved.get((covering, is_copy))
+    def _of(self, covering: tuple[str, ...], topic: str) -> Resolved:
+        key = (covering, self.copy_kind(topic))
+        found = self._resolved.get(key)
         if found is None:
             own_name = bool(covering) and not is_pattern(covering[0])
-            found = self._resolved[covering, is_copy] = self._build(
-                self._merge(self._sets(covering)), own_name=own_name, is_copy=is_copy
+            found = self._resolved[key] = self._build(
+                topic, self._merge(self._sets(covering)), own_name=own_name
             )
         return found
 
@@ -983,7 +1096,7 @@ class PolicyTable:
         Return the policy of a topic with these layers of its own. The answer is not cached.
         """
         merged = self._merge(self._sets_with(topic, own))
-        return self._build(merged, own_name=True, is_copy=SEPARATOR in topic)
+        return self._build(topic, merged, own_name=True)
 
     def check(self, name: str, own: Layers | None = None) -> Resolved:
         """
@@ -994,7 +1107,7 @@ class PolicyTable:
         sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
         merged = self._merge(sets)
         own_name = bool(sets) and not is_pattern(sets[0][0])
-        policy = self._build(merged, own_name=own_name, is_copy=SEPARATOR in name)
+        policy = self._build(name, merged, own_name=own_name)
         self._check_together(name, policy, merged, own_name=own_name)
         return policy
 
@@ -1006,7 +1119,14 @@ class PolicyTable:
         """
         if own is None and self._own_of is not None:
             own = self._own_of(topic)
-        return self._merge(self._sets_with(topic, own) if own else self._sets(self.covering(topic)))
+        found = self._merge(
+            self._sets_with(topic, own) if own else self._sets(self.covering(topic))
+        )
+        base, name = subscriptions.split(topic)
+        if name and (consumption := self.consumption(base, name)) is not None:
+            pool = subscriptions.consumer_pool(subscriptions.topic_of(consumption[1], name))
+            found["pool"] = (pool, *found[subscriptions.FIELD + name][1:])
+        return found
 
     def owner(self, pattern: str, field: str) -> str | None:
         """Return the program that declares a field of the pattern or topic; None: none does."""
@@ -1034,13 +1154,19 @@ class PolicyTable:
         return merged
 
     def _build(
-        self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool, is_copy: bool
+        self, topic: str, merged: dict[str, tuple[Any, str, str]], *, own_name: bool
     ) -> Resolved:
+        is_copy = SEPARATOR in topic
         values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
-        declared = [name for name in values if name.startswith(subscriptions.FIELD)]
-        read = [subscriptions.read(name, values.pop(name)) for name in sorted(declared)]
+        declared = sorted(name for name in values if name.startswith(subscriptions.FIELD))
+        read = [self._subscription(name, values.pop(name), merged[name][2]) for name in declared]
         if is_copy:
             values.pop("own_backlog", None)
+            base, name = subscriptions.split(topic)
+            if (consumption := self.consumption(base, name)) is not None:
+                # No policy takes its messages away from the one consumer.
+                values["consumed_by"] = subscriptions.topic_of(consumption[1], name)
+                values["pool"] = subscriptions.consumer_pool(values["consumed_by"])
         elif read:
             values["subscriptions"] = tuple(read)
         _drop_ineffective(values)
@@ -1054,6 +1180,17 @@ class PolicyTable:
         if not names_tier:
             values["tier"] = self.tiers.default
         return Resolved(**values, names_tier=names_tier)
+
+    def _subscription(self, field: str, value: dict[str, Any], declared_by: str) -> Subscription:
+        """
+        A subscription as it is declared. One of a topic's own has the kind of the pattern's of that
+        name, if that has one consumer.
+        """
+        found = subscriptions.read(field, value)
+        if is_pattern(declared_by):
+            return found
+        consumption = self.consumption(declared_by, found.name)
+        return msgspec.structs.replace(found, kind=consumption[0]) if consumption else found
 
     def _check_together(
         self,
@@ -1121,6 +1258,16 @@ class PolicyTable:
             raise refuse(
                 "serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"'
             )
+
+
+def _consumed_in(layers: Layers) -> set[str]:
+    """The names that are declared there as exclusive or failover subscriptions."""
+    return {
+        field.removeprefix(subscriptions.FIELD)
+        for layer in ("operator", "code")
+        for field, value in layers.get(layer, {}).items()
+        if field.startswith(subscriptions.FIELD) and value.get("kind", "shared") != "shared"
+    }
 
 
 KEY_LIMITS = ("key_concurrency", "key_rate")

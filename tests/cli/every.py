@@ -44,6 +44,8 @@ CALLS: dict[str, list[list[str]]] = {
         ["{topic}", "--rate", "5/s"],
         ["{topic}", "--rate", "{hostile}"],
         ["{topic}", "--gate", "g"],
+        ["push.*#audit", "--rate", "5/s"],
+        ["push.*#{hostile}", "--rate", "5/s"],
     ],
     "policy reset": [["{topic}"], ["{hostile}"]],
     "policy copy": [["other"]],

@@ -120,6 +120,22 @@ def test_policies(api: Api, app: Laneway) -> None:
     api.problem("PUT", path, [1])
 
 
+def test_policies_of_subscriptions(api: Api, app: Laneway) -> None:
+    """Those of a name, under a pattern of topics; `#` is `%23` in a path."""
+    path = "/v1/policies/readers.*%23audit"
+    app.subscribe("readers.*", "audit")
+    app.publish("readers.a", 1)
+    tried = api("PUT", path + "?dry_run=1", {"retries": 2}).json["effects"]
+    assert (tried["waiting_topics"], tried["after"]["retries"]["pattern"]) == (1, "readers.*#audit")
+    assert api("PUT", path, {"retries": 2}).json["fields"] == {"retries": 2}
+    assert app.topic("readers.a#audit").policy()["retries"] == 2
+    assert "retries" not in app.topic("readers.a").policy()
+    assert api("GET", path).json["effective"]["retries"]["value"] == 2
+    listed = api("GET", "/v1/policies?pattern=readers.*%23audit").json
+    assert [policy["pattern"] for policy in listed["policies"]] == ["readers.*#audit"]
+    assert api("DELETE", path).json["undo"] == {"retries": 2}
+
+
 def test_topic_in_use(api: Api, app: Laneway) -> None:
     """What an engine refuses is a conflict, with the engine's text."""
     app.publish("parts", 1)

@@ -112,6 +112,8 @@ def test_topics_of_a_token(api: Api, store: str, app: Laneway) -> None:
         ("POST", "/v1/lookup", {"topic": "own.bolt.a", "ids": []}),
         ("GET", "/v1/policies/own.*", None),
         ("PUT", "/v1/policies/*", {"rate": 1}),
+        ("PUT", "/v1/policies/*%23audit", {"rate": 1}),
+        ("PUT", "/v1/policies/own.*%23audit", {"rate": 1}),
         ("PUT", "/v1/policies/own.acme*", {"rate": 1}),
         ("PUT", "/v1/policies/own.acme.*", {"group": "own.bolt"}),
         ("PATCH", "/v1/policies/own.acme.a", {"pool": "theirs"}),

@@ -41,6 +41,7 @@ from laneway.policy import (
     matches,
     sources,
 )
+from laneway.subscriptions import base_of
 from laneway.tiers import Tier, TierLayers, moves_lanes
 from laneway.topic_groups import GROUP, TOPIC, group_of
 from tests.model.engine import Engine
@@ -177,7 +178,9 @@ class Model(Engine):
                 raise TopicInUse("partitions and buckets change only while a topic is empty")
         self.policy_table, self.now = policy_table, self._time(now_us)
         for name in changed:
-            for lane in self._lanes_under(name) if is_pattern(name) else self._lanes_of(name):
+            for lane in (
+                self._lanes_under(base_of(name)) if is_pattern(name) else self._lanes_of(name)
+            ):
                 self._place(lane)
         return [sources(policy_table.layers(name)).get(layer, {}) for name, _ in changes]
 

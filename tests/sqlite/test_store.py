@@ -211,6 +211,21 @@ def test_a_topic_of_a_file_without_groups_moves_to_one(tmp_path: Path) -> None:
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_a_file_without_policies_of_subscriptions_by_pattern(tmp_path: Path) -> None:
+    """A program that does not know them refuses the file from then on."""
+    path = tmp_path / "q.db"
+    make_layout(path, 15, ONE_MESSAGE)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.policy_set("code", "*", {"subscription:audit": {"kind": "failover"}})
+        engine.policy_set("code", "*#audit", {"retries": 0})
+        engine.put([Draft("a", b"new")])
+        assert [lease.body for lease in engine.lease(5, pool="*#audit").leases] == [b"new"]
+        assert [check for check in engine.doctor() if not check.ok] == []
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (store.SCHEMA_VERSION,)
+        assert store.SCHEMA_VERSION >= 16
+
+
 def test_a_file_without_coordination_gets_it(tmp_path: Path) -> None:
     """A file of layout 6; its messages stay."""
     path = tmp_path / "q.db"

@@ -185,6 +185,36 @@ def test_rules_of_layout_8_get_the_limits_of_all_partitions(opened: Opened) -> N
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_rules_of_layout_9_say_who_consumes(opened: Opened) -> None:
+    """Subscriptions of a pattern have policies and one consumer from then on."""
+    with Server() as server:
+        engine = opened(server.url, namespace="before")
+        engine.policy_set("code", "orders.*", {"subscription:audit": {}, "retries": 3})
+        engine.put([Draft("orders.eu", b"1")])
+        engine.close()
+        fields = records.Counters.__struct_fields__
+        with client(server) as raw:
+            key = "laneway:{before/0}:"
+            rule = raw.hget(key + "rules", "orders.*")
+            raw.hset(key + "rules", "orders.*", rule[:-1])
+            raw.hset(key + "settings", "layout", 9)
+            values = records.unpack_values(raw.get(key + "shard"), len(fields))
+            values[0] = 9
+            raw.set(key + "shard", records.pack_values(*values))
+            engine = opened(server.url, namespace="before")
+            assert raw.hget(key + "rules", "orders.*") == rule
+        assert [check for check in engine.doctor() if not check.ok] == []
+        engine.policy_set("code", "orders.*", {"subscription:audit": {"kind": "failover"}})
+        engine.policy_set("operator", "*#audit", {"retries": 0})
+        assert [check for check in engine.doctor() if not check.ok] == []
+        (lease,) = engine.lease(5, pool="orders.*#audit").leases
+        engine.settle([Settlement(lease.handle, lease.fence, "retry")])
+        assert engine.topic_stats("orders.eu#audit").dead == 1
+        engine.policy_set("code", "orders.*", {"subscription:audit": None})
+        assert engine.policy_reset("operator", "*#audit")
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_rules_of_layout_5_get_the_fields_of_today(opened: Opened) -> None:
     """Without a change of policies, the doctor finds nothing after an upgrade."""
     with Server() as server:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.gateway.problems import Problem
-from laneway.policy import check_pattern, check_topic
+from laneway.policy import check_policy_pattern, check_topic
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
@@ -45,7 +45,7 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def pattern(self) -> str:
         """The path's pattern, which the caller may see. Raises BadPolicy, Problem."""
-        pattern = check_pattern(self.parameters["pattern"])
+        pattern = check_policy_pattern(self.parameters["pattern"])
         self.caller.check_topic(pattern)
         return pattern
 

@@ -12,6 +12,7 @@ import msgspec
 from laneway.errors import UsageError
 from laneway.history import figures
 from laneway.policy import is_pattern
+from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +121,7 @@ class Alarms:
         Add an alarm, or replace the one of this name. Raises UsageError if it has no limit, or if
         its topics are not counted.
         """
-        if not is_pattern(rule.pattern):
+        if not is_pattern(rule.pattern) or is_copy(rule.pattern):
             raise UsageError(
                 f'alarm {rule.name!r:.80}: expected a pattern like "push.*", got'
                 f" {rule.pattern!r:.80}; single topics are not counted apart"

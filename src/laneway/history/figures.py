@@ -12,6 +12,7 @@ from laneway.errors import UsageError
 from laneway.history import sampling
 from laneway.history.records import RINGS, Row, added, decode, is_in, name_of
 from laneway.policy import is_pattern, matches
+from laneway.subscriptions import is_copy
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class _Selection:
     """The tier and pattern that are asked for."""
 
     def __init__(self, engine: FullEngine, tier: str | None, pattern: str) -> None:
-        if not is_pattern(pattern):
+        if not is_pattern(pattern) or is_copy(pattern):
             raise UsageError(
                 f'history: expected a pattern like "push.*", got {pattern!r:.80}; of a single topic'
                 " `laneway topics` shows the present figures"
@@ -226,7 +227,9 @@ class _Selection:
             )
         self.tier = tier
         self.pattern = pattern
-        self._names = {row[1] for row in engine.policies().rows() if is_pattern(row[1])}
+        self._names = {
+            row[1] for row in engine.policies().rows() if is_pattern(row[1]) and not is_copy(row[1])
+        }
 
     @property
     def is_whole(self) -> bool:

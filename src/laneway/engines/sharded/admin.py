@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from laneway.engines.sharded.policies import Policies
 from laneway.engines.sharded.splitting import group, pages
 from laneway.engines.shared.policy_changes import PolicyChanges, refuse_undefined_gates
-from laneway.policy import PolicyTable, check_pattern, is_pattern, own_rows, sources
+from laneway.policy import PolicyTable, check_policy_pattern, is_pattern, own_rows, sources
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class ShardedAdmin(PolicyChanges, ABC):
         return Policies(self._namespace, now_us).change(layer, changes)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
-        check_pattern(pattern)
+        check_policy_pattern(pattern)
         self._namespace.reload()
         policies = Policies(self._namespace, now_us)
         fields = sources(policies.layers_of(pattern)).get(layer)

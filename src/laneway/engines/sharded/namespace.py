@@ -67,9 +67,10 @@ class RulesChange(NamedTuple):
     The policies that every client knows, from one version to the next, as one shard gets them.
 
     `policy_table`: the policies of the new version. `names`: patterns and topics whose rules are
-    written (deleted, if the table does not have them). `rows`: (layer, name, fields) that the first
-    shard stores, None deletes. `pattern`: the topics that have to be placed again.
-    `may_change_lanes`: the shard refuses it where a topic that would change its lanes is not empty.
+    written (deleted, if the table does not have them), `subscription_patterns` included. `rows`:
+    (layer, name, fields) that the first shard stores, None deletes. `pattern`: the topics that have
+    to be placed again. `may_change_lanes`: the shard refuses it where a topic that would change its
+    lanes is not empty.
     """
 
     version: int
@@ -253,6 +254,7 @@ class ShardedNamespace(ABC):
         """Write all policies to a shard that has an older version."""
         policy_table = self.routes.policies
         names = {name for _, name, _ in policy_table.stored_rows()} | self.rule_names(shard)
+        names |= policy_table.subscription_patterns()
         change = RulesChange(version, self.routes.version, policy_table, sorted(names))
         self.write_rules(shard, change, None)
 

@@ -235,10 +235,12 @@ class Policies:
             if after.stored_rows() == before.stored_rows() and leaving is None:
                 break
             covered = {name for each in names for name in after.names_under(each)}
-            under = sorted(covered | joining.keys())
-            for each in under:
+            under = covered | joining.keys()
+            for each in sorted(under):
                 if is_pattern(each) or each == topic:
                     after.check(each)
+            derived = before.subscription_patterns() | after.subscription_patterns()
+            under |= {name for name in derived if any(matches(each, name) for each in names)}
             # The own policy is written first: while a shared one exists, it does not count.
             if topic is not None and leaving is not None:
                 self._replace_own(topic, leaving, version)
@@ -248,9 +250,9 @@ class Policies:
                         version,
                         version + 1,
                         after,
-                        under,
+                        sorted(under),
                         differences(before, after),
-                        names[0] if len(names) == 1 else "*",
+                        _placed_again(names),
                         topic is not None or may_change_lanes(changes),
                     ),
                     names,
@@ -373,9 +375,16 @@ def is_shared(policy_table: PolicyTable, topic: str, layers: Layers) -> bool:
     """Whether every client has to know a topic's own policy to find the shard of a message."""
     if any("partitions" in fields for fields in layers.values()):
         return True
-    policy = (
-        policy_table.resolve(base_of(topic))
-        if is_copy(topic)
-        else policy_table.resolve_patterns(topic)
-    )
-    return bool(layers) and (policy.partitions > 1 or policy.buckets is not None)
+    if not layers:
+        return False
+    policy = policy_table.resolve_patterns(topic)
+    if is_copy(topic) and policy.partitions == 1:
+        policy = policy_table.resolve(base_of(topic))
+    return policy.partitions > 1 or policy.buckets is not None
+
+
+def _placed_again(names: Sequence[str]) -> str:
+    """The topic, or the pattern of topics, whose lanes a change of these names places again."""
+    if len(names) > 1:
+        return "*"
+    return base_of(names[0]) if is_pattern(names[0]) else names[0]

@@ -34,7 +34,7 @@ from laneway.policy import (
     PROGRAM,
     Gate,
     PolicyTable,
-    check_pattern,
+    check_policy_pattern,
     own_rows,
     sources,
 )
@@ -99,7 +99,7 @@ class SqliteEngine(Core, PolicyChanges):
             return policies.change(tx, layer, changes)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
-        check_pattern(pattern)
+        check_policy_pattern(pattern)
         with self._transaction(now_us, durable=True) as tx:
             there = sources(policies.layers_of(tx, pattern)).get(layer)
             if there is None:

@@ -22,7 +22,7 @@ from laneway.engines.shared.policy_changes import (
 )
 from laneway.engines.sqlite import housekeeping, views
 from laneway.policy import PolicyTable, change_layers, is_pattern, matches, sources
-from laneway.subscriptions import is_copy
+from laneway.subscriptions import base_of
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _change_patterns(
     for pattern in changed:
         if may_change_lanes([each for each in changes if each[0] == pattern]):
             _refuse_moves(tx, pattern, before)
-        tx.run("sweep_begin", pattern)
+        tx.run("sweep_begin", base_of(pattern))
     for row_layer, pattern, stored in rows:
         if stored is None:
             tx.run("policy_delete", row_layer, pattern)
@@ -137,7 +137,7 @@ def write_all(tx: Transaction, change: RulesChange) -> None:
         if is_pattern(name):
             if change.may_change_lanes:
                 _refuse_moves(tx, name, before)
-            tx.run("sweep_begin", name)
+            tx.run("sweep_begin", base_of(name))
         else:
             own.share(name, old[name], may_change_lanes=change.may_change_lanes)
     for layer, name, stored in rows:
@@ -151,7 +151,7 @@ def write_all(tx: Transaction, change: RulesChange) -> None:
 
 def _refuse_moves(tx: Transaction, pattern: str, before: PolicyTable) -> None:
     """Raise TopicInUse if a topic under the pattern is not empty and would get other lanes."""
-    for lane in views.lanes_under(tx, pattern):
+    for lane in views.lanes_under(tx, base_of(pattern)):
         for topic in views.topics_in(tx, lane):
             if not matches(pattern, topic):
                 continue
@@ -191,7 +191,7 @@ class OwnPolicies:
         self._rows: dict[str, int] = {}
         self._uses: Counter[int] = Counter()
         self._numbers: dict[str, int] = {}
-        self._checked: dict[tuple[tuple[str, ...], bool, str], Resolved] = {}
+        self._checked: dict[tuple[tuple[str, ...], str, str], Resolved] = {}
 
     def load(self, topics: Sequence[str]) -> None:
         """Read the own policies of these topics together."""
@@ -274,7 +274,7 @@ class OwnPolicies:
     def _check(self, topic: str, layers: Layers, text: str) -> Resolved:
         """The policy after the change; equal sets under the same patterns are checked once."""
         policy_table = self._tx.rules.policy_table
-        key = (policy_table.covering(topic), is_copy(topic), text)
+        key = (policy_table.covering(topic), policy_table.copy_kind(topic), text)
         policy = self._checked.get(key)
         if policy is None:
             policy = self._checked[key] = policy_table.check(topic, layers)

@@ -51,7 +51,7 @@ from laneway.engines.sqlite.tables import (
 )
 from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
-from laneway.subscriptions import base_of, is_copy
+from laneway.subscriptions import base_of
 from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP, TOPIC, group_of
 
@@ -92,7 +92,7 @@ class Rules:
         self.random = random
         self.version = -1
         self.policy_table = PolicyTable(self.tiers)
-        self._resolved: dict[tuple[tuple[str, ...], int, bool], Resolved] = {}
+        self._resolved: dict[tuple[tuple[str, ...], int, str], Resolved] = {}
         self.max_backlog: int | None = None
         self.max_backlog_bytes: int | None = None
         self.on_full = "refuse"
@@ -164,7 +164,7 @@ class Rules:
         Topics with equal sets under the same patterns share one policy object, except that
         subscriptions have another one than topics.
         """
-        key = (covering, own, is_copy(topic))
+        key = (covering, own, self.policy_table.copy_kind(topic))
         policy = self._resolved.get(key)
         if policy is None:
             if len(self._resolved) >= MOST_SETS:

@@ -144,11 +144,7 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
     """Whether all shards have the current policies."""
     space.reload()
     policy_table = space.routes
-    patterns = {pattern for _, pattern, _ in policy_table.policies.rows()}
-    right = {
-        pattern.encode(): records.rule_of(policy_table.policies, pattern, space.shards)
-        for pattern in patterns
-    }
+    right = records.rules_of(policy_table.policies).records(space.shards)
     wrong = 0
     for shard in range(space.shards):
         stored = dict(space.scan(shard, "HSCAN", "rules"))

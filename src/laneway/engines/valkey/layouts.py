@@ -196,6 +196,14 @@ def _shared_limits(space: Namespace) -> None:
     Policies(space).spread()
 
 
+def _subscription_patterns(space: Namespace) -> None:
+    """
+    9 to 10: subscriptions have policies by pattern, whose rules older programs would not write; and
+    rules say whether one consumer gets the messages.
+    """
+    Policies(space).spread()
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -212,4 +220,5 @@ STEPS = {
     6: Step([(32, 0)], _rules),  # groups
     7: Step([], _waited_gates),
     8: Step([], _shared_limits),
+    9: Step([], _subscription_patterns),
 }

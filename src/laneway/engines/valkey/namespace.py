@@ -29,6 +29,7 @@ from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.records import Counters
 from laneway.errors import NoNamespace, UsageError
 from laneway.policy import PROGRAM, Resolved, gate_names
+from laneway.subscriptions import is_copy
 from laneway.tiers import TierLayers
 from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
@@ -478,11 +479,11 @@ class Namespace(ShardedNamespace):
         self, shards: Sequence[int], change: RulesChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
         policy_table = change.policy_table
-        names = {name for _, name, _ in policy_table.stored_rows()}
-        rules = [
-            records.rule_of(policy_table, name, self.shards) if name in names else b""
-            for name in change.names
-        ]
+        known = records.rules_of(policy_table)
+        names = list(change.names)
+        if records.SUBSCRIPTIONS not in names and any(map(is_copy, names)):
+            names.append(records.SUBSCRIPTIONS)
+        rules = [known.record(name, self.shards) for name in names]
         fields: list[str] = []
         for layer, name, values in change.rows:
             fields += (f"{layer}:{name}", json.dumps(values) if values is not None else "")
@@ -491,8 +492,8 @@ class Namespace(ShardedNamespace):
             change.new_version,
             change.pattern,
             records.pack(fields),
-            records.pack(list(change.names)),
-            records.exact_names(names),
+            records.pack(names),
+            known.exact_count,
             int(change.may_change_lanes),
             *rules,
         )

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import itertools
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
-from laneway.subscriptions import FIELD
+from laneway.subscriptions import FIELD, split
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 9
+LAYOUT = 10
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -109,6 +109,7 @@ def rule_fields(
         "group": policy.group or False,
         "key_concurrency": policy.key_concurrency or False,
         "key_rate": policy.key_rate or False,
+        "consumed": policy.consumed_by is not None,
     }
 
 
@@ -131,9 +132,44 @@ def rule_of(policy_table: PolicyTable, name: str, shards: int) -> bytes:
     return rule_record(policy_table.resolve(name), shards, by_operator)
 
 
-def exact_names(patterns: Iterable[str]) -> int:
-    """How many patterns are topics' own names."""
-    return sum(not is_pattern(pattern) for pattern in patterns)
+SUBSCRIPTIONS = "#"
+"""The name under which the rules have the subscriptions' names that have rules by pattern."""
+
+
+class Rules(NamedTuple):
+    """What the functions have to know of a policy table: the names that have a rule."""
+
+    policy_table: PolicyTable
+    names: set[str]
+    subscriptions: set[str]
+    """The names of subscriptions that have rules by pattern, like `audit` of `orders.*#audit`."""
+
+    @property
+    def exact_count(self) -> int:
+        """How many of the names are topics' own."""
+        return sum(not is_pattern(name) for name in self.names)
+
+    def record(self, name: str, shards: int) -> bytes:
+        """The rule of a name; b"": it has none."""
+        if name == SUBSCRIPTIONS:
+            known = dict.fromkeys(sorted(self.subscriptions), True)
+            return _pack(known) if known else b""
+        return rule_of(self.policy_table, name, shards) if name in self.names else b""
+
+    def records(self, shards: int) -> dict[bytes, bytes]:
+        """All rules, as the functions store them."""
+        names = self.names | ({SUBSCRIPTIONS} if self.subscriptions else set())
+        return {name.encode(): self.record(name, shards) for name in names}
+
+
+def rules_of(policy_table: PolicyTable) -> Rules:
+    """The rules of a policy table."""
+    derived = policy_table.subscription_patterns()
+    return Rules(
+        policy_table,
+        {name for _, name, _ in policy_table.stored_rows()} | derived,
+        {split(name)[1] for name in derived},
+    )
 
 
 _IN_LUA = {

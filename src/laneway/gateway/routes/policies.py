@@ -36,11 +36,12 @@ from laneway.policy import (
     Gate,
     change_layers,
     check_fields,
-    check_pattern,
+    check_policy_pattern,
     is_pattern,
     matches,
     sources,
 )
+from laneway.subscriptions import base_of
 from laneway.tiers import Tier, check_tiers
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:
 
 def list_policies(call: Call) -> PoliciesAnswer:
     """List the policies that a pattern covers: those of patterns, then those of topics."""
-    pattern, limit = check_pattern(call.query.pattern), call.query.limit
+    pattern, limit = check_policy_pattern(call.query.pattern), call.query.limit
     rows = list(
         islice(
             (
@@ -193,7 +194,7 @@ def _example(pattern: str) -> str:
     """A topic for which a pattern is the most specific one."""
     if not is_pattern(pattern):
         return pattern
-    return pattern.removesuffix(".*") + "." if pattern != "*" else "*"
+    return pattern.replace("*", "", 1) if pattern[0] != "*" else pattern
 
 
 def _waiting_topics(call: Call, pattern: str) -> tuple[int, bool]:
@@ -201,8 +202,9 @@ def _waiting_topics(call: Call, pattern: str) -> tuple[int, bool]:
     if not is_pattern(pattern):
         return int(call.engine.topic_stats(pattern).waiting > 0), False
     count, listed, after = 0, 0, None
-    while page := call.engine.topic_list(pattern=pattern, limit=TOPICS_AT_ONCE, after=after):
-        count += sum(topic.waiting > 0 for topic in page)
+    listed_by = base_of(pattern)
+    while page := call.engine.topic_list(pattern=listed_by, limit=TOPICS_AT_ONCE, after=after):
+        count += sum(topic.waiting > 0 and matches(pattern, topic.topic) for topic in page)
         listed += len(page)
         if len(page) < TOPICS_AT_ONCE:
             break

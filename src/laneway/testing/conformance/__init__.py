@@ -38,6 +38,7 @@ PARTS = (
     "test_results",
     "test_settle",
     "test_several_gates",
+    "test_subscription_patterns",
     "test_subscriptions",
     "test_tiers",
     "test_topic_list",

@@ -7,6 +7,11 @@
 -- the two does not touch the other. Topics with partitions, or under a pattern with buckets, have a
 -- rule as patterns have, because clients need it to find the shard.
 --
+-- A pattern of topics also has a rule for each name of subscriptions that has policies by pattern
+-- (`orders.*#audit`), there or above: so the first rule that is found is the whole one. The entry
+-- `#` of the hash has these names. `consumed`: the pool is that of one consumer, whatever a topic's
+-- own policy says.
+--
 -- uses: fairness
 
 local rules = part(function(rules)
@@ -17,7 +22,7 @@ local rules = part(function(rules)
             'max_backlog', 'max_backlog_bytes', 'on_full',
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
             'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency', 'group',
-        'key_concurrency', 'key_rate',
+        'key_concurrency', 'key_rate', 'consumed',
     }
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
@@ -163,6 +168,47 @@ local rules = part(function(rules)
         return found
     end
 
+    -- Whether topics of this subscription (`#audit`) have rules by pattern.
+    local function have_rules(mark)
+        if not absent then
+            look_up_absent()
+        end
+        local changed = overridden['#']
+        if not absent.subscriptions or changed ~= nil then
+            local stored = stored_rule('#')
+            local found = stored and cmsgpack.unpack(stored) or {}
+            if changed ~= nil then
+                return found[sub(mark, 2)]
+            end
+            absent.subscriptions = found
+        end
+        return absent.subscriptions[sub(mark, 2)]
+    end
+
+    -- `of_stem` for the topics of a subscription.
+    local function of_copies(stem, mark)
+        local found = by_stem[stem .. mark]
+        if not found then
+            found = read_pattern(stem .. '*' .. mark) or read_pattern(stem .. '*')
+            if not found then
+                found = stem == '' and read_pattern('')
+                    or of_copies(match(stem, '^(.*%.)[^.]*%.$') or '', mark)
+            end
+            by_stem[stem .. mark] = found
+        end
+        return found
+    end
+
+    -- What holds for a topic without a policy of its own.
+    local function of_patterns_of(name)
+        local at = find_in(name, '#', 1, true)
+        local mark = at and sub(name, at)
+        if mark and have_rules(mark) then
+            return of_copies(stem_of(name), mark)
+        end
+        return of_stem(stem_of(name))
+    end
+
     -- Topics' own
 
     local function set_of(id)
@@ -224,6 +270,7 @@ local rules = part(function(rules)
         for field, value in pairs(set.operator) do
             policy[field] = value
         end
+        policy.pool = base.consumed and base.pool or policy.pool
         return fit(policy)
     end
 
@@ -383,7 +430,7 @@ local rules = part(function(rules)
             found = (shard.exact > 0 or ends_in_star) and (ends_in_star and read_pattern
                 or read_exact)(name)
             if not found then
-                found = of_stem(stem_of(name))
+                found = of_patterns_of(name)
                 local id = shard.own > 0 and not is_pattern(name) and own_id(name)
                 found = id and combined(found, id) or found
                 if found.buckets and string.find(name, '#', 1, true) then

@@ -1,0 +1,2 @@
+-- Policies of subscriptions by pattern, like `orders.*#audit`: older programs would take them for
+-- those of topics. No table changes.
