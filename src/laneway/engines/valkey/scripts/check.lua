@@ -164,7 +164,7 @@ else
             FEW_LEASES then
             endless = endless + 1
             if repairs then
-                settling.expect(shard.now, { { tonumber(found[n]), lease.fence } })
+                settling.expect(shard.now, { tonumber(found[n]), lease.fence })
             end
         end
     end

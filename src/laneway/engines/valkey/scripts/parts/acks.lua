@@ -4,6 +4,17 @@
 -- uses: writes, lanes, messages, key_limits
 
 local acks = part(function(acks)
+    local FENCE_BYTES = 9 -- of a lease, see `settling.with_fence`
+
+    -- The lane of this name, if an ack in it changes only counts, and keys; else false.
+    local function changes_counts_only(name)
+        local lane = lanes.find(name)
+        local policy = lane and (lane.policy or lanes.rule(lane))
+        return policy and not policy.dedupe and not policy.gate and not policy.shared
+            and (not lane.is_rare or (lane.back_off_step == 0 and not lane.flow))
+            and (lane.tier_queue > 0 or not lanes.gate_of(lane, policy)) and lane
+    end
+
     -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need
     -- more, and the lanes of the others that have to be placed: a runnable one stays so.
     function acks.settle(triples)
@@ -14,22 +25,36 @@ local acks = part(function(acks)
         local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
         local lines, line_of, slots, slot_of = {}, {}, {}, {}
         local last_seen, slot -- most leases end alike
+        -- the lane's name by what is behind the fence: leases of one delivery have it in common,
+        -- unless it names a key
+        local by_rest, are_alike = {}, true
         for n = 1, #mids do
-            if found[n] then
+            local stored = found[n]
+            local rest = stored and are_alike and sub(stored, FENCE_BYTES + 1)
+            local alike = rest and by_rest[rest]
+            if alike then
+                plain_names[n] = unpack_from('>I8', stored, 2) == triples[3 * n - 1] and alike
+            elseif stored then
                 local fence, name, _, _, charge, _, _, empty, line, is_gone, quick, last =
-                    values_of(found[n])
+                    values_of(stored)
                 line = not empty and line
-                if (quick or line) and not is_gone and charge == 0 and fence == triples[3 * n - 1]
-                    then
-                    names[#names + 1], plain_names[n] = name, name
-                    if line then
-                        lines[#lines + 1], line_of[n] = line, line
-                    end
+                if (quick or line) and not is_gone and charge == 0 then
                     if last ~= last_seen then
                         last_seen, slot = last, key_limits.slot_at(last)
                     end
-                    if slot then
-                        slots[#slots + 1], slot_of[n] = slot, slot
+                    are_alike = not line and not slot
+                    if are_alike and rest then
+                        by_rest[rest] = name
+                    end
+                    names[#names + 1] = name
+                    if fence == triples[3 * n - 1] then
+                        plain_names[n] = name
+                        if line then
+                            lines[#lines + 1], line_of[n] = line, line
+                        end
+                        if slot then
+                            slots[#slots + 1], slot_of[n] = slot, slot
+                        end
                     end
                 end
             end
@@ -37,32 +62,30 @@ local acks = part(function(acks)
         lanes.load(names)
         writes.load_fields(keys.keys, lines)
         key_limits.load(slots)
+        local quick = {} -- by name: the lane, if nothing but counts has to change; else false
         for n = 1, #mids do
-            local is_quick = false
-            if plain_names[n] and not seen[mids[n]] then
-                local lane = lanes.find(plain_names[n])
-                local policy = lane and (lane.policy or lanes.rule(lane))
-                if policy and not policy.dedupe and not policy.gate and not policy.shared
-                    and (not lane.is_rare or (lane.back_off_step == 0 and not lane.flow))
-                    and (lane.tier_queue > 0 or not lanes.gate_of(lane, policy)) then
-                    is_quick, seen[mids[n]] = true, true
-                    lane.leased, lane.done = lane.leased - 1, lane.done + 1
-                    gone[#gone + 1] = mids[n]
-                    if line_of[n] then
-                        messages.free_key(lane, line_of[n], mids[n])
-                    end
-                    if slot_of[n] then
-                        key_limits.free(lane, slot_of[n])
-                    end
-                    if lane.place == RUNNABLE then
-                        lanes.touch(lane)
-                    elseif not ended[lane] then
-                        ended[lane] = true
-                        ended[#ended + 1] = lane
-                    end
+            local mid, name = mids[n], plain_names[n]
+            local lane = name and not seen[mid] and quick[name]
+            if name and lane == nil then
+                lane = changes_counts_only(name)
+                quick[name] = lane
+                if lane and lane.place == RUNNABLE then
+                    lanes.touch(lane)
+                elseif lane then
+                    ended[#ended + 1] = lane
                 end
             end
-            if not is_quick then
+            if lane then
+                seen[mid] = true
+                lane.leased, lane.done = lane.leased - 1, lane.done + 1
+                gone[#gone + 1] = mid
+                if line_of[n] then
+                    messages.free_key(lane, line_of[n], mid)
+                end
+                if slot_of[n] then
+                    key_limits.free(lane, slot_of[n])
+                end
+            else
                 left[#left + 1] = n
             end
         end

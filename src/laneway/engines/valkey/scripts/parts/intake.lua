@@ -133,7 +133,8 @@ local intake = part(function(intake)
                         end
                         at[position] = lane
                     end
-                    answer = next_number()
+                    answer = max(shard.seq, least) + 1
+                    shard.seq = answer
                     if id then
                         ids.set(topics[position], id, answer)
                     end

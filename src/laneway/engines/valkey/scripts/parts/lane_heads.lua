@@ -5,7 +5,7 @@
 -- uses: fairness, rules, groups, tallies, lanes
 
 local lane_heads = part(function(lane_heads)
-    local HEAD_AND_QUEUE = LANE_HEAD .. 'I2'
+    local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0'
     local POOL = 512
     local pool, taken = {}, 0 -- tables that are used again
     local open, used
@@ -96,10 +96,10 @@ local lane_heads = part(function(lane_heads)
                 end
                 cell.published = cell.published + lane.published - lane.was_published
                 written[at + 1] = name
-                written[at + 2] = pack(LANE_HEAD, lane.big, lane.old, lane.busy, lane.slow,
+                written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
                     lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
-                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest)
-                        .. sub(lane.stored, lane.rest - 2)
+                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest,
+                    sub(lane.stored, lane.rest - 2))
             end
         end
         call_many('HSET', keys.lanes, written, 2)

@@ -252,7 +252,7 @@ local lanes = part(function(lanes)
     function lanes.rule(lane)
         local policy = lane.policy
         if not policy then
-            policy = rules.of(lane.rule or lane.name)
+            policy = rules.of_lane(lane.rule or lane.name)
             lane.policy = policy
         end
         return policy
@@ -451,7 +451,7 @@ local lanes = part(function(lanes)
             score_of(lane.place, lane.wake, lane.vt)
         local before = lane.index ~= NOWHERE and lane.index or nil
         if before ~= index or (index and score ~= lane.score) then
-            local member = sortable(lane.number) .. lane.name
+            local member = pack('>I7c0', lane.number, lane.name)
             if before and before ~= index then
                 writes.set_member(before, member, false)
             end
@@ -471,18 +471,20 @@ local lanes = part(function(lanes)
 
     local function forgotten_at(lane, policy, tier_queue)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
-            or shard.now + (lane.flow and FLOW_KEPT or tier_queue.by_time and LINGER_BY_TIME
-                or LINGER)
-        if lane.back_off_step > 0 then
-            at = max(at, lane.back_off_until)
-        end
+            or shard.now + (lane.is_rare and lane.flow and FLOW_KEPT or tier_queue.by_time
+                and LINGER_BY_TIME or LINGER)
         if policy.rate then
             at = max(at, math.ceil(lane.tat / TICKS))
         end
         if policy.shared then
-            at = math.max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
+            at = max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
         end
-        return lane.keys and math.max(at, lane.keys[1]) or at
+        if not lane.is_rare then
+            return at
+        elseif lane.back_off_step > 0 then
+            at = max(at, lane.back_off_until)
+        end
+        return lane.keys and max(at, lane.keys[1]) or at
     end
 
     -- How many leases it may have; false: no limit. One while the topic probes its destination.
@@ -591,7 +593,7 @@ local lanes = part(function(lanes)
             enter(lane, policy)
             lane.place, lane.wake, lane.gate = IDLE, 0, ''
         end
-        local limits = lane.keys and lane.parked > 0 and lane.keys[2] or ''
+        local limits = lane.parked > 0 and lane.keys and lane.keys[2] or ''
         if limits ~= '' and limits ~= policy.key_limits then
             key_limits.limits_changed(lane, policy)
         end

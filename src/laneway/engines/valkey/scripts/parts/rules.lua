@@ -442,6 +442,17 @@ local rules = part(function(rules)
         return found
     end
 
+    -- The same for a lane, which keeps it: most need no entry of their own here.
+    function rules.of_lane(name)
+        if shard.exact == 0 and shard.own == 0 and byte(name, -1) ~= 42 then
+            local found = of_stem(stem_of(name))
+            if not found.buckets then
+                return found
+            end
+        end
+        return rules.of(name)
+    end
+
     -- `rate`, `burst` and `concurrency` of a policy are those of each lane; false: not limited.
     -- `shared`: {rate, burst, concurrency} of the topic, which its partitions share; or false.
 

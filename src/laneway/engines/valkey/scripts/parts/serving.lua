@@ -942,16 +942,24 @@ local serving = part(function(serving)
         return shard.now + min(policy.lease, calls.max_lease)
     end
 
-    -- The next fence. Leases that end at the same time are one event, see settling.lua.
+    -- Numbers and fences, flat, of the leases that end at the same time: they are one event, see
+    -- settling.lua.
+    local function ends_at(deadline)
+        local ends = out.ends[deadline]
+        if not ends then
+            ends = {}
+            out.ends[deadline] = ends
+        end
+        return ends
+    end
+
+    -- The next fence.
     local function expect(mid, deadline)
         local fence = shard.fence + 1
         shard.fence, shard.leased = fence, shard.leased + 1
-        local ends = out.ends[deadline]
-        if not ends then
-            ends = { first = fence }
-            out.ends[deadline] = ends
-        end
-        ends[#ends + 1] = pack('>I6I6', mid, fence)
+        local ends = ends_at(deadline)
+        local n = #ends
+        ends[n + 1], ends[n + 2] = mid, fence
         return fence
     end
 
@@ -1084,7 +1092,7 @@ local serving = part(function(serving)
     local function deliver_visit(given, policy, deadline, mids, records, first, last)
         local leases, found, size = out.leases, out.messages, 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
-        local first_one, last_one = false, false
+        local first_one, last_one, ends = false, false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind = stored and byte(stored)
@@ -1101,16 +1109,19 @@ local serving = part(function(serving)
                 elseif not tail or is_quick ~= tail_is_quick then
                     tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
                 end
-                first_one, last_one = first_one or stored, stored
-                local n, m = #leases, #found
-                leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
+                first_one, last_one, ends = first_one or stored, stored, ends or ends_at(deadline)
+                local n, m, e, fence = #leases, #found, #ends, shard.fence + 1
+                shard.fence = fence
+                leases[n + 1], leases[n + 2] = mid, pack(settling.LEASE, 207, fence, tail)
                 found[m + 1], found[m + 2] = mid, stored
+                ends[e + 1], ends[e + 2] = mid, fence
                 size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2),
                     plain_ones + 1
             end
         end
         lane.bytes = lane.bytes - size
-        shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - plain_ones
+        shard.bytes, shard.waiting, shard.leased = shard.bytes - size, shard.waiting - plain_ones,
+            shard.leased + plain_ones
         local first_since = first_one and unpack_from('>I7', first_one, #first_one - 6)
         local last_since = plain_ones > 1 and unpack_from('>I7', last_one, #last_one - 6)
             or first_since
@@ -1158,8 +1169,7 @@ local serving = part(function(serving)
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
-            call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries.first)
-                .. table.concat(entries))
+            settling.expect(deadline, entries)
         end
     end
 

@@ -9,6 +9,8 @@
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
+    local EIGHT = 'I6I6I6I6I6I6I6I6'
+    local ENTRIES_FORMAT = EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT
     local ENDS_AHEAD = 100 -- events examined for ends of settled leases
     local END_OF_ONE = 20  -- bytes of an event that ends one lease
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
@@ -48,8 +50,11 @@ local settling = part(function(settling)
             string.rep(' ', REST_LEAST))
     end
 
+    -- A lease: MessagePack's mark of 8-byte integers (207), fence and tail.
+    settling.LEASE = '>BI8c0'
+
     function settling.with_fence(fence, tail)
-        return pack('>BI8c0', 207, fence, tail) -- 207: MessagePack's mark of 8-byte integers
+        return pack(settling.LEASE, 207, fence, tail)
     end
 
     function settling.encode(lease)
@@ -391,13 +396,15 @@ local settling = part(function(settling)
     -- One event has all leases of a call that end at the same time: {number, fence} each. Extended
     -- leases get a new event when this one comes, settled ones are skipped.
 
+    -- `entries`: number and fence of each, flat.
     function settling.expect(deadline, entries)
-        local packed_entries = {}
-        for n, entry in ipairs(entries) do
-            packed_entries[n] = pack('>I6I6', entry[1], entry[2])
+        local parts, count = { LEASES_END, sortable(entries[2]) }, #entries
+        for first = 1, count, #ENTRIES_FORMAT / 2 do
+            local last = min(first + #ENTRIES_FORMAT / 2 - 1, count)
+            parts[#parts + 1] = pack('>' .. sub(ENTRIES_FORMAT, 1, 2 * (last - first + 1)),
+                unpack(entries, first, last))
         end
-        call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries[1][2])
-            .. table.concat(packed_entries))
+        call('ZADD', keys.due, deadline, table.concat(parts))
     end
 
     -- End the leases of one time's events that have run out, at most so many, by fence. Returns how
@@ -427,7 +434,7 @@ local settling = part(function(settling)
                     run_out(mids[n], lease)
                     ended = ended + 1
                 else
-                    held[#held + 1] = entries[n]
+                    held[#held + 1], held[#held + 2] = entries[n][1], entries[n][2]
                     next_deadline = math.min(next_deadline or lease.deadline, lease.deadline)
                 end
             end
