@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from laneway.producing.publish_options import PublishOptions
     from laneway.producing.spool import Spool
     from laneway.producing.spool_file import SpoolStatus
+    from laneway.push.delivery_log import AttemptPage
     from laneway.push.endpoint import Endpoint, EndpointInfo
     from laneway.schedules.store import Planned, Schedule
     from laneway.subscriptions import Kind, Start, Where
@@ -1082,6 +1083,39 @@ class Laneway:
 
         return list_endpoints(self.engine, pattern, limit=limit, after=after, state=state)[0]
 
+    def attempts(
+        self,
+        pattern: str = "*",
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        result: str | None = None,
+        status: int | str | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+    ) -> AttemptPage:
+        """
+        Search the delivery log of a topic's endpoint, or of those of a pattern: requests and their
+        answers, the newest first. Of a pattern, at most 10,000 attempts of all topics are searched
+        for a page. Arguments as those of `Endpoint.attempts`. Raises UsageError.
+        """
+        from laneway.push.delivery_log import attempts  # noqa: PLC0415  # as in push
+
+        return attempts(
+            self.engine,
+            pattern,
+            limit=limit,
+            after=after,
+            since=since,
+            until=until,
+            result=result,
+            status=status,
+            message_id=message_id,
+            key=key,
+        )
+
     # Jobs
 
     def queue(
@@ -1399,6 +1433,7 @@ class Laneway:
     aendpoint = async_variant(endpoint)
     aendpoint_many = async_variant(endpoint_many)
     aendpoints = async_variant(endpoints)
+    aattempts = async_variant(attempts)
     aflush = async_variant(flush)
     aspool_status = async_variant(spool_status)
     aelections = async_variant(elections)

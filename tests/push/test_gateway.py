@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,3 +102,50 @@ def test_scopes_and_topics(api: Api, store: str) -> None:
             mine("POST", "/v1/endpoints/push.mine/rotate")
         for token_id in ids:
             tokens.revoke(app.engine, token_id)
+
+
+def test_attempts_and_replay(api: Api, store: str, receiver: Receiver) -> None:
+    """The log of one endpoint, and of those that a token sees; bodies only with `bodies`."""
+    with Laneway(store) as app:
+        app.push("logged.*")
+        for name in ("one", "two"):
+            settings = {"url": receiver.url("/200"), "allow_private": True, "log": "all"}
+            app.endpoint(f"logged.{name}", **settings)
+            app.publish(f"logged.{name}", name, id=f"id-{name}")
+        app.run_worker(burst=True)
+        with as_token(api, app, "endpoints", "bodies", topics=["*"]) as everybody:
+            found = everybody("GET", "/v1/attempts?pattern=logged.*&since=10m&status=2xx").json
+            assert {each["id"] for each in found["attempts"]} == {"id-one", "id-two"}
+            assert {each["body"] for each in found["attempts"]} == {"answer of /200"}
+            for wrong in ("status=9xx", "after=x", "since=soon", "result=x", "limit=0"):
+                everybody("GET", f"/v1/attempts?{wrong}", status=400)
+            none = "/v1/endpoints/logged.none/replay"
+            everybody("POST", none, {"since": "1h"}, status=404)
+        with as_token(api, app, "endpoints", topics=["logged.one", "logging.*"]) as mine:
+            (only,) = mine("GET", "/v1/attempts").json["attempts"]
+            assert (only["topic"], only["body"], only["can_replay"]) == ("logged.one", None, True)
+            assert mine("GET", "/v1/attempts?pattern=other.*").json["attempts"] == []
+            assert mine("GET", "/v1/attempts?pattern=logged.two").json["attempts"] == []
+            mine("GET", "/v1/endpoints/logged.two/attempts", status=403)
+            path = "/v1/endpoints/logged.one/replay"
+            assert mine("POST", path, {"since": "1h", "dry_run": True}).json["replayed"] == 1
+            answer = mine("POST", path, {"id": "id-one"}).json
+            assert (answer["replayed"], len(answer["ids"])) == (1, 1)
+            app.run_worker(burst=True)
+            own = "/v1/endpoints/logged.one/attempts?limit=5"
+            (again, _) = mine("GET", own).json["attempts"]
+            assert (again["replay_of"], again["webhook_id"]) == ("id-one", "id-one")
+            mine("POST", path, {"id": "other"}, status=409)
+            mine("POST", path, {"id": "id-one", "since": "1h"}, status=400)
+            mine("POST", path, {"since": "soon"}, status=400)
+        for name in ("one", "two"):
+            app.endpoint(f"logged.{name}").remove()
+
+
+@contextlib.contextmanager
+def as_token(api: Api, app: Laneway, *scopes: str, topics: list[str]) -> Iterator[Api]:
+    token_id, text, _ = tokens.create(app.engine, "one of them", list(scopes), topics=topics)
+    try:
+        yield Api(api.port, token=text)
+    finally:
+        tokens.revoke(app.engine, token_id)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from laneway.cli.attempts import attempts, replay
 from laneway.cli.session import (
     Session,
     json_option,
@@ -50,6 +51,7 @@ def endpoint() -> None:
 @click.option("--proxy", help="A proxy for its requests.")
 @click.option("--ca", type=click.File(), help="A file with the certificate to trust, in PEM.")
 @click.option("--http2", help="auto or never. [default: auto]")
+@click.option("--log", help="failures, sample or all: what the delivery log has. [default: sample]")
 @click.option("--metadata", multiple=True, help="'NAME=VALUE'; may be repeated.")
 @click.option("--allow-private/--no-allow-private", default=None, help="Reach any address.")
 @click.option("--allow-http/--no-allow-http", default=None, help="Accept a URL without TLS.")
@@ -249,6 +251,10 @@ def remove(session: Session, topic: str) -> None:
     with session.app() as app:
         was_there = app.endpoint(topic).remove()
     say(f"endpoint {topic} is removed" if was_there else f"endpoint {topic}: there was none")
+
+
+endpoint.add_command(attempts)
+endpoint.add_command(replay)
 
 
 @endpoint.command("key")

@@ -12,6 +12,7 @@ from laneway.admin.records import copy as copy_records
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
 from laneway.history.copying import copy_rows
+from laneway.push.log_copying import copy as copy_delivery_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +85,7 @@ def move(
         "rows of history": 0,
         "tokens": 0,
         "endpoints": 0,
+        "attempts in the delivery log": 0,
         "finished ids": 0,
         "spools": 0,
         "messages": 0,
@@ -99,6 +101,7 @@ def move(
     counts["rows of history"] = copy_rows(old, new)
     counts["tokens"] = copy_records(old, new, "token")
     counts["endpoints"] = copy_records(old, new, "endpoint")
+    counts["attempts in the delivery log"] = copy_delivery_log(old, new)
     tell(
         f"{counts['policies']:,} policies, {counts['gates']:,} gates,"
         f" {counts['elections']:,} elections, {counts['tokens']:,} tokens,"

@@ -51,6 +51,7 @@ class EndpointAnswer(msgspec.Struct, kw_only=True):
     allow_private: bool
     allow_http: bool
     topic_header: bool
+    log: str
     metadata: dict[str, str]
     disabled: str | None
     attention: str | None

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from laneway.gateway.attempt_schema import (
+    AttemptsAnswer,
+    AttemptsQuery,
+    EndpointAttemptsQuery,
+    ReplayAnswer,
+    ReplayBody,
+)
 from laneway.gateway.endpoint_schema import (
     DisableBody,
     EndpointAnswer,
@@ -13,6 +20,7 @@ from laneway.gateway.endpoint_schema import (
     TestAnswer,
 )
 from laneway.gateway.routes import (
+    attempts,
     consuming,
     dead_letters,
     descriptions,
@@ -405,6 +413,30 @@ ROUTES: tuple[Route, ...] = (
         endpoints.disable,
         body=DisableBody,
         answer=EndpointAnswer,
+    ),
+    Route(
+        "GET",
+        ENDPOINT + "/attempts",
+        "endpoints",
+        attempts.list_of_endpoint,
+        query=EndpointAttemptsQuery,
+        answer=AttemptsAnswer,
+    ),
+    Route(
+        "POST",
+        ENDPOINT + "/replay",
+        "endpoints",
+        attempts.replay,
+        body=ReplayBody,
+        answer=ReplayAnswer,
+    ),
+    Route(
+        "GET",
+        "/v1/attempts",
+        "endpoints",
+        attempts.list_attempts,
+        query=AttemptsQuery,
+        answer=AttemptsAnswer,
     ),
     # Tokens and the audit log
     Route("GET", "/v1/tokens", "admin", tokens.list_tokens, query=TokensQuery, answer=TokensAnswer),

@@ -12,7 +12,8 @@ from laneway.arguments import whole
 from laneway.awaitable import async_variant
 from laneway.errors import UsageError
 from laneway.policy import check_pattern
-from laneway.push import secret_store, table
+from laneway.push import delivery_log, secret_store, table
+from laneway.push import replay as replays
 from laneway.push.address_guard import Guard, of_process
 from laneway.subscriptions import is_copy, split
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine
+    from laneway.push.delivery_log import AttemptPage
+    from laneway.push.replay import ReplayResult
     from laneway.push.table import Record
     from laneway.push.trial import TrialResult
 
@@ -51,7 +54,7 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     - `topic`: whose messages are sent; of a subscription, like `push.acme#crm`.
     - `url`, `description`, `timeout`, `connect_timeout`, `events`, `content`, `template`,
       `dead_on`, `duplicate_ok`, `verify_tls`, `proxy`, `http2`, `allow_private`, `allow_http`,
-      `topic_header`, `metadata`: its settings.
+      `topic_header`, `log`, `metadata`: its settings.
     - `headers`: by name; the values of those that look like secrets are `"…"`.
     - `secrets`: the ends of the secrets that sign now, the newest first.
     - `state`: `"healthy"`, `"failing"`, `"open"` (its breaker), `"probing"` or `"disabled"`.
@@ -78,6 +81,7 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     allow_private: bool
     allow_http: bool
     topic_header: bool
+    log: str
     metadata: dict[str, str]
     disabled: str | None
     attention: str | None
@@ -200,7 +204,83 @@ class Endpoint:
 
         return send_test(self._app.engine, self._app.url, self.topic)
 
+    def attempts(
+        self,
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        result: str | None = None,
+        status: int | str | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+    ) -> AttemptPage:
+        """
+        Search the delivery log: requests and answers, the newest first.
+
+        Arguments: `limit`: most of them, up to 1,000. `after`: `next` of the page before. `since`,
+        `until`: Unix seconds. `result`: `"acked"`, `"retried"`, `"dead"`, `"backed_off"` or
+        `"released"`. `status`: a status of HTTP, a class such as `"5xx"`, or an error such as
+        `"timeout"`. `message_id`, `key`: of the message. Raises UsageError.
+        """
+        return delivery_log.attempts(
+            self._app.engine,
+            self.topic,
+            limit=limit,
+            after=after,
+            since=since,
+            until=until,
+            result=result,
+            status=status,
+            message_id=message_id,
+            key=key,
+        )
+
+    def replay(self, message_id: str) -> str:
+        """
+        Send a message again, with the same `webhook-id`. Returns the id of the new message; a dead
+        letter is put back, and keeps its id.
+
+        Raises Refused if it still waits, or if its body is no longer kept.
+        """
+        return replays.replay_one(self._app.engine, self.topic, message_id)
+
+    def replay_many(
+        self,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        result: str | None = None,
+        limit: int = 1_000,
+        rate: float | str | None = None,
+        dry_run: bool = False,
+        after: str | None = None,
+    ) -> ReplayResult:
+        """
+        Send many messages of the delivery log again: the newest `limit`, in the order in which they
+        were sent. Returns how many, and where to continue.
+
+        Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those that
+        were `"acked"`, or are `"dead"`. `rate`: messages a second, such as `"10/s"`; None: all at
+        once. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError.
+        """
+        return replays.replay_many(
+            self._app.engine,
+            self.topic,
+            since=since,
+            until=until,
+            result=result,
+            limit=limit,
+            rate=rate,
+            dry_run=dry_run,
+            after=after,
+        )
+
     atest = async_variant(test)
+    aattempts = async_variant(attempts)
+    areplay = async_variant(replay)
+    areplay_many = async_variant(replay_many)
     ainfo = async_variant(info)
     arotate = async_variant(rotate)
     adisable = async_variant(disable)

@@ -23,13 +23,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from laneway import units
 from laneway.errors import DestinationUnavailable, LanewayError, Reject
 from laneway.push import breaker, payloads, secret_store, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
+from laneway.push.attempt import Attempt, entry_of, result_of
+from laneway.push.delivery_log import LogWriter
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.notifications import notify
 from laneway.push.outcomes import AttemptFailed, Released
@@ -67,16 +67,8 @@ MAX_NOTES = 1_000
 
 WARN_SECONDS = 60.0
 
-
-class Attempt(msgspec.Struct):
-    """One request: what the delivery log gets."""
-
-    unit: Any
-    target: Target
-    headers: list[bytes]
-    body: bytes
-    at_us: int
-    began: float
+CLOSE_SECONDS = 5.0
+"""How long the end of a sender waits for its delivery log."""
 
 
 class Sender:
@@ -115,6 +107,7 @@ class Sender:
         """How many requests are in flight, by topic."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
+        self._log = LogWriter(engine)
         self._note_count = 0
         self._pausing: set[str] = set()
         """Topics of disabled endpoints that were not paused; the writer pauses them."""
@@ -147,9 +140,13 @@ class Sender:
         if self._private is not None:
             self._private.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
-        waiting = self._loop.run_in_executor(None, self._writer.shutdown)
+        waiting = self._loop.run_in_executor(None, self._write_rest)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(waiting, max(seconds, 1.0))
+
+    def _write_rest(self) -> None:
+        self._writer.shutdown()
+        self._log.close(CLOSE_SECONDS)
 
     def stop(self, unit: WorkerDelivery) -> None:
         """Drop a unit's request, if one was made."""
@@ -285,17 +282,19 @@ class Sender:
             return
         body, content_type = payloads.of_lease(lease, record.content, record.template)
         headers = headers_for(target, lease, body, content_type, now_us)
-        attempt = Attempt(unit, target, headers, body, now_us, unit.began)
+        condition = record.condition
+        is_probe = bool(condition.opened_us or condition.probing_us or target.opens)
+        attempt = Attempt(unit, target, lease, headers, now_us, is_probe)
         transport = self._transport_of(record)
-        slot = transport.start(self._request(target, attempt))
+        slot = transport.start(self._request(target, attempt, body))
         self._slots[id(unit)] = (transport, slot)
         self._sending[lease.topic] = self._sending.get(lease.topic, 0) + 1
 
-    def _request(self, target: Target, attempt: Attempt) -> Request:
+    def _request(self, target: Target, attempt: Attempt, body: bytes) -> Request:
         return request_for(
             target,
             attempt.headers,
-            attempt.body,
+            body,
             lambda answer: self._answered(attempt, answer),
             proxy=self._proxy,
             resolve=self._resolve,
@@ -323,8 +322,13 @@ class Sender:
             if target.is_ours:
                 self._warn("%s", target.problem)
                 return Released(target.problem, delay=NO_KEY_SECONDS)
-            self._judged(lease, target, Verdict("dead", "misconfigured", target.problem))
-            return Reject(f"misconfigured: {target.problem}")
+            verdict = Verdict("dead", "misconfigured", target.problem)
+            self._judged(lease, target, verdict)
+            refusal = Reject(f"misconfigured: {target.problem}")
+            attempt = Attempt(None, target, lease, [], table.now(), is_probe=False)
+            answer = Answer(error="misconfigured", detail=target.problem)
+            self._log_attempt(attempt, answer, verdict, refusal)
+            return refusal
         if target.open_until and time.monotonic() < target.open_until:
             return Released("its endpoint's breaker is open")
         condition = record.condition
@@ -355,10 +359,22 @@ class Sender:
             now=attempt.at_us / units.SECOND,
         )
         error = self._judged(lease, target, verdict)
+        if verdict.health != "success" or self._log.wants(record.log, attempt.at_us):
+            self._log_attempt(attempt, answer, verdict, error)
         if verdict.health == "gone":
             self._gone(unit, target, verdict.text)
         else:
             self._end(unit, error)
+
+    def _log_attempt(
+        self, attempt: Attempt, answer: Answer, verdict: Verdict, error: BaseException | None
+    ) -> None:
+        result = result_of(verdict, error)
+        self._log.add(
+            attempt.lease.topic,
+            attempt.at_us,
+            lambda: entry_of(attempt, answer, verdict, result, self._log.name, self._engine),
+        )
 
     def _gone(self, unit: WorkerDelivery, target: Target, text: str) -> None:
         """

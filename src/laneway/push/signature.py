@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 PREFIX = "whsec_"
 LEAST_BYTES, MOST_BYTES = 24, 64
+REPLAY_HEADER = "webhook-replay-of"
+"""The header of a message that says whose `webhook-id` its requests have."""
+
 SHOWN = 4
 """Characters of a secret that are shown."""
 

@@ -115,6 +115,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     allow_private: bool = False
     allow_http: bool = False
     topic_header: bool = False
+    log: Literal["failures", "sample", "all"] = "sample"
     metadata: dict[str, str] = {}
     created_us: int = 0
     changed_us: int = 0
@@ -278,6 +279,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "allow_private": _flag("allow_private"),
     "allow_http": _flag("allow_http"),
     "topic_header": _flag("topic_header"),
+    "log": _choice("log", "failures", "sample", "all"),
     "metadata": _metadata,
 }
 """Every setting except `url` and `secret`, with its check."""

@@ -86,7 +86,11 @@ def headers_for(
     target: Target, lease: Lease, body: bytes, content_type: str, now_us: int
 ) -> list[bytes]:
     """The header lines of a request for a message, its signature included."""
-    webhook_id = signature.webhook_id(lease.id)
+    passed_on = lease.headers
+    message_id = lease.id
+    if passed_on is not None and signature.REPLAY_HEADER in passed_on:
+        message_id = passed_on[signature.REPLAY_HEADER]
+    webhook_id = signature.webhook_id(message_id)
     timestamp = now_us // units.SECOND
     secrets = [secret for secret, until_us in target.secrets if not until_us or until_us > now_us]
     headers = [
@@ -100,8 +104,8 @@ def headers_for(
     ]
     if target.record.topic_header and lease.topic.isascii():
         headers.append(b"webhook-topic: " + lease.topic.encode())
-    if lease.headers is not None:
-        headers += _passed_on(lease.headers)
+    if passed_on is not None:
+        headers += _passed_on(passed_on)
     return headers
 
 

@@ -12,6 +12,7 @@ The protocols that every engine implements, one module for each role.
 | `Transfer` | move messages to another store | `laneway migrate` |
 | `Coordination` | which workers are alive | workers, command line |
 | `History` | what happened so far, by tier and pattern | `laneway.history` |
+| `DeliveryLog` | requests to endpoints, bounded | `laneway.push` |
 
 `FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.
 
@@ -61,6 +62,7 @@ from laneway.engines.base.coordination import (
     WorkerState,
     WorkerView,
 )
+from laneway.engines.base.delivery_log import DeliveryLog, LogEntry
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.history import (
     MAX_TALLIES,
@@ -131,6 +133,7 @@ __all__ = [
     "Capabilities",
     "Check",
     "Coordination",
+    "DeliveryLog",
     "Durability",
     "Elections",
     "ExplainedState",
@@ -141,6 +144,7 @@ __all__ = [
     "IdState",
     "ImportAnswer",
     "LaneState",
+    "LogEntry",
     "MessageState",
     "MessageView",
     "MoveAnswer",

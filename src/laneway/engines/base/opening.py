@@ -8,6 +8,7 @@ import msgspec
 
 from laneway.engines.base.admin import Admin
 from laneway.engines.base.coordination import Coordination
+from laneway.engines.base.delivery_log import DeliveryLog
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.history import History
 from laneway.engines.base.queue import Queue
@@ -82,7 +83,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class FullEngine(
-    Queue, Wakeup, Results, Admin, Elections, Records, Transfer, Coordination, History, Protocol
+    Queue,
+    Wakeup,
+    Results,
+    Admin,
+    Elections,
+    Records,
+    Transfer,
+    Coordination,
+    History,
+    DeliveryLog,
+    Protocol,
 ):
     """All roles: what `laneway.engines.open_engine` returns."""
 

@@ -6,6 +6,7 @@ A read takes the write lock only if messages are in the inbox: it puts them into
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +29,7 @@ from laneway.engines.sqlite import (
     tiers,
     views,
 )
+from laneway.engines.sqlite.delivery_log import DeliveryLogFile
 from laneway.engines.sqlite.engine import Core
 from laneway.engines.sqlite.statements import SQL
 from laneway.policy import (
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         ExportedMessage,
         IdState,
         ImportAnswer,
+        LogEntry,
         MessageView,
         Overview,
         RecordChange,
@@ -154,6 +157,33 @@ class SqliteEngine(Core, PolicyChanges):
         with self._store.reading() as connection:
             rows = connection.execute(SQL["elections_list"], (after, limit)).fetchall()
         return [name for (name,) in rows]
+
+    # The delivery log: a file of its own
+
+    def delivery_log_append(
+        self,
+        entries: Sequence[LogEntry],
+        *,
+        keep_us: int,
+        max_bytes: int,
+        from_us: int | None = None,
+        now_us: int | None = None,
+    ) -> None:
+        self._delivery_log.append(entries, keep_us, max_bytes, from_us, now_us)
+
+    def delivery_log_read(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        until_us: int | None = None,
+    ) -> list[tuple[int, LogEntry]]:
+        return self._delivery_log.read(topic, limit, before, until_us)
+
+    @cached_property
+    def _delivery_log(self) -> DeliveryLogFile:
+        return DeliveryLogFile(self._store.path)
 
     # Records: no part of the queue, either
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ExportedMessage,
         IdState,
         ImportAnswer,
+        LogEntry,
         MessageView,
         MoveAnswer,
         MoveTarget,
@@ -396,6 +397,33 @@ class FilesEngine(FilesQueue, ShardedAdmin):
 
     def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
         return self._space.files[0].history_write(name, before, records)
+
+    # The delivery log: beside the first file
+
+    def delivery_log_append(
+        self,
+        entries: Sequence[LogEntry],
+        *,
+        keep_us: int,
+        max_bytes: int,
+        from_us: int | None = None,
+        now_us: int | None = None,
+    ) -> None:
+        self._space.files[0].delivery_log_append(
+            entries, keep_us=keep_us, max_bytes=max_bytes, from_us=from_us, now_us=now_us
+        )
+
+    def delivery_log_read(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        until_us: int | None = None,
+    ) -> list[tuple[int, LogEntry]]:
+        return self._space.files[0].delivery_log_read(
+            topic, limit=limit, before=before, until_us=until_us
+        )
 
     def _file_of(self, name: str) -> ShardFile:
         return self._space.files[self._space.routes.home(name)]

@@ -21,7 +21,15 @@ from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import nobody_follows
-from laneway.engines.valkey import doctor, explaining, listing, lookups, records, views
+from laneway.engines.valkey import (
+    delivery_log,
+    doctor,
+    explaining,
+    listing,
+    lookups,
+    records,
+    views,
+)
 from laneway.engines.valkey.engine import ValkeyQueue
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.migrating import (
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
         Check,
         Explanation,
         ExportedMessage,
+        LogEntry,
         MessageView,
         MoveAnswer,
         MoveTarget,
@@ -192,6 +201,29 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
         flat = [part for record in records.items() for part in record]
         return bool(self._space.run("history", 0, None, name, before or b"", *flat))
+
+    # The delivery log: an entry is on the home shard of its topic
+
+    def delivery_log_append(
+        self,
+        entries: Sequence[LogEntry],
+        *,
+        keep_us: int,
+        max_bytes: int,
+        from_us: int | None = None,
+        now_us: int | None = None,
+    ) -> None:
+        delivery_log.append(self._space, entries, keep_us, max_bytes, from_us, now_us)
+
+    def delivery_log_read(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        until_us: int | None = None,
+    ) -> list[tuple[int, LogEntry]]:
+        return delivery_log.read(self._space, topic, limit, before, until_us)
 
     # One shard
 

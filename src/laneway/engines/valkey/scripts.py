@@ -87,6 +87,8 @@ FUNCTIONS = (
     "states",
     "beat",
     "history",
+    "log_append",
+    "log_read",
 )
 
 _FOLDER = resources.files("laneway.engines.valkey") / "scripts"

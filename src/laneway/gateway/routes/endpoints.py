@@ -50,7 +50,7 @@ def list_endpoints(call: Call) -> EndpointsAnswer:
 
 def show_endpoint(call: Call) -> EndpointAnswer:
     """Show a topic's endpoint, without its secrets."""
-    return _answer(_endpoint(call).info())
+    return _answer(endpoint_of(call).info())
 
 
 def set_endpoint(call: Call) -> EndpointAnswer:
@@ -81,18 +81,18 @@ def set_endpoint(call: Call) -> EndpointAnswer:
 
 def remove_endpoint(call: Call) -> RemovedAnswer:
     """Remove a topic's endpoint. Its messages stay, and wait."""
-    return RemovedAnswer(_endpoint(call).remove())
+    return RemovedAnswer(endpoint_of(call).remove())
 
 
 def rotate(call: Call) -> RotateAnswer:
     """Create a new secret, which the answer shows once. The old ones sign for 24 hours more."""
-    return RotateAnswer(_endpoint(call).rotate())
+    return RotateAnswer(endpoint_of(call).rotate())
 
 
 def disable(call: Call) -> EndpointAnswer:
     """Send nothing more to an endpoint: its topic's messages wait."""
     body: DisableBody = call.body
-    endpoint = _endpoint(call)
+    endpoint = endpoint_of(call)
     endpoint.disable(body.reason)
     return _answer(endpoint.info())
 
@@ -101,7 +101,7 @@ def enable(call: Call) -> EndpointAnswer:
     """Send to an endpoint again: one message as a probe, then the others."""
     from laneway.push.table import EnabledRecently  # noqa: PLC0415  # as above
 
-    endpoint = _endpoint(call)
+    endpoint = endpoint_of(call)
     try:
         endpoint.enable()
     except EnabledRecently as error:
@@ -112,13 +112,13 @@ def enable(call: Call) -> EndpointAnswer:
 
 def test(call: Call) -> TestAnswer:
     """Send a test request now, past rate and breaker, through the address guard; 6 a minute."""
-    answer = msgspec.convert(msgspec.to_builtins(_endpoint(call).test()), TestAnswer)
+    answer = msgspec.convert(msgspec.to_builtins(endpoint_of(call).test()), TestAnswer)
     if not call.shows_bodies:
         answer.body = None
     return answer
 
 
-def _endpoint(call: Call) -> Endpoint:
+def endpoint_of(call: Call) -> Endpoint:
     """The path's endpoint. Raises Problem if there is none."""
     from laneway.push.endpoint import set_endpoint as get  # noqa: PLC0415  # as above
 

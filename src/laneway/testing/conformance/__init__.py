@@ -21,6 +21,7 @@ PARTS = (
     "test_coordination",
     "test_costs",
     "test_dead_letters",
+    "test_delivery_log",
     "test_elections",
     "test_fairness",
     "test_groups",

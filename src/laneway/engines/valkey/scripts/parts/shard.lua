@@ -54,6 +54,8 @@
 --   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
 --   tallies                what happened so far, see tallies.lua
 --   history                name → record of the history (first shard)
+--   log, log_order, log_heads   number → entry of the delivery log; the numbers in order; topic →
+--                       its newest entry's number, and under "" the bytes of all, see log_append
 --   workers, workers_until   worker's id → its last heartbeat; when to forget them, see beat.lua
 --   moving, moving_ids  exported messages
 --   forwarded           spool → its last batch, see forwarding.lua

@@ -1,0 +1,69 @@
+"""The log of requests to endpoints of push: bounded, by topic and time, beside the queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class LogEntry(msgspec.Struct, array_like=True, gc=False):
+    """
+    An entry of the delivery log. `at_us`: when it happened. `data`: what it says, up to 128 KiB,
+    which the engine does not read.
+    """
+
+    topic: str
+    at_us: int
+    data: bytes
+
+
+@runtime_checkable
+class DeliveryLog(Protocol):
+    """
+    The delivery log of a namespace. `laneway.push` writes it.
+
+    Writing and reading the entries of a topic must not cost more with millions of topics.
+    """
+
+    def delivery_log_append(
+        self,
+        entries: Sequence[LogEntry],
+        *,
+        keep_us: int,
+        max_bytes: int,
+        from_us: int | None = None,
+        now_us: int | None = None,
+    ) -> None:
+        """
+        Append entries, and remove some of the oldest ones that are beyond the bounds.
+
+        They need not survive a power cut, whatever the durability of messages is. Each gets a
+        number, larger than all others of its shard.
+
+        Arguments: `keep_us`: how long entries are kept, in microseconds; `max_bytes`: about how
+        large the log may be; `from_us`: entries of another store: they get numbers from this time
+        on, if that is later than the newest entry.
+        """
+        ...
+
+    def delivery_log_read(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        until_us: int | None = None,
+    ) -> list[tuple[int, LogEntry]]:
+        """
+        Read entries, the newest first.
+
+        Arguments: `topic`: None: of all topics; `before`: the number of the previous page's last
+        entry; `until_us`: only what was appended until then.
+
+        Returns (number, entry) pairs; numbers are at most 2^63.
+        """
+        ...

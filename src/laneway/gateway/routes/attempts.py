@@ -1,0 +1,112 @@
+"""The delivery log of endpoints, and replays of its messages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.gateway.attempt_schema import (
+    AttemptAnswer,
+    AttemptsAnswer,
+    ReplayAnswer,
+)
+from laneway.gateway.moments import past_us
+from laneway.gateway.problems import Problem
+from laneway.gateway.routes.endpoints import endpoint_of
+from laneway.policy import check_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.gateway.attempt_schema import AttemptsQuery, EndpointAttemptsQuery, ReplayBody
+    from laneway.gateway.call import Call
+    from laneway.push.delivery_log import AttemptInfo
+
+
+def list_attempts(call: Call) -> AttemptsAnswer:
+    """Search the delivery log, the newest attempts first; at most 10,000 are read for a page."""
+    query: AttemptsQuery = call.query
+    check_pattern(query.pattern)
+    return _search(call, call.caller.narrowed(query.pattern), query)
+
+
+def list_of_endpoint(call: Call) -> AttemptsAnswer:
+    """List the attempts to send to an endpoint, the newest first."""
+    return _search(call, [call.topic], call.query)
+
+
+def _search(call: Call, patterns: Sequence[str], query: EndpointAttemptsQuery) -> AttemptsAnswer:
+    from laneway.push.delivery_log import search  # noqa: PLC0415  # many push nothing
+
+    if not patterns:
+        return AttemptsAnswer([], None, False)
+    page = search(
+        call.engine,
+        patterns,
+        limit=query.limit,
+        after=query.after,
+        since=_seconds("since", query.since),
+        until=_seconds("until", query.until),
+        result=query.result,
+        status=query.status,
+        message_id=query.id,
+        key=query.key,
+    )
+    answers = [_answer(each, shows_bodies=call.shows_bodies) for each in page.attempts]
+    return AttemptsAnswer(answers, page.next, page.is_truncated)
+
+
+def replay(call: Call) -> ReplayAnswer:
+    """
+    Send messages of an endpoint again, with the same `webhook-id`: one by `id`, or those of a time.
+    Dead letters are put back; a message that was sent is a new one, if the delivery log has it.
+    """
+    body: ReplayBody = call.body
+    endpoint = endpoint_of(call)
+    if body.id is None:
+        result = endpoint.replay_many(
+            since=_seconds("since", body.since),
+            until=_seconds("until", body.until),
+            result=body.result,
+            limit=body.limit,
+            rate=body.rate,
+            dry_run=body.dry_run,
+            after=body.after,
+        )
+        return msgspec.convert(msgspec.to_builtins(result), ReplayAnswer)
+    others = [name for name in body.__struct_fields__ if name not in ("id", "limit")]
+    if given := [name for name in others if getattr(body, name)]:
+        raise Problem(
+            "bad-request",
+            f"body: {given[0]}: a replay by id has no other fields",
+            pointer=f"#/{given[0]}",
+        )
+    new = endpoint.replay(body.id)
+    is_redriven = new == body.id
+    return ReplayAnswer(
+        replayed=int(not is_redriven),
+        redriven=int(is_redriven),
+        waiting=0,
+        not_kept=0,
+        refused=0,
+        ids=[new],
+        next=None,
+    )
+
+
+def _seconds(name: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    from laneway.push.table import now  # noqa: PLC0415  # as above
+
+    return max(past_us(name, text, now()), 0) / units.SECOND
+
+
+def _answer(info: AttemptInfo, *, shows_bodies: bool) -> AttemptAnswer:
+    fields = msgspec.structs.asdict(info)
+    fields["at"] = datetime.fromtimestamp(info.at, UTC)
+    fields["body"] = info.body if shows_bodies else None
+    return AttemptAnswer(**fields)

@@ -1,0 +1,103 @@
+"""One request to an endpoint, as a sender has it, and its entry in the delivery log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.errors import DestinationUnavailable
+from laneway.push.delivery_log import MAX_MESSAGE, Entry, KeptMessage
+from laneway.push.outcomes import Released
+from laneway.push.signature import REPLAY_HEADER
+from laneway.push.table import is_secret_header
+
+if TYPE_CHECKING:
+    from laneway.engines.base import Admin
+    from laneway.message import Lease
+    from laneway.push.answers import Answer, Verdict
+    from laneway.push.delivery_log import Result
+    from laneway.push.targets import Target
+
+HIDDEN = "…"
+MAX_TEXT = 300
+HIDDEN_HEADERS = frozenset({"webhook-signature"})
+"""Besides secret ones: who has a signature could send the same request within minutes."""
+
+
+class Attempt(msgspec.Struct):
+    """One request. `unit`: the worker's delivery; None: no request could be formed."""
+
+    unit: Any
+    target: Target
+    lease: Lease
+    headers: list[bytes]
+    at_us: int
+    is_probe: bool
+
+
+def result_of(verdict: Verdict, error: BaseException | None) -> Result:
+    """What becomes of the message; `"dead"` after its last retry is not known yet."""
+    if verdict.effect == "dead":
+        return "dead"
+    if verdict.health == "gone" or isinstance(error, Released):
+        return "released"
+    if isinstance(error, DestinationUnavailable):
+        return "backed_off"
+    return "acked" if error is None else "retried"
+
+
+def entry_of(
+    attempt: Attempt,
+    answer: Answer,
+    verdict: Verdict,
+    result: Result,
+    sender: str,
+    engine: Admin,
+) -> Entry:
+    """The entry of an attempt; called in the log's thread."""
+    lease, record = attempt.lease, attempt.target.record
+    if result == "retried" and lease.attempt > engine.policy_of(lease.topic).retries:
+        result = "dead"
+    message = None
+    if result == "acked" and record.log == "all":
+        message = _kept(lease)
+    return Entry(
+        id=lease.id,
+        attempt=lease.attempt,
+        result=result,
+        status=answer.status,
+        error=answer.error,
+        text=(verdict.text or f"HTTP {answer.status}")[:MAX_TEXT],
+        ms=tuple(round(each, 2) for each in answer.milliseconds),
+        sent=_shown(attempt),
+        got={
+            name: HIDDEN if is_secret_header(name) else text
+            for name, text in answer.headers.items()
+        },
+        body=answer.body.decode(errors="backslashreplace"),
+        sender=sender,
+        probe=attempt.is_probe,
+        replay_of=(lease.headers or {}).get(REPLAY_HEADER),
+        key=lease.key,
+        message=message,
+    )
+
+
+def _shown(attempt: Attempt) -> list[str]:
+    """The request's header lines, without the values of secret ones."""
+    sealed = attempt.target.record.sealed
+    found = []
+    for line in attempt.headers:
+        name, _, value = line.decode("latin-1").partition(": ")
+        if value:
+            is_hidden = name in sealed or name in HIDDEN_HEADERS or is_secret_header(name)
+            is_own = name == "idempotency-key"  # it is the webhook-id
+            found.append(f"{name}: {HIDDEN if is_hidden and not is_own else value}")
+    return found
+
+
+def _kept(lease: Lease) -> KeptMessage | None:
+    if lease.bodies is not None or len(lease.body) > MAX_MESSAGE:
+        return None
+    return KeptMessage(lease.body, lease.headers, lease.key, lease.priority)

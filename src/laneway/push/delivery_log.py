@@ -1,0 +1,414 @@
+"""
+The delivery log: what was sent to endpoints, and what they answered.
+
+A sender appends to it from a thread of its own, in batches: a log that fails or is slow costs
+entries, which are counted, and never a delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import socket
+import threading
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from laneway import units
+from laneway.arguments import whole
+from laneway.engines.base import DeliveryLog, LogEntry
+from laneway.errors import LanewayError, UsageError
+from laneway.policy import check_pattern, is_pattern, matches
+from laneway.push import signature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from laneway.engines.base import FullEngine
+
+log = logging.getLogger("laneway.push")
+
+Result = Literal["acked", "retried", "dead", "backed_off", "released"]
+"""What became of the message: `"backed_off"`, `"released"`: it goes back, without an attempt."""
+
+RESULTS: tuple[str, ...] = get_args(Result)
+
+LogSetting = Literal["failures", "sample", "all"]
+"""
+Which attempts of an endpoint are logged, besides failures. `"sample"`: successes too, up to
+`SAMPLED` a second in each sender. `"all"`: every one, and the message of a success, for a replay.
+"""
+
+SAMPLED = 100
+KEEP_US = 14 * 86_400 * units.SECOND
+MAX_BYTES = 2 << 30
+MAX_BYTES_IN_MEMORY = 256 << 20
+"""The bound where the store keeps the log in memory, as Valkey does."""
+
+BATCH, BATCH_SECONDS = 500, 1.0
+MAX_WAITING = 10_000
+"""Entries that wait to be written; more are dropped and counted."""
+
+MAX_MESSAGE = 65_536
+"""Bytes of a message's body that are kept for a replay."""
+
+MOST_SEARCHED = 10_000
+PAGE = 500
+LATE_US = 60 * units.SECOND
+"""Entries are appended at most about so long after their attempt."""
+
+
+class KeptMessage(msgspec.Struct, omit_defaults=True, array_like=True):
+    """A message as it was published. `body`: base64 in JSON."""
+
+    body: bytes
+    headers: dict[str, str] | None = None
+    key: str | None = None
+    priority: int = 0
+
+
+class Entry(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An attempt as it is stored. `sent`, `got`: headers of the request and of the answer."""
+
+    id: str
+    attempt: int = 1
+    result: Result = "acked"
+    status: int = 0
+    error: str | None = None
+    text: str = ""
+    ms: tuple[float, ...] = ()
+    sent: list[str] = []
+    got: dict[str, str] = {}
+    body: str = ""
+    sender: str = ""
+    probe: bool = False
+    replay_of: str | None = None
+    key: str | None = None
+    message: KeptMessage | None = None
+
+
+_STATUS = re.compile("[1-5]([0-9][0-9]|xx)")
+
+_write = msgspec.json.Encoder().encode
+_read = msgspec.json.Decoder(Entry).decode
+
+
+class AttemptInfo(msgspec.Struct, kw_only=True):
+    """
+    One request to an endpoint, and its answer.
+
+    - `at`: when it began, Unix seconds. `topic`, `id`, `key`: of the message.
+    - `webhook_id`: what the receiver got. `attempt`: 1 for the first.
+    - `result`: what became of the message: `"acked"`, `"retried"`, `"dead"`, `"backed_off"` or
+      `"released"` (without an attempt). `text`: why.
+    - `status`: of HTTP; 0: there is none, and `error` says why, as `"timeout"`.
+    - `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
+    - `request_headers`: what was sent; values of secret headers are `"…"`.
+    - `headers`, `body`: of the answer: up to 16 headers, and the first 4 KiB.
+    - `sender`: host and process. `is_probe`: whether it tried an endpoint that failed before.
+    - `replay_of`: the id of the message that this one replays. `can_replay`: whether the log has
+      its message.
+    """
+
+    at: float
+    topic: str
+    id: str
+    webhook_id: str
+    key: str | None
+    attempt: int
+    result: Result
+    text: str
+    status: int
+    error: str | None
+    milliseconds: dict[str, float]
+    request_headers: dict[str, str]
+    headers: dict[str, str]
+    body: str
+    sender: str
+    is_probe: bool
+    replay_of: str | None
+    can_replay: bool
+
+
+class AttemptPage(msgspec.Struct, kw_only=True):
+    """
+    Attempts, the newest first. `next`: for the argument `after` of the next page; None: there are
+    no more. `is_truncated`: so many were searched that older ones were not; the next page goes on.
+    """
+
+    attempts: list[AttemptInfo]
+    next: str | None
+    is_truncated: bool
+
+
+# Write
+
+
+class LogWriter:
+    """
+    Appends the entries of one sender. `dropped`: how many were not written. Its thread lives while
+    there is something to write.
+    """
+
+    def __init__(self, engine: FullEngine) -> None:
+        self._engine = engine
+        self.is_on = isinstance(engine, DeliveryLog)
+        self.dropped = 0
+        self._waiting: list[tuple[str, int, Callable[[], Entry]]] = []
+        self._wakeup = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._second, self._sampled = 0, 0
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self._max_bytes = max_bytes_of(engine)
+
+    def wants(self, setting: LogSetting, now_us: int) -> bool:
+        """Whether a success is logged."""
+        if setting != "sample":
+            return setting == "all"
+        if (second := now_us // units.SECOND) != self._second:
+            self._second, self._sampled = second, 0
+        self._sampled += 1
+        return self._sampled <= SAMPLED
+
+    def add(self, topic: str, at_us: int, make: Callable[[], Entry]) -> None:
+        """Append an entry soon; `make` is called in the writer's thread."""
+        if len(self._waiting) >= MAX_WAITING or not self.is_on:
+            self.dropped += 1
+            return
+        self._waiting.append((topic, at_us, make))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="laneway-push-log", daemon=True)
+            self._thread.start()
+        elif len(self._waiting) == BATCH:
+            with self._wakeup:
+                self._wakeup.notify()
+
+    def close(self, seconds: float) -> None:
+        """Write what waits."""
+        with self._wakeup:
+            self._is_closed = True
+            self._wakeup.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not (self._is_closed and not self._waiting):
+            with self._wakeup:
+                self._wakeup.wait_for(
+                    lambda: self._is_closed or len(self._waiting) >= BATCH, BATCH_SECONDS
+                )
+            batch = self._waiting[:BATCH]
+            if batch:
+                del self._waiting[: len(batch)]
+                self._append(batch)
+
+    def _append(self, batch: list[tuple[str, int, Callable[[], Entry]]]) -> None:
+        try:
+            entries = [LogEntry(topic, at_us, _write(make())) for topic, at_us, make in batch]
+            self._engine.delivery_log_append(entries, keep_us=KEEP_US, max_bytes=self._max_bytes)
+        except LanewayError as error:
+            self.dropped += len(batch)
+            log.warning("delivery log: %d entries are lost: %s", len(batch), error)
+        except Exception:
+            self.dropped += len(batch)
+            log.exception("delivery log: %d entries are lost", len(batch))
+
+
+def max_bytes_of(engine: FullEngine) -> int:
+    """The bound of an engine's log."""
+    is_on_disk = engine.capabilities.embedded and engine.capabilities.persistent
+    return MAX_BYTES if is_on_disk else MAX_BYTES_IN_MEMORY
+
+
+# Search
+
+
+def attempts(
+    engine: FullEngine,
+    pattern: str = "*",
+    *,
+    limit: int = 50,
+    after: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    result: str | None = None,
+    status: int | str | None = None,
+    message_id: str | None = None,
+    key: str | None = None,
+) -> AttemptPage:
+    """
+    Search the delivery log, the newest attempts first.
+
+    Of one topic, its own attempts are read; of a pattern, those of all topics. At most 10,000 are
+    read for a page.
+
+    Arguments: `pattern`: a topic, or `push.*`. `limit`: most attempts, up to 1,000. `after`: `next`
+    of the page before. `since`, `until`: Unix seconds. `result`: one of `RESULTS`. `status`: a
+    status of HTTP, a class such as `"5xx"`, or an error such as `"timeout"`. `message_id`, `key`:
+    of the message.
+
+    Raises UsageError.
+    """
+    return search(
+        engine,
+        [check_pattern(pattern)],
+        limit=limit,
+        after=after,
+        since=since,
+        until=until,
+        result=result,
+        status=status,
+        message_id=message_id,
+        key=key,
+    )
+
+
+def search(
+    engine: FullEngine,
+    patterns: Sequence[str],
+    *,
+    limit: int,
+    after: str | None,
+    since: float | None,
+    until: float | None,
+    result: str | None,
+    status: int | str | None,
+    message_id: str | None,
+    key: str | None,
+) -> AttemptPage:
+    """`attempts` of what any of several patterns covers."""
+    whole("attempts", "limit", limit, most=1_000)
+    _check_result(result)
+    accepts = _filter(status)
+    topic = patterns[0] if len(patterns) == 1 and not is_pattern(patterns[0]) else None
+    found: list[AttemptInfo] = []
+    position = read_cursor(after)
+    until_us = None if until is None else microseconds("until", until)
+    since_us = 0 if since is None else microseconds("since", since)
+    scanned = 0
+    while scanned < MOST_SEARCHED:
+        page = log_of(engine).delivery_log_read(
+            topic,
+            limit=min(PAGE, MOST_SEARCHED - scanned),
+            before=position,
+            until_us=None if until_us is None else until_us + LATE_US,
+        )
+        for position, entry in page:
+            scanned += 1
+            if entry.at_us < since_us - LATE_US:
+                return AttemptPage(attempts=found, next=None, is_truncated=False)
+            if (
+                entry.at_us < since_us
+                or (until_us is not None and entry.at_us > until_us)
+                or not (topic is not None or any(matches(each, entry.topic) for each in patterns))
+            ):
+                continue
+            stored = _read(entry.data)
+            if (
+                result in (None, stored.result)
+                and message_id in (None, stored.id)
+                and key in (None, stored.key)
+                and accepts(stored)
+            ):
+                found.append(info_of(entry, stored))
+                if len(found) == limit:
+                    return AttemptPage(attempts=found, next=str(position), is_truncated=False)
+        if not page:
+            return AttemptPage(attempts=found, next=None, is_truncated=False)
+    return AttemptPage(attempts=found, next=str(position), is_truncated=True)
+
+
+def entries(
+    engine: FullEngine, topic: str, *, before: int | None, until_us: int | None, limit: int
+) -> list[tuple[int, int, Entry]]:
+    """Number, time and entry of a topic's attempts, the newest first."""
+    page = log_of(engine).delivery_log_read(topic, limit=limit, before=before, until_us=until_us)
+    return [(number, each.at_us, _read(each.data)) for number, each in page]
+
+
+def log_of(engine: FullEngine) -> DeliveryLog:
+    """The engine as a delivery log. Raises UsageError if it has none."""
+    if not isinstance(engine, DeliveryLog):
+        raise UsageError("delivery log: this engine keeps none (engines.base.DeliveryLog)")
+    return engine
+
+
+def read_cursor(after: str | None) -> int | None:
+    """The number in a cursor. Raises UsageError."""
+    if after is None:
+        return None
+    if not (isinstance(after, str) and after.isascii() and after.isdigit() and len(after) < 20):
+        raise UsageError(
+            f"attempts: expected after to be the cursor of a page before, got {after!r:.80}"
+        )
+    return min(int(after), (1 << 63) - 1)
+
+
+def info_of(entry: LogEntry, stored: Entry) -> AttemptInfo:
+    """An attempt as it is shown."""
+    names = ("resolved", "connected", "encrypted", "answered", "ended")
+    headers = {}
+    for line in stored.sent:
+        name, _, value = line.partition(": ")
+        headers[name] = value
+    return AttemptInfo(
+        at=entry.at_us / units.SECOND,
+        topic=entry.topic,
+        id=stored.id,
+        webhook_id=signature.webhook_id(stored.replay_of or stored.id),
+        key=stored.key,
+        attempt=stored.attempt,
+        result=stored.result,
+        text=stored.text,
+        status=stored.status,
+        error=stored.error,
+        milliseconds=dict(zip(names, stored.ms, strict=False)),
+        request_headers=headers,
+        headers=stored.got,
+        body=stored.body,
+        sender=stored.sender,
+        is_probe=stored.probe,
+        replay_of=stored.replay_of,
+        can_replay=stored.message is not None,
+    )
+
+
+def _check_result(result: str | None) -> None:
+    if result is not None and result not in RESULTS:
+        raise UsageError(
+            f"attempts: expected result to be one of {', '.join(RESULTS)}, got {result!r:.80}"
+        )
+
+
+def _filter(status: int | str | None) -> Callable[[Entry], bool]:
+    if status is None:
+        return lambda _: True
+    text = str(status).lower()
+    if _STATUS.fullmatch(text):
+        if text.endswith("xx"):
+            return lambda entry: entry.status // 100 == int(text[0])
+        return lambda entry: entry.status == int(text)
+    from laneway.push.answers import ErrorClass  # noqa: PLC0415  # only for the names
+
+    if text not in get_args(ErrorClass):
+        raise UsageError(
+            "attempts: expected status to be one of HTTP, a class such as 5xx, or one of"
+            f" {', '.join(get_args(ErrorClass))}, got {status!r:.80}"
+        )
+    return lambda entry: entry.error == text
+
+
+def microseconds(name: str, seconds: object) -> int:
+    """Unix seconds as microseconds. Raises UsageError."""
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, (int, float))
+        or not math.isfinite(seconds)
+        or not 0 <= seconds < 1e11
+    ):
+        raise UsageError(f"attempts: expected {name} to be Unix seconds, got {seconds!r:.80}")
+    return round(seconds * units.SECOND)

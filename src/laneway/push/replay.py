@@ -1,0 +1,206 @@
+"""
+Replay: messages that were sent to an endpoint are sent again.
+
+A message of the delivery log becomes a new message, whose request has the `webhook-id` of the first
+one, so that its receiver can tell. A dead letter is redriven instead: it still exists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.arguments import whole
+from laneway.errors import BadPolicy, Refused, UsageError
+from laneway.message import Draft
+from laneway.push import delivery_log
+from laneway.push.delivery_log import LATE_US, MOST_SEARCHED, PAGE
+from laneway.push.signature import REPLAY_HEADER
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
+    from laneway.push.delivery_log import Entry
+
+MOST = 1_000
+SAMPLES = 10
+
+NOT_KEPT = (
+    "its body is no longer kept: a dead letter can be replayed as long as the store has it, and a"
+    ' message that was sent if the endpoint had log="all"'
+)
+
+
+class ReplayResult(msgspec.Struct, kw_only=True):
+    """
+    What a replay did, or would do.
+
+    - `replayed`: new messages. `redriven`: dead letters that were put back into their topic.
+    - `waiting`: messages that are not replayed, because they still wait or are being sent.
+    - `not_kept`: messages whose bodies are not kept. `refused`: by the topic's backlog limit.
+    - `ids`: of the first ten messages that are sent again.
+    - `next`: for the argument `after`, which continues with older ones; None: there are no more.
+    """
+
+    replayed: int = 0
+    redriven: int = 0
+    waiting: int = 0
+    not_kept: int = 0
+    refused: int = 0
+    ids: list[str] = []
+    next: str | None = None
+
+
+def replay_one(engine: FullEngine, topic: str, message_id: str) -> str:
+    """
+    Send a message again. Returns the id of the new message; of a dead letter its own.
+
+    Raises Refused if it still waits, or if its body is no longer kept.
+    """
+    (state,) = engine.lookup(topic, [message_id]).values()
+    if state == "dead" and engine.dead_redrive(topic, [message_id]):
+        return message_id
+    if state in ("waiting", "leased"):
+        raise Refused(f"replay {message_id:.80}: it still waits in {topic}, or is being sent")
+    before: int | None = None
+    scanned = 0
+    while scanned < MOST_SEARCHED:
+        page = delivery_log.entries(engine, topic, before=before, until_us=None, limit=PAGE)
+        for _, _, entry in page:
+            if entry.id == message_id and entry.message is not None:
+                (receipt,) = engine.put([_draft(topic, entry)])
+                if receipt.outcome == "refused":
+                    raise Refused(f"replay {message_id:.80}: {receipt.reason}")
+                return receipt.id
+        if not page:
+            break
+        before = page[-1][0]
+        scanned += len(page)
+    raise Refused(f"replay {message_id:.80}: {NOT_KEPT}")
+
+
+def replay_many(
+    engine: FullEngine,
+    topic: str,
+    *,
+    since: float | None = None,
+    until: float | None = None,
+    result: str | None = None,
+    limit: int = MOST,
+    rate: float | str | None = None,
+    dry_run: bool = False,
+    after: str | None = None,
+) -> ReplayResult:
+    """
+    Send the messages of a topic again that are in its delivery log, the newest `limit` of them, in
+    the order in which they were sent.
+
+    Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those whose
+    last attempt was `"acked"`, or that are `"dead"` letters; None: both. `rate`: messages a second,
+    such as `"10/s"`; None: all at once. `dry_run`: only count. `after`: `next` of the call before.
+
+    Raises UsageError, BadPolicy for a wrong rate.
+    """
+    whole("replay", "limit", limit, most=MOST)
+    if result not in (None, "acked", "dead"):
+        raise UsageError(f"replay: expected result to be acked or dead, got {result!r:.80}")
+    spacing_us = _spacing_us(rate)
+    since_us = 0 if since is None else delivery_log.microseconds("since", since)
+    until_us = None if until is None else delivery_log.microseconds("until", until)
+    found, next_ = _found(engine, topic, since_us, until_us, after, limit, result)
+    answer = ReplayResult(next=next_)
+    states = engine.lookup(topic, [each.id for each in found if each.message is None])
+    drafts: list[Draft] = []
+    dead: list[str] = []
+    for entry in reversed(found):
+        state = states.get(entry.id)
+        if entry.message is not None:
+            drafts.append(_draft(topic, entry))
+        elif state == "dead" and result != "acked":
+            dead.append(entry.id)
+        elif state in ("waiting", "leased"):
+            answer.waiting += 1
+            continue
+        else:
+            answer.not_kept += 1
+            continue
+        if len(answer.ids) < SAMPLES:
+            answer.ids.append(entry.id)
+    answer.replayed, answer.redriven = len(drafts), len(dead)
+    if not dry_run:
+        if dead:
+            answer.redriven = engine.dead_redrive(
+                topic, dead, limit=len(dead), spacing_us=spacing_us
+            )
+        for n, draft in enumerate(drafts, len(dead)):
+            draft.delay_us = n * spacing_us
+        receipts = engine.put(drafts) if drafts else []
+        answer.refused = sum(receipt.outcome == "refused" for receipt in receipts)
+        answer.replayed -= answer.refused
+    return answer
+
+
+def _found(
+    engine: FullEngine,
+    topic: str,
+    since_us: int,
+    until_us: int | None,
+    after: str | None,
+    limit: int,
+    result: str | None,
+) -> tuple[list[Entry], str | None]:
+    """The last attempts of the messages to replay, the newest first, and the next cursor."""
+    found: list[Entry] = []
+    seen: set[str] = set()
+    position = delivery_log.read_cursor(after)
+    scanned = 0
+    while scanned < MOST_SEARCHED:
+        page = delivery_log.entries(
+            engine,
+            topic,
+            before=position,
+            until_us=None if until_us is None else until_us + LATE_US,
+            limit=PAGE,
+        )
+        for position, at_us, entry in page:
+            scanned += 1
+            if at_us < since_us - LATE_US:
+                return found, None
+            if at_us < since_us or (until_us is not None and at_us > until_us):
+                continue
+            message_id = entry.replay_of or entry.id
+            if message_id in seen:
+                continue
+            seen.add(message_id)
+            if result in (None, "acked" if entry.result == "acked" else "dead"):
+                found.append(entry)
+                if len(found) == limit:
+                    return found, str(position)
+        if not page:
+            return found, None
+    return found, str(position)
+
+
+def _draft(topic: str, entry: Entry) -> Draft:
+    """The message of an attempt, as a new one."""
+    message = entry.message
+    assert message is not None
+    headers = {**(message.headers or {}), REPLAY_HEADER: entry.replay_of or entry.id}
+    return Draft(
+        topic,
+        message.body,
+        key=message.key,
+        priority=message.priority,
+        headers=headers,
+    )
+
+
+def _spacing_us(rate: float | str | None) -> int:
+    """The time between two messages, in microseconds. Raises BadPolicy."""
+    if rate is None:
+        return 0
+    try:
+        return round(units.SECOND / units.rate(rate))
+    except ValueError as error:
+        raise BadPolicy(f"replay: rate: {error}") from error
