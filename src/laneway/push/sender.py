@@ -318,6 +318,8 @@ class Sender:
         if record.disabled is not None:
             self._pause(lease.topic)
             return Released(f"its endpoint is disabled: {record.disabled}", delay=DISABLED_SECONDS)
+        if target.is_gone:
+            return Released("its endpoint is gone", delay=DISABLED_SECONDS)
         if target.problem is not None:
             if target.is_ours:
                 self._warn("%s", target.problem)
@@ -381,8 +383,10 @@ class Sender:
         Disable an endpoint, then release the message: its topic is paused then, so the message
         needs no delay, and is sent as soon as the endpoint is enabled again.
         """
+        target.is_gone = True
 
         def ended(is_written: bool) -> None:
+            target.is_gone = is_written  # then it is read again, as a disabled one
             delay = None if is_written else DISABLED_SECONDS
             if not unit.over:
                 self._end(unit, Released(text, delay=delay, was_sent=True))

@@ -47,6 +47,8 @@ class Target(msgspec.Struct):
     is_ours: bool = False
     open_until: float = 0.0
     opens: int = 0
+    is_gone: bool = False
+    """Whether it answered 410, and is not yet stored as disabled."""
     is_noted: bool = False
     """Whether its condition says something that a success ends."""
 
