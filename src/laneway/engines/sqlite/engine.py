@@ -280,7 +280,7 @@ class Core:
         """Put messages; only the first ones, where they have many copies."""
         with self._transaction(now_us, durable=True) as tx:
             receipts = putting.put(tx, drafts, is_whole=False)
-            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
+            if tx.has_due_later:
                 self._notify_soon(tx)
         return receipts
 
@@ -289,7 +289,7 @@ class Core:
     ) -> list[Receipt]:
         with self._transaction(now_us, durable=True) as tx:
             receipts = forwarding.forward(tx, drafts, spool, batch)
-            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
+            if tx.has_due_later:
                 self._notify_soon(tx)
         return receipts
 

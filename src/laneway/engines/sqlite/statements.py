@@ -146,21 +146,28 @@ SQL["message_insert_whole"] = _insert_messages(ROW_COLUMNS)
 
 
 @cache
-def repeated(name: str, count: int) -> str:
-    """A statement with the row behind VALUES so many times."""
+def repeated(name: str, count: int, shared: int = 0) -> str:
+    """
+    A statement with the row behind VALUES so many times. `shared`: so many of its first parameters
+    are the same in each row.
+    """
     head, _, rest = SQL[name].partition("VALUES ")
     depth = end = 0
     while not end or depth:
         depth += (rest[end] == "(") - (rest[end] == ")")
         end += 1
     row, tail = rest[:end], rest[end:]
-    width = max(map(int, re.findall(r"\?(\d+)", row)), default=0)
-    rows = (re.sub(r"\?(\d+)", partial(_shifted, by=n * width), row) for n in range(count))
+    width = max(map(int, re.findall(r"\?(\d+)", row)), default=0) - shared
+    rows = (
+        re.sub(r"\?(\d+)", partial(_shifted, by=n * width, shared=shared), row)
+        for n in range(count)
+    )
     return f"{head}VALUES {', '.join(rows)}{tail}"
 
 
-def _shifted(parameter: re.Match[str], by: int) -> str:
-    return f"?{int(parameter[1]) + by}"
+def _shifted(parameter: re.Match[str], by: int, shared: int) -> str:
+    number = int(parameter[1])
+    return f"?{number + by if number > shared else number}"
 
 
 ROWS_AT_ONCE = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
@@ -243,6 +250,24 @@ class Statements:
         if self.tables:
             self._write_for(name)
         self.run_rows(name, rows)
+
+    def insert_rows(
+        self, name: str, shared: tuple[Any, ...], values: list[Any], width: int
+    ) -> None:
+        """
+        Like `insert`. `shared`: the values of the first parameters, which all rows share. `values`:
+        those of the others, `width` for each row.
+        """
+        if self.tables:
+            self._write_for(name)
+        done, most = 0, len(values) // width
+        while done < most:
+            size = _rows_at_once(most - done)
+            bound = [*shared, *values[done * width : (done + size) * width]]
+            done += size
+            for _ in range(done - most):
+                bound += values[-width:]
+            self.connection.execute(repeated(name, size, len(shared)), bound)
 
     def _write_for(self, name: str) -> None:
         """Write the rows that this statement may name; if it changes some, forget what was read."""

@@ -238,6 +238,7 @@ class Transaction(Statements):
         self.min_number = 0  # the least sequence number or fence that may be assigned next
         self.pools_to_notify: set[str] = set()
         self.has_arrivals = False
+        self.has_due_later = False  # some of what was put is not due yet
         self.end_notices: list[Draft] = []
         # The message that is being settled, if its handler reported its end; and with an outcome?
         self.reported_by_handler: tuple[int, bool] | None = None

@@ -11,6 +11,16 @@ SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
     VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, nullif(?5, ''), ?6) ON CONFLICT (mid) DO NOTHING;
 
+-- name: message_insert_together
+-- The same for messages of one call: what all of them share is bound once, as its first values.
+INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
+    VALUES (?2, ?3, 0, ?4, ?2, ?1, ?1, 0, 0, nullif(?5, ''), ?6) ON CONFLICT (mid) DO NOTHING;
+
+-- name: message_insert_alike
+-- The same where they also share rank and headers.
+INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
+    VALUES (?4, ?5, 0, ?2, ?4, ?1, ?1, 0, 0, ?3, ?6) ON CONFLICT (mid) DO NOTHING;
+
 -- name: message_move
 -- The columns that change while a message is stored. It exists; the last two columns are only named
 -- because they must not be NULL.
@@ -49,6 +59,11 @@ SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
 
 -- name: ready_insert
 INSERT OR REPLACE INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
+
+-- name: ready_insert_new
+-- Plain messages that were just inserted.
+INSERT INTO ready (lane, rank, pos, seq, mid)
+    SELECT lane, rank, since, seq, mid FROM message WHERE mid BETWEEN ? AND ?;
 
 -- name: ready_delete
 DELETE FROM ready WHERE (lane, rank, pos, seq) IN (VALUES (?, ?, ?, ?));
