@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -522,6 +524,25 @@ def test_a_worker_without_handlers(app: Laneway, log: Log) -> None:
     assert delivery.message.deliveries == 1
     with pytest.raises(UsageError, match="no handlers"):
         app.run_worker(burst=True)
+
+
+def test_a_signal_as_soon_as_a_worker_is_a_candidate(
+    app: Laneway, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker obeys SIGTERM before it can hold a term, so its holder always hands over."""
+    start = Election.start
+
+    def start_and_stop(election: Election) -> threading.Thread:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        thread = start(election)
+        log.wait_for("execute")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return thread
+
+    monkeypatch.setattr(Election, "start", start_and_stop)
+    app.election("s", plain(log, until_ending), in_workers=True)
+    app.run_worker()
+    assert log.entries == ["inaugurate", "execute", "hand over"]
 
 
 class Empty:

@@ -32,6 +32,9 @@ log = logging.getLogger("laneway.worker")
 class ElectionThreads:
     """
     Candidates from a worker's start until it stops. A worker with `burst` is none. Used once.
+
+    `start` is called once the worker obeys signals: a signal before would end a holder that has
+    not handed over. The `with` block ends when all have.
     """
 
     def __init__(self, elections: Sequence[Candidacy], options: Options) -> None:
@@ -45,7 +48,7 @@ class ElectionThreads:
         return bool(self._elections)
 
     def __enter__(self) -> None:
-        self.start()
+        pass
 
     def __exit__(self, *_: object) -> None:
         self.join()

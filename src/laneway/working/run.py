@@ -56,4 +56,4 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
         ).run()
     worker = Worker(app.engine, app.handlers, options, elections.stop)
     with registry.running(worker), elections:
-        return worker.run()
+        return worker.run(ready=elections.start)

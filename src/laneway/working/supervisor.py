@@ -308,7 +308,7 @@ def serve(
     changed = _watch_files(worker, began) if options.reload else None
     try:
         with elections:
-            summary = worker.run((signal.SIGTERM,))
+            summary = worker.run((signal.SIGTERM,), elections.start)
     except child_processes.CannotStart as error:
         log.error("worker failed: %s", error)  # noqa: TRY400  # one sentence
         sys.exit(1)

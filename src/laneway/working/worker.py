@@ -158,16 +158,19 @@ class Worker:
 
     # Start and stop
 
-    def run(self, signals: Sequence[int] = STOP_SIGNALS) -> Summary:
+    def run(
+        self, signals: Sequence[int] = STOP_SIGNALS, ready: Callable[[], None] | None = None
+    ) -> Summary:
         """
         Work until stopped, or with `burst` until nothing is left to run now.
 
-        `signals` stop it. Returns what was handled. Raises what makes working impossible.
+        `signals` stop it; `ready` is called when it has started. Returns what was handled. Raises
+        what makes working impossible.
         """
         loop = asyncio.new_event_loop()
         self._owns_loop = True
         try:
-            return run_to_end(loop, loop.create_task(self.arun(signals)))
+            return run_to_end(loop, loop.create_task(self.arun(signals, ready)))
         finally:
             loop.run_until_complete(cancel_tasks())
             loop.close()

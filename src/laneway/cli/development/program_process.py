@@ -115,7 +115,7 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
     ).start()
     try:
         with elections:
-            worker.run((signal.SIGTERM,))
+            worker.run((signal.SIGTERM,), elections.start)
     except LanewayError as error:  # a child process or a package that it needs is missing
         log.error("worker failed: %s", error)  # noqa: TRY400  # one sentence
         sys.exit(1)
