@@ -16,7 +16,7 @@ from laneway import (
     programs,
     versions,
 )
-from laneway.admin import dead_letters, repeats
+from laneway.admin import dead_letters, repeats, top_topics
 from laneway.admin import policies as admin_policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
@@ -25,7 +25,6 @@ from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
 from laneway.engine_holder import EngineHolder
-from laneway.engines.shared.listing import ORDERS
 from laneway.errors import UsageError
 from laneway.history import figures as history_figures
 from laneway.history.alarms import AlarmRule
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from contextvars import ContextVar
 
     from laneway.admin.dead_letters import DeadLetter
+    from laneway.admin.top_topics import ListOrder
     from laneway.admin.workers import WorkerInfo
     from laneway.cluster.career import Career
     from laneway.cluster.election import Election
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
         FullEngine,
         IdState,
         Settings,
-        TopicOrder,
     )
     from laneway.errors import LanewayError
     from laneway.gateway.extension import Extension
@@ -638,29 +637,30 @@ class Laneway:
     def topics(
         self,
         *,
-        order: TopicOrder | Literal["repeats"] = "name",
+        order: ListOrder | Literal["repeats"] = "name",
         pattern: str = "*",
         limit: int = 20,
         after: str | None = None,
     ) -> list[Stats]:
         """
         List topics by `"name"` (paged by `after`), or the first ones by `"backlog"`, `"age"`,
-        `"rate"` or `"throttled"`. Raises UsageError.
+        `"rate"` (deliveries), `"in-rate"` (arrivals), `"worker-time"`, `"failures"`, `"dead"` or
+        `"throttled"`. Raises UsageError.
 
         By `"repeats"`: the topics of which merging would save most messages. A sample of the next
         200 messages is read, of the 50 topics with the largest backlogs.
         """
-        if order not in (*ORDERS, "repeats"):
+        orders = (*top_topics.ORDERS, "repeats")
+        if order not in orders:
             raise UsageError(
-                f"topics: expected order to be one of {', '.join((*ORDERS, 'repeats'))}, got"
-                f" {order!r}"
+                f"topics: expected order to be one of {', '.join(orders)}, got {order!r}"
             )
         arguments.whole("topics", "limit", limit)
         if order == "repeats":
             return repeats.top(self.engine, check_pattern(pattern), limit)
         after = None if after is None else arguments.name("topics", "after", after)
-        stats = self.engine.topic_list(
-            order=order, pattern=check_pattern(pattern), limit=limit, after=after
+        stats = top_topics.topics(
+            self.engine, order, pattern=check_pattern(pattern), limit=limit, after=after
         )
         now_us = self.engine.time_us()
         return [stats_of(one, now_us) for one in stats]

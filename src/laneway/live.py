@@ -15,7 +15,8 @@ from laneway.safetext import escaped, redacted
 
 if TYPE_CHECKING:
     from laneway import Laneway, Stats
-    from laneway.engines.base import Overview, TopicOrder
+    from laneway.admin.top_topics import ListOrder
+    from laneway.engines.base import Overview
 
 COUNTERS = ("published", "delivered", "done", "retried", "died")
 """The counters that are shown as rates."""
@@ -46,7 +47,7 @@ class Look(msgspec.Struct):
 
     url: str
     namespace: str
-    order: TopicOrder
+    order: ListOrder
     before: Overview
     now: Overview
     topics: list[Stats]
@@ -86,7 +87,7 @@ class Look(msgspec.Struct):
         }
 
 
-def look(app: Laneway, before: Overview, order: TopicOrder, limit: int) -> Look:
+def look(app: Laneway, before: Overview, order: ListOrder, limit: int) -> Look:
     """Read the overview and the first `limit` topics by `order`; the URL's password is hidden."""
     now = app.engine.overview()
     coverage = Coverage(app.engine)

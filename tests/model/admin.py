@@ -719,6 +719,7 @@ class Model(Engine):
             "age": lambda stats: now - stats.oldest_us + 1 if stats.oldest_us is not None else 0,
             "rate": lambda stats: stats.rate_now,
             "throttled": lambda stats: stats.throttled_us,
+            "dead": lambda stats: stats.dead,
         }
         now = self._time(now_us)
         if order != "name" and order not in measures:

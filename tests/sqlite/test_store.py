@@ -554,3 +554,16 @@ def test_what_waits_in_a_file_without_tallies_is_counted(tmp_path: Path) -> None
         assert len(engine.lease(1).leases) == 1
         (tally,) = engine.tallies().tallies
         assert (tally.delivered, tally.waiting) == (1, 0)
+
+
+def test_a_file_of_layout_16_lists_topics_by_dead_letters(tmp_path: Path) -> None:
+    """Letters that died before the upgrade count."""
+    path = tmp_path / "q.db"
+    dead = """
+        INSERT INTO dead (mid, topic, died, until, reason)
+            VALUES (7, 'b', 1, 1 << 62, 'x'), (8, 'b', 1, 1 << 62, 'x'), (9, 'a', 1, 1 << 62, 'x');
+    """
+    make_layout(path, 16, dead)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        found = engine.topic_list(order="dead")
+    assert [(stats.topic, stats.dead) for stats in found] == [("b", 2), ("a", 1)]

@@ -693,7 +693,7 @@ class Histories(RuleBasedStateMachine):
     @rule(
         topic=topics,
         limit=st.integers(1, 10),
-        order=st.sampled_from(["name", "backlog", "age", "rate", "throttled"]),
+        order=st.sampled_from(["name", "backlog", "age", "rate", "throttled", "dead"]),
         pattern=st.sampled_from(["*", "a.*", "d.*", "e.*", "e.1", "a.1"]),
         after=st.sampled_from([None, None, "a.1", "e"]),
         ids=st.lists(st.sampled_from(IDS + GENERATED), min_size=1, max_size=4, unique=True),

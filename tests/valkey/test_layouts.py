@@ -325,3 +325,27 @@ def test_a_program_of_an_older_layout_is_refused_while_it_runs(opened: Opened) -
             raw.set("laneway:{mine/0}:shard", b"\x63" + raw.get("laneway:{mine/0}:shard")[1:])
         with pytest.raises(SchemaMismatch, match=r"layout 99.*upgrade"):
             engine.lease(1)
+
+
+def test_a_namespace_of_layout_10_lists_topics_by_dead_letters(opened: Opened) -> None:
+    """Letters that died before the upgrade count."""
+    with Server() as server:
+        engine = opened(f"{server.url}?shards=2", namespace="before")
+        engine.put([Draft(f"t.{n % 3}", b"x") for n in range(6)])
+        leases = engine.lease(5).leases
+        engine.settle([Settlement(each.handle, each.fence, "dead") for each in leases])
+        listed = engine.topic_list(order="dead")
+        assert sum(stats.dead for stats in listed) == 5
+        engine.close()
+        with client(server) as raw:
+            for shard in range(2):
+                key = f"laneway:{{before/{shard}}}:"
+                raw.delete(key + "top:dead")
+                values = records.unpack_values(
+                    raw.get(key + "shard"), len(records.Counters.__struct_fields__)
+                )
+                values[0] = 10
+                raw.set(key + "shard", records.pack_values(*values))
+            raw.hset("laneway:{before/0}:settings", "layout", 10)
+        engine = opened(f"{server.url}?shards=2", namespace="before")
+        assert engine.topic_list(order="dead") == listed

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from laneway.admin.top_topics import ORDERS
 from laneway.cli.history import outlook
 from laneway.cli.session import Session, json_option, pass_session, print_json
-from laneway.engines.shared.listing import ORDERS
 from laneway.live import Look, look
 from laneway.presenting import duration, topic_state
 from laneway.safetext import escaped
 
 if TYPE_CHECKING:
-    from laneway import Laneway
-    from laneway.engines.base import Overview, TierStats, TopicOrder
+    from collections.abc import Callable
+
+    from laneway import Laneway, Stats
+    from laneway.admin.top_topics import ListOrder
+    from laneway.engines.base import Overview, TierStats
     from laneway.history.figures import History
 
 NARROW = 120
@@ -25,6 +28,13 @@ NARROW = 120
 
 HISTORY_ROWS, HISTORY_SECONDS = 8, 5.0
 """Rows of `--history`, and how often it is read again."""
+
+OWN_COLUMNS: dict[str, tuple[str, Callable[[Stats], str]]] = {
+    "in-rate": ("in/s", lambda each: f"{each.in_rate or 0:,.1f}"),
+    "failures": ("failed/min", lambda each: f"{(each.failure_rate or 0) * 60:,.1f}"),
+    "worker-time": ("handlers", lambda each: f"{each.worker_time or 0:,.1f}"),
+}
+"""The name and value of what topics are listed by, where the other columns do not have it."""
 
 WIDE = 160
 """Width of the output without a terminal: scripts need whole names."""
@@ -52,7 +62,7 @@ WIDE = 160
 def top(
     session: Session,
     *,
-    order: TopicOrder,
+    order: ListOrder,
     limit: int,
     every: float,
     once: bool,
@@ -88,7 +98,7 @@ def _print(seen: Look, history: History | None) -> None:
 def _live(
     app: Laneway,
     before: Overview,
-    order: TopicOrder,
+    order: ListOrder,
     limit: int,
     every: float,
     *,
@@ -197,7 +207,8 @@ def _topics(seen: Look, width: int) -> Any:
     table = _table(f"top by {seen.order}")
     table.expand = width < NARROW  # names are shortened, figures are not
     table.add_column("topic", no_wrap=True, overflow="ellipsis", ratio=1 if table.expand else None)
-    for name in ("waiting", "oldest", "leased", "dead", "per s", "throttled"):
+    own = OWN_COLUMNS.get(seen.order)
+    for name in ("waiting", "oldest", "leased", "dead", "per s", own[0] if own else "throttled"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("tier", "state"):
         table.add_column(name, no_wrap=True)
@@ -209,7 +220,11 @@ def _topics(seen: Look, width: int) -> Any:
             f"{each.leased:,}" + (f" of {each.limit:,}" if each.limit is not None else ""),
             f"{each.dead:,}",
             f"{each.rate_now:,.1f}",
-            duration(each.throttled_us / 1e6) if each.throttled_us else "-",
+            own[1](each)
+            if own
+            else duration(each.throttled_us / 1e6)
+            if each.throttled_us
+            else "-",
             _plain_text(each.tier),
             topic_state(each),
         )

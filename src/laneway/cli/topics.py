@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from laneway.admin.top_topics import ORDERS
 from laneway.cli.session import (
     Session,
     json_option,
     pass_session,
     show_list,
 )
-from laneway.engines.shared.listing import ORDERS
 from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway import Stats
-    from laneway.engines.base import TopicOrder
+    from laneway.admin.top_topics import ListOrder
 
 COLUMNS: dict[str, Callable[[Stats], object]] = {
     "topic": lambda each: each.topic,
@@ -32,18 +32,22 @@ COLUMNS: dict[str, Callable[[Stats], object]] = {
     "parked": lambda each: each.parked,
     "dead": lambda each: each.dead,
     "per s": lambda each: each.rate_now,
+    "in/s": lambda each: each.in_rate,
+    "failed/min": lambda each: None if each.failure_rate is None else each.failure_rate * 60,
+    "handlers": lambda each: each.worker_time,
     "throttled": lambda each: duration(each.throttled_us / 1e6),
     "tier": lambda each: each.tier,
     "group": lambda each: each.group,
     "state": topic_state,
 }
-SOMETIMES = frozenset(("limit", "group"))
+SOMETIMES = frozenset(("limit", "in/s", "failed/min", "handlers", "group"))
 """Columns that are left out if no topic of the list has a value."""
 
 EXAMPLES = """\b
 Examples:
   laneway topics                           the largest backlogs
   laneway topics 'push.*' --order age --limit 5
+  laneway topics --order failures          what fails now?
   laneway topics --order repeats           would merging pay?
 """
 
@@ -61,7 +65,7 @@ def topics(
     session: Session,
     pattern: str,
     *,
-    order: TopicOrder | Literal["repeats"],
+    order: ListOrder | Literal["repeats"],
     limit: int,
     after: str | None,
     as_json: bool,

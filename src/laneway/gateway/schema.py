@@ -212,7 +212,9 @@ class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
     A topic's state and counters.
 
     `oldest_age`, `throttled`: seconds. `wakes_at`: when it can deliver again. `rate`: deliveries a
-    second, recently. `published` and the others count since the topic was last empty.
+    second, recently. `in_rate`: messages that arrived a second, `failure_rate`: failed attempts a
+    second, `worker_time`: handlers that run; each only in the list of that order.
+    `published` and the others count since the topic was last empty.
     """
 
     topic: str
@@ -230,6 +232,9 @@ class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
     pool: str
     tier: str
     rate: float
+    in_rate: float | None
+    failure_rate: float | None
+    worker_time: float | None
     throttled: float
     published: int
     delivered: int

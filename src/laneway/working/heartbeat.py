@@ -13,10 +13,11 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 from laneway import texts, units
-from laneway.engines.base import RunningMessage, WorkerFacts
+from laneway.engines.base import MAX_BUSY_TOPICS, RunningMessage, WorkerFacts
 from laneway.errors import LanewayError
 from laneway.working import commands
 from laneway.working.banner import installed_version
@@ -64,6 +65,9 @@ log = logging.getLogger("laneway.worker")
 BEATS = 3
 """Heartbeats in one heartbeat timeout: two may be lost or late."""
 
+BUSY_BEATS = 4
+"""Heartbeats of which the mean is reported as what topics keep busy."""
+
 LISTED_SECONDS = 11.0
 """How long a dead worker stays on the list, so that people see that it died."""
 
@@ -95,6 +99,7 @@ class Heartbeat(threading.Thread):
             patterns=handlers.handled_patterns(),
             concurrency=options.concurrency,
         )
+        self._busy: deque[dict[str, int]] = deque(maxlen=BUSY_BEATS)
         self._due = threading.Event()
         self._is_ending = False
         self._is_asked = False
@@ -161,6 +166,7 @@ class Heartbeat(threading.Thread):
         facts = self._facts
         running = list(self._observed.running())
         facts.busy = len(running)
+        facts.busy_topics = self._busy_topics(running)
         facts.leased = self._observed.lease_count()
         facts.oldest = self._oldest(running)
         facts.stopping = self._observed.is_stopping()
@@ -178,6 +184,18 @@ class Heartbeat(threading.Thread):
         if commands.obey(self._engine, self.worker_id, running, loop):
             log.info("worker %d is told to drain", os.getpid())
             self._observed.stop()
+
+    def _busy_topics(self, running: list[WorkerDelivery]) -> dict[str, float]:
+        """By topic: how many handlers run, as a mean of the last heartbeats."""
+        now = Counter(unit.lease.topic for unit in running if unit.began)
+        self._busy.append(dict(now.most_common(MAX_BUSY_TOPICS)))
+        total: Counter[str] = Counter()
+        for each in self._busy:
+            total.update(each)
+        return {
+            topic: round(count / len(self._busy), 2)
+            for topic, count in total.most_common(MAX_BUSY_TOPICS)
+        }
 
     def _oldest(self, running: list[WorkerDelivery]) -> RunningMessage | None:
         begun = [unit for unit in running if unit.began]

@@ -53,6 +53,7 @@ from laneway.engines.base.constants import (
     UNTIL_SIGNALLED_US,
 )
 from laneway.engines.base.coordination import (
+    MAX_BUSY_TOPICS,
     MAX_WORKER_NAMES,
     MAX_WORKER_TEXT,
     PING,
@@ -113,6 +114,7 @@ __all__ = [
     "FORWARDED_US",
     "FORWARD_AT_ONCE",
     "HOUSEKEEPING_LIMIT",
+    "MAX_BUSY_TOPICS",
     "MAX_PASSED_OVER",
     "MAX_TALLIES",
     "MAX_WORKER_NAMES",

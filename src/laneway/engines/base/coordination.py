@@ -21,6 +21,9 @@ MAX_WORKER_TEXT = 512
 MAX_WORKER_NAMES = 100
 """The most pools, topics and patterns in `WorkerFacts`, each; the others are left out."""
 
+MAX_BUSY_TOPICS = 20
+"""The most topics in `WorkerFacts.busy_topics`."""
+
 WorkerState = Literal["running", "stopping", "dead"]
 """
 The state of a worker: it takes messages; it only ends what runs; or it has not sent a heartbeat in
@@ -48,6 +51,8 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     - `patterns`: patterns that cover the topics of its handlers; None: any topic.
     - `is_cut`: names of `pools`, `topics` or `patterns` were left out, because there are many.
     - `concurrency`: how many handlers it runs at once at most; `busy`: how many run.
+    - `busy_topics`: topics whose handlers run, and how many of them, as a mean of the last
+      heartbeats; the `MAX_BUSY_TOPICS` with most.
     - `leased`: the leases that it holds.
     - `oldest`: the message whose handler has run for the longest time; None: no handler runs.
     - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
@@ -66,6 +71,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_cut: bool = False
     concurrency: int = 0
     busy: int = 0
+    busy_topics: dict[str, float] = {}
     leased: int = 0
     oldest: RunningMessage | None = None
     loop_lag: float | None = None

@@ -37,7 +37,7 @@ The answers of `Admin.message_move`. But for `"moved"` nothing was changed.
 BY_OPERATOR = "an operator ended it"
 """The reason of a dead letter that an operator made of a message."""
 
-TopicOrder = Literal["name", "backlog", "age", "rate", "throttled"]
+TopicOrder = Literal["name", "backlog", "age", "rate", "throttled", "in-rate", "failures", "dead"]
 """The orders of `Admin.topic_list`."""
 
 
@@ -54,6 +54,11 @@ class TopicStats(msgspec.Struct, gc=False):
       `removed` counts messages that were purged, deleted, or dropped by a full backlog.
     - `throttled_us`: for how long a rate held ready messages back, in microseconds.
     - `rate_now`: recent deliveries per second.
+    - `in_rate`: recently published messages per second, and `failure_rate`: failed attempts per
+      second in the last minutes; None: not read. Only `Admin.topic_list` by `"in-rate"` or
+      `"failures"` reads them.
+    - `worker_time`: how many handlers it keeps busy, as workers report it; None: not read. Only the
+      list by `"worker-time"` has it, see `laneway.admin.top_topics`.
     - `group`: the group in which it competes with other topics; None: it has none.
     - `limit`: how many leases `concurrency="auto"` admits now, of all its lanes together; None: its
       concurrency does not adapt, or nothing of it is stored.
@@ -84,6 +89,9 @@ class TopicStats(msgspec.Struct, gc=False):
     removed: int = 0
     throttled_us: int = 0
     rate_now: float = 0.0
+    in_rate: float | None = None
+    failure_rate: float | None = None
+    worker_time: float | None = None
     group: str | None = None
     limit: int | None = None
     cursors: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)

@@ -1,14 +1,15 @@
-"""Lists of topics: by name, page by page, and the top by backlog, age, rate or throttling."""
+"""Lists of topics: by name, page by page, and the top by backlog, age, rate and others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from laneway.engines.shared.recent import KINDS
 from laneway.errors import UsageError
 from laneway.policy import check_pattern, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from laneway.engines.base import TopicStats
 
@@ -26,6 +27,9 @@ MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
     "age": lambda stats, now_us: now_us - stats.oldest_us + 1 if stats.oldest_us is not None else 0,
     "rate": lambda stats, _: stats.rate_now,
     "throttled": lambda stats, _: stats.throttled_us,
+    "in-rate": lambda stats, _: stats.in_rate or 0.0,
+    "failures": lambda stats, _: stats.failure_rate or 0.0,
+    "dead": lambda stats, _: stats.dead,
 }
 """
 What each top list is sorted by. An engine has one entry for each in its own `ORDERS`, which says
@@ -63,6 +67,10 @@ class Source(Protocol):
         """The stats of several topics, read together."""
         ...
 
+    def recent(self, order: str, topics: Sequence[str]) -> Mapping[str, float]:
+        """Recent events a second of topics, of an order of `recent.KINDS`; absent: none."""
+        ...
+
     def candidates(self, order: str, pattern: str, most: int) -> Iterable[Candidate]:
         """
         About the first `most` of an order. The values of a topic that comes twice are added.
@@ -85,6 +93,14 @@ def topics(
     listed = source.stats(
         _first(source, order, pattern, limit) if _is_pattern(pattern) else [pattern]
     )
+    if order in KINDS:
+        rates = source.recent(order, [stats.topic for stats in listed])
+        for stats in listed:
+            rate = rates.get(stats.topic, 0.0)
+            if order == "in-rate":
+                stats.in_rate = rate
+            else:
+                stats.failure_rate = rate
     listed.sort(key=lambda stats: (-measure(stats, source.now_us), stats.topic))
     return [stats for stats in listed if measure(stats, source.now_us) > 0][:limit]
 

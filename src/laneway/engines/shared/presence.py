@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base.coordination import (
+    MAX_BUSY_TOPICS,
     MAX_WORKER_NAMES,
     MAX_WORKER_TEXT,
     WorkerFacts,
@@ -34,6 +35,7 @@ def encode(facts: WorkerFacts) -> bytes:
             pools=_first(facts.pools),
             topics=None if facts.topics is None else _first(facts.topics),
             patterns=None if facts.patterns is None else _first(facts.patterns),
+            busy_topics=_busiest(facts.busy_topics),
             is_cut=facts.is_cut or any(len(names) > MAX_WORKER_NAMES for names in lists),
             oldest=oldest
             and msgspec.structs.replace(oldest, topic=_cut(oldest.topic), id=_cut(oldest.id)),
@@ -57,6 +59,13 @@ def view(
 
 def _cut(text: str) -> str:
     return text[:MAX_WORKER_TEXT].encode(errors="replace").decode()
+
+
+def _busiest(busy: dict[str, float]) -> dict[str, float]:
+    if len(busy) <= MAX_BUSY_TOPICS:
+        return busy
+    first = sorted(busy, key=lambda topic: (-busy[topic], topic))[:MAX_BUSY_TOPICS]
+    return {topic: busy[topic] for topic in first}
 
 
 def _first(names: Iterable[str]) -> list[str]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
-from laneway.engines.sqlite import views
+from laneway.engines.shared.recent import KINDS, rate_of
+from laneway.engines.sqlite import recent_counts, views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from laneway.engines.base import TopicStats
     from laneway.engines.sqlite.transaction import Transaction
@@ -142,7 +143,10 @@ ORDERS = {
     "rate": _Order("busy", "DESC", "l.seen, l.lately, l.before", _rate, _RATE),
     "throttled": _Order("slow", "DESC", _THROTTLED, _as_it_is, f"{_THROTTLED} DESC"),
 }
-"""By the names of `laneway.engines.shared.listing.MEASURES`."""
+"""
+By the names of `laneway.engines.shared.listing.MEASURES`, of those that are read of lanes. The
+others have tables of topics.
+"""
 
 
 def topics(
@@ -184,7 +188,17 @@ class Topics:
             at = after + PARTITION + _LAST
         return None
 
+    def recent(self, order: str, topics: Sequence[str]) -> dict[str, float]:
+        kind, now_us = KINDS[order], self._tx.now
+        found = recent_counts.scores(self._tx, order, topics)
+        return {topic: rate_of(score, now_us, kind) for topic, score in found.items()}
+
     def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
+        if order in KINDS or order == "dead":
+            stem = pattern.removesuffix("*")
+            rows = self._counted(order, stem, stem + _LAST, most)
+            yield from (Candidate(topic, worth, is_exact=False) for topic, worth in rows)
+            return
         entry = ORDERS[order]
         folded: set[str | None] = set()
         for lane, name, rule, *columns in self._lanes(entry, pattern, most):
@@ -196,6 +210,18 @@ class Topics:
         for prefix in folded:
             if prefix is not None:
                 yield from self._folded(order, entry, prefix)
+
+    def _counted(self, order: str, first: str, last: str, most: int) -> Iterable[tuple[str, float]]:
+        """The first topics of an order that is counted by topic, and what is counted."""
+        if order == "dead":
+            looked_at = max(FEW, most) if first else most
+            found = dict(self._tx.all("dead_top", looked_at, first, last, most))
+            if first and len(found) < most:
+                found |= self._tx.all("dead_named", first, last, most)
+            return found.items()
+        kind = KINDS[order]
+        rows = self._tx.all("recent_top", kind.number, first, last, most)
+        return [(topic, rate_of(score, self._tx.now, kind)) for topic, score in rows]
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
         """

@@ -355,6 +355,7 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
     tx.dead_letters.put((row.mid,), topic, tx.now, until, reason, error)
     tx.events.put((until, RETENTION_ENDS, row.mid), 0)
     tx.shard.dead += 1
+    tx.letters[topic] = tx.letters.get(topic, 0) + 1
     message_ends.message_ended(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
 
@@ -384,6 +385,7 @@ def delete_dead(tx: Transaction, mid: int) -> None:
     delete(tx, row)
     tx.notes.delete(mid)
     tx.shard.dead -= 1
+    tx.letters[topic] = tx.letters.get(topic, 0) - 1
 
 
 def add_history(tx: Transaction, row: Row, what: str, error: str | None) -> None:

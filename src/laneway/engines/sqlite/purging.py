@@ -169,6 +169,7 @@ def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_u
         tx.events.delete(until, RETENTION_ENDS, mid)
         tx.dead_letters.delete(mid)
         tx.shard.dead -= 1
+        tx.letters[its_topic] = tx.letters.get(its_topic, 0) - 1
         message_ends.message_revived(tx, row)
         lane = _put_back(tx, row, its_topic, first + n * spacing_us)
         lanes[lane.lane] = lane

@@ -153,6 +153,13 @@ class _Topics:
         names = (source.next_name(after) for source in self._sources)
         return min((name for name in names if name is not None), default=None)
 
+    def recent(self, order: str, topics: Sequence[str]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for source in self._sources:
+            for topic, rate in source.recent(order, topics).items():
+                found[topic] = found.get(topic, 0.0) + rate
+        return found
+
     def candidates(self, order: str, pattern: str, most: int) -> Iterable[Candidate]:
         candidates: Iterator[Iterable[Candidate]] = (
             source.candidates(order, pattern, most) for source in self._sources

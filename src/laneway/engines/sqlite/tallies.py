@@ -22,7 +22,9 @@ from laneway.engines.base.history import (
     Tally,
     WaitCounts,
 )
+from laneway.engines.shared.recent import STEP, steps
 from laneway.engines.shared.tallies import WAIT_CLASSES
+from laneway.engines.sqlite.recent_counts import RecentCounts
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
         def one(self) -> Callable[..., Any]: ...
         @property
         def tier_queue_at(self) -> Callable[[int], TierQueue]: ...
+        @property
+        def run(self) -> Callable[..., Any]: ...
+        @property
+        def run_many(self) -> Callable[..., Any]: ...
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -70,6 +76,7 @@ class TallyBook:
             self._by_tier.setdefault(tally.tier, {})[tally.pattern] = tally
         self._waits = {each.tier: each for each in found.waits}
         self.has_changed = False
+        self._recent = RecentCounts()
         self._patterns: Any = None
         """The `Rules.patterns` by which lanes have their tallies."""
 
@@ -108,11 +115,16 @@ class TallyBook:
         """Count what has happened in these lanes since they were counted before."""
         self._check_patterns(tx)
         tally, published, delivered, done, waiting = Tally("", ""), 0, 0, 0, 0
+        arrivals: dict[str, int] = {}
+        failures: dict[str, int] = {}
         for lane in lanes:
             if lane.tally is not tally:
                 _add(tally, published, delivered, done, waiting)
                 tally, published, delivered, done, waiting = self._tally_of(tx, lane), 0, 0, 0, 0
-            published += lane.published - lane.counted_published
+            more = lane.published - lane.counted_published
+            published += more
+            if lane.published % STEP < more and lane.topic is not None:
+                _count_arrivals(arrivals, lane.topic, lane.published, more)
             delivered += lane.delivered - lane.counted_delivered
             done += lane.done - lane.counted_done
             waits = lane.ready + lane.delayed + lane.parked
@@ -120,23 +132,32 @@ class TallyBook:
             lane.counted_published, lane.counted_delivered = lane.published, lane.delivered
             lane.counted_done, lane.counted_waiting = lane.done, waits
             if lane.throttled or lane.retried or lane.merged or lane.died:
-                _count_rare(tally, lane)
+                _count_rare(tally, lane, failures)
         _add(tally, published, delivered, done, waiting)
+        if arrivals:
+            self._recent.add(tx, "in-rate", arrivals)
+        if failures:
+            self._recent.add(tx, "failures", failures)
         self.has_changed = True
 
     def count_grown(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
         """The same of lanes in which messages were published, and nothing else."""
         self._check_patterns(tx)
         tally, count = Tally("", ""), 0
+        arrivals: dict[str, int] = {}
         for lane in lanes:
             if lane.tally is not tally:
                 _add(tally, count, 0, 0, count)
                 tally, count = self._tally_of(tx, lane), 0
             more = lane.published - lane.counted_published
             count += more
+            if lane.published % STEP < more and lane.topic is not None:
+                _count_arrivals(arrivals, lane.topic, lane.published, more)
             lane.counted_published += more
             lane.counted_waiting += more
         _add(tally, count, 0, 0, count)
+        if arrivals:
+            self._recent.add(tx, "in-rate", arrivals)
         self.has_changed = True
 
     def count_done(self, tx: Transaction, lanes: Iterable[Lane]) -> None:
@@ -215,10 +236,17 @@ def _add(tally: Tally, published: int, delivered: int, done: int, waiting: int) 
     tally.waiting += waiting
 
 
-def _count_rare(tally: Tally, lane: Lane) -> None:
+def _count_arrivals(arrivals: dict[str, int], topic: str, published: int, more: int) -> None:
+    arrivals[topic] = arrivals.get(topic, 0) + steps(published, more)
+
+
+def _count_rare(tally: Tally, lane: Lane, failures: dict[str, int]) -> None:
     rare = (lane.retried, lane.died, lane.merged, lane.throttled)
     if rare != lane.counted_rare:
         before, lane.counted_rare = lane.counted_rare, rare
+        failed = rare[0] + rare[1] - before[0] - before[1]
+        if failed > 0 and lane.topic is not None:
+            failures[lane.topic] = failures.get(lane.topic, 0) + failed
         tally.retried += rare[0] - before[0]
         tally.died += rare[1] - before[1]
         tally.merged += rare[2] - before[2]

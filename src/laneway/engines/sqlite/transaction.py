@@ -242,6 +242,7 @@ class Transaction(Statements):
         self.end_notices: list[Draft] = []
         # The message that is being settled, if its handler reported its end; and with an outcome?
         self.reported_by_handler: tuple[int, bool] | None = None
+        self.letters: dict[str, int] = {}  # by topic: dead letters, more or less, not written yet
         self.changed_ids: list[str] = []  # of messages whose outcome or progress was stored
         # Lanes that became runnable, or came to a gate, in this transaction; indexes lack them.
         self.came_up: list[Lane] = []
@@ -989,6 +990,10 @@ class Transaction(Statements):
         """Write what statements of this transaction may read: all but tier queues and counters."""
         for table in self.tables.values():
             table.write()
+        if self.letters:
+            self.run_many("dead_count_add", list(self.letters.items()))
+            self.run("dead_count_forget")
+            self.letters = {}
         self._write_lanes()
         if self._left_topics:
             self._end_topic_gates()

@@ -204,6 +204,15 @@ def _subscription_patterns(space: Namespace) -> None:
     Policies(space).spread()
 
 
+def _dead_counts(space: Namespace) -> None:
+    """10 to 11: topics are listed by their dead letters."""
+    for shard in range(space.shards):
+        for name, _ in space.scan(shard, "ZSCAN", "dead_topics"):
+            count = space.read(shard, "ZCARD", f"dead:{name.decode()}")
+            if count:
+                space.read(shard, "ZADD", "top:dead", count, name)
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -221,4 +230,5 @@ STEPS = {
     7: Step([], _waited_gates),
     8: Step([], _shared_limits),
     9: Step([], _subscription_patterns),
+    10: Step([], _dead_counts),
 }

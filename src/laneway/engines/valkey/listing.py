@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
+from laneway.engines.shared.recent import KINDS, rate_of
 from laneway.engines.valkey import records, views
 from laneway.engines.valkey.connection import ShardReads
 from laneway.engines.valkey.views import LAST_NAME, together
@@ -82,7 +83,10 @@ ORDERS = {
     "rate": _Order("top:busy", True, _rates),
     "throttled": _Order("top:slow", True, _throttled),
 }
-"""By the names of `laneway.engines.shared.listing.MEASURES`."""
+"""
+By the names of `laneway.engines.shared.listing.MEASURES`, of those that are read of lanes. The
+others have sorted sets of topics.
+"""
 
 
 def topics(view: View, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
@@ -165,7 +169,23 @@ class _Topics:
         steps = [name for names in self._names if (name := names.next(after)) is not None]
         return min(steps, default=None)
 
+    def recent(self, order: str, topics: Sequence[str]) -> dict[str, float]:
+        view, kind = self._view, KINDS[order]
+        found = dict.fromkeys(topics, 0.0)
+        for shard in range(view.space.shards) if topics else ():
+            scores = view.space.read(shard, "ZMSCORE", f"recent:{order}", *topics)
+            for topic, score in zip(topics, scores, strict=True):
+                if score is not None:
+                    found[topic] += rate_of(float(score), view.times[shard], kind)
+        return found
+
     def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
+        if order in KINDS or order == "dead":
+            stem = "" if pattern == "*" else pattern.removesuffix("*")
+            for shard in range(self._view.space.shards):
+                for name, worth in self._counted(shard, order, stem, most):
+                    yield Candidate(name, worth, is_exact=False)
+            return
         entry, view = ORDERS[order], self._view
         lanes = list(self._lanes(entry, pattern, most))
         own = [
@@ -196,6 +216,30 @@ class _Topics:
                 Candidate(topic, worth, is_exact=True)
                 for (_, topic), worth in zip(names, worths, strict=True)
             )
+
+    def _counted(
+        self, shard: int, order: str, prefix: str, most: int
+    ) -> Iterator[tuple[str, float]]:
+        """The first topics of an order that is counted by topic, and what is counted."""
+        space, kind = self._view.space, KINDS.get(order)
+        key = "top:dead" if kind is None else f"recent:{order}"
+        looked_at = max(FEW, most) if prefix else most
+        listed = space.read(shard, "ZRANGE", key, 0, looked_at - 1, "REV", "WITHSCORES")
+        counted = {
+            name.decode(): float(score)
+            for name, score in zip(listed[::2], listed[1::2], strict=True)
+            if name.decode().startswith(prefix)
+        }
+        if kind is None and prefix and len(counted) < most:
+            first = prefix.encode()
+            names = space.read(
+                *(shard, "ZRANGE", "dead_topics", b"[" + first, b"(" + first + LAST_NAME),
+                *("BYLEX", "LIMIT", 0, most),
+            )
+            for name in names:
+                counted.setdefault(name.decode(), 1.0)
+        for topic, score in counted.items():
+            yield topic, score if kind is None else rate_of(score, self._view.times[shard], kind)
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> Iterator[tuple[int, Lane]]:
         """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 10
+LAYOUT = 11
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -26,6 +26,7 @@ PARTS = (
     "groups",
     "gates",
     "crc",
+    "recent",
     "tallies",
     "lanes",
     "lane_heads",

@@ -11,17 +11,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from laneway.admin import top_topics
+from laneway.admin.top_topics import MEASURES
 from laneway.admin.workers import Coverage
-from laneway.engines.shared.listing import MEASURES
 from laneway.history import figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from laneway.admin.top_topics import ListOrder
     from laneway.engines.base import (
         FullEngine,
         Overview,
-        TopicOrder,
         TopicStats,
         WorkerView,
     )
@@ -90,7 +91,7 @@ class Reader:
         return self.once(("topic", name), lambda: self.engine.topic_stats(name))
 
     def topics(
-        self, order: TopicOrder, patterns: tuple[str, ...], limit: int, after: str | None = None
+        self, order: ListOrder, patterns: tuple[str, ...], limit: int, after: str | None = None
     ) -> list[TopicStats]:
         """The first topics of an order that one of the patterns covers."""
         found: dict[str, TopicStats] = {}
@@ -107,11 +108,13 @@ class Reader:
         ]
 
     def _top(
-        self, order: TopicOrder, pattern: str, limit: int, after: str | None
+        self, order: ListOrder, pattern: str, limit: int, after: str | None
     ) -> list[TopicStats]:
         return self.once(
             ("topics", order, pattern, limit, after),
-            lambda: self.engine.topic_list(order=order, pattern=pattern, limit=limit, after=after),
+            lambda: top_topics.topics(
+                self.engine, order, pattern=pattern, limit=limit, after=after
+            ),
         )
 
     def workers(self) -> list[WorkerView]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from laneway import arguments, units
-from laneway.admin import workers
-from laneway.engines.shared.listing import MEASURES, ORDERS
+from laneway.admin import top_topics, workers
+from laneway.admin.top_topics import MEASURES, ORDERS
 from laneway.errors import UsageError
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
@@ -30,13 +30,16 @@ from laneway.gateway.wire import encode, message_answer, moment_or_none, topic_f
 from laneway.policy import check_pattern, check_topic
 
 if TYPE_CHECKING:
-    from laneway.engines.base import MessageView, TopicOrder, TopicStats
+    from laneway.engines.base import MessageView, TopicStats
     from laneway.gateway.call import Call
 
 
 def list_topics(call: Call) -> TopicsAnswer:
     """
-    List topics by name, page by page, or the first ones by backlog, age, rate or throttling.
+    List topics by name, page by page, or the first ones of another order.
+
+    `order`: backlog, age, rate (deliveries), in-rate (arrivals), worker-time, failures, dead or
+    throttled.
 
     A list costs the same whatever the number of topics.
     """
@@ -45,11 +48,12 @@ def list_topics(call: Call) -> TopicsAnswer:
         raise UsageError(
             f"topics: expected order to be one of {', '.join(ORDERS)}, got {query.order!r:.80}"
         )
-    engine, order = call.engine, cast("TopicOrder", query.order)
+    engine, order = call.engine, query.order
     found: list[TopicStats] = []
     for pattern in call.caller.narrowed(check_pattern(query.pattern)):
-        found += engine.topic_list(
-            order=order,
+        found += top_topics.topics(
+            engine,
+            order,
             pattern=pattern,
             limit=query.limit,
             after=None if query.after is None else arguments.name("topics", "after", query.after),

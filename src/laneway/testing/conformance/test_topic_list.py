@@ -100,5 +100,91 @@ def test_many_topics_in_buckets(driver: EngineDriver, order: TopicOrder) -> None
     driver.policy("small.*", buckets=4)
     crowd(driver, topics=["push.a"])
     found = top(driver, order, limit=3)
-    assert found == {"backlog": ["push.a", "small.0", "small.1"]}.get(order, found)
-    assert len(found) == (3 if order in ("backlog", "age") else 0)
+    assert found == {
+        "backlog": ["push.a", "small.0", "small.1"],
+        "in-rate": ["push.a"],
+    }.get(order, found)
+    assert len(found) == {"backlog": 3, "age": 3, "in-rate": 1}.get(order, 0)
+
+
+def test_topics_in_which_most_messages_arrive(driver: EngineDriver) -> None:
+    """By in-rate: recent arrivals count, waiting or not; older ones are forgotten."""
+    crowd(driver)
+    driver.settle(driver.lease(900, topics=["push.a"]))
+    assert top(driver, "in-rate") == list(LARGE)
+    assert top(driver, "in-rate", "push.*", limit=2) == ["push.a", "push.b"]
+    assert top(driver, "in-rate", "mail.d") == ["mail.d"]
+    driver.later(60)
+    driver.engine.put([Draft("mail.e", b"x") for _ in range(200)], now_us=driver.now)
+    assert top(driver, "in-rate", limit=2) == ["mail.e", "push.a"]
+    (first,) = driver.engine.topic_list(order="in-rate", limit=1, now_us=driver.now)
+    assert 7 < (first.in_rate or 0) < 9  # 192 and what is left of 224, each second of a half-life
+    driver.later(3600)
+    assert top(driver, "in-rate") == []
+
+
+def test_messages_that_arrive_one_by_one_count(driver: EngineDriver) -> None:
+    """Arrivals count the same, one at a time or together."""
+    for n in range(96):
+        driver.engine.put([Draft("one", b"x")], now_us=driver.now)
+        if n == 50:
+            driver.settle(driver.lease(30))
+    driver.engine.put([Draft("together", b"x") for _ in range(96)], now_us=driver.now)
+    found = driver.engine.topic_list(order="in-rate", now_us=driver.now)
+    assert [stats.topic for stats in found] == ["one", "together"]
+    assert found[0].in_rate == pytest.approx(found[1].in_rate)
+
+
+def test_topics_in_which_most_attempts_fail(driver: EngineDriver) -> None:
+    """By failures: retries and deaths of the last minutes, a partitioned topic with all of it."""
+    driver.policy("push.b", partitions=8)
+    driver.policy("*", backoff=1)
+    crowd(driver)
+    for topic, failures in (("push.a", 3), ("push.b", 40), ("mail.d", 9)):
+        driver.settle(driver.lease(failures, topics=[topic]), "retry")
+    driver.settle(driver.lease(20, topics=["mail.e"]), "dead")
+    driver.settle(driver.lease(60, topics=["push.c"]))
+    assert top(driver, "failures") == ["push.b", "mail.e", "mail.d", "push.a"]
+    assert top(driver, "failures", "mail.*") == ["mail.e", "mail.d"]
+    driver.later(600)
+    (lease,) = driver.lease(1, topics=["push.c"])
+    driver.settle([lease], "retry")
+    found = driver.engine.topic_list(order="failures", limit=2, now_us=driver.now)
+    assert [stats.topic for stats in found] == ["push.b", "mail.e"]
+    assert found[0].failure_rate == pytest.approx(2 * (found[1].failure_rate or 0))
+    driver.later(86400)
+    assert top(driver, "failures") == []
+
+
+def test_topics_with_most_dead_letters(driver: EngineDriver) -> None:
+    """By dead letters: exact, whatever becomes of them."""
+    crowd(driver)
+    for topic, letters in (("push.a", 2), ("push.b", 5), ("mail.d", 3), ("small.7", 1)):
+        driver.settle(driver.lease(letters, topics=[topic]), "dead")
+    assert top(driver, "dead") == ["push.b", "mail.d", "push.a", "small.7"]
+    assert top(driver, "dead", "push.*") == ["push.b", "push.a"]
+    assert top(driver, "dead", "small.*") == ["small.7"]
+    driver.engine.dead_redrive("push.b", limit=4, now_us=driver.now)
+    assert top(driver, "dead", limit=3) == ["mail.d", "push.a", "push.b"]
+    driver.engine.dead_drop("mail.d")
+    found = driver.engine.topic_list(order="dead", now_us=driver.now)
+    assert [(stats.topic, stats.dead) for stats in found] == [
+        ("push.a", 2),
+        ("push.b", 1),
+        ("small.7", 1),
+    ]
+    driver.later(400 * 86400)
+    driver.engine.tick(now_us=driver.now)
+    assert top(driver, "dead") == []
+
+
+def test_recent_counts_of_topics_are_bounded(driver: EngineDriver) -> None:
+    """Of many topics in which messages arrive, those with few are forgotten, the others stay."""
+    busy = [Draft("busy", b"x") for _ in range(3200)]
+    driver.engine.put(busy, now_us=driver.now)
+    for start in range(0, 3000, 100):
+        names = range(start, start + 100)
+        drafts = [Draft(f"t.{n}", b"x") for n in names for _ in range(32)]
+        driver.engine.put(drafts, now_us=driver.now)
+    assert top(driver, "in-rate", limit=1) == ["busy"]
+    assert len(top(driver, "in-rate", "t.*", limit=20)) == 20

@@ -23,7 +23,8 @@ SELECT l.value, (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank LIMIT
   FROM json_each(?) l;
 
 -- name: dead_counts
-SELECT t.value, (SELECT count(*) FROM dead WHERE topic = t.value) FROM json_each(?) t;
+SELECT t.value, coalesce(c.letters, 0) FROM json_each(?) t
+  LEFT JOIN dead_count c ON c.topic = t.value;
 
 -- name: dead_list
 SELECT no, mid, topic, died, until, reason, error FROM dead WHERE no > ? ORDER BY no LIMIT ?;

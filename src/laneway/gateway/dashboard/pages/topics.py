@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared.listing import ORDERS
+from laneway.admin.top_topics import ORDERS
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import TopicsQuery
@@ -16,7 +16,7 @@ from laneway.policy import check_pattern, is_pattern
 from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
-    from laneway.engines.base import TopicOrder, TopicStats
+    from laneway.engines.base import TopicStats
     from laneway.gateway.dashboard.view import View
 
 SHOWN = 50
@@ -35,6 +35,14 @@ TITLES = {
     "name": "name",
 }
 """The names of orders; those that the engines do not have are left out."""
+
+OWN_COLUMNS = {
+    "in-rate": "in",
+    "failures": "failed",
+    "worker-time": "handlers",
+    "throttled": "held back",
+}
+"""What the list has a column for, if it is ordered by it."""
 
 QUALIFIERS = ("state", "tier", "pool", "group")
 
@@ -90,7 +98,7 @@ def build(view: View) -> dict[str, Any]:
     patterns = tuple(view.caller.narrowed(wanted.pattern))
     most = LOOKED_AT if wanted.wanted else SHOWN + 1
     after = query.after or None
-    listed = view.reader.topics(cast("TopicOrder", order), patterns, min(most, 200), after)
+    listed = view.reader.topics(order, patterns, min(most, 200), after)
     topics = [stats for stats in listed if wanted.takes(stats)]
     is_cut = len(topics) > SHOWN
     topics = topics[:SHOWN]
@@ -99,6 +107,7 @@ def build(view: View) -> dict[str, Any]:
     return {
         "topics": [_row(view, stats, now_us, largest) for stats in topics],
         "order": order,
+        "own_column": OWN_COLUMNS.get(order),
         "orders": [(name, title) for name, title in TITLES.items() if name in ORDERS],
         "filter": query.filter,
         "pattern": wanted.pattern if is_pattern(wanted.pattern) and query.filter.strip() else None,
@@ -119,7 +128,19 @@ def _row(view: View, stats: TopicStats, now_us: int, largest: int) -> dict[str, 
         "trend": view.trend(stats),
         "is_copy": is_copy(stats.topic),
         "why": why(stats, now_us),
+        "own": own(stats),
     }
+
+
+def own(stats: TopicStats) -> str:
+    """The value by which the list is ordered, where no other column has it."""
+    if stats.in_rate is not None:
+        return words.rate(stats.in_rate)
+    if stats.failure_rate is not None:
+        return f"{stats.failure_rate * 60:.1f}/min"
+    if stats.worker_time is not None:
+        return f"{stats.worker_time:.1f}"
+    return words.span(stats.throttled_us / 1e6)
 
 
 def why(stats: TopicStats, now_us: int) -> str:

@@ -2,7 +2,7 @@
 -- change only its counts: then only the beginning of the record is decoded and encoded, and the
 -- rest is copied. Decoding and encoding all of it would cost twice as much.
 --
--- uses: fairness, rules, groups, tallies, lanes
+-- uses: fairness, rules, groups, recent, tallies, lanes
 
 local lane_heads = part(function(lane_heads)
     local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0'
@@ -94,7 +94,11 @@ local lane_heads = part(function(lane_heads)
                     stem, queue = stem_of(name), its_queue
                     size, cell = #stem, tallies.cell(stem, queue)
                 end
-                cell.published = cell.published + lane.published - lane.was_published
+                local more = lane.published - lane.was_published
+                cell.published = cell.published + more
+                if lane.published % 32 < more then
+                    recent.arrived(name, lane.published, more, shard.now)
+                end
                 written[at + 1] = name
                 written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
                     lane.place, lane.number, lane.ready, lane.delayed, lane.parked,

@@ -50,9 +50,10 @@ local messages = part(function(messages)
     local unread  -- by number: the stored record of a message that was read, but not decoded
     local copied  -- the numbers of unread records that are written at the end of the call
     local changed -- the decoded ones
+    local letters -- by topic: its dead letters, as far as this call has counted them
 
     at_begin(function()
-        known, unread, copied, changed = {}, {}, {}, {}
+        known, unread, copied, changed, letters = {}, {}, {}, {}, {}
     end)
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
@@ -333,7 +334,7 @@ local messages = part(function(messages)
             end
         end
         call_many('HSET', keys.m, written, 2)
-        known, unread, copied, changed = {}, {}, {}, {}
+        known, unread, copied, changed, letters = {}, {}, {}, {}, {}
     end
 
     function messages.size(record)
@@ -845,6 +846,13 @@ local messages = part(function(messages)
         known[record.mid], changed[record] = false, nil
     end
 
+    -- Count the dead letters of a topic, before one is added or removed.
+    local function count_letters(topic, more)
+        local number = (letters[topic] or call('ZCARD', key('dead:' .. topic))) + more
+        letters[topic] = number
+        writes.set_member(keys['top:dead'], topic, number > 0 and number)
+    end
+
     -- A message that neither waits nor is leased becomes a dead letter.
     function messages.bury(lane, record, reason, failure)
         shard.deaths, shard.dead = shard.deaths + 1, shard.dead + 1
@@ -854,6 +862,7 @@ local messages = part(function(messages)
         record.state, record.lane = DEAD, false
         record.death = { shard.deaths, shard.now, ends, reason, failure or false }
         messages.mirror(lane, record, false)
+        count_letters(record.topic, 1)
         writes.set_member(keys.dead, record.mid, shard.deaths)
         writes.set_member(key('dead:' .. record.topic), record.mid, shard.deaths)
         writes.set_member(keys.dead_topics, record.topic, 0)
@@ -865,6 +874,7 @@ local messages = part(function(messages)
     -- The message is no longer a dead letter.
     function messages.end_death(record)
         local of_topic = key('dead:' .. record.topic)
+        count_letters(record.topic, -1)
         writes.set_member(keys.due, RETENTION_ENDS .. sortable(record.mid), false)
         writes.set_member(keys.dead, record.mid, false)
         writes.set_member(of_topic, record.mid, false)

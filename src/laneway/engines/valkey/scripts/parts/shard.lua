@@ -36,6 +36,8 @@
 --   topic_grants                     gates of topics that this shard has a grant of
 --   asleep, idle        lanes by the time at which they wake, or are forgotten
 --   top:CLASS           lanes by size class, for top lists
+--   top:dead            topics by their dead letters
+--   recent:KIND         topics by what happened lately, see recent.lua
 --   m                   message's number → its record, see messages.lua
 --   q:N                 lane N: numbers of plain messages, a list, see plain.lua
 --   z:N                 lane N: other ready messages, in order
@@ -63,7 +65,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 10
+local LAYOUT = 11
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

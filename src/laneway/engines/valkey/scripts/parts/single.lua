@@ -2,7 +2,7 @@
 -- lane and counters of the shard, so the call reads and writes only these records: `begin` and
 -- `save` would cost three times as much as all the rest.
 --
--- uses: groups, tallies, lanes, lane_heads, plain
+-- uses: groups, recent, tallies, lanes, lane_heads, plain
 
 local single = part(function(single)
     local AT = {}
@@ -74,6 +74,9 @@ local single = part(function(single)
                 .. sub(stored, rest))
         local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest) % IN_GROUP]
         tallies.count_one(topic, tier_queue[2], values[NONCE_AT], version, now)
+        if (published + 1) % 32 == 0 then
+            recent.arrived(topic, published + 1, 1, now)
+        end
         local record = before_now .. pack(NUMBERS, SIGNED, now, SIGNED, mid) .. before_waiting
             .. pack(NUMBERS, SIGNED, waiting, SIGNED, in_all) .. before_published
             .. pack(NUMBER, SIGNED, accepted) .. tail

@@ -10,6 +10,8 @@
 --
 -- `left` counts what left the backlog other than by a delivery, less what came back: so what waits
 -- is published - delivered - left, and the usual calls change one counter each.
+--
+-- uses: recent
 
 local tallies = part(function(tallies)
     local MOST, OTHER = 100, '(other)'
@@ -152,6 +154,9 @@ local tallies = part(function(tallies)
         local more, taken = published - was[1], delivered - was[2]
         if more ~= 0 then
             cell.published, was[1] = cell.published + more, published
+            if published % 32 < more then
+                recent.arrived(lane.name, published, more, shard.now)
+            end
         end
         if taken ~= 0 then
             cell.delivered, was[2] = cell.delivered + taken, delivered
@@ -164,6 +169,10 @@ local tallies = part(function(tallies)
             for n = 1, #RARE_FLOWS do
                 local flow = RARE_FLOWS[n]
                 cell[flow] = cell[flow] + lane[flow] - was[4 + n]
+            end
+            local failed = lane.retried + lane.died - was[5] - was[6]
+            if failed > 0 then
+                recent.failed(lane.name, failed, shard.now)
             end
             tallies.begin_rare(lane, was)
         end
