@@ -83,7 +83,10 @@ local groups = part(function(groups)
             values_of(stored)
         return { number = number, name = name, tier_queue = tier_queue, vt = vt, inner_vt =
             inner_vt, size = size, runnable = runnable, at_gate = at_gate, weight = weight,
-            at = at, is_limited = is_limited, is_group = true, was_runnable = runnable > 0 }
+            at = at, is_limited = is_limited, is_group = true, listed_at = runnable > 0 and vt,
+            -- of this call: how it is listed beside lanes, its index; what serving.lua has done
+            member = false, runnable_key = false, is_listed = false, first = false, next_first = 1,
+            back = false, line = false }
     end
 
     local EMPTY -- MessagePack of no gates
@@ -100,15 +103,15 @@ local groups = part(function(groups)
 
     -- Read several at once.
     function groups.load(numbers)
-        local wanted, fields = {}, {}
+        local wanted = {}
         for n = 1, #numbers do
             local number = numbers[n]
             if known[number] == nil then
-                wanted[#wanted + 1], fields[#fields + 1] = number, text(number)
+                wanted[#wanted + 1] = number
                 known[number] = false
             end
         end
-        for n, stored in ipairs(read_many(keys.group_queues, fields)) do
+        for n, stored in ipairs(read_many(keys.group_queues, wanted)) do
             known[wanted[n]] = stored and decode(wanted[n], stored)
         end
     end
@@ -193,7 +196,9 @@ local groups = part(function(groups)
             shard.lanes_created, shard.groups = shard.lanes_created + 1, shard.groups + 1
             group = { number = shard.lanes_created, name = name, tier_queue = tier_queue.number,
                 vt = tier_queue.vt, inner_vt = 0, size = 0, runnable = 0, at_gate = 0, weight = 1,
-                at = {}, is_limited = false, is_group = true, was_runnable = false }
+                at = {}, is_limited = false, is_group = true, listed_at = false, member = false,
+                runnable_key = false, is_listed = false, first = false, next_first = 1, back =
+                    false, line = false }
             local settings = call('HGET', keys.gates, GROUP .. name)
             if settings then
                 apply(group, values_of(settings))
@@ -211,22 +216,18 @@ local groups = part(function(groups)
 
     -- How it is listed beside lanes.
     function groups.member(group)
-        return sortable(group.number) .. GROUP .. group.name
+        if not group.member then
+            group.member = sortable(group.number) .. GROUP .. group.name
+        end
+        return group.member
     end
 
-    local NAMES = 4096
-    -- keys by the group's number, because joining a number to a string is slow
-    local names, count, prefix = {}, 0, nil
-
-    -- The index of its runnable lanes.
+    -- The index of the runnable lanes of the group with this number.
     function groups.runnable_key(number)
-        if prefix ~= PREFIX or count >= NAMES then
-            names, count, prefix = {}, 0, PREFIX
-        end
-        local name = names[number]
-        if not name then
-            name = key('run:-' .. text(number))
-            names[number], count = name, count + 1
+        local group = groups.find(number)
+        local name = group and group.runnable_key or key('run:-' .. text(number))
+        if group then
+            group.runnable_key = name
         end
         return name
     end
@@ -276,11 +277,10 @@ local groups = part(function(groups)
         local written, gone = {}, {}
         for group in pairs(changed) do
             local member, is_gone = groups.member(group), group.size <= 0
-            local is_runnable = not is_gone and group.runnable > 0
-            if is_runnable or group.was_runnable then
-                writes.set_member(tier_queues[group.tier_queue].runnable, member, is_runnable
-                    and group.vt)
-                group.was_runnable = is_runnable
+            local listed_at = not is_gone and group.runnable > 0 and group.vt
+            if listed_at ~= group.listed_at then
+                writes.set_member(tier_queues[group.tier_queue].runnable, member, listed_at)
+                group.listed_at = listed_at
             end
             for gate in pairs(group.at) do
                 local name = key('gate:' .. group.tier_queue .. ':' .. gate)
@@ -292,10 +292,10 @@ local groups = part(function(groups)
                 moved(gate, group.tier_queue)
             end
             if is_gone then
-                gone[#gone + 1] = text(group.number)
+                gone[#gone + 1] = group.number
             else
                 local n = #written
-                written[n + 1], written[n + 2] = text(group.number), encode(group)
+                written[n + 1], written[n + 2] = group.number, encode(group)
             end
         end
         changed = {}

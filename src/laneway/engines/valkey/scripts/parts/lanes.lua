@@ -51,6 +51,7 @@ local lanes = part(function(lanes)
     -- with the size classes and the fields that an arriving plain message changes, see
     -- lane_heads.lua. `was` is what `tallies` has counted of the lane.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
+    local queue_at, group_at -- in the record of a lane without messages
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
@@ -720,20 +721,49 @@ local lanes = part(function(lanes)
         return found
     end
 
+    -- The number of a lane's group, without decoding its record; nil: it has none. Lanes without
+    -- messages have it at the same place.
+    local function group_in(stored)
+        if not queue_at then
+            queue_at = 1 + #pack(LANE_HEAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '')
+            group_at = 1 + #pack(RECORD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '', 0, 0, 0, 0, 0,
+                0, 0, 0, 0, 0, 0, 0, '')
+        end
+        return unpack_from('<I2', stored, queue_at) >= IN_GROUP and unpack_from('>I7', stored,
+            group_at) or nil
+    end
+
+    local function leave_groups(left_groups)
+        local numbers = {}
+        for number in pairs(left_groups) do
+            numbers[#numbers + 1] = number
+        end
+        groups.load(numbers)
+        for number, count in pairs(left_groups) do
+            local group = groups.find(number)
+            if group then
+                groups.add_lanes(group, -count)
+            end
+        end
+    end
+
     -- Lanes in no top list, which most are, are deleted without being decoded.
     function lanes.forget_idle(most)
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         if #members == 0 then
             return
         end
-        local names, quiet, others = {}, {}, {}
+        local names, quiet, others, left_groups = {}, {}, {}, {}
         for n, member in ipairs(members) do
             names[n] = sub(member, 8)
         end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
-            if shard.groups == 0 and not known[names[n]] and stored
-                and sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
+            if not known[names[n]] and stored and sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
                 quiet[#quiet + 1], known[names[n]] = names[n], false
+                local group = shard.groups > 0 and group_in(stored)
+                if group then
+                    left_groups[group] = (left_groups[group] or 0) + 1
+                end
             else
                 if known[names[n]] == nil then
                     lanes.learn(names[n], stored)
@@ -742,6 +772,7 @@ local lanes = part(function(lanes)
             end
         end
         remove_all(quiet)
+        leave_groups(left_groups)
         forget_all(others)
         call_many('ZREM', keys.idle, members, 1)
     end

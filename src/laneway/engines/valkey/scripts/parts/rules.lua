@@ -86,14 +86,27 @@ local rules = part(function(rules)
     end
 
     -- Patterns of stems that have no rule, by shard, as of a version of the policies: topics with a
-    -- stem of their own would cost a command each.
-    local MOST_SHARDS, MOST_ABSENT = 1024, 8192
+    -- stem of their own would cost a command each. Where few names have rules: the stems that have.
+    local MOST_SHARDS, MOST_ABSENT, MOST_NAMES = 1024, 8192, 250
     local absent_in, shards = {}, 0
     local absent -- in the shard of this call; nil: not looked up yet
 
     at_begin(function()
         absent = nil
     end)
+
+    local function stored_stems()
+        if call('HLEN', keys.rules) > MOST_NAMES then
+            return false
+        end
+        local stems, stored = {}, call('HGETALL', keys.rules)
+        for n = 1, #stored, 2 do
+            if byte(stored[n], -1) == 42 then
+                stems[sub(stored[n], 1, -2)] = true
+            end
+        end
+        return stems
+    end
 
     local function look_up_absent()
         absent = absent_in[PREFIX]
@@ -103,9 +116,18 @@ local rules = part(function(rules)
                 absent_in, shards = {}, 0
             end
             shards = shards + (absent_in[PREFIX] and 0 or 1)
-            absent = { nonce = shard.nonce, version = shard.version, count = 0, patterns = {} }
+            absent = { nonce = shard.nonce, version = shard.version, count = 0, patterns = {},
+                stems = stored_stems() }
             absent_in[PREFIX] = absent
         end
+    end
+
+    -- Whether it is known, without a command, that the pattern of a stem has no rule.
+    local function is_without_rule(stem)
+        if not absent then
+            look_up_absent()
+        end
+        return absent.stems and not absent.stems[stem] and next(overridden) == nil
     end
 
     local function read_pattern(pattern)
@@ -158,7 +180,7 @@ local rules = part(function(rules)
     local function of_stem(stem)
         local found = by_stem[stem]
         if not found then
-            found = read_pattern(stem .. '*')
+            found = not is_without_rule(stem) and read_pattern(stem .. '*')
             if not found then
                 found = stem == '' and read_pattern('')
                     or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')

@@ -9,8 +9,8 @@ local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
     -- their shares
     local STEP = 16
-    local PAGE = 16        -- lanes read at once; each further page has twice as many
-    local PAGE_MOST = 64
+    local PAGE = 16        -- lanes of a gate or group, or gates, read at once
+    local PAGE_LEAST, PAGE_MOST = 8, 64
     -- a gate's entry precedes all lanes of the same virtual time, because its first lane is one of
     -- them
     local HEADS_FIRST = -1
@@ -68,6 +68,12 @@ local serving = part(function(serving)
     end
 
     local calls -- what this call may still deliver, and what it has done
+    local first_lanes = 1 -- how many lanes a visit of a group needs: as in the last page of groups
+
+    -- How many messages the line that is served still needs: the rest is for other tiers.
+    local function needed()
+        return calls.left - calls.for_others
+    end
 
     -- A source: a sorted set that is read page by page, in the order of scores. Those of lanes are
     -- in their records too, which is faster than reading scores.
@@ -85,7 +91,8 @@ local serving = part(function(serving)
     local function read_groups(members, is_at_gate)
         local numbers, number_at, firsts, more = {}, {}, {}, {}
         local wanted = is_at_gate and 0 or calls.may_pass and 0
-            or math.ceil(calls.left / calls.chunk)
+            or math.ceil(needed() / calls.chunk)
+        local most = min(first_lanes, calls.chunk)
         for n = 1, #members do
             if byte(members[n], 8) == 29 then
                 local number = unpack_from('>I7', members[n])
@@ -96,12 +103,12 @@ local serving = part(function(serving)
         for n = 1, #members do
             local group = number_at[n] and groups.find(number_at[n])
             if group then
-                members[n] = group
-                if #more < wanted and not calls.first_in[group] then
+                group.member, members[n] = members[n], group
+                if #more < wanted and not group.first then
                     local found = names_of(call('ZRANGE', groups.runnable_key(group.number), 0,
-                        calls.chunk - 1))
-                    found.most = calls.chunk
-                    calls.first_in[group], firsts[#firsts + 1] = found, found[1]
+                        most - 1))
+                    found.most = most
+                    group.first, firsts[#firsts + 1] = found, found[1]
                     more[#more + 1] = found
                 end
             else -- '': the store lost the group
@@ -110,20 +117,37 @@ local serving = part(function(serving)
             end
         end
         lanes.load(firsts)
-        local others = {}
+        local others, is_one_enough = {}, true
         for n = 1, #more do
             local found = more[n]
             local lane = found[1] and lanes.find(found[1])
             if lane and lane.ready < calls.chunk then
+                is_one_enough = false
                 for place = 2, #found do
                     others[#others + 1] = found[place]
                 end
             end
         end
         lanes.load(others)
+        if #more > 0 then
+            first_lanes = is_one_enough and 1 or CHUNK
+        end
+    end
+
+    -- How many members the next page should have: as many as are needed, if they deliver as much
+    -- as those before them; twice as many, if these delivered nothing.
+    local function next_page(source)
+        local wanted, taken = 2 * source.page, source.left - calls.left
+        if source.is_runnable and taken > 0 then
+            wanted = max(math.ceil(needed() * source.read / taken), min(wanted, PAGE_LEAST))
+        end
+        return min(wanted, PAGE_MOST)
     end
 
     local function read_page(source)
+        if source.read > 0 then
+            source.page = next_page(source)
+        end
         local last, found = source.offset + source.page - 1, nil
         if source.of_lanes then
             found = call('ZRANGE', source.name, source.offset, last)
@@ -139,9 +163,8 @@ local serving = part(function(serving)
             found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
         end
         local count = source.of_lanes and #found or #found / 2
-        source.at, source.found, source.offset, source.is_last = 1, found, source.offset + count,
-            count < source.page
-        source.page = min(2 * source.page, max(calls.left, PAGE), PAGE_MOST)
+        source.at, source.found, source.offset, source.read, source.is_last = 1, found,
+            source.offset + count, source.read + count, count < source.page
     end
 
     -- How many of the lane's ready messages have at most the rank that the call delivers, less the
@@ -205,10 +228,10 @@ local serving = part(function(serving)
         if source.of_lanes and shard.groups > 0 and type(found[at]) == 'table' then
             local group = found[at]
             source.at = at + 1
-            if calls.listed[group] then -- in another index, too
+            if group.is_listed then -- in another index, too
                 return advance(heap, source)
             end
-            calls.listed[group] = true
+            group.is_listed = true
             push(heap, { group.vt, group.number, group, source, position })
         elseif source.of_lanes then
             local lane = lanes.find(found[at])
@@ -232,9 +255,11 @@ local serving = part(function(serving)
         end
     end
 
-    local function begin(heap, name, of_lanes, is_at_gate)
+    -- `page`: how many lanes are needed at least, of the runnable ones; nil: it is another index.
+    local function begin(heap, name, of_lanes, is_at_gate, page)
         advance(heap, { name = name, of_lanes = of_lanes, is_at_gate = is_at_gate, offset = of_lanes
-            and floor(calls.begins / GROUPS_BEGIN) or 0, page = PAGE, at = 1, found = {} })
+            and floor(calls.begins / GROUPS_BEGIN) or 0, page = page or PAGE, is_runnable = page
+            and true, left = calls.left, read = 0, at = 1, found = {} })
     end
 
     -- Begin to read lanes of a group that is at this position in its tier queue. `first`: the first
@@ -245,10 +270,10 @@ local serving = part(function(serving)
             offset = calls.begins % GROUPS_BEGIN
         end
         local source = { name = name, of_lanes = true, in_group = position, offset = offset, page =
-            PAGE, at = 1, found = {} }
+            PAGE, left = calls.left, read = 0, at = 1, found = {} }
         if first then
-            source.found, source.offset, source.at, source.is_last = first, #first, at,
-                #first < first.most
+            source.found, source.offset, source.at, source.is_last, source.page = first, #first, at,
+                #first < first.most, calls.chunk
         end
         advance(heap, source)
     end
@@ -273,11 +298,14 @@ local serving = part(function(serving)
     end
 
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
-    -- and those at open gates.
-    local function line_of(tier_queue)
+    -- and those at open gates. `room`: how many messages it is read for at first.
+    local function line_of(tier_queue, room)
         local heap, entries = {}, count(tier_queue, calls.room)
         calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
-        begin(heap, tier_queue.runnable, true)
+        calls.for_others = calls.left - room
+        -- one more than there are shows that these are all
+        begin(heap, tier_queue.runnable, true, false, max(1, min(math.ceil(room / calls.chunk),
+            entries + 1, PAGE_MOST)))
         begin(heap, tier_queue.heads, false)
         return { heap = heap, tier_queue = tier_queue, lanes = entries }
     end
@@ -304,20 +332,20 @@ local serving = part(function(serving)
 
     -- The lanes of a group that can deliver now, as far as this call has not visited them.
     local function line_in(group, position)
-        local line = calls.in_groups[group]
+        local line = group.line
         if not line then
             line = { heap = {}, tier_queue = tier_queues[group.tier_queue] }
             begin_in_group(line.heap, groups.runnable_key(group.number), position,
-                calls.first_in[group], calls.next_in[group] or 1)
-            if calls.back_in[group] then
-                push(line.heap, calls.back_in[group])
+                group.first, group.next_first)
+            if group.back then
+                push(line.heap, group.back)
             end
             for gate in pairs(group.at) do
                 if gates.is_open(gate) then
                     begin_in_group(line.heap, gates.lanes_key(gate, -group.number), position)
                 end
             end
-            calls.in_groups[group] = line
+            group.line = line
         end
         return line
     end
@@ -527,9 +555,9 @@ local serving = part(function(serving)
     -- their order does not change. Returns how much was taken, the work, how many lanes refused,
     -- and whether the visit is over.
     local function serve_first(group, tier_queue, room, count_of_lanes)
-        local first, at = calls.first_in[group], calls.next_in[group] or 1
+        local first, at = group.first, group.next_first
         local taken, work, refusing = 0, 0, 0
-        while taken < room and first[at] and not calls.back_in[group] and not calls.withheld do
+        while taken < room and first[at] and not group.back and not calls.withheld do
             local lane = lanes.find(first[at])
             at = at + 1
             if lane then -- else the store lost it; the doctor reports it
@@ -539,18 +567,18 @@ local serving = part(function(serving)
                     work = work + got * expected_cost(lane, tier_queue)
                 end
                 if has_more then
-                    calls.back_in[group] = { lane.vt, lane.number, lane }
+                    group.back = { lane.vt, lane.number, lane }
                 end
             end
         end
-        calls.next_in[group] = at
+        group.next_first = at
         return taken, work, refusing, taken >= room or calls.withheld
     end
 
     -- Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
     -- would get. Among many lanes and groups a visit of a lane takes as many as without groups.
     local function serve_group(group, tier_queue, position, room, entries)
-        if calls.may_pass and calls.may_pass <= 0 and not calls.in_groups[group] then
+        if calls.may_pass and calls.may_pass <= 0 and not group.line then
             if calls.goes_on < 0 then
                 calls.goes_on = position * GROUPS_BEGIN
             end
@@ -560,7 +588,7 @@ local serving = part(function(serving)
         local competing = group.runnable + group.at_gate
         local count_of_lanes = competing > 1 and max(competing, entries) or 1
         room = fairness.chunk(room, entries, group.weight)
-        if not calls.in_groups[group] and calls.first_in[group] and next(group.at) == nil then
+        if not group.line and group.first and next(group.at) == nil then
             local is_done
             taken, work, refusing, is_done = serve_first(group, tier_queue, room, count_of_lanes)
             if is_done then
@@ -596,6 +624,7 @@ local serving = part(function(serving)
     -- start the next one yet.
     local function serve(line, room)
         local entries, taken = min(room, line.lanes), 0
+        calls.for_others = calls.left - room
         while taken < room and not calls.withheld do
             local entry, position = next_lane(line)
             if not entry then
@@ -630,7 +659,7 @@ local serving = part(function(serving)
         for _, entry in ipairs(entries) do
             entry.carry = entry.kept
             if entry.given > 0 then
-                entry.line = entry.line or line_of(entry.tier_queue)
+                entry.line = entry.line or line_of(entry.tier_queue, entry.given)
                 entry.taken = serve(entry.line, entry.given)
                 everything = everything + entry.taken
                 if calls.withheld then
@@ -660,7 +689,7 @@ local serving = part(function(serving)
         for _, tier in ipairs(tiers) do
             local tier_queue = tier_queues.find(pool, tier.name)
             if tier_queue and tier.strict then
-                room = room - serve(line_of(tier_queue), room)
+                room = room - serve(line_of(tier_queue, room), room)
                 if calls.withheld then
                     return
                 end
@@ -749,8 +778,8 @@ local serving = part(function(serving)
     -- Mix the visits of several tiers evenly, behind those of strict tiers.
     local function mixed(visits)
         local strict, by_tier, queues, counts = {}, {}, {}, {}
-        local first, n = visits[1] and visits[1][1].lane.tier_queue, 2
-        while visits[n] and visits[n][1].lane.tier_queue == first do
+        local first, n = visits[1] and tier_queues[visits[1][1].lane.tier_queue], 2
+        while visits[n] and tier_queues[visits[n][1].lane.tier_queue] == first do
             n = n + 1
         end
         if n > #visits then -- of one tier queue, as most are
@@ -1182,8 +1211,7 @@ local serving = part(function(serving)
     -- `max_lease`: the longest lease in microseconds, or nil.
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
-            visits = {}, order = {}, given = {}, withheld = false, listed = {}, first_in = {},
-            in_groups = {}, next_in = {}, back_in = {},
+            visits = {}, order = {}, given = {}, withheld = false,
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false,
             max_lease = max_lease or math.huge }
