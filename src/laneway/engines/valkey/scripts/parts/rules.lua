@@ -467,7 +467,7 @@ local rules = part(function(rules)
     -- The same for a lane, which keeps it: most need no entry of their own here.
     function rules.of_lane(name)
         if shard.exact == 0 and shard.own == 0 and byte(name, -1) ~= 42 then
-            local found = of_stem(stem_of(name))
+            local found = of_patterns_of(name)
             if not found.buckets then
                 return found
             end
