@@ -69,11 +69,11 @@ def test_feed(api: Api, app: Laneway) -> None:
                     break
         api("POST", "/v1/topics/feed/pause")
         for events in (one, other):
-            operation = next(each for name, each in events if name == "operation")
-            assert (operation["path"], operation["who"]) == ("/v1/topics/feed/pause", "local")
+            change = next(each for name, each in events if name == "change")
+            assert (change["path"], change["who"]) == ("/v1/topics/feed/pause", "local")
         api("POST", "/v1/topics/feed/resume")
-        operation = next(each for name, each in one if name == "operation")
-        assert operation["path"] == "/v1/topics/feed/resume"
+        change = next(each for name, each in one if name == "change")
+        assert change["path"] == "/v1/topics/feed/resume"
 
 
 def test_feed_without_listeners(gateway: Gateway) -> None:

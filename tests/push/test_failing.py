@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from laneway import Laneway
 from laneway.cli import main
 from laneway.errors import Refused
-from laneway.push import breaker, table
+from laneway.push import breaker, events, table
 from laneway.push.answers import Verdict
 from laneway.working.buffer import HandlerQueue
 from laneway.working.delivery import WorkerDelivery
@@ -56,6 +56,8 @@ def test_breaker_of_a_dead_endpoint(
         while endpoint.info().state != "healthy" and time.monotonic() < deadline:
             time.sleep(0.01)
     assert endpoint.info().state == "healthy"
+    shown = [(event.kind, event.topic) for event in events.since(app.engine, 0)]
+    assert shown == [("opened", "push.x"), ("recovered", "push.x")]
 
 
 @contextlib.contextmanager

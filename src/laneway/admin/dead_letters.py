@@ -69,7 +69,7 @@ def redrive(
     the topic's name is invalid, BadPolicy if the rate is, EngineUnavailable.
     """
     _checked(topic)
-    spacing = _spacing_us(rate)
+    spacing = spacing_us(rate)
 
     def page(some: Sequence[str] | None, number: int, done: int) -> int:
         return engine.dead_redrive(
@@ -131,7 +131,7 @@ def _checked(topic: str | None) -> str | None:
     return None if topic is None else check_topic(topic)
 
 
-def _spacing_us(rate: float | str | None) -> int:
+def spacing_us(rate: float | str | None) -> int:
     """The time between two redriven messages, in microseconds. Raises BadPolicy."""
     if rate is None:
         return 0

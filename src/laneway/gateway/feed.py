@@ -1,8 +1,9 @@
 """
 The feed of `/v1/events`: what the namespace does, once a second for all who listen.
 
-While somebody listens, one task reads the overview and the audit log's new changes, each second;
-what that costs does not depend on the number of listeners. Nobody listens: it reads nothing.
+While somebody listens, one task reads the overview, the audit log's new changes, the operations and
+the endpoints' new events, each second; what that costs does not depend on the number of listeners.
+Nobody listens: it reads nothing.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.errors import LanewayError
-from laneway.gateway import audit
-from laneway.gateway.schema import OperationAnswer
-from laneway.gateway.wire import encode, moment, overview_answer
+from laneway.gateway import audit, operations
+from laneway.gateway.schema import ChangeEvent, EndpointEvent
+from laneway.gateway.wire import encode, moment, operation_answer, overview_answer
+from laneway.push import events as endpoint_events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
+    from laneway.engines.base import Records
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request
 
@@ -44,8 +47,11 @@ log = logging.getLogger("laneway.gateway")
 SECONDS = 1.0
 """How often the feed reads."""
 
-OPERATIONS = 100
-"""Most changes of one reading, and most that are kept for listeners who read slowly."""
+CHANGES = 100
+"""Most changes of one reading."""
+
+KEPT = 500
+"""Most events that are kept for listeners who read slowly."""
 
 
 class Feed:
@@ -57,26 +63,32 @@ class Feed:
         """How many listen now."""
         self._task: asyncio.Task[None] | None = None
         self._overview = b""
-        self._operations: deque[tuple[int, bytes]] = deque(maxlen=OPERATIONS)
-        self._last: int | None = None
-        """The number of the last change that was read; None: none was read yet."""
+        self._events: deque[tuple[int, str, bytes]] = deque(maxlen=KEPT)
+        """Events in their order, from 1: the place, the name, and what is sent."""
+        self._places = 0
+        self._last: _Last | None = None
+        """What was read last; None: nothing was read yet."""
         self._reading = asyncio.Event()
 
-    async def events(self, request: Request, *, with_operations: bool) -> AsyncIterator[bytes]:
-        """Server-sent events, until the client goes or the gateway stops. Raises Disconnected."""
+    async def events(self, request: Request, kinds: Collection[str]) -> AsyncIterator[bytes]:
+        """
+        Server-sent events, until the client goes or the gateway stops: the overview, and others of
+        these kinds. Raises Disconnected.
+        """
         self.listeners += 1
         if self._task is None:
             self._last, self._task = None, asyncio.create_task(self._read_on())
-        seen = self._operations[-1][0] if self._operations else 0
+        seen = self._places
         try:
             with self._services.ended_by(functools.partial(self._notify)):  # each has its own
                 while not self._services.is_stopping:
                     await request.while_there(self._reading.wait())
                     yield b"event: overview\ndata: " + self._overview + b"\n\n"
-                    for number, operation in list(self._operations):
-                        if with_operations and number > seen:
-                            seen = number
-                            yield b"event: operation\ndata: " + operation + b"\n\n"
+                    for place, kind, event in list(self._events):
+                        if place > seen:
+                            seen = place
+                            if kind in kinds:
+                                yield event
         finally:
             self.listeners -= 1
             if not self.listeners and self._task is not None:
@@ -101,17 +113,52 @@ class Feed:
         engine = self._services.host.engine
         self._overview = encode(overview_answer(engine.overview()))
         if self._last is None:
-            newest = audit.newest(engine, 1, None)
-            self._last = newest[0][0] if newest else 0
+            self._last = _Last(engine)
             return
-        changes = audit.newest(engine, OPERATIONS, None, after=self._last)
+        for kind, event in self._last.read_on(engine):
+            self._places += 1
+            line = f"event: {kind}\ndata: ".encode() + encode(event) + b"\n\n"
+            self._events.append((self._places, kind, line))
+
+
+class _Last:
+    """What the feed read last: the numbers of a change and an endpoint's event, and operations."""
+
+    def __init__(self, engine: Records) -> None:
+        newest = audit.newest(engine, 1, None)
+        self._change = newest[0][0] if newest else 0
+        self._endpoint_event = endpoint_events.newest_number(engine)
+        self._operations = dict(operations.newest(engine))
+
+    def read_on(self, engine: Records) -> Iterator[tuple[str, Any]]:
+        """What is new: kinds and events, the oldest first."""
+        changes = audit.newest(engine, CHANGES, None, after=self._change)
         for number, change in reversed(changes):
-            self._last = number
-            answer = OperationAnswer(
-                number=number,
-                at=moment(change.at_us),
-                who=change.who,
-                method=change.method,
-                path=change.path,
+            self._change = number
+            yield (
+                "change",
+                ChangeEvent(
+                    number=number,
+                    at=moment(change.at_us),
+                    who=change.who,
+                    method=change.method,
+                    path=change.path,
+                ),
             )
-            self._operations.append((number, encode(answer)))
+        found = operations.newest(engine)
+        for operation_id, operation in reversed(found):
+            if self._operations.get(operation_id) != operation:
+                yield "operation", operation_answer(operation_id, operation)
+        self._operations = dict(found)
+        for event in endpoint_events.since(engine, self._endpoint_event):
+            self._endpoint_event = event.number
+            yield (
+                "endpoint",
+                EndpointEvent(
+                    number=event.number,
+                    at=moment(event.at_us),
+                    kind=event.kind,
+                    topic=event.topic,
+                    detail=event.detail,
+                ),
+            )

@@ -368,10 +368,14 @@ class ConfirmBody(_Body):
 
 
 class CountAnswer(msgspec.Struct, omit_defaults=True):
-    """How many messages were changed, or would be."""
+    """
+    How many messages were changed, or would be. `operation`: the id of the one that goes on in the
+    background.
+    """
 
     count: int
     dry_run: bool = False
+    operation: str | None = None
 
 
 # Policies, gates, tiers
@@ -565,14 +569,17 @@ class DeadGroupsAnswer(msgspec.Struct):
 class DeadBody(_Body):
     """
     Which dead letters. `topic`: None: of all topics. `ids`: None: all. `fingerprint`: only those
-    that failed so. `limit`: at most so many, the oldest first. `dry_run`: only count.
+    that failed so. `limit`: at most so many, the oldest first; by default 1,000, and at most
+    100,000. `dry_run`: only count. `background`: begin an operation and answer at once; its limit
+    is any, and by default there is none.
     """
 
     topic: str | None = None
     ids: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] | None = None
     fingerprint: str | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] | None = None
     dry_run: bool = False
+    background: bool = False
 
 
 class RedriveBody(DeadBody, kw_only=True):
@@ -666,6 +673,32 @@ class HistoryAnswer(msgspec.Struct, kw_only=True):
 
 
 class OperationAnswer(msgspec.Struct, kw_only=True):
+    """
+    An operation on many messages. `state`: `lost`: its gateway has ended. `total`: how many there
+    were for it when it began; null: it was not counted. `done`: how many it has changed.
+    """
+
+    id: str
+    kind: Literal["redrive", "drop"]
+    state: Literal["running", "stopping", "done", "stopped", "failed", "lost"]
+    topic: str | None
+    fingerprint: str | None
+    done: int
+    total: int | None
+    detail: str | None
+    who: str
+    started: datetime
+    ended: datetime | None
+
+
+class OperationsAnswer(msgspec.Struct):
+    """Operations, the newest first; `truncated`: there are more than the limit."""
+
+    operations: list[OperationAnswer]
+    truncated: bool
+
+
+class ChangeEvent(msgspec.Struct, kw_only=True):
     """A change through the API, as the audit log keeps it, without what was sent."""
 
     number: int
@@ -673,6 +706,19 @@ class OperationAnswer(msgspec.Struct, kw_only=True):
     who: str
     method: str
     path: str
+
+
+class EndpointEvent(msgspec.Struct, kw_only=True):
+    """
+    What happened to an endpoint: its breaker has `opened`, it has `recovered`, it is `disabled`,
+    `misconfigured`, or will soon be disabled (`warning`). `number`: larger than those before.
+    """
+
+    number: int
+    at: datetime
+    kind: str
+    topic: str
+    detail: str
 
 
 class WorkerAnswer(msgspec.Struct, kw_only=True):
@@ -1003,6 +1049,12 @@ class PoliciesQuery(_Body):
 
     pattern: str = "*"
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+
+
+class OperationsQuery(_Body):
+    """`limit`: most operations."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
 class DryRunQuery(_Body):

@@ -12,6 +12,7 @@ from laneway.gateway import receipts
 from laneway.gateway.credits import Credits
 from laneway.gateway.feed import Feed
 from laneway.gateway.long_poll import LongPolls
+from laneway.gateway.operations import Operations
 from laneway.gateway.sessions import Sessions
 from laneway.gateway.shared_key import shared_key
 from laneway.gateway.tokens import TokenCheck
@@ -58,6 +59,7 @@ class Services:
         self.tokens = TokenCheck(host)
         self.sessions = Sessions(host, self.tokens)
         self.credits = Credits()
+        self.operations = Operations(host)
         self.feed = Feed(self)
         self.is_stopping = False
         self.is_closed = False
@@ -109,6 +111,7 @@ class Services:
         """End the waiting requests and streams."""
         self.is_stopping = True
         self.long_polls.stop()
+        self.operations.stop()
         for end, loop in list(self._ends.items()):
             loop.call_soon_threadsafe(self._end, end)
 
@@ -118,5 +121,6 @@ class Services:
         self.is_closed = True
         for extension in self.extensions:
             extension.close()
+        self.operations.close()
         self.threads.shutdown()
         self._probe_thread.shutdown(wait=False)

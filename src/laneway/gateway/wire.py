@@ -19,6 +19,7 @@ from laneway.gateway.schema import (
     EventAnswer,
     MessageAnswer,
     MessageBody,
+    OperationAnswer,
     OverviewAnswer,
     TierAnswer,
     TopicAnswer,
@@ -28,6 +29,7 @@ from laneway.message import RAW, Message
 
 if TYPE_CHECKING:
     from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
+    from laneway.gateway.operations import Operation
     from laneway.message import Draft, Lease
 
 _read_json = msgspec.json.Decoder().decode
@@ -247,3 +249,20 @@ def overview_answer(found: Overview) -> OverviewAnswer:
 def tier_answer(tier: TierStats) -> TierAnswer:
     """A tier of a pool."""
     return TierAnswer(tier.pool, tier.tier, tier.share, tier.delivered, tier.runnable)
+
+
+def operation_answer(operation_id: str, operation: Operation) -> OperationAnswer:
+    """An operation as it is answered."""
+    return OperationAnswer(
+        id=operation_id,
+        kind=operation.kind,
+        state=operation.state,
+        topic=operation.topic,
+        fingerprint=operation.fingerprint,
+        done=operation.done,
+        total=operation.total,
+        detail=operation.detail,
+        who=operation.who,
+        started=moment(operation.started_us),
+        ended=moment_or_none(operation.ended_us),
+    )

@@ -30,6 +30,7 @@ from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
 from laneway.push.delivery_log import LogWriter
+from laneway.push.events import EndpointEvents
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.notifications import notify
 from laneway.push.outcomes import AttemptFailed, Released
@@ -108,6 +109,7 @@ class Sender:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
         self._log = LogWriter(engine)
+        self._events = EndpointEvents(engine)
         self._note_count = 0
         self._pausing: set[str] = set()
         """Topics of disabled endpoints that were not paused; the writer pauses them."""
@@ -530,6 +532,8 @@ class Sender:
             events.clear()
             if record is None or record.version != version:  # it was changed meanwhile
                 return record
+            if opens and not record.condition.opened_us:
+                events.append(("opened", text))
             breaker.after_failure(record, text, failures, now_us, opens=opens)
             condition = record.condition
             if attention:
@@ -547,7 +551,7 @@ class Sender:
         if record is not None and record.disabled_us == now_us:
             table.pause(self._engine, topic)
         for kind, detail in events:
-            notify(self._engine, kind, topic, detail, now_us)
+            self._tell(kind, topic, detail, now_us)
 
     def _write_success(self, topic: str, version: int) -> None:
         was_open = False
@@ -562,7 +566,13 @@ class Sender:
 
         table.update(self._engine, topic, change)
         if was_open:
-            notify(self._engine, "recovered", topic, "it answers again", table.now())
+            self._tell("recovered", topic, "it answers again", table.now())
+
+    def _tell(self, kind: str, topic: str, detail: str, now_us: int) -> None:
+        """Show what happened in the gateway, and notify the program unless it is the breaker's."""
+        self._events.add(kind, topic, detail)
+        if kind != "opened":
+            notify(self._engine, kind, topic, detail, now_us)
 
     def _pause(self, topic: str) -> None:
         """Pause the topic of a disabled endpoint, in case the one that disabled it could not."""
@@ -596,7 +606,7 @@ class Sender:
         if is_done:
             table.pause(self._engine, topic)
             log.warning("endpoint %s: disabled: %s", topic, text)
-            notify(self._engine, "disabled", topic, text, now_us)
+            self._tell("disabled", topic, text, now_us)
 
 
 class _Runner:

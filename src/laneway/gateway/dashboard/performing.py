@@ -58,6 +58,7 @@ def _request(outer: Request, call: ApiCall, path: str, query: str) -> Request:
         "root_path": "",
         "query_string": query.encode(),
         "headers": [(b"content-type", b"application/json")],
+        "extensions": {},  # the server's are about the outer request
     }
 
     async def receive() -> MutableMapping[str, Any]:

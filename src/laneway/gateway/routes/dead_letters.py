@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from laneway import arguments
 from laneway.admin import dead_letters
 from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.gateway import many_letters
+from laneway.gateway.http import Response
 from laneway.gateway.moments import past_us
+from laneway.gateway.operations import Operation
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     CountAnswer,
@@ -20,14 +26,15 @@ from laneway.gateway.schema import (
     DeadLettersAnswer,
     RedriveBody,
 )
-from laneway.gateway.wire import message_answer, moment
+from laneway.gateway.wire import encode, message_answer, moment
 from laneway.policy import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from laneway.engines.base import MessageView
+    from laneway.engines.base import FullEngine, MessageView
     from laneway.gateway.call import Call
+    from laneway.gateway.many_letters import Pause
     from laneway.gateway.schema import DeadGroupsQuery, DeadLettersQuery
 
 PAGE = 1000
@@ -35,6 +42,9 @@ PAGE = 1000
 
 SCANNED = 10_000
 """Most dead letters that one request compares with a filter."""
+
+DEFAULT_LIMIT, MAX_LIMIT = 1000, 100_000
+"""How many dead letters one request changes, unless it says so, and at most."""
 
 TOPICS = 10
 """Topics of a group that are listed."""
@@ -100,29 +110,106 @@ def list_groups(call: Call) -> DeadGroupsAnswer:
     return DeadGroupsAnswer(groups, scanned, truncated)
 
 
-def redrive(call: Call) -> CountAnswer:
+def redrive(call: Call) -> CountAnswer | Response:
     """
     Put dead letters back into their topics, the oldest first: all at once or at a rate.
 
     With a rate they are delayed, each by its place. With a fingerprint, those among the oldest
-    10,000.
+    10,000. In the background (202): without these bounds, and `/v1/operations` shows the progress.
     """
     body: RedriveBody = call.body
-    topic, ids = _topic(call, body.topic), _ids(call, body)
+    topic = _topic(call, body.topic)
+    if body.background and not body.dry_run:
+        dead_letters.spacing_us(body.rate)  # checks it
+        return _in_background(
+            call,
+            "redrive",
+            body,
+            lambda engine, limit, pause: many_letters.redrive(
+                engine, topic, body.ids, body.fingerprint, limit, body.rate, pause
+            ),
+        )
+    limit, ids = _limit(body), _ids(call, body)
     if body.dry_run:
         return _count(call, body, topic)
-    return CountAnswer(
-        dead_letters.redrive(call.engine, topic, ids, rate=body.rate, limit=body.limit)
-    )
+    return CountAnswer(dead_letters.redrive(call.engine, topic, ids, rate=body.rate, limit=limit))
 
 
-def drop(call: Call) -> CountAnswer:
-    """Delete dead letters, the oldest first. With a fingerprint, those among the oldest 10,000."""
+def drop(call: Call) -> CountAnswer | Response:
+    """
+    Delete dead letters, the oldest first. With a fingerprint, those among the oldest 10,000.
+
+    In the background (202): all of them, and `/v1/operations` shows the progress.
+    """
     body: DeadBody = call.body
-    topic, ids = _topic(call, body.topic), _ids(call, body)
+    topic = _topic(call, body.topic)
+    if body.background and not body.dry_run:
+        return _in_background(
+            call,
+            "drop",
+            body,
+            lambda engine, limit, _: many_letters.drop(
+                engine, topic, body.ids, body.fingerprint, limit
+            ),
+        )
+    limit, ids = _limit(body), _ids(call, body)
     if body.dry_run:
         return _count(call, body, topic)
-    return CountAnswer(dead_letters.drop(call.engine, topic, ids, limit=body.limit))
+    return CountAnswer(dead_letters.drop(call.engine, topic, ids, limit=limit))
+
+
+def _limit(body: DeadBody) -> int:
+    """The most that one request changes. Raises Problem."""
+    if body.background:  # a dry run of it
+        return min(body.limit or MAX_LIMIT, MAX_LIMIT)
+    limit = DEFAULT_LIMIT if body.limit is None else body.limit
+    if limit > MAX_LIMIT:
+        raise Problem(
+            "bad-request",
+            f"body: limit: expected at most {MAX_LIMIT:,}, or background: true; got {limit:,}",
+            pointer="#/limit",
+        )
+    return limit
+
+
+Letters = Callable[["FullEngine", int, "Pause"], "Iterator[int]"]
+
+
+def _in_background(
+    call: Call, kind: Literal["redrive", "drop"], body: DeadBody, letters: Letters
+) -> Response:
+    """
+    Begin an operation on the dead letters that there are now; those that die again while it runs
+    are not its own.
+    """
+    _check_fingerprint(body)
+    engine, total = call.engine, None
+    if body.ids is not None:
+        total = len(body.ids)
+    elif body.fingerprint is None:
+        held = engine.overview() if body.topic is None else engine.topic_stats(body.topic)
+        total = held.dead
+    limit = sys.maxsize if body.limit is None else body.limit
+    if total is not None:
+        total = limit = min(total, limit)
+    now_us = time.time_ns() // 1000
+    operation = Operation(
+        kind=kind,
+        who=call.caller.name,
+        topic=body.topic,
+        fingerprint=body.fingerprint,
+        total=total,
+        started_us=now_us,
+        written_us=now_us,
+    )
+    operation_id = call.services.operations.begin(
+        operation, lambda engine, pause: letters(engine, limit, pause)
+    )
+    return Response(
+        202,
+        encode(CountAnswer(0, operation=operation_id)),
+        headers=[(b"location", call.request.url(f"/v1/operations/{operation_id}").encode())],
+    )
 
 
 def _topic(call: Call, topic: str | None) -> str | None:
@@ -170,22 +257,26 @@ def _filter(
 
 def _ids(call: Call, body: DeadBody) -> list[str] | None:
     """The ids of the request, or of those that failed in the way that it names; None: all."""
+    _check_fingerprint(body)
     if body.fingerprint is None:
         return body.ids
-    if body.topic is None:
+    wanted = None if body.ids is None else set(body.ids)
+    found: list[str] = []
+    for scanned, (_, view) in enumerate(_letters(call, body.topic, 0)):
+        if scanned == SCANNED or len(found) == _limit(body):
+            break
+        if fingerprint_of(view.reason, view.error) == body.fingerprint:
+            found += [view.id] if wanted is None or view.id in wanted else []
+    return found
+
+
+def _check_fingerprint(body: DeadBody) -> None:
+    if body.fingerprint is not None and body.topic is None:
         raise Problem(
             "bad-request",
             "body: a fingerprint takes a topic: ids of your own are unique in their topic only",
             pointer="#/topic",
         )
-    wanted = None if body.ids is None else set(body.ids)
-    found: list[str] = []
-    for scanned, (_, view) in enumerate(_letters(call, body.topic, 0)):
-        if scanned == SCANNED or len(found) == body.limit:
-            break
-        if fingerprint_of(view.reason, view.error) == body.fingerprint:
-            found += [view.id] if wanted is None or view.id in wanted else []
-    return found
 
 
 def _count(call: Call, body: DeadBody, topic: str | None) -> CountAnswer:
@@ -195,6 +286,6 @@ def _count(call: Call, body: DeadBody, topic: str | None) -> CountAnswer:
     count = 0
     for _, view in _letters(call, topic, 0):
         count += wanted is None or view.id in wanted
-        if count == body.limit:
+        if count == _limit(body):
             break
     return CountAnswer(count, dry_run=True)

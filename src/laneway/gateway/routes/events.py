@@ -9,13 +9,17 @@ from laneway.gateway.http import Stream
 if TYPE_CHECKING:
     from laneway.gateway.call import Call
 
+SCOPES = {"endpoint": "endpoints", "change": "admin"}
+"""Events that need more than the scope `read`."""
+
 
 async def stream_events(call: Call) -> Stream:
     """
-    Show the namespace each second, as server-sent events `overview`, and each change through the
-    API as `operation`, if the caller may read the audit log.
+    Show what happens, as server-sent events: `overview` each second; `operation`, each time when
+    one is further; with the scope `endpoints` what happens to an `endpoint`, and with the scope
+    `admin` each `change` through the API.
     """
-    call.caller.check_everything()
-    with_operations = "admin" in call.caller.scopes
-    events = call.services.feed.events(call.request, with_operations=with_operations)
-    return Stream(events, b"text/event-stream")
+    caller = call.caller
+    caller.check_everything()
+    kinds = ["operation", *(kind for kind, scope in SCOPES.items() if scope in caller.scopes)]
+    return Stream(call.services.feed.events(call.request, kinds), b"text/event-stream")

@@ -1,0 +1,223 @@
+"""
+Operations: changes of many messages that take longer than a request, with progress and an end.
+
+An operation runs in a thread of the gateway that began it. Its record in the store says how far it
+is, so each gateway of the namespace shows it and stops it. It ends with its gateway; then it is
+`lost`, and what it has done stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from laneway import units
+from laneway.errors import LanewayError
+from laneway.gateway.problems import Problem
+from laneway.safetext import without_passwords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from laneway.engines.base import FullEngine, Records
+    from laneway.gateway.host import Host
+
+    Steps = Callable[[FullEngine, Callable[[float], object]], Iterator[int]]
+    """
+    Does the work, and yields how many messages each step has changed. It pauses with the function.
+    """
+
+log = logging.getLogger("laneway.gateway")
+
+RUNNING = 4
+"""Most operations that run in one gateway."""
+
+KEPT = 100
+"""Most operations whose records are kept; the oldest ones that have ended go first."""
+
+LOST_US = 30 * units.SECOND
+"""An operation that wrote nothing for so long has ended with its gateway."""
+
+BEAT_SECONDS = 1.0
+"""How often an operation writes its record at least, while it pauses."""
+
+KIND: Final = "gateway"
+PREFIX = "operation "
+
+State = Literal["running", "stopping", "done", "stopped", "failed", "lost"]
+
+
+class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """
+    An operation's record. Times are microseconds since 1970.
+
+    `topic`: None: all. `total`: how many messages there were for it at its beginning; None: it was
+    not counted. `done`: how many it has changed.
+    """
+
+    kind: Literal["redrive", "drop"]
+    who: str
+    topic: str | None = None
+    fingerprint: str | None = None
+    total: int | None = None
+    done: int = 0
+    state: State = "running"
+    detail: str | None = None
+    started_us: int
+    written_us: int
+    ended_us: int | None = None
+
+
+_read = msgspec.json.Decoder(Operation).decode
+_write = msgspec.json.Encoder().encode
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _shown(operation: Operation) -> Operation:
+    """The operation with the state that it has by now."""
+    if operation.ended_us is None and _now_us() - operation.written_us > LOST_US:
+        operation.state, operation.ended_us = "lost", operation.written_us
+        operation.detail = "its gateway ended before it did; begin it again for the rest"
+    return operation
+
+
+def find(engine: Records, operation_id: str) -> Operation | None:
+    """The operation with an id."""
+    (record,) = engine.record_read(KIND, [PREFIX + operation_id])
+    return None if record is None else _shown(_read(record))
+
+
+def newest(engine: Records) -> list[tuple[str, Operation]]:
+    """The (id, operation) pairs, the newest first."""
+    pairs = engine.records(KIND, limit=2 * KEPT, after=PREFIX)
+    return [
+        (name.removeprefix(PREFIX), _shown(_read(record)))
+        for name, record in reversed(pairs)
+        if name.startswith(PREFIX)
+    ]
+
+
+def stop(engine: Records, operation_id: str) -> Operation | None:
+    """Tell an operation to stop; it does after its present step. None: there is none."""
+
+    def change(operation: Operation) -> None:
+        if _shown(operation).state == "running":
+            operation.state = "stopping"
+
+    return _change(engine, operation_id, change)
+
+
+def _change(
+    engine: Records, operation_id: str, change: Callable[[Operation], None]
+) -> Operation | None:
+    while True:
+        (record,) = engine.record_read(KIND, [PREFIX + operation_id])
+        if record is None:
+            return None
+        operation = _read(record)
+        change(operation)
+        if engine.record_swap(KIND, PREFIX + operation_id, record, _write(operation)):
+            return operation
+
+
+class Operations:
+    """The operations that run in one gateway. Any thread may call it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._threads = ThreadPoolExecutor(RUNNING, thread_name_prefix="laneway-operation")
+        self._lock = threading.Lock()
+        self._running = 0
+        self._ends = threading.Event()
+
+    def begin(self, operation: Operation, steps: Steps) -> str:
+        """Begin an operation. Returns its id. Raises Problem if too many run."""
+        with self._lock:
+            if self._ends.is_set():
+                raise Problem("stopping", "the gateway is stopping; ask another one")
+            if self._running >= RUNNING:
+                raise Problem(
+                    "rate-limited",
+                    f"{RUNNING} operations run in this gateway already; wait for one of them",
+                    headers=(("retry-after", "5"),),
+                )
+            self._running += 1
+        operation_id = f"{operation.started_us:014x}{secrets.token_hex(2)}"
+        try:
+            engine = self._host.engine
+            engine.record_swap(KIND, PREFIX + operation_id, None, _write(operation))
+            _sweep(engine)
+            self._threads.submit(self._run, operation_id, steps)
+        except BaseException:
+            self._leave()
+            raise
+        return operation_id
+
+    def stop(self) -> None:
+        """Let those that run end after their present step."""
+        self._ends.set()
+
+    def close(self) -> None:
+        """Wait until they have ended."""
+        self.stop()
+        self._threads.shutdown()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._running -= 1
+
+    def _run(self, operation_id: str, steps: Steps) -> None:
+        engine = self._host.engine
+        try:
+            state, detail = self._steps(engine, operation_id, steps)
+        except LanewayError as error:
+            state, detail = "failed", without_passwords(str(error))
+        except Exception:
+            log.exception("operation %s failed", operation_id)
+            state, detail = "failed", "the gateway's log has the error"
+        finally:
+            self._leave()
+
+        def end(operation: Operation) -> None:
+            operation.state, operation.detail = state, detail
+            operation.ended_us = operation.written_us = _now_us()
+
+        try:
+            _change(engine, operation_id, end)
+        except LanewayError as error:
+            log.warning("operation %s: its end (%s) is not stored: %s", operation_id, state, error)
+
+    def _steps(
+        self, engine: FullEngine, operation_id: str, steps: Steps
+    ) -> tuple[State, str | None]:
+        """Do the steps. Returns the state at the end, and why."""
+        for count in steps(engine, self._ends.wait):
+
+            def note(operation: Operation, count: int = count) -> None:
+                operation.done += count
+                operation.written_us = _now_us()
+
+            changed = _change(engine, operation_id, note)
+            if changed is None or changed.state == "stopping":
+                return "stopped", None
+            if self._ends.is_set():
+                return "stopped", "the gateway stopped; begin it again for the rest"
+        return "done", None
+
+
+def _sweep(engine: Records) -> None:
+    """Remove the oldest records beyond `KEPT` of operations that have ended."""
+    for operation_id, operation in newest(engine)[KEPT:]:
+        if operation.ended_us is not None:
+            name = PREFIX + operation_id
+            (record,) = engine.record_read(KIND, [name])
+            engine.record_swap(KIND, name, record, None)
