@@ -45,26 +45,17 @@ REFUSED_V4 = tuple(
 )
 """IPv4 networks that are not public: this host, private, link-local, documentation, multicast …"""
 
+UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+"""
+All public IPv6 addresses. Those outside are of this host, private, link-local, multicast, not given
+to anyone, or have an IPv4 address inside, like 64:ff9b::/96 and ::ffff:0:0:0/96: translators lead
+these to any IPv4 address.
+"""
+
 REFUSED_V6 = tuple(
-    ipaddress.IPv6Network(text)
-    for text in (
-        "::/96",
-        "::ffff:0:0/96",
-        "64:ff9b::/96",
-        "64:ff9b:1::/48",
-        "100::/64",
-        "2001::/23",
-        "2001:db8::/32",
-        "2002::/16",
-        "3fff::/20",
-        "5f00::/16",
-        "fc00::/7",
-        "fe80::/10",
-        "fec0::/10",
-        "ff00::/8",
-    )
+    ipaddress.IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 )
-"""IPv6 networks that are not public. An IPv4 address inside of one is judged by itself first."""
+"""Networks inside of these that are not public."""
 
 GLOBAL_V6 = tuple(
     ipaddress.IPv6Network(text)
@@ -173,7 +164,7 @@ def is_public(address: Address) -> bool:
         return is_public(inside)
     if any(address in network for network in GLOBAL_V6):
         return True
-    return not any(address in network for network in REFUSED_V6)
+    return address in UNICAST_V6 and not any(address in network for network in REFUSED_V6)
 
 
 def is_open_port(port: int) -> bool:
