@@ -16,6 +16,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: bytes
+    method: str = "POST"
 
 
 @dataclass
@@ -46,7 +47,7 @@ def serve(receiver: Receiver) -> http.server.ThreadingHTTPServer:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            receiver.requests.append(Received(self.path, headers, body))
+            receiver.requests.append(Received(self.path, headers, body, self.command))
             bad = getattr(self, f"do_{self.path.strip('/')}", None)
             if bad is not None:
                 with contextlib.suppress(OSError):
@@ -61,6 +62,8 @@ def serve(receiver: Receiver) -> http.server.ThreadingHTTPServer:
             self.send_header("content-length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
+
+        do_PUT = do_PATCH = do_POST  # noqa: N815  # the names that http.server calls
 
         def do_hang(self) -> None:
             receiver.released.wait(30)

@@ -15,7 +15,7 @@ from laneway import Laneway
 from laneway.cli import main
 from laneway.errors import Refused, UsageError
 from laneway.push import secret_store
-from laneway.push.signature import text_of
+from laneway.push.signature import Key
 
 URL = "https://acme.example/hooks"
 
@@ -131,7 +131,7 @@ def test_command_line(tmp_path: Path, key: str) -> None:
         assert found.exit_code == code, found.output
         return found.output
 
-    secret = text_of(bytes(range(32)))
+    secret = Key(bytes(range(32))).text
     assert "whsec_" in run("set", "push.acme", URL, "--timeout", "5s", "--event", "order.*")
     assert secret not in run("set", "push.acme", "--secret-file", "-", stdin=secret + "\n")
     assert json.loads(run("show", "push.acme", "--json"))["secrets"] == [

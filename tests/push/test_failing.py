@@ -159,6 +159,21 @@ def test_refused_credentials_need_attention(app: Laneway, receiver: Receiver) ->
     assert [each["type"] for each in notices] == ["endpoint.misconfigured"]
 
 
+def test_a_message_without_retries_is_notified(app: Laneway, receiver: Receiver) -> None:
+    """Once an hour for an endpoint."""
+    notices: list[Any] = []
+    app.handler("laneway.endpoints")(lambda message: notices.append(message.body))
+    app.policy("push.x", retries=1)
+    app.endpoint("push.x", url=receiver.url("/404"), allow_private=True)
+    for n in range(3):
+        app.publish("push.x", n, id=f"order-{n}")
+    app.run_worker(burst=True)
+    app.run_worker(burst=True)
+    (notice,) = notices
+    assert (notice["type"], notice["topic"]) == ("endpoint.exhausted", "push.x")
+    assert "failed 2 times and is dead: HTTP 404" in notice["detail"]
+
+
 def test_notifications_that_nobody_handles(app: Laneway, receiver: Receiver) -> None:
     """They are dropped, unless their topic has an endpoint, which gets them."""
     from laneway.push.notifications import notify

@@ -11,7 +11,7 @@ import pytest
 
 from laneway import Laneway
 from laneway.gateway import tokens
-from laneway.push.signature import text_of
+from laneway.push.signature import Key
 from tests.gateway.conftest import Api, serving
 from tests.push.receiver import Receiver
 
@@ -39,7 +39,7 @@ def test_life_of_an_endpoint(api: Api, receiver: Receiver) -> None:
     ).json
     assert created["secret"].startswith("whsec_")
     assert (created["state"], created["headers"]) == ("healthy", {"x-api-key": "…"})
-    given = text_of(bytes(range(40)))
+    given = Key(bytes(range(40))).text
     assert api("PUT", path, {"timeout": "5s", "secret": given}).json["secret"] is None
     assert api("GET", path).json["timeout"] == 5.0
     assert api("POST", path + "/rotate").json["secret"] != created["secret"]

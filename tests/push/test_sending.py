@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
 import json
 import time
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from standardwebhooks import Webhook
 
 from laneway import Laneway, Message
+from laneway.errors import UsageError
 from laneway.push.answers import Answer, judge
 from tests.push.receiver import Receiver
 
@@ -58,6 +61,52 @@ def test_rotated_secret(app: Laneway, receiver: Receiver) -> None:
         assert secret not in repr(endpoint)
 
 
+def test_ed25519(app: Laneway, receiver: Receiver) -> None:
+    """The receiver has only the public key; a rotation signs with old and new keys."""
+    endpoint = app.endpoint(
+        "push.acme", url=receiver.url("/200"), allow_private=True, secret="ed25519"
+    )
+    public = endpoint.secret
+    assert public is not None
+    assert public.startswith("whpk_")
+    assert endpoint.info().secrets == [public]
+    app.publish("push.acme", {"n": 1})
+    app.run_worker(burst=True)
+    new = endpoint.rotate()
+    app.publish("push.acme", {"n": 2})
+    app.run_worker(burst=True)
+    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public.removeprefix("whpk_")))
+    for request in receiver.requests:
+        headers = request.headers
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.body
+        (own,) = (
+            each.removeprefix("v1a,")
+            for each in headers["webhook-signature"].split()
+            if each.startswith("v1a,")
+        )
+        key.verify(base64.b64decode(own), signed)
+    Webhook(new).verify(receiver.requests[1].body, receiver.requests[1].headers)
+    seed = base64.b64encode(b"s" * 32).decode()
+    app.endpoint("push.acme", secret=f"whsk_{seed}")
+    assert app.endpoint("push.acme").info().secrets[0].startswith("whpk_")
+    for wrong in ("whsk_AAAA", "whsk_!", "ED25519", f"whpk_{seed}"):
+        with pytest.raises(UsageError, match="expected a secret") as caught:
+            app.endpoint("push.acme", secret=wrong)
+        assert wrong not in str(caught.value).replace('"ed25519"', "")
+
+
+def test_method(app: Laneway, receiver: Receiver) -> None:
+    """As the endpoint says; a connection that is used again does not keep it."""
+    app.policy("push.*", concurrency=1)
+    for name in ("PUT", "POST", "PATCH", "POST"):
+        app.endpoint("push.x", url=receiver.url("/200"), allow_private=True, method=name)
+        app.publish("push.x", 1)
+        app.run_worker(burst=True)
+    assert [each.method for each in receiver.requests] == ["PUT", "POST", "PATCH", "POST"]
+    with pytest.raises(UsageError, match="method"):
+        app.endpoint("push.x", method="GET")
+
+
 def test_id_is_the_same_in_each_attempt(app: Laneway, receiver: Receiver) -> None:
     """Also one with a dot, which the specification forbids: it is hashed."""
     app.endpoint("push.acme", url=receiver.url("/500"), allow_private=True)
@@ -100,6 +149,7 @@ def test_contents(app: Laneway, receiver: Receiver) -> None:
         "body": {},
         "standard": {"content": "standard"},
         "events": {"content": "cloudevents"},
+        "binary": {"content": "cloudevents-binary"},
         "template": {
             "template": {"n": "$.order.n", "first": "$.tags.0", "none": "$.a.b", "id": "$id"}
         },
@@ -118,6 +168,16 @@ def test_contents(app: Laneway, receiver: Receiver) -> None:
     assert found["template"] == {"n": 7, "first": "x", "none": None, "id": "template"}
     content_types = {each.path: each.headers["content-type"] for each in receiver.requests}
     assert content_types["/events"] == "application/cloudevents+json"
+    (binary,) = receiver.of("/binary")
+    assert found["binary"] == found["body"]
+    assert binary.headers["content-type"] == "application/json"
+    names = ("ce-specversion", "ce-id", "ce-source", "ce-type")
+    assert [binary.headers[name] for name in names] == [
+        "1.0",
+        "binary",
+        "/topics/push.binary",
+        "order.paid",
+    ]
 
 
 def test_subscriptions_and_events(app: Laneway, receiver: Receiver) -> None:
@@ -218,12 +278,14 @@ def test_gone_endpoint_is_disabled_until_it_is_enabled(app: Laneway, receiver: R
     info = endpoint.info()
     assert (info.state, info.disabled) == ("disabled", "gone")
     assert [(each["type"], each["topic"]) for each in notices] == [("endpoint.disabled", "push.x")]
+    notices.clear()
     assert app.topic("push.x").stats().ready >= 1  # the one that found it gone
     endpoint.enable()
     assert endpoint.info().state == "probing"
     receiver.requests.clear()
     app.run_worker(burst=True)
     assert len(receiver.requests) == 1  # a probe
+    assert "endpoint.enabled" in [each["type"] for each in notices]
     with pytest.raises(Exception, match="enabled less than 5 min ago"):
         endpoint.enable()
     status[0] = 200

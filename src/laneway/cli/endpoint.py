@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from laneway.push.endpoint import Endpoint, EndpointInfo
 
+ED25519 = "ed25519"
+
 EXAMPLES = """\b
 Examples:
   laneway endpoint set push.acme https://acme.example/hooks
@@ -44,12 +46,13 @@ def endpoint() -> None:
 @click.option("--connect-timeout", help="For the connection. [default: 5 s]")
 @click.option("--event", "events", multiple=True, help="Only these event types; may be repeated.")
 @click.option("--header", "headers", multiple=True, help="'NAME: VALUE'; may be repeated.")
-@click.option("--content", help="body, standard or cloudevents. [default: body]")
+@click.option("--content", help="body, standard, cloudevents or cloudevents-binary.")
 @click.option("--template", help="JSON whose texts like $.order are replaced by the body's fields.")
 @click.option("--dead-on", type=int, multiple=True, help="HTTP statuses that are final.")
 @click.option("--description", help="What it is for.")
 @click.option("--proxy", help="A proxy for its requests.")
 @click.option("--ca", type=click.File(), help="A file with the certificate to trust, in PEM.")
+@click.option("--method", help="POST, PUT or PATCH. [default: POST]")
 @click.option("--http2", help="auto or never. [default: auto]")
 @click.option("--log", help="failures, sample or all: what the delivery log has. [default: sample]")
 @click.option("--metadata", multiple=True, help="'NAME=VALUE'; may be repeated.")
@@ -58,6 +61,9 @@ def endpoint() -> None:
 @click.option("--verify-tls/--no-verify-tls", default=None, help="Check its certificate.")
 @click.option("--duplicate-ok/--no-duplicate-ok", default=None, help="A 409 is a success.")
 @click.option("--topic-header/--no-topic-header", default=None, help="Send webhook-topic.")
+@click.option(
+    "--ed25519", is_flag=True, help="Sign with a new ed25519 key, and show its public key."
+)
 @click.option(
     "--secret-file", type=click.File(), help="Use the secret in this file (- for standard input)."
 )
@@ -81,6 +87,8 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     secret_file = given.pop("secret_file")
     if secret_file is not None:
         settings["secret"] = secret_file.read().strip()
+    if given.pop("ed25519"):
+        settings["secret"] = ED25519
     if (template := given.pop("template")) is not None:
         try:
             settings["template"] = msgspec.json.decode(template)
@@ -109,7 +117,9 @@ def _print_endpoint(endpoint: Endpoint, *, as_json: bool) -> None:
         print_json({"topic": endpoint.topic, "secret": endpoint.secret})
         return
     say(f"endpoint {endpoint.topic} is set")
-    if endpoint.secret is not None:
+    if endpoint.secret is not None and endpoint.secret.startswith("whpk_"):
+        say(f"its public key: {endpoint.secret}")
+    elif endpoint.secret is not None:
         say(f"its secret, which is not shown again: {endpoint.secret}")
 
 
@@ -215,11 +225,12 @@ def test(session: Session, topic: str, *, as_json: bool) -> None:
 
 @endpoint.command("rotate")
 @click.argument("topic")
+@click.option("--ed25519", is_flag=True, help="An ed25519 key; its public key is printed.")
 @pass_session
-def rotate(session: Session, topic: str) -> None:
+def rotate(session: Session, topic: str, *, ed25519: bool) -> None:
     """Create a new secret, and print it once. The old one signs beside it for 24 hours."""
     with session.app() as app:
-        say(app.endpoint(topic).rotate())
+        say(app.endpoint(topic).rotate(ED25519 if ed25519 else None))
 
 
 @endpoint.command("disable")

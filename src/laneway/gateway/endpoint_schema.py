@@ -51,6 +51,7 @@ class EndpointAnswer(msgspec.Struct, kw_only=True):
     allow_private: bool
     allow_http: bool
     topic_header: bool
+    method: str
     log: str
     metadata: dict[str, str]
     disabled: str | None
@@ -70,8 +71,14 @@ class EndpointsAnswer(msgspec.Struct):
     next: str | None
 
 
+class RotateQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`ed25519`: create a key pair; the answer has the public key."""
+
+    ed25519: bool = False
+
+
 class RotateAnswer(msgspec.Struct):
-    """The new secret, which is not shown again."""
+    """The new secret, which is not shown again; of ed25519 the public key."""
 
     secret: str
 

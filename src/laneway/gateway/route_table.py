@@ -17,6 +17,7 @@ from laneway.gateway.endpoint_schema import (
     EndpointsAnswer,
     EndpointsQuery,
     RotateAnswer,
+    RotateQuery,
     TestAnswer,
 )
 from laneway.gateway.routes import (
@@ -432,7 +433,14 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", ENDPOINT, "endpoints", endpoints.show_endpoint, answer=EndpointAnswer),
     Route("PUT", ENDPOINT, "endpoints", endpoints.set_endpoint, body=Fields, answer=EndpointAnswer),
     Route("DELETE", ENDPOINT, "endpoints", endpoints.remove_endpoint, answer=RemovedAnswer),
-    Route("POST", ENDPOINT + "/rotate", "endpoints", endpoints.rotate, answer=RotateAnswer),
+    Route(
+        "POST",
+        ENDPOINT + "/rotate",
+        "endpoints",
+        endpoints.rotate,
+        query=RotateQuery,
+        answer=RotateAnswer,
+    ),
     Route("POST", ENDPOINT + "/test", "endpoints", endpoints.test, answer=TestAnswer),
     Route("POST", ENDPOINT + "/enable", "endpoints", endpoints.enable, answer=EndpointAnswer),
     Route(

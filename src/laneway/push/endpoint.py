@@ -54,9 +54,10 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     - `topic`: whose messages are sent; of a subscription, like `push.acme#crm`.
     - `url`, `description`, `timeout`, `connect_timeout`, `events`, `content`, `template`,
       `dead_on`, `duplicate_ok`, `verify_tls`, `proxy`, `http2`, `allow_private`, `allow_http`,
-      `topic_header`, `log`, `metadata`: its settings.
+      `topic_header`, `method`, `log`, `metadata`: its settings.
     - `headers`: by name; the values of those that look like secrets are `"…"`.
-    - `secrets`: the ends of the secrets that sign now, the newest first.
+    - `secrets`: the ends of the secrets that sign now, the newest first; of ed25519 the public
+      keys.
     - `state`: `"healthy"`, `"failing"`, `"open"` (its breaker), `"probing"` or `"disabled"`.
     - `disabled`: why it is disabled. `attention`: why somebody should look at it.
     - `failing_since`, `failures`, `last_failure`: since the last success, about.
@@ -81,6 +82,7 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     allow_private: bool
     allow_http: bool
     topic_header: bool
+    method: str
     log: str
     metadata: dict[str, str]
     disabled: str | None
@@ -142,7 +144,8 @@ class Endpoint:
     """
     The endpoint of one topic: where its messages are sent to. `app.endpoint(topic)` creates it.
 
-    `secret`: the text of a secret that was created by this call, `whsec_…`; it is not shown again.
+    `secret`: the text of a secret that was created by this call, `whsec_…`, which is not shown
+    again; of an ed25519 key the public one, `whpk_…`.
     Every method has an async variant with an `a` in front. Raises Refused if there is no endpoint.
     """
 
@@ -166,7 +169,8 @@ class Endpoint:
     def rotate(self, secret: str | None = None) -> str:
         """
         Give it a new secret, `secret` or a random one. The old ones sign beside it for 24 hours.
-        Returns the new secret's text, which is not shown again.
+        Returns the new secret's text, which is not shown again; of `"ed25519"`, which creates a key
+        pair, the public key.
         """
         keys, now_us, new = _secrets(self._app), table.now(), ""
 

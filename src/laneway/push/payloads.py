@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
+from urllib.parse import quote
 
 import msgspec
 
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
     from laneway.message import Lease
 
-Content = Literal["body", "standard", "cloudevents"]
+Content = Literal["body", "standard", "cloudevents", "cloudevents-binary"]
 """
 What a request's body is. `"body"`: the message's, as it was published. `"standard"`: an object with
-`type`, `timestamp` and `data`. `"cloudevents"`: a CloudEvent 1.0 in structured mode.
+`type`, `timestamp` and `data`. `"cloudevents"`: a CloudEvent 1.0 in structured mode;
+`"cloudevents-binary"`: the message's body, and headers `ce-…`.
 """
 
 JSON = "application/json"
@@ -32,7 +34,7 @@ MAX_TEMPLATE_NODES = 500
 
 def of_lease(lease: Lease, content: Content, template: Any) -> tuple[bytes, str]:
     """The body and content type of the request for a message. Raises Reject."""
-    if content == "body" and template is None:
+    if content in ("body", "cloudevents-binary") and template is None:
         if lease.bodies is not None:
             return _encoded(codec.decode_lease(lease)), JSON
         return lease.body, (lease.headers or {}).get(CONTENT_TYPE, JSON)
@@ -61,6 +63,22 @@ def of_lease(lease: Lease, content: Content, template: Any) -> tuple[bytes, str]
         ),
         "application/cloudevents+json",
     )
+
+
+def event_headers(lease: Lease) -> list[bytes]:
+    """The headers of a CloudEvent in binary mode, for the request of a message."""
+    values = {
+        "specversion": "1.0",
+        "id": lease.id,
+        "source": f"/topics/{lease.topic}",
+        "type": event_of(lease) or lease.topic,
+        "time": _time(lease),
+    }
+    return [f"ce-{name}: {quote(text, _UNQUOTED)}".encode() for name, text in values.items()]
+
+
+_UNQUOTED = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+"""The characters that a header of a CloudEvent has as they are."""
 
 
 def _decoded(lease: Lease) -> Any:

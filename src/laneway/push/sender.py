@@ -31,8 +31,8 @@ from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
 from laneway.push.delivery_log import LogWriter
 from laneway.push.events import EndpointEvents
+from laneway.push.notifications import HOUR_US, notify
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
-from laneway.push.notifications import notify
 from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.targets import Target, fill, headers_for, request_for
 from laneway.push.transport import Transport
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.message import Lease
+    from laneway.push.delivery_log import Entry, Result
     from laneway.push.settings import SenderSettings
     from laneway.push.table import Record
     from laneway.push.transport import Request, Slot
@@ -110,6 +111,8 @@ class Sender:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
         self._log = LogWriter(engine)
         self._events = EndpointEvents(engine)
+        self._exhausted: dict[str, int] = {}
+        """The hour in which a topic's last notification about a message without retries was."""
         self._note_count = 0
         self._pausing: set[str] = set()
         """Topics of disabled endpoints that were not paused; the writer pauses them."""
@@ -377,8 +380,26 @@ class Sender:
         self._log.add(
             attempt.lease.topic,
             attempt.at_us,
-            lambda: entry_of(attempt, answer, verdict, result, self._log.name, self._engine),
+            lambda: self._entry(attempt, answer, verdict, result),
         )
+
+    def _entry(self, attempt: Attempt, answer: Answer, verdict: Verdict, result: Result) -> Entry:
+        """The entry of an attempt; in the log's thread, which also sees a message's last retry."""
+        entry = entry_of(attempt, answer, verdict, result, self._log.name, self._engine)
+        if entry.result == "dead" and result == "retried":
+            self._notify_exhausted(entry, attempt.lease.topic)
+        return entry
+
+    def _notify_exhausted(self, entry: Entry, topic: str) -> None:
+        now_us = table.now()
+        hour = now_us // HOUR_US
+        if topic == NOTIFICATIONS or self._exhausted.get(topic) == hour:
+            return
+        if len(self._exhausted) >= MAX_TARGETS:
+            self._exhausted.clear()
+        self._exhausted[topic] = hour
+        text = f"message {entry.id:.100} failed {entry.attempt} times and is dead: {entry.text}"
+        notify(self._engine, "exhausted", topic, text, now_us)
 
     def _gone(self, unit: WorkerDelivery, target: Target, text: str) -> None:
         """

@@ -1,71 +1,140 @@
-"""Signatures of Standard Webhooks, version 1: https://www.standardwebhooks.com."""
+"""Signatures of Standard Webhooks, versions 1 and 1a: https://www.standardwebhooks.com."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hashlib
-import hmac
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from laneway.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PREFIX = "whsec_"
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PREFIX, PRIVATE_PREFIX, PUBLIC_PREFIX = "whsec_", "whsk_", "whpk_"
 LEAST_BYTES, MOST_BYTES = 24, 64
+SEED_BYTES = 32
+BLOCK = 64
+"""Bytes of a block of SHA-256."""
+
 REPLAY_HEADER = "webhook-replay-of"
 """The header of a message that says whose `webhook-id` its requests have."""
 
 SHOWN = 4
 """Characters of a secret that are shown."""
 
-
-def new_secret() -> bytes:
-    """A new random secret."""
-    return secrets.token_bytes(32)
+ED25519 = "ed25519"
+"""Given as a secret: a new key of this kind."""
 
 
-def text_of(secret: bytes) -> str:
-    """A secret as receivers get it: `whsec_…`."""
-    return PREFIX + base64.b64encode(secret).decode()
+class Key(NamedTuple):
+    """
+    What signs: a secret that the receiver has, too (`v1`), or the seed of an ed25519 key, of which
+    the receiver has the public key (`v1a`).
+    """
+
+    secret: bytes
+    is_ed25519: bool = False
+
+    @property
+    def text(self) -> str:
+        """What the receiver gets: the secret, `whsec_…`, or the public key, `whpk_…`."""
+        if self.is_ed25519:
+            public = _private_key(self.secret).public_key().public_bytes_raw()
+            return PUBLIC_PREFIX + base64.b64encode(public).decode()
+        return PREFIX + base64.b64encode(self.secret).decode()
+
+    @property
+    def hint(self) -> str:
+        """What says which one it is: the end of a secret, or the whole public key."""
+        if self.is_ed25519:
+            return self.text
+        return f"{PREFIX}…{self.text.rstrip('=')[-SHOWN:]}"
+
+    def signer(self) -> Signer:
+        """What signs requests."""
+        return _ed25519_signer(self.secret) if self.is_ed25519 else _hmac_signer(self.secret)
 
 
-def hint_of(secret: bytes) -> str:
-    """The end of a secret's text, which says which one it is."""
-    return f"{PREFIX}…{text_of(secret).rstrip('=')[-SHOWN:]}"
+Signer = Callable[[bytes], str]
+"""Returns the signature of what is signed, with its version."""
 
 
-def read_secret(text: object) -> bytes:
-    """Read `whsec_…`. Raises UsageError, which does not quote it."""
+def new_key(*, is_ed25519: bool = False) -> Key:
+    """A new random key."""
+    return Key(secrets.token_bytes(SEED_BYTES), is_ed25519)
+
+
+def read_key(text: object) -> Key:
+    """Read `whsec_…` or `whsk_…`; `ed25519` is a new key. Raises UsageError, without quoting it."""
+    if text == ED25519:
+        return new_key(is_ed25519=True)
     expected = UsageError(
         f"endpoint: expected a secret to be {PREFIX} and base64 of {LEAST_BYTES} to {MOST_BYTES}"
-        " bytes"
+        f' bytes, {PRIVATE_PREFIX} and a private key, or "{ED25519}" for a new one'
     )
-    if not isinstance(text, str) or not text.startswith(PREFIX):
+    if not isinstance(text, str) or not text.startswith((PREFIX, PRIVATE_PREFIX)):
         raise expected
+    prefix, _, encoded = text.partition("_")
     try:
-        secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+        found = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         raise expected from None
-    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+    if f"{prefix}_" == PRIVATE_PREFIX:
+        if len(found) not in (SEED_BYTES, 2 * SEED_BYTES):  # the seed, or seed and public key
+            raise expected
+        return Key(found[:SEED_BYTES], is_ed25519=True)
+    if not LEAST_BYTES <= len(found) <= MOST_BYTES:
         raise expected
-    return secret
+    return Key(found)
 
 
-def sign(secrets_: Iterable[bytes], webhook_id: str, timestamp: int, body: bytes) -> str:
+def sign(signers: Iterable[Signer], webhook_id: str, timestamp: int, body: bytes) -> str:
     """
-    The header `webhook-signature` of a request: one signature for each secret.
+    The header `webhook-signature` of a request: one signature of each key.
 
     Arguments: `timestamp`: of the attempt, Unix seconds.
     """
     signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
-    return " ".join(
-        "v1," + base64.b64encode(hmac.digest(secret, signed, "sha256")).decode()
-        for secret in secrets_
-    )
+    return " ".join([signer(signed) for signer in signers])
+
+
+def _hmac_signer(secret: bytes) -> Signer:
+    """
+    HMAC-SHA256 (RFC 2104) with the key's two blocks hashed beforehand: a third of the time of
+    `hmac.digest`.
+    """
+    padded = secret.ljust(BLOCK, b"\0")
+    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
+    outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
+
+    def sign(signed: bytes) -> str:
+        first, second = inner.copy(), outer.copy()
+        first.update(signed)
+        second.update(first.digest())
+        return "v1," + base64.b64encode(second.digest()).decode()
+
+    return sign
+
+
+def _ed25519_signer(seed: bytes) -> Signer:
+    key = _private_key(seed)
+    return lambda signed: "v1a," + base64.b64encode(key.sign(signed)).decode()
+
+
+def _private_key(seed: bytes) -> Ed25519PrivateKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise UsageError(
+            'keys of ed25519 need the package cryptography; install it: pip install "laneway[push]"'
+        ) from error
+    return ed25519.Ed25519PrivateKey.from_private_bytes(seed)
 
 
 def webhook_id(message_id: str) -> str:

@@ -18,6 +18,7 @@ from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.policy import check_topic
 from laneway.push import payloads, signature
 from laneway.push.address_guard import check_url, split_url
+from laneway.push.notifications import notify
 from laneway.subscriptions import SEPARATOR
 
 if TYPE_CHECKING:
@@ -56,12 +57,16 @@ _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Secret(msgspec.Struct, omit_defaults=True, array_like=True):
-    """A secret: as it is stored, the end of its text, and how long it signs (µs; 0: for good)."""
+    """
+    A secret: as it is stored, what is shown of it, how long it signs (µs; 0: for good), and whether
+    it is an ed25519 key.
+    """
 
     stored: str
     hint: str
     from_us: int = 0
     until_us: int = 0
+    is_ed25519: bool = False
 
 
 class Condition(msgspec.Struct, omit_defaults=True):
@@ -115,6 +120,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     allow_private: bool = False
     allow_http: bool = False
     topic_header: bool = False
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
     log: Literal["failures", "sample", "all"] = "sample"
     metadata: dict[str, str] = {}
     created_us: int = 0
@@ -279,6 +285,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "allow_private": _flag("allow_private"),
     "allow_http": _flag("allow_http"),
     "topic_header": _flag("topic_header"),
+    "method": _choice("method", "POST", "PUT", "PATCH"),
     "log": _choice("log", "failures", "sample", "all"),
     "metadata": _metadata,
 }
@@ -296,8 +303,8 @@ def changed(
     now_us: int,
 ) -> tuple[Record, str | None]:
     """
-    A topic's record after a change of settings, and its secret's text if it is new. None resets a
-    setting. Raises UsageError, BadPolicy, Refused.
+    A topic's record after a change of settings, and what the receiver gets of a new secret. None
+    resets a setting. Raises UsageError, BadPolicy, Refused.
     """
     check_endpoint_topic(topic)
     record = Record(created_us=now_us) if before is None else before
@@ -324,12 +331,14 @@ def changed(
     )
     new: str | None = None
     if fields.get("secret") is not None:
-        given = signature.read_secret(fields["secret"])
+        given = signature.read_key(fields["secret"])
         record.secrets = [_secret(topic, given, secrets, now_us)]
+        if given.is_ed25519:
+            new = given.text
     elif not record.secrets:
-        generated = signature.new_secret()
+        generated = signature.new_key()
         record.secrets = [_secret(topic, generated, secrets, now_us)]
-        new = signature.text_of(generated)
+        new = generated.text
     return record, new
 
 
@@ -358,28 +367,27 @@ def is_secret_header(name: str) -> bool:
     return any(word in name.lower() for word in SECRET_WORDS)
 
 
-def _secret(topic: str, secret: bytes, secrets: SecretStore, now_us: int) -> Secret:
-    return Secret(secrets.encrypt(secret, topic), signature.hint_of(secret), now_us)
+def _secret(topic: str, key: signature.Key, secrets: SecretStore, now_us: int) -> Secret:
+    sealed = secrets.encrypt(key.secret, topic)
+    return Secret(sealed, key.hint, now_us, is_ed25519=key.is_ed25519)
 
 
 def rotated(
     topic: str, record: Record, secrets: SecretStore, now_us: int, given: str | None = None
 ) -> tuple[Record, str]:
     """
-    A record with a new secret, and that secret's text. The old ones sign for 24 hours more.
+    A record with a new secret, and what the receiver gets of it. The old ones sign for 24 hours.
     """
-    secret = signature.new_secret() if given is None else signature.read_secret(given)
+    key = signature.new_key() if given is None else signature.read_key(given)
     kept = [
-        each
-        if each.until_us
-        else Secret(each.stored, each.hint, each.from_us, now_us + OLD_SECRET_US)
+        each if each.until_us else msgspec.structs.replace(each, until_us=now_us + OLD_SECRET_US)
         for each in live_secrets(record, now_us)
     ]
-    newest = [_secret(topic, secret, secrets, now_us), *kept][:MAX_SECRETS]
+    newest = [_secret(topic, key, secrets, now_us), *kept][:MAX_SECRETS]
     record = msgspec.structs.replace(
         record, secrets=newest, changed_us=now_us, version=record.version + 1
     )
-    return record, signature.text_of(secret)
+    return record, key.text
 
 
 def live_secrets(record: Record, now_us: int) -> list[Secret]:
@@ -571,6 +579,8 @@ def enable(engine: FullEngine, topic: str) -> Record:
     record = update(engine, topic, change)
     resume(engine, topic)
     assert record is not None  # `change` raises
+    if record.enabled_us == now_us:
+        notify(engine, "enabled", topic, "the next message is a probe", now_us)
     return record
 
 

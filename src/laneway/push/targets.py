@@ -9,7 +9,7 @@ import msgspec
 
 from laneway import units
 from laneway.errors import LanewayError, UsageError
-from laneway.push import breaker, signature
+from laneway.push import breaker, payloads, signature
 from laneway.push.address_guard import check_url, split_url
 from laneway.push.transport import Request
 
@@ -31,15 +31,15 @@ class Target(msgspec.Struct):
     """
     An endpoint as a sender has it in memory.
 
-    `secrets`: decrypted, with the time until which each signs. `headers`: lines that every request
-    has. `problem`: why nothing can be sent; `is_ours`: it is a fault of this sender's settings.
-    `open_until`: when the breaker's back-off ends (monotonic seconds).
+    `signers`: of its secrets, with the time until which each signs. `headers`: lines that every
+    request has. `problem`: why nothing can be sent; `is_ours`: it is a fault of this sender's
+    settings. `open_until`: when the breaker's back-off ends (monotonic seconds).
     """
 
     stored: bytes
     record: Record
     window: breaker.Window
-    secrets: list[tuple[bytes, int]] = []
+    signers: list[tuple[signature.Signer, int]] = []
     headers: list[bytes] = []
     host: str = ""
     port: int = 443
@@ -67,8 +67,12 @@ def fill(target: Target, topic: str, guard: Guard, secrets: SecretStore) -> None
     target.host = parts.hostname or ""
     target.port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        target.secrets = [
-            (secrets.decrypt(each.stored, topic), each.until_us) for each in record.secrets
+        target.signers = [
+            (
+                signature.Key(secrets.decrypt(each.stored, topic), each.is_ed25519).signer(),
+                each.until_us,
+            )
+            for each in record.secrets
         ]
         headers = record.headers | {
             name: secrets.decrypt(sealed, topic).decode("latin-1")
@@ -94,18 +98,20 @@ def headers_for(
         message_id = passed_on[signature.REPLAY_HEADER]
     webhook_id = signature.webhook_id(message_id)
     timestamp = now_us // units.SECOND
-    secrets = [secret for secret, until_us in target.secrets if not until_us or until_us > now_us]
+    signers = [each for each, until_us in target.signers if not until_us or until_us > now_us]
     headers = [
         *target.headers,
         b"content-type: " + _content_type(content_type),
         b"webhook-id: " + webhook_id.encode(),
         b"webhook-timestamp: %d" % timestamp,
-        b"webhook-signature: " + signature.sign(secrets, webhook_id, timestamp, body).encode(),
+        b"webhook-signature: " + signature.sign(signers, webhook_id, timestamp, body).encode(),
         b"webhook-attempt: %d" % lease.attempt,
         b"idempotency-key: " + webhook_id.encode(),
     ]
     if target.record.topic_header and lease.topic.isascii():
         headers.append(b"webhook-topic: " + lease.topic.encode())
+    if target.record.content == "cloudevents-binary":
+        headers += payloads.event_headers(lease)
     if passed_on is not None:
         headers += _passed_on(passed_on)
     return headers
@@ -124,6 +130,7 @@ def request_for(
     record = target.record
     return Request(
         url=record.url,
+        method=record.method,
         host=target.host,
         headers=headers,
         body=body,

@@ -43,6 +43,9 @@ NEEDED = frozenset({"retry-after", "location", "webhook-retry"})
 
 MAX_CONNECTIONS = 1_024
 IDLE_SECONDS = 30
+CLOCK_SECONDS = 0.001
+"""A timer that ends this much too early is on time: libcurl counts milliseconds."""
+
 MAX_SPARE = 256
 """Handles that wait for their next request."""
 
@@ -68,6 +71,7 @@ class Request(msgspec.Struct, kw_only=True):
     """
 
     url: str
+    method: str = "POST"
     host: str
     headers: list[bytes]
     body: bytes
@@ -96,7 +100,10 @@ class Transport:
         multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         multi.setopt(pycurl.M_MAXCONNECTS, MAX_CONNECTIONS)
         self._events = _Events()
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_due = self._is_closed = False
+        self._wanted_at: float | None = None
+        """When libcurl wants to be called, by the loop's clock; None: not."""
         self._spare: list[Slot] = []
         self._active: dict[Any, Slot] = {}
         loop.add_reader(self._events.fileno(), self._ready)
@@ -122,6 +129,7 @@ class Transport:
         """Drop everything, and close the connections."""
         for slot in list(self._active.values()):
             self.abort(slot)
+        self._is_closed = True
         self._loop.remove_reader(self._events.fileno())
         if self._timer is not None:
             self._timer.cancel()
@@ -137,13 +145,19 @@ class Transport:
         self._events.watch(file, event)
 
     def _set_timer(self, milliseconds: int) -> None:
+        # Each request sets it several times, so a timer that ends too early is left as it is.
+        if milliseconds <= 0:
+            self._wanted_at = None
+            if milliseconds == 0 and not self._is_due:
+                self._is_due = True
+                self._loop.call_soon(self._act)
+            return
+        self._wanted_at = wanted_at = self._loop.time() + milliseconds / 1000
         if self._timer is not None:
+            if self._timer.when() <= wanted_at:
+                return
             self._timer.cancel()
-            self._timer = None
-        if milliseconds == 0:
-            self._timer = self._loop.call_soon(self._time_over)
-        elif milliseconds > 0:
-            self._timer = self._loop.call_later(milliseconds / 1000, self._time_over)
+        self._timer = self._loop.call_at(wanted_at, self._time_over)
 
     # Called by the event loop
 
@@ -155,8 +169,18 @@ class Transport:
 
     def _time_over(self) -> None:
         self._timer = None
-        self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
-        self._collect()
+        wanted_at = self._wanted_at
+        if wanted_at is not None and wanted_at > self._loop.time() + CLOCK_SECONDS:
+            self._timer = self._loop.call_at(wanted_at, self._time_over)
+        elif wanted_at is not None:
+            self._wanted_at = None
+            self._act()
+
+    def _act(self) -> None:
+        self._is_due = False
+        if not self._is_closed:
+            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+            self._collect()
 
     def _collect(self) -> None:
         """Report the requests that have ended."""
@@ -235,6 +259,7 @@ class Slot:
             request.proxy,
             request.http2,
             request.resolve,
+            request.method,
         )
         if settings != self._settings:
             self._configure(request)
@@ -243,6 +268,7 @@ class Slot:
     def _configure(self, request: Request) -> None:
         curl = self.curl
         curl.setopt(pycurl.TIMEOUT_MS, request.timeout_ms)
+        curl.setopt(pycurl.CUSTOMREQUEST, request.method)
         curl.setopt(pycurl.CONNECTTIMEOUT_MS, request.connect_timeout_ms)
         curl.setopt(pycurl.SSL_VERIFYPEER, int(request.verify_tls))
         curl.setopt(pycurl.SSL_VERIFYHOST, 2 if request.verify_tls else 0)

@@ -14,6 +14,7 @@ from laneway.gateway.endpoint_schema import (
     EndpointsAnswer,
     EndpointsQuery,
     RotateAnswer,
+    RotateQuery,
     TestAnswer,
 )
 from laneway.gateway.problems import Problem
@@ -86,7 +87,8 @@ def remove_endpoint(call: Call) -> RemovedAnswer:
 
 def rotate(call: Call) -> RotateAnswer:
     """Create a new secret, which the answer shows once. The old ones sign for 24 hours more."""
-    return RotateAnswer(endpoint_of(call).rotate())
+    query: RotateQuery = call.query
+    return RotateAnswer(endpoint_of(call).rotate("ed25519" if query.ed25519 else None))
 
 
 def disable(call: Call) -> EndpointAnswer:
