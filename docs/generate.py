@@ -508,7 +508,8 @@ def default_text(field: Any) -> str:
 def metrics_page() -> str:
     from prometheus_client import CollectorRegistry
 
-    from laneway.metrics import StoreCollector, measure
+    from laneway.metrics import PushCollector, StoreCollector, measure
+    from laneway.push import counts  # noqa: F401  # as in a process that pushes
 
     app = Laneway("sqlite://", program="docs")
     registry = CollectorRegistry()
@@ -522,6 +523,15 @@ def metrics_page() -> str:
             sentence(each._documentation),
         )
         for each in collectors
+    ]
+    push = [
+        (
+            series(each.name, each.type),
+            each.type,
+            ", ".join(each._labelnames),
+            sentence(each.documentation),
+        )
+        for each in PushCollector().collect()
     ]
     store = [
         (
@@ -553,6 +563,9 @@ Beyond 500 kinds the rest is `(other)`.
 `failed`.
 `laneway_handled_total` has the outcomes `success`, `retry`, `dead` and `back_off`.
 
+A process that pushes has these, too:
+
+{table(head, push)}
 ## Series of the store
 
 Served by `laneway exporter --port 9200`, once for each store and namespace.

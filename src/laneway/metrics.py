@@ -9,6 +9,7 @@ are the same for all processes, so one process serves them: `laneway exporter`, 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,9 @@ def measure(
     - `laneway_handler_seconds{kind}`: how long handlers run. `laneway_waited_seconds{kind}`: from
       publish to the start of the first run.
     - `laneway_running{kind}`: handlers that are running.
+    - `laneway_push_attempts_total{answer}`, `laneway_push_skipped_total`,
+      `laneway_push_breakers_opened_total`, `laneway_push_log_dropped_total`: of a process that
+      pushes.
 
     `kind` is the task, or the pattern one level above the topic, so that a million topics are not a
     million series.
@@ -164,6 +168,7 @@ def measure(
     app.handlers.middlewares.add_hook(
         "back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc()
     )
+    into.register(PushCollector())
     if store:
         into.register(StoreCollector(app))
     if port is None:
@@ -242,6 +247,36 @@ GAUGES = (
 
 TOTALS = ("published", "delivered", "done", "retried", "died", "merged", "expired", "removed")
 """Counters of the namespace since it was created."""
+
+
+class PushCollector:
+    """The series of a process that pushes; another has none."""
+
+    def describe(self) -> list[Any]:
+        """Return nothing: whether this process pushes is not known when it is registered."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield all series."""
+        counts = getattr(sys.modules.get("laneway.push.counts"), "COUNTS", None)
+        if counts is None:
+            return
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415  # an extra
+
+        attempts = CounterMetricFamily(
+            "laneway_push_attempts",
+            "Requests to endpoints, by the class of the answer, such as 2xx or timeout",
+            labels=["answer"],
+        )
+        for answer, count in sorted(counts.attempts.items()):
+            attempts.add_metric([answer], count)
+        yield attempts
+        for name, what, count in (
+            ("skipped", "Messages that their endpoint does not want", counts.skipped),
+            ("breakers_opened", "How often an endpoint's breaker opened", counts.opened),
+            ("log_dropped", "Entries that the delivery log lost", counts.dropped),
+        ):
+            yield CounterMetricFamily(f"laneway_push_{name}", what, value=count)
 
 
 class StoreCollector:

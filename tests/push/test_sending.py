@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
 from laneway import Laneway, Message
 from laneway.errors import UsageError
+from laneway.metrics import measure
 from laneway.push.answers import Answer, judge
+from laneway.push.counts import Counts
 from tests.push.receiver import Receiver
 
 
@@ -180,8 +183,15 @@ def test_contents(app: Laneway, receiver: Receiver) -> None:
     ]
 
 
-def test_subscriptions_and_events(app: Laneway, receiver: Receiver) -> None:
+def test_subscriptions_and_events(
+    app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each endpoint of one customer gets the events that it wants, for itself."""
+    counts = Counts()
+    monkeypatch.setattr("laneway.push.sender.COUNTS", counts)
+    monkeypatch.setattr("laneway.push.counts.COUNTS", counts)
+    registry = CollectorRegistry()
+    measure(app, registry=registry)
     app.policy("push.acme", own_backlog=False)
     app.endpoint("push.acme#crm", url=receiver.url("/crm"), allow_private=True, events=["order.*"])
     app.endpoint("push.acme#erp", url=receiver.url("/500"), allow_private=True, events=["stock"])
@@ -195,6 +205,14 @@ def test_subscriptions_and_events(app: Laneway, receiver: Receiver) -> None:
     assert len(receiver.of("/500")) == 3
     assert [letter.message.topic for letter in app.dead_letters()] == ["push.acme#erp"]
     assert app.topic("push.acme").stats().waiting == 0
+    for name, answer, count in (
+        ("attempts", "2xx", 2),
+        ("attempts", "5xx", 3),
+        ("skipped", None, 5),
+        ("breakers_opened", None, 0),
+    ):
+        labels = {} if answer is None else {"answer": answer}
+        assert registry.get_sample_value(f"laneway_push_{name}_total", labels) == count
 
 
 @pytest.mark.parametrize("path", ["/big", "/endless", "/hang", "/headers", "/close", "/garbage"])

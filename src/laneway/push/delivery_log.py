@@ -23,6 +23,7 @@ from laneway.engines.base import DeliveryLog, LogEntry
 from laneway.errors import LanewayError, UsageError
 from laneway.policy import check_pattern, is_pattern, matches
 from laneway.push import signature
+from laneway.push.counts import COUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,7 +178,7 @@ class LogWriter:
     def add(self, topic: str, at_us: int, make: Callable[[], Entry]) -> None:
         """Append an entry soon; `make` is called in the writer's thread."""
         if len(self._waiting) >= MAX_WAITING or not self.is_on:
-            self.dropped += 1
+            self._drop(1)
             return
         self._waiting.append((topic, at_us, make))
         if self._thread is None:
@@ -186,6 +187,10 @@ class LogWriter:
         elif len(self._waiting) == BATCH:
             with self._wakeup:
                 self._wakeup.notify()
+
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+        COUNTS.dropped += count
 
     def close(self, seconds: float) -> None:
         """Write what waits."""
@@ -211,10 +216,10 @@ class LogWriter:
             entries = [LogEntry(topic, at_us, _write(make())) for topic, at_us, make in batch]
             self._engine.delivery_log_append(entries, keep_us=KEEP_US, max_bytes=self._max_bytes)
         except LanewayError as error:
-            self.dropped += len(batch)
+            self._drop(len(batch))
             log.warning("delivery log: %d entries are lost: %s", len(batch), error)
         except Exception:
-            self.dropped += len(batch)
+            self._drop(len(batch))
             log.exception("delivery log: %d entries are lost", len(batch))
 
 

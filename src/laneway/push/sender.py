@@ -29,6 +29,7 @@ from laneway.push import breaker, payloads, secret_store, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
+from laneway.push.counts import CLASSES, COUNTS
 from laneway.push.delivery_log import LogWriter
 from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
@@ -283,6 +284,7 @@ class Sender:
             return
         record = target.record
         if record.events and not payloads.wants(record.events, lease):
+            COUNTS.skipped += 1
             self._end(unit, None)
             return
         body, content_type = payloads.of_lease(lease, record.content, record.template)
@@ -359,6 +361,7 @@ class Sender:
         if unit.over or self._is_closed:
             return
         record, lease = target.record, unit.lease
+        COUNTS.attempts[answer.error or CLASSES[answer.status // 100]] += 1
         verdict = judge(
             answer,
             dead_on=record.dead_on,
@@ -466,6 +469,7 @@ class Sender:
                 return
             target.opens = max(target.opens, target.record.condition.opens) + 1
             if not was_open:
+                COUNTS.opened += 1
                 log.warning(
                     "endpoint %s: its breaker opened: %s; its topic backs off",
                     lease.topic,
