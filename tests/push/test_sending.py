@@ -112,9 +112,9 @@ def test_method(app: Laneway, receiver: Receiver) -> None:
 
 def test_id_is_the_same_in_each_attempt(app: Laneway, receiver: Receiver) -> None:
     """Also one with a dot, which the specification forbids: it is hashed."""
-    app.endpoint("push.acme", url=receiver.url("/500"), allow_private=True)
-    app.publish("push.acme", 1, id="order.42")
-    app.publish("push.acme", 2, id="order-43")
+    for name, message_id in (("one", "order.42"), ("two", "order-43")):  # each has its breaker
+        app.endpoint(f"push.{name}", url=receiver.url("/500"), allow_private=True)
+        app.publish(f"push.{name}", 1, id=message_id)
     app.run_worker(burst=True)
     ids = {each.headers["webhook-id"] for each in receiver.requests}
     assert len(receiver.requests) == 6
