@@ -14,6 +14,7 @@ from laneway import (
     delivery,
     forks,
     programs,
+    subscriptions,
     versions,
 )
 from laneway.admin import dead_letters, repeats, top_topics
@@ -24,6 +25,7 @@ from laneway.admin.topic import Topic
 from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
+from laneway.cluster.consumer import Consumer
 from laneway.engine_holder import EngineHolder
 from laneway.errors import UsageError
 from laneway.history import figures as history_figures
@@ -452,7 +454,8 @@ class Laneway:
 
         Arguments: `kind`: `"shared"`: its consumers compete. `"exclusive"`, `"failover"`: there is
         one consumer (`Topic.consumer`, or a worker with a handler); a second one is refused, or
-        takes over when the first one ends; a worker waits for both. Both need a topic's own name.
+        takes over when the first one ends; a worker waits for both. Of a pattern's subscription it
+        is one for all topics (`consumer`), those with a subscription of this name included.
         `start`: `"all waiting"`: copy what waits in the topic, too, up to 100,000 messages; this
         opens the store. `where`: values by header, like `{"type": "order.*"}`: it gets only
         messages whose headers match all of them; a value may be a list, and end in `*`. `expires`:
@@ -484,6 +487,19 @@ class Laneway:
         and dead letters. Returns how many messages were removed. Raises Refused if there is none.
         """
         return admin_subscriptions.remove(self.engine, pattern, name)
+
+    def consumer(
+        self, /, pattern: str, name: str, *, term: Duration = 10.0, wait: Duration | None = None
+    ) -> Consumer:
+        """
+        The one consumer of an exclusive or failover subscription of a pattern, for all its topics:
+        `with app.consumer("orders.*", "audit") as consumer:`.
+
+        The arguments and errors are those of `Topic.consumer`; that is the same for one topic. Also
+        raises BadPolicy, if the pattern or the name is none.
+        """
+        topic = subscriptions.topic_of(check_pattern(pattern), subscriptions.check_name(name))
+        return Consumer(self, topic, term=term, wait=wait)
 
     # Publishing
 

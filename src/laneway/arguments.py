@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from laneway import units
+from laneway import subscriptions, units
 from laneway.errors import UsageError
-from laneway.policy import check_topic, is_unicode
+from laneway.policy import check_topic, is_pattern, is_unicode
 from laneway.subscriptions import SEPARATOR
 
 if TYPE_CHECKING:
@@ -98,9 +98,13 @@ def pool(call: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise UsageError(f"{call}: expected pool to be a name, got {value!r:.80}")
     if SEPARATOR in value:
+        base, name = subscriptions.split(value)
+        consumer = f'topic("{value:.80}").consumer()'
+        if is_pattern(base):
+            consumer = f'consumer("{base:.80}", "{name:.80}")'
         raise UsageError(
             f"{call}: pool {value!r:.80} belongs to the one consumer of a subscription; use"
-            f' app.topic("{value:.80}").consumer()'
+            f" app.{consumer}"
         )
     _check_unicode(call, "pool", value)
     return value

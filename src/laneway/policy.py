@@ -1051,6 +1051,19 @@ class PolicyTable:
             )
         return self._consumed
 
+    def pattern_consumers(self) -> dict[str, Kind]:
+        """
+        Return the exclusive and failover subscriptions of patterns, like `orders.*#audit`, with
+        their kinds.
+        """
+        found: dict[str, Kind] = {}
+        for name in sorted(self._consumed_names()):
+            for pattern in filter(is_pattern, self._layers):
+                consumption = self.consumption(pattern, name)
+                if consumption is not None and consumption[1] == pattern:
+                    found[subscriptions.topic_of(pattern, name)] = consumption[0]
+        return found
+
     def consumption(self, topic: str, name: str) -> tuple[Kind, str] | None:
         """
         Return the kind and the pattern of the exclusive or failover subscription that covers a

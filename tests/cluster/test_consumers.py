@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from laneway import BadPolicy, Laneway, LeaseLost, Message, Refused, TermLost, UsageError
+from laneway import Laneway, LeaseLost, Message, Refused, TermLost, UsageError
 from tests.conformance.valkey_setups import server
 
 TERM = 3.0
@@ -202,8 +202,6 @@ def test_wrong_use(url: str) -> None:
         for topic in ("orders", "orders#none"):
             with pytest.raises(Refused, match="there is none"):
                 app.topic(topic).consumer().__enter__()
-        with pytest.raises(BadPolicy, match='kind="failover" has one consumer for one topic'):
-            app.subscribe("orders.*", "audit", kind="failover")
         with pytest.raises(UsageError, match=r"from 0\.5 s to 1 h, got 0\.1"):
             app.topic("orders#audit").consumer(term=0.1)
         with pytest.raises(UsageError, match="inside a `with` block"):

@@ -149,3 +149,18 @@ def test_lease_by_hand_lasts_as_its_policy_says(app: Laneway) -> None:
     assert overview is not None
     assert overview.deadline_us is not None
     assert overview.deadline_us - app.engine.time_us() > 3000 * 1_000_000
+
+
+def test_slots_of_keys_come_back(app: Laneway, start: Callable[[], subprocess.Popen[str]]) -> None:
+    """A killed worker's messages leave their keys, whose next ones are delivered after them."""
+    app.policy("a.*", key_concurrency=1, key_rate="100/s")
+    app.publish_many(Message("a.1", number, key=f"k{number % 4}") for number in range(8))
+    worker = start()
+    begun(worker, 4)
+    assert app.lease(8) == []
+    worker.kill()
+    first = taken(app, 4)
+    assert sorted(each.body for each in first) == [0, 1, 2, 3]
+    assert app.lease(8) == []
+    app.ack_many(first)
+    assert sorted(each.body for each in taken(app, 4)) == [4, 5, 6, 7]

@@ -5,6 +5,7 @@ broke off goes on.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from laneway import Delivery, Laneway, Message
 from laneway.cli.migrate import move
 from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
 from laneway.history.copying import copy_rows
@@ -186,6 +188,69 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
         "still leased": 0,
     }
     assert sorted(lease.body for lease in new.lease(10).leases) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("where", ["server", "cluster", "files"])
+def test_messages_behind_their_keys_move(opened: Opened, tmp_path: Path, where: str) -> None:
+    """The limits of keys hold there as well, for what waits in the order of each key."""
+    urls: dict[str, Callable[[], str]] = {"server": lambda: server().url, "cluster": cluster}
+    old = opened(f"sqlite:///{tmp_path}/a.db", namespace="default")
+    new = opened(f"sqlite:///{tmp_path}/q?shards=2" if where == "files" else urls[where]())
+    old.policy_set("code", "slow", {"key_rate": 0.001})
+    old.policy_set("code", "narrow", {"key_concurrency": 1})
+    for topic in ("slow", "narrow"):
+        old.put([Draft(topic, b"%d" % n, key=f"k{n % 2}") for n in range(6)])
+    leases = old.lease(20).leases
+    assert len(leases) == 4
+    old.settle([Settlement(lease.handle, lease.fence) for lease in leases if lease.topic == "slow"])
+    assert old.topic_stats("slow").parked == old.topic_stats("narrow").parked == 4
+    assert move(old, new, quiet, wait=False)["still leased"] == 2
+    old.settle(
+        [
+            Settlement(lease.handle, lease.fence, "release")
+            for lease in leases
+            if lease.topic == "narrow"
+        ]
+    )
+    assert move(old, new, quiet, wait=True)["messages"] == 2
+    found = {lease.body: lease for lease in new.lease(20, topics=["narrow"]).leases}
+    assert new.topic_stats("narrow").parked == 4
+    new.settle([Settlement(lease.handle, lease.fence) for lease in found.values()])
+    assert len(new.lease(20, topics=["narrow"]).leases) == 2
+    first = new.lease(20, topics=["slow"]).leases
+    assert sorted(lease.body for lease in first) == [b"2", b"3"]
+    assert new.topic_stats("slow").parked == 2
+    assert [check for engine in (old, new) for check in engine.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("where", ["server", "cluster", "files"])
+def test_subscriptions_of_patterns_move(opened: Opened, tmp_path: Path, where: str) -> None:
+    """With their policies and what waits; the next consumer's fence is larger."""
+    urls: dict[str, Callable[[], str]] = {"server": lambda: server().url, "cluster": cluster}
+    name = secrets.token_hex(6)
+    url = f"sqlite:///{tmp_path}/q?shards=2" if where == "files" else urls[where]()
+    with (
+        Laneway(f"sqlite:///{tmp_path}/a.db", namespace=name) as old,
+        Laneway(url, namespace=name) as new,
+    ):
+        old.subscribe("orders.*", "audit", kind="failover")
+        old.policy("orders.*#audit", retries=0)
+        old.policy("*#audit", concurrency=3)
+        old.publish_many(Message(f"orders.{n % 3}", n) for n in range(9))
+        with old.consumer("orders.*", "audit"):
+            pass
+        with old.consumer("orders.*", "audit") as consumer:
+            fence = consumer.fence
+        move(old.engine, new.engine, quiet, wait=True)
+        assert new.engine.policies().rows() == old.engine.policies().rows()
+        policy = new.engine.policy_of("orders.1#audit")
+        assert (policy.retries, policy.concurrency) == (0, 3)
+        with new.consumer("orders.*", "audit") as consumer:
+            assert consumer.fence > fence
+            found: list[Delivery] = []
+            while deliveries := consumer.lease(20, wait=2):
+                found += deliveries
+            assert sorted(each.body for each in found) == list(range(9))
 
 
 def test_the_history_moves(opened: Opened, tmp_path: Path) -> None:

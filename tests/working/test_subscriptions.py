@@ -124,8 +124,9 @@ def test_explain_without_a_worker(tmp_path: Path) -> None:
         with Running(app):
             until(lambda: len(app.workers()) == 1)
             app.publish("orders", 1, id="x")
-            reasons = app.explain("x", "orders#audit").reasons
-    assert 'no worker of pool "default" handles topic "orders#audit"' in reasons
+            # the worker may hold it for a moment, before it learns what it has no handler for
+            lack = 'no worker of pool "default" handles topic "orders#audit"'
+            until(lambda: lack in app.explain("x", "orders#audit").reasons)
 
 
 def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
@@ -229,8 +230,8 @@ def test_wrong_names_and_options(tmp_path: Path) -> None:
             app.topic("orders#audit").subscribe("again")
         with pytest.raises(UsageError, match='did you mean "where"'):
             app.subscribe("orders", "audit", wher={})  # type: ignore[arg-type]
-        with pytest.raises(BadPolicy, match="cannot be combined"):
-            app.policy("orders.*#audit", rate=1)
+        with pytest.raises(BadPolicy, match="expected a name of 1 to 64 letters"):
+            app.policy("orders.*#a.b", rate=1)
 
 
 def test_a_full_subscription_blocks_its_producers(tmp_path: Path) -> None:

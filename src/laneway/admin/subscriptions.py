@@ -73,21 +73,23 @@ def changes(
     engine: FullEngine | None, pattern: str, name: str, settings: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
     """
-    The policies that declare a subscription, as (topic or pattern, checked fields). One with a
-    single consumer has a pool of its own. `engine`: None before it is opened. Raises BadPolicy.
+    The policies that declare a subscription, as (topic or pattern, checked fields). One of a topic
+    with a single consumer has a pool of its own. `engine`: None before it is opened. Raises
+    BadPolicy.
     """
     field = subscriptions.field_of(name)
     declaration = (pattern, check_fields(pattern, {field: settings}))
     kind = declaration[1][field]["kind"]
-    if kind != "shared" and is_pattern(pattern):
-        raise BadPolicy(
-            f'subscription {name} of {pattern}: kind="{kind}" has one consumer for one topic; name'
-            " the topic instead of a pattern"
-        )
     if is_pattern(pattern):
-        return [declaration]
+        return [declaration]  # its topics get their pool from it
     topic = subscriptions.topic_of(pattern, name)
     if kind != "shared":
+        consumed_by = engine.policy_of(topic).consumed_by if engine is not None else None
+        if consumed_by is not None:
+            raise BadPolicy(
+                f"subscription {name} of {pattern}: {consumed_by} has one consumer for all its"
+                " topics; leave out kind, or choose another name"
+            )
         # The pool is set first, so that no other consumer gets a message.
         return [(topic, {"pool": subscriptions.consumer_pool(topic)}), declaration]
     return [declaration, *_without_pool(engine, topic)]
@@ -189,9 +191,12 @@ def _without_pool(engine: FullEngine | None, topic: str) -> list[tuple[str, dict
 def find(engine: FullEngine, topic: str) -> list[SubscriptionInfo]:
     """The subscriptions of a topic, by name."""
     found = []
+    kinds = {each.name: each.kind for each in engine.policy_of(topic).subscriptions}
     for field, (value, layer, pattern) in sorted(engine.policies().why(topic).items()):
         if field.startswith(FIELD) and not subscriptions.is_copy(topic):
             subscription = subscriptions.read(field, value)
+            kind = kinds.get(subscription.name, subscription.kind)  # it may be the pattern's
+            subscription = msgspec.structs.replace(subscription, kind=kind)
             found.append(_info(engine, topic, subscription, pattern, layer))
     return found
 

@@ -292,11 +292,12 @@ def explain(engine: FullEngine, message_id: str, topic: str | None) -> Explanati
     explanation = engine.explain(message_id, topic)
     if explanation.state not in ("ready", "parked") or explanation.topic is None:
         return explanation
-    topic, pool = explanation.topic, engine.policy_of(explanation.topic).pool
-    if is_copy(topic) and pool == consumer_pool(topic):
-        lack = consumer.lack(engine, topic)
+    topic, policy = explanation.topic, engine.policy_of(explanation.topic)
+    consumed = policy.consumed_by or topic
+    if is_copy(topic) and policy.pool == consumer_pool(consumed):
+        lack = consumer.lack(engine, consumed)
     else:
-        lack = Coverage(engine).lack(pool, topic)
+        lack = Coverage(engine).lack(policy.pool, topic)
     if lack is None:
         return explanation
     now_us = explanation.now_us or 0
@@ -319,7 +320,7 @@ def check(engine: FullEngine) -> Check:
         waited = (now_us - topic.oldest_us) / units.SECOND if topic.oldest_us is not None else 0.0
         if topic.ready and topic.state != "paused" and waited >= UNSERVED_SECONDS:
             lack = (
-                consumer.lack(engine, topic.topic)
+                consumer.lack(engine, engine.policy_of(topic.topic).consumed_by or topic.topic)
                 if SEPARATOR in topic.pool
                 else coverage.lack(topic.pool, topic.topic)
             )

@@ -23,6 +23,7 @@ from laneway.cluster.term_store import Candidate, Claim, EngineTerms
 from laneway.delivery import Delivery, ack_many, lease_lost
 from laneway.errors import Refused, UsageError
 from laneway.message import Settlement
+from laneway.policy import is_pattern
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, Queue
     from laneway.message import Draft, Lease
+    from laneway.subscriptions import Kind
     from laneway.units import Duration
 
 ELECTION = "consumer:"
@@ -45,6 +47,31 @@ def lack(engine: FullEngine, topic: str) -> str | None:
     """A sentence if nobody consumes the exclusive or failover subscription of this topic."""
     state = EngineTerms(lambda: engine, ELECTION + topic).state()
     return None if state.holder is not None else f"no consumer holds {topic}"
+
+
+def _kind_of_pattern(engine: FullEngine, pattern: str, name: str) -> Kind:
+    """The kind of a pattern's subscription that has one consumer. Raises Refused, UsageError."""
+    table, topic = engine.policies(), subscriptions.topic_of(pattern, name)
+    consumption = table.consumption(pattern, name)
+    if consumption is not None and consumption[1] == pattern:
+        return consumption[0]
+    if consumption is not None:
+        above = subscriptions.topic_of(consumption[1], name)
+        raise UsageError(f"subscription {topic}: {_one_consumer_of(above)}")
+    if not any(
+        subscriptions.FIELD + name in table.layers(pattern).get(layer, {})
+        for layer in ("operator", "code")
+    ):
+        raise Refused(f"subscription {topic}: there is none; subscribe first")
+    raise UsageError(
+        f"subscription {topic}: it is shared, so it needs no consumer; use a handler with"
+        f' subscription="{name}"'
+    )
+
+
+def _one_consumer_of(topic: str) -> str:
+    pattern, name = subscriptions.split(topic)
+    return f'{topic} has one consumer for all its topics; use app.consumer("{pattern}", "{name}")'
 
 
 class Host(Protocol):
@@ -79,8 +106,9 @@ class ConsumerDelivery(Delivery):
 
 class Consumer:
     """
-    The consumer of one exclusive or failover subscription. Use it in a `with` block, which holds
-    the subscription:
+    The consumer of one exclusive or failover subscription, of a topic or of all topics of a
+    pattern (`app.consumer("orders.*", "audit")`). Use it in a `with` block, which holds the
+    subscription:
 
         with app.topic("orders#audit").consumer() as consumer:
             while deliveries := consumer.lease(100, wait=60):
@@ -107,6 +135,8 @@ class Consumer:
         self._term: Term | None = None
         self._renewal: TermRenewal | None = None
         self._pool = ""
+        self._topics = None if is_pattern(topic) else [topic]
+        """What it leases from its pool; None: everything."""
         self._lock = threading.Lock()
         self._outstanding: dict[int, ConsumerDelivery] = {}
         """By fence, in the order of their delivery."""
@@ -174,6 +204,10 @@ class Consumer:
         """The subscription's kind. Raises Refused, UsageError."""
         engine = self._host.engine
         base, name = subscriptions.split(self.topic)
+        if is_pattern(base):
+            kind = _kind_of_pattern(engine, base, name)
+            self._pool = subscriptions.consumer_pool(self.topic)
+            return kind
         kinds = {each.name: each.kind for each in engine.policy_of(base).subscriptions}
         if name not in kinds:
             raise Refused(f"subscription {self.topic}: there is none; subscribe first")
@@ -182,7 +216,10 @@ class Consumer:
                 f"subscription {self.topic}: it is shared, so it needs no consumer; use"
                 f' app.lease(topics=["{self.topic}"]) or a handler'
             )
-        self._pool = engine.policy_of(self.topic).pool
+        policy = engine.policy_of(self.topic)
+        if policy.consumed_by is not None:
+            raise UsageError(f"subscription {self.topic}: {_one_consumer_of(policy.consumed_by)}")
+        self._pool = policy.pool
         return kinds[name]
 
     def _held_term(self) -> Term:
@@ -228,7 +265,7 @@ class Consumer:
         """
         arguments.whole("lease", "n", n)
         until = clock() + arguments.seconds("lease", "wait", wait)
-        engine, topics = self._host.engine, [self.topic]
+        engine, topics = self._host.engine, self._topics
         while True:
             term = self._held_term()
             batch = engine.lease(
@@ -262,9 +299,9 @@ class Consumer:
 
     def ack_until(self, delivery: Delivery) -> int:
         """
-        Ack this delivery and all that this consumer got before it and has not settled, in one step.
-        Returns how many. Raises LeaseLost if one of their leases had ended; the others are finished
-        nevertheless.
+        Ack this delivery and all that this consumer got before it and has not settled, in one step;
+        of topics on several shards in one step on each. Returns how many. Raises LeaseLost if one
+        of their leases had ended; the others are finished nevertheless.
         """
         self._held_term()
         with self._lock:

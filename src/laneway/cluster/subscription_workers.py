@@ -20,13 +20,13 @@ from laneway.cluster.consumer import LEAST_TERM, MOST_TERM, Consumer
 from laneway.cluster.term import clock
 from laneway.errors import EngineUnavailable, Refused, UsageError
 from laneway.message import Batch
-from laneway.policy import handling_patterns, is_pattern
+from laneway.policy import handling_patterns, is_pattern, matches
 from laneway.units import SECOND
 from laneway.working.options import Summary
 from laneway.working.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
     from laneway.cluster.term import Term, TermEvent
@@ -76,6 +76,8 @@ class SubscriptionWorkers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By the subscription's topic."""
         self._workers: list[Worker] = []
+        self._reported: set[str] = set()
+        """Subscriptions of patterns that the handlers cover in part."""
         self._stops = 0
         self._is_stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -119,29 +121,49 @@ class SubscriptionWorkers:
             await _happens(self._is_stopped.wait(), LOOK_SECONDS)
 
     def _find(self) -> list[str]:
-        """The topics of the exclusive and failover subscriptions that the handlers cover."""
-        engine, found = self._host.engine, set()
+        """
+        The topics of the exclusive and failover subscriptions that the handlers cover; of those of
+        patterns, their names, like `orders.*#audit`.
+        """
+        engine = self._host.engine
+        table = engine.policies()
+        of_patterns = table.pattern_consumers()
+        found = set(of_patterns)
         bases = {subscriptions.base_of(pattern) for pattern in self._patterns}
         for base in bases:
             if not is_pattern(base):
                 found |= {
                     subscriptions.topic_of(base, each.name)
                     for each in engine.policy_of(base).subscriptions
-                    if each.kind != "shared"
+                    if each.kind != "shared" and table.consumption(base, each.name) is None
                 }
         if any(map(is_pattern, bases)):  # each that has held a message has a pool of its name
             found |= {
                 tier.pool
                 for tier in engine.overview().tiers
-                if subscriptions.is_copy(tier.pool) and subscriptions.base_of(tier.pool)
+                if subscriptions.is_copy(tier.pool)
+                and subscriptions.base_of(tier.pool)
+                and not is_pattern(tier.pool)
             }
         served = self._options.topics
-        return sorted(
-            topic
-            for topic in found
-            if not self._patterns.isdisjoint(handling_patterns(topic))
-            and (served is None or topic in served)
-        )
+        covered = {
+            topic for topic in found if not self._patterns.isdisjoint(handling_patterns(topic))
+        }
+        self._report_parts(of_patterns.keys() - covered)
+        return sorted(topic for topic in covered if served is None or topic in served)
+
+    def _report_parts(self, of_patterns: Iterable[str]) -> None:
+        """Warn of subscriptions of patterns of which there are handlers for single topics only."""
+        for topic in of_patterns:
+            parts = sorted(pattern for pattern in self._patterns if matches(topic, pattern))
+            if parts and topic not in self._reported:
+                self._reported.add(topic)
+                log.warning(
+                    "subscription %s: it has one consumer for all its topics, and this worker has"
+                    " handlers for %s only; it gets nothing of it",
+                    topic,
+                    ", ".join(parts),
+                )
 
     async def _consume(self, topic: str) -> None:
         """Hold one subscription whenever it is free."""
@@ -207,7 +229,7 @@ class SubscriptionWorkers:
         return msgspec.structs.replace(
             self._options,
             pool=consumer.pool,
-            topics=[consumer.topic],
+            topics=None if is_pattern(consumer.topic) else [consumer.topic],
             processes=1,
             reload=False,
             health_port=None,

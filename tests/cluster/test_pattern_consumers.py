@@ -1,0 +1,346 @@
+"""Exclusive and failover subscriptions of patterns: one consumer for all their topics."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from laneway import BadPolicy, Laneway, LeaseLost, Message, Refused, TermLost, UsageError
+from laneway.cluster.consumer import Consumer
+from laneway.delivery import Delivery
+from laneway.working.embedded_worker import EmbeddedWorker
+from tests.conformance.valkey_setups import cluster, server
+
+TERM = 3.0
+"""Seconds. Processes of the tests may not run for a while."""
+
+
+class Store(NamedTuple):
+    url: str
+    namespace: str
+
+
+TOPICS = ("orders.eu", "orders.us", "orders.us.ny")
+COPIES = "orders.*#audit"
+ELECTION = f"consumer:{COPIES}"
+
+
+@pytest.fixture(params=["sqlite", "files", "valkey", "cluster"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store."""
+    urls: dict[str, Callable[[], str]] = {
+        "sqlite": lambda: f"sqlite:///{tmp_path}/q.db",
+        "files": lambda: f"sqlite:///{tmp_path}/q?shards=2",
+        "valkey": lambda: server().url,
+        "cluster": cluster,
+    }
+    return Store(urls[request.param](), secrets.token_hex(6))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path}/q.db", "default")
+
+
+def opened(store: Store) -> Laneway:
+    return Laneway(store.url, namespace=store.namespace)
+
+
+def subscribed(store: Store, kind: str) -> Laneway:
+    app = opened(store)
+    app.subscribe("orders.*", "audit", kind=kind)  # type: ignore[arg-type]
+    app.policy("*", own_backlog=False)
+    publish(app, range(4))
+    return app
+
+
+def publish(app: Laneway, numbers: range) -> None:
+    app.publish_many(Message(topic, n) for n in numbers for topic in TOPICS)
+
+
+def by_topic(deliveries: list[Delivery]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in deliveries:
+        found.setdefault(each.topic, []).append(each.body)
+    return found
+
+
+def all_of(numbers: range) -> dict[str, list[int]]:
+    return {f"{topic}#audit": list(numbers) for topic in TOPICS}
+
+
+def lease_all(consumer: Consumer, count: int) -> list[Delivery]:
+    """One call may visit some shards only."""
+    found: list[Delivery] = []
+    until = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < until:
+        found += consumer.lease(100, wait=1)
+    return found
+
+
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@contextmanager
+def process_of(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+CONSUMER = f"""
+import sys
+from laneway import Laneway, LeaseLost, TermLost
+app = Laneway(sys.argv[1], namespace=sys.argv[2])
+with app.consumer("orders.*", "audit", term={TERM}) as c:
+    leases = []
+    while len(leases) < 12:
+        leases += c.lease(12, wait=10)
+    print(c.fence, flush=True)
+    sys.stdin.readline()
+    for attempt in (leases[0].ack, lambda: c.ack_until(leases[-1]), lambda: c.lease(1)):
+        try:
+            attempt()
+            print("done", flush=True)
+        except (LeaseLost, TermLost) as error:
+            print(type(error).__name__, flush=True)
+"""
+"""Holds all messages, and goes on at a line of ours."""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("store", ["files", "valkey", "cluster"], indirect=True)
+def test_dead_or_stopped_consumer(store: Store, end: signal.Signals) -> None:
+    """
+    The next one takes over all topics, each in order, with a larger fence. A process that stood
+    still finds its term lost, and its acks change nothing.
+    """
+    with subscribed(store, "failover") as app, process_of(CONSUMER, *store) as process:
+        fence = int(line_of(process))
+        process.send_signal(end)
+        with app.consumer("orders.*", "audit", term=TERM, wait=60) as consumer:
+            assert consumer.fence > fence
+            deliveries = lease_all(consumer, 12)
+            assert by_topic(deliveries) == all_of(range(4))
+            if end is signal.SIGSTOP:
+                process.send_signal(signal.SIGCONT)
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert [line_of(process) for _ in range(3)] == ["LeaseLost", "TermLost", "TermLost"]
+            assert consumer.ack_until(deliveries[-1]) == 12
+
+
+def test_exclusive_refuses_a_second_consumer(store: Store) -> None:
+    """Also another topic's: there is one consumer for all. What it did not settle comes again."""
+    with subscribed(store, "exclusive") as app, opened(store) as other:
+        with app.consumer("orders.*", "audit") as first:
+            fence = first.fence
+            deliveries = lease_all(first, 12)
+            with (
+                pytest.raises(Refused, match=r"subscription orders\.\*#audit: .* consumes it"),
+                other.consumer("orders.*", "audit"),
+            ):
+                pass
+            deliveries[0].dead("no")
+            assert first.ack_until(deliveries[5]) == 5
+            with pytest.raises(LeaseLost):
+                first.ack_until(deliveries[5])
+        with other.consumer("orders.*", "audit") as second:
+            assert second.fence > fence
+            assert len(lease_all(second, 6)) == 6
+            publish(app, range(4, 5))  # topics that come later belong to it, too
+            app.publish("orders.new", 7)
+            assert len(lease_all(second, 4)) == 4
+
+
+def test_who_consumes(local: Store) -> None:
+    """Nobody else leases its messages; views say who holds it, and which policy decided."""
+    with subscribed(local, "exclusive") as app:
+        assert app.lease(50) == []
+        assert app.lease(50, topics=["orders.eu#audit"]) == []
+        with pytest.raises(UsageError, match=r'app\.consumer\("orders\.\*", "audit"\)'):
+            app.lease(1, pool=COPIES)
+        app.publish("orders.eu", 10, id="x")
+        assert f"no consumer holds {COPIES}" in app.explain("x", "orders.eu#audit").reasons
+        with app.consumer("orders.*", "audit"):
+            assert "no consumer holds" not in str(app.explain("x", "orders.eu#audit").reasons)
+            assert app.election(ELECTION).state().holder
+        (info,) = app.topic("orders.eu").subscriptions()
+        assert (info.kind, info.pattern) == ("exclusive", "orders.*")
+        assert app.topic("orders.eu#audit").policy()["pool"] == COPIES
+        app.topic("orders.eu").subscribe("audit", where={"type": "a"})
+        (info,) = app.topic("orders.eu").subscriptions()
+        assert (info.kind, info.pattern, info.where) == ("exclusive", "orders.eu", {"type": "a"})
+        assert app.unsubscribe("orders.*", "audit") == 8
+        (info,) = app.topic("orders.eu").subscriptions()
+        assert (info.kind, info.waiting) == ("shared", 5)
+        assert len(app.lease(50, topics=["orders.eu#audit"])) == 5
+
+
+def test_wrong_use(local: Store) -> None:
+    with subscribed(local, "failover") as app:
+        one = r'orders\.\*#audit has one consumer for all its topics; use app\.consumer\("orders\.'
+        with pytest.raises(UsageError, match=one):
+            app.topic("orders.eu#audit").consumer().__enter__()
+        with pytest.raises(UsageError, match=one):
+            app.consumer("orders.eu.*", "audit").__enter__()
+        with pytest.raises(BadPolicy, match="has one consumer for all its topics; leave out kind"):
+            app.topic("orders.eu").subscribe("audit", kind="exclusive")
+        with pytest.raises(Refused, match=r"subscription orders\.\*#tax: there is none"):
+            app.consumer("orders.*", "tax").__enter__()
+        app.subscribe("orders.*", "tax")
+        with pytest.raises(UsageError, match=r'it is shared, .* subscription="tax"'):
+            app.consumer("orders.*", "tax").__enter__()
+        with pytest.raises(BadPolicy, match="expected a name of 1 to 64 letters"):
+            app.consumer("orders.*", "a#b")
+        with pytest.raises(BadPolicy, match='"#" and "\\*" cannot be combined'):
+            app.consumer("orders.*#audit", "audit")
+
+
+def test_lost_term_and_async(local: Store) -> None:
+    """Asked to step down, a consumer leases nothing more."""
+
+    async def run(app: Laneway) -> int:
+        async with app.consumer("orders.*", "audit", term=1) as consumer:
+            deliveries = await consumer.alease(20, wait=5)
+            return await consumer.aack_until(deliveries[-1])
+
+    with subscribed(local, "exclusive") as app:
+        assert asyncio.run(run(app)) == 12
+        with app.consumer("orders.*", "audit") as consumer:
+            before = app.engine.election_read(ELECTION)[0]
+            app.engine.election_swap(ELECTION, before, b'{"number":9}')
+            assert consumer._term is not None
+            consumer._term.lost.wait(30)
+            with pytest.raises(TermLost):
+                consumer.lease(1)
+
+
+# Handlers
+
+WORKER = """
+import sys
+from laneway import Laneway
+app = Laneway(sys.argv[1], namespace=sys.argv[2])
+
+@app.handler("orders.*", subscription="audit")
+def audit(message):
+    print("begun", message.topic, message.body, flush=True)
+    if message.body == 3:
+        sys.stdin.readline()
+
+app.run_worker(concurrency=1, heartbeat_timeout=2, grace=1)
+"""
+
+
+@contextmanager
+def worker_of(app: Laneway, seen: list[tuple[str, int]]) -> Iterator[EmbeddedWorker]:
+    @app.handler("*", subscription="audit")
+    def audit(message: Message) -> None:
+        seen.append((message.topic, message.body))
+
+    worker = app.worker(concurrency=1, heartbeat_timeout=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("store", ["sqlite", "cluster"], indirect=True)
+def test_dead_or_stopped_worker(store: Store, end: signal.Signals) -> None:
+    """The waiting worker takes over all topics; what the first one settles late changes nothing."""
+    seen: list[tuple[str, int]] = []
+    with subscribed(store, "failover") as app, process_of(WORKER, *store) as process:
+        while line_of(process).split()[-1] != "3":
+            pass
+        number = app.election(ELECTION).state().number
+        process.send_signal(end)
+        with worker_of(app, seen):
+            eventually(lambda: app.engine.overview().done == 12)
+            assert app.election(ELECTION).state().number > number
+            if end is signal.SIGSTOP:
+                process.send_signal(signal.SIGCONT)
+                assert process.stdin is not None
+                process.stdin.write("\n")  # its handler returns
+                process.stdin.flush()
+                process.send_signal(signal.SIGTERM)
+                _, errors = process.communicate(timeout=30)
+                assert "is lost: the store" in errors
+            overview = app.engine.overview()
+            assert (overview.done, overview.waiting, overview.leased) == (12, 0, 0)
+        eventually(lambda: app.election(ELECTION).state().holder is None)
+    for topic in TOPICS:
+        mine = [body for name, body in seen if name == f"{topic}#audit"]
+        assert mine == sorted(mine)
+
+
+def test_two_workers(local: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """One of them gets all topics' messages; new subscriptions are found without a message."""
+    seen: dict[str, list[tuple[str, int]]] = {"first": [], "second": []}
+    with subscribed(local, "exclusive") as app, opened(local) as other, ExitStack() as stack:
+        with worker_of(app, seen["first"]):
+            eventually(lambda: len(seen["first"]) == 12)
+            stack.enter_context(worker_of(other, seen["second"]))
+            eventually(lambda: "and it is exclusive; this worker gets nothing" in caplog.text)
+        publish(app, range(4, 6))
+        eventually(lambda: len(seen["second"]) == 6)
+    assert len(seen["first"]) == 12
+
+
+def test_handlers_of_single_topics(local: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """They cannot get a part of the one consumer's messages: a warning says so."""
+    with subscribed(local, "failover") as app:
+        app.handler("orders.eu", subscription="audit")(print)
+        assert app.run_worker(burst=True).acked == 0
+        assert "handlers for orders.eu#audit only; it gets nothing of it" in caplog.text
+
+
+def test_long_pattern(local: Store) -> None:
+    """Its pool's name is a digest; workers find it nevertheless."""
+    seen: list[str] = []
+    pattern = f"orders.{'x' * 150}"
+    with opened(local) as app:
+        app.subscribe(f"{pattern}.*", "audit", kind="failover")
+        app.policy("*", own_backlog=False)
+        app.publish(f"{pattern}.eu", 1)
+
+        @app.handler("orders.*", subscription="audit")
+        def audit(message: Message) -> None:
+            seen.append(message.topic)
+
+        assert app.run_worker(burst=True).acked == 1
+    assert seen == [f"{pattern}.eu#audit"]
