@@ -7,6 +7,9 @@ with the same receiver, payload and number in flight, one after the other in one
 - `pycurl`: the same requests by a bare CurlMulti, which is what Laneway's transport is built on.
 - `aiohttp`: the same requests by an aiohttp session.
 
+Then what many endpoints cost: registering, looking up, sending to; what endpoints that hang or
+answer 503 cost the others; how many requests a dead one gets; and cold TLS.
+
 CPU is that of the sending process. The receiver is a process of its own on the same machine.
 """
 
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bench import push_endpoints as bad
 from bench.common import options, pick, publish_table
 from laneway import Laneway, Message
 from laneway.push.address_guard import Guard
@@ -186,6 +190,49 @@ def main() -> None:
         ("sender", "requests/s", "CPU µs each", f"of {rows[0][0]}'s"),
         rows,
         f"{count:,} requests to {endpoints:,} endpoints, {IN_FLIGHT} in flight",
+    )
+    more(chosen)
+
+
+def more(chosen: Any) -> None:
+    with bad.receiver() as port:
+        rows = []
+        for known, active in pick(
+            chosen,
+            ((1_000, 1_000), (50_000, 50_000), (1_000_000, 50_000)),
+            ((2_000, 2_000),),
+            ((50, 50),),
+        ):
+            rows += [(f"{known:,}", *row) for row in bad.registered(known, active, port)]
+        publish_table(
+            "push_endpoints",
+            chosen,
+            ("in the table", "figure", "endpoints", "value"),
+            rows,
+            "plain HTTP, 64 in flight, one message each",
+        )
+        seconds, rate = pick(chosen, (60, 200), (6, 100), (1, 50))
+        publish_table(
+            "push_neighbors",
+            chosen,
+            ("bad", "sent", "p50 ms", "p99 ms", "ratio", "slots of the hanging", "attempts of 503"),
+            bad.beside_bad_ones(seconds, rate, port),
+            f"{rate} messages a second to 998 good endpoints for {seconds} s; timeouts of 2 s",
+        )
+        waiting, minutes = pick(chosen, (100_000, 10), (1_000, 10), (100, 1))
+        publish_table(
+            "push_dead",
+            chosen,
+            ("waiting", "minutes", "requests"),
+            bad.dead_endpoint(waiting, minutes, port),
+            f"the breaker's times are {bad.FASTER} times shorter",
+        )
+    publish_table(
+        "push_tls",
+        chosen,
+        ("requests", "requests/s", "CPU ms each"),
+        bad.cold_tls(pick(chosen, 1_000, 200, 20)),
+        "TLS 1.3, RSA-2048, a new connection each, receiver on the same machine",
     )
 
 

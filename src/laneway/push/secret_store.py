@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import stat
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from laneway.errors import Refused, UsageError
@@ -131,6 +132,7 @@ def _is_private(url: str) -> bool:
         return False
 
 
+@lru_cache(16)
 def _cipher(key: bytes) -> AESGCM:
     try:
         from cryptography.hazmat.primitives.ciphers import aead  # noqa: PLC0415  # an extra

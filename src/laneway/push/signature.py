@@ -104,14 +104,19 @@ def sign(signers: Iterable[Signer], webhook_id: str, timestamp: int, body: bytes
     return " ".join([signer(signed) for signer in signers])
 
 
+_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
+
+
 def _hmac_signer(secret: bytes) -> Signer:
     """
     HMAC-SHA256 (RFC 2104) with the key's two blocks hashed beforehand: a third of the time of
     `hmac.digest`.
     """
     padded = secret.ljust(BLOCK, b"\0")
-    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
-    outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
+    inner, outer = (
+        hashlib.sha256(padded.translate(_INNER)),
+        hashlib.sha256(padded.translate(_OUTER)),
+    )
 
     def sign(signed: bytes) -> str:
         first, second = inner.copy(), outer.copy()

@@ -1,0 +1,309 @@
+"""What many endpoints cost, and what a bad one costs the others; see `bench.push`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import ipaddress
+import random
+import resource
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from laneway import Laneway, Message
+from laneway.push import breaker
+from laneway.push.transport import Request, Transport
+
+BODY = b'{"order":42,"text":"' + b"x" * 80 + b'"}'
+PAGE = 10_000
+
+MIXED = """
+import asyncio, sys, time
+OK = b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n"
+BUSY = b"HTTP/1.1 503 busy\\r\\ncontent-length: 0\\r\\n\\r\\n"
+FAILED = b"HTTP/1.1 500 failed\\r\\ncontent-length: 0\\r\\n\\r\\n"
+class Receiver(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport, self.buffer = transport, b""
+    def data_received(self, data):
+        self.buffer += data
+        while True:
+            head, found, rest = self.buffer.partition(b"\\r\\n\\r\\n")
+            if not found:
+                return
+            lower = head.lower()
+            at = lower.find(b"content-length:") + 15
+            length = int(lower[at : (lower.find(b"\\r\\n", at) + 1 or len(lower) + 1) - 1])
+            if len(rest) < length:
+                return
+            self.buffer = rest[length:]
+            path = head.split(b" ", 2)[1]
+            if path == b"/hang":
+                return
+            answer = {b"/busy": BUSY, b"/dead": FAILED}.get(path, OK)
+            self.transport.write(answer)
+            if path == b"/close":
+                self.transport.close()
+async def main():
+    context = None
+    if len(sys.argv) > 1:
+        import ssl
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(sys.argv[1])
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Receiver, "127.0.0.1", 0, ssl=context)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def receiver(*certificate: str) -> Iterator[int]:
+    """The port of a receiver whose paths behave differently, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MIXED, *certificate], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+# Many endpoints
+
+
+def registered(count: int, active: int, port: int) -> list[tuple[Any, ...]]:
+    """Rows about `count` endpoints in the table, of which `active` are sent to."""
+    with tempfile.TemporaryDirectory() as folder:
+        app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
+        app.push("push.*")
+        url = f"http://127.0.0.1:{port}/"
+        before = time.process_time()
+        began = time.perf_counter()
+        for first in range(0, count, PAGE):
+            app.endpoint_many(
+                (f"push.{n}", {"url": url, "allow_private": True})
+                for n in range(first, min(first + PAGE, count))
+            )
+        rows = [
+            ("registered, endpoints/s", count, count / (time.perf_counter() - began)),
+            ("registered, CPU µs each", count, (time.process_time() - before) / count * 1e6),
+            ("table, bytes each", count, _size(folder) / count),
+        ]
+        names = [f"push.{random.randrange(count)}" for _ in range(1_000)]
+        before = time.process_time()
+        for name in names:
+            app.endpoint(name).info()
+        rows.append(("look-up, CPU µs", count, (time.process_time() - before) / 1_000 * 1e6))
+        memory = _resident()
+        app.publish_many(Message(f"push.{n}", BODY) for n in range(active))
+        began, before = time.perf_counter(), time.process_time()
+        summary = app.run_worker(burst=True, concurrency=64)
+        assert summary.acked == active, summary
+        rows += [
+            ("sent to, requests/s", active, active / (time.perf_counter() - began)),
+            ("sent to, CPU µs each", active, (time.process_time() - before) / active * 1e6),
+            ("sender grew by, MB", active, (_resident() - memory) / 1e6),
+            ("sender's most, MB", active, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+        ]
+        app.close()
+        return rows
+
+
+def _size(folder: str) -> int:
+    return sum(
+        each.stat().st_size for each in Path(folder).glob("q.db*") if each.suffix != ".db-shm"
+    )
+
+
+def _resident() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
+
+
+# Bad neighbors
+
+
+def beside_bad_ones(seconds: float, rate: float, port: int) -> list[tuple[Any, ...]]:
+    """
+    How long the messages of good endpoints take, by themselves, and beside one that hangs and one
+    that answers 503.
+    """
+    rows = []
+    good = 0.0
+    for name, bad in (("none", ()), ("one hangs, one answers 503", ("hang", "busy"))):
+        waits, held, burnt = _sent(seconds, rate, bad, port)
+        p99 = waits[int(len(waits) * 0.99)]
+        good = good or p99
+        rows.append((name, len(waits), waits[len(waits) // 2], p99, p99 / good, held, burnt))
+    return rows
+
+
+def _sent(
+    seconds: float, rate: float, bad: tuple[str, ...], port: int
+) -> tuple[list[float], int, int]:
+    """Sorted milliseconds of the good, slots that the hanging one held, attempts that 503 used."""
+    with tempfile.TemporaryDirectory() as folder:
+        app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
+        app.push("push.*")
+        names = [f"good{n}" for n in range(998)]
+        for name in (*names, *bad):
+            app.endpoint(
+                f"push.{name}",
+                url=f"http://127.0.0.1:{port}/{name if name in bad else ''}",
+                allow_private=True,
+                timeout=2,
+                log="all" if name in names else "failures",
+            )
+        for name in bad:
+            app.publish_many(Message(f"push.{name}", BODY) for _ in range(2_000))
+        worker = app.worker(concurrency=64)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        published: dict[str, float] = {}
+        end = time.monotonic() + seconds
+        number, held = 0, 0
+        while time.monotonic() < end:
+            receipt = app.publish(f"push.{names[number % len(names)]}", BODY)
+            published[receipt.id] = time.time()
+            number += 1
+            if "hang" in bad:
+                held = app.topic("push.hang").stats().leased
+            time.sleep(1 / rate)
+        burnt = max((each.attempt - 1 for each in app.topic("push.busy").peek(100)), default=0)
+        worker.stop()
+        thread.join()
+        waits, after = [], None
+        while True:
+            page = app.attempts("push.*", limit=1_000, result="acked", after=after)
+            waits += [
+                (each.at + each.milliseconds["ended"] / 1_000 - published[each.id]) * 1_000
+                for each in page.attempts
+            ]
+            after = page.next
+            if after is None:
+                break
+        app.close()
+        return sorted(waits), held, burnt
+
+
+# A dead endpoint
+
+FASTER = 100
+"""The breaker's times are shortened so much."""
+
+
+def dead_endpoint(waiting: int, minutes: float, port: int) -> list[tuple[Any, ...]]:
+    """Requests to an endpoint that answers 500, and how soon it is found to answer again."""
+    first, most = breaker.FIRST_SECONDS, breaker.MAX_SECONDS
+    breaker.FIRST_SECONDS, breaker.MAX_SECONDS = first / FASTER, most / FASTER
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
+            app.push("push.*")
+            url = f"http://127.0.0.1:{port}/"
+            endpoint = app.endpoint("push.x", url=url + "dead", allow_private=True)
+            app.publish_many(Message("push.x", BODY) for _ in range(waiting))
+            worker = app.worker(concurrency=64)
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            time.sleep(minutes * 60 / FASTER)
+            requests = len(endpoint.attempts(limit=1_000).attempts)
+            worker.stop()  # what is left in the log is written
+            thread.join()
+            requests = max(requests, len(endpoint.attempts(limit=1_000).attempts))
+            app.close()
+    finally:
+        breaker.FIRST_SECONDS, breaker.MAX_SECONDS = first, most
+    return [(waiting, minutes, requests)]
+
+
+# Cold TLS
+
+
+def cold_tls(count: int) -> list[tuple[Any, ...]]:
+    """Requests with a new connection each, RSA-2048, four at a time."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, certificate = _certificate(Path(folder))
+        with receiver(str(path)) as port:
+            began, before = time.perf_counter(), time.process_time()
+            asyncio.run(_send_cold(count, port, certificate))
+            rate = count / (time.perf_counter() - began)
+            return [(count, rate, (time.process_time() - before) / count * 1e3)]
+
+
+async def _send_cold(count: int, port: int, certificate: str) -> None:
+    loop = asyncio.get_running_loop()
+    transport = Transport(loop, None)
+    left = iter(range(count))
+
+    async def several() -> None:
+        for _ in left:
+            done: asyncio.Future[Any] = loop.create_future()
+            transport.start(
+                Request(
+                    url=f"https://127.0.0.1:{port}/close",
+                    host="127.0.0.1",
+                    headers=[b"content-type: application/json", b"expect:"],
+                    body=BODY,
+                    timeout_ms=15_000,
+                    connect_timeout_ms=5_000,
+                    ca=certificate,
+                    http2=False,
+                    finished=done.set_result,
+                )
+            )
+            answer = await done
+            assert answer.status == 200, answer
+
+    await asyncio.gather(*(several() for _ in range(4)))
+    transport.close()
+
+
+def _certificate(folder: Path) -> tuple[Path, str]:
+    """A file with a key and its certificate, and that certificate in PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    found = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    text = found.public_bytes(serialization.Encoding.PEM).decode()
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
+    path = folder / "receiver.pem"
+    path.write_text(secret + text)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path)
+    return path, text
