@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import os
 import statistics
 import time
 from pathlib import Path
@@ -22,9 +23,18 @@ from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.menu import ALL
 from laneway.gateway.dashboard.view import ASSETS
 from laneway.gateway.gateway import Gateway
+from laneway.message import Settlement
+from laneway.push.secret_store import KEY_VARIABLE, new_key
 
-NEEDS = {"/topic": "?name=bench.0", "/message": "?topic=bench.0&id=bench-id"}
+NEEDS = {
+    "/topic": "?name=bench.0",
+    "/message": "?topic=bench.0&id=bench-id",
+    "/endpoint": "?topic=bench.0",
+}
 """The parameters of pages that need some."""
+
+LISTS = tuple(f"/topics?order={order}" for order in ("in-rate", "failures", "dead", "worker-time"))
+"""Top lists beside the one by backlog."""
 
 HEADERS = [(b"host", b"localhost"), (b"accept", b"text/html"), (b"accept-encoding", b"gzip")]
 
@@ -61,8 +71,7 @@ async def pages(app: Laneway, rounds: int) -> dict[str, tuple[float, float, floa
     dashboard = Dashboard(app)
     gateway = Gateway(app, is_open=True, extensions=[dashboard])
     found = {}
-    for each in ALL:
-        target = each.path + NEEDS.get(each.path, "")
+    for target in (*(each.path + NEEDS.get(each.path, "") for each in ALL), *LISTS):
         await request(gateway, target)
         walls, cpu, size = [], time.process_time(), 0
         for _ in range(rounds):
@@ -141,6 +150,7 @@ def first_load(app: Laneway) -> int:
 
 def main() -> None:
     chosen = options(__doc__ or "")
+    os.environ[KEY_VARIABLE] = new_key()
     counts = (1_000, pick(chosen, 1_000_000, 20_000, 2_000))
     rounds, seconds = pick(chosen, 40, 10, 2), pick(chosen, 10, 4, 1)
     rows: list[tuple[str | int | float, ...]] = []
@@ -148,6 +158,11 @@ def main() -> None:
         with store(chosen) as place, Laneway(place.url, durability="memory") as app:
             app.publish_many((Message(f"bench.{n}", n) for n in range(count)), progress=False)
             app.publish("bench.0", {"a": 1}, id="bench-id")
+            app.publish_many(Message(f"bench.{n}", n) for n in range(60) for _ in range(64))
+            leases = app.engine.lease(100).leases
+            ends = [Settlement(each.handle, each.fence, "dead") for each in leases]
+            app.engine.settle(ends)
+            app.endpoint_many((f"bench.{n}", {"url": "https://a.example/"}) for n in range(60))
             for path, (cpu, median, p95, size) in asyncio.run(pages(app, rounds)).items():
                 rows.append((path, count, 1, cpu, median, p95, size))
             for path in ("/", "/topics"):

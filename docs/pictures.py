@@ -14,22 +14,34 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import random
 import shutil
 import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import patch
 
+import msgspec
 import uvicorn
 
 from laneway import Laneway, Message
-from laneway.engines.base import WAIT_BOUNDS_US, RunningMessage, WaitCounts, WorkerFacts
+from laneway.engines.base import (
+    WAIT_BOUNDS_US,
+    LogEntry,
+    RunningMessage,
+    WaitCounts,
+    WorkerFacts,
+)
 from laneway.errors import EngineUnavailable
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
 from laneway.history.records import RINGS, Cell, Row, encode, name_of
 from laneway.message import Settlement
+from laneway.push import table
+from laneway.push.delivery_log import Entry
+from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
 
 MERCHANTS = 400
@@ -46,7 +58,10 @@ SHOWN = {
     "limits": "/limits",
     "future": "/future",
     "dead": "/dead",
+    "failures": "/topics?order=failures",
     "workers": "/workers",
+    "endpoints": "/endpoints",
+    "endpoint": "/endpoint?topic=push.acme",
     "jobs": "/jobs",
     "store": "/store",
     "audit": "/audit",
@@ -104,6 +119,51 @@ def fill(app: Laneway) -> None:
         body = {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]}
         app.publish("orders.import", body, id=f"import-{n}", headers={"trace": "4f1c"})
     _write_history(engine)
+    with patch.dict(os.environ, {KEY_VARIABLE: new_key()}):
+        _endpoints(app)
+
+
+def _endpoints(app: Laneway) -> None:
+    """Endpoints of the merchants, one of which answers 503, and what is in the log of it."""
+    merchants = ["acme", *(f"m{n:03d}" for n in range(30))]
+    app.endpoint_many(
+        (
+            f"push.{merchant}",
+            {
+                "url": f"https://{merchant}.example/hooks",
+                "headers": {"x-shop": "7", "authorization": "Bearer demo"},
+                "events": ["order.*"],
+            },
+        )
+        for merchant in merchants
+    )
+    app.endpoint("push.m003").disable("gone: the receiver answered 410")
+    now_us, failing = app.engine.time_us(), ("push.acme", "push.m007")
+
+    def fail(record):
+        record.condition.failing_since_us = now_us - 1500 * SECOND
+        record.condition.failures, record.condition.text = 41, "HTTP 503: Service Unavailable"
+        record.condition.opened_us = now_us - 20 * SECOND
+        return record
+
+    table.update(app.engine, failing[0], fail)
+    entries = []
+    for n in range(60):
+        is_bad = n > 30 and n % 7
+        entry = Entry(
+            id=f"order-{10_000 + n}",
+            attempt=1 + (n % 3 if is_bad else 0),
+            result="backed_off" if is_bad else "acked",
+            status=503 if is_bad else 200,
+            text="HTTP 503: Service Unavailable" if is_bad else "HTTP 200",
+            ms=(1.0, 12.0, 31.0, 80.0 + n * 3, 82.0 + n * 3),
+            got={"server": "nginx", "content-type": "text/plain"},
+            body="upstream connect error" if is_bad else "ok",
+            sender="web-1:4100",
+        )
+        at_us = now_us - (60 - n) * 30 * SECOND
+        entries.append(LogEntry("push.acme", at_us, msgspec.json.encode(entry)))
+    app.engine.delivery_log_append(entries, keep_us=14 * 86_400 * SECOND, max_bytes=1 << 30)
 
 
 def _work(app: Laneway, engine) -> None:
@@ -146,6 +206,7 @@ def beat(engine) -> None:
             pools=["default"],
             concurrency=16,
             busy=(11, 14, 7, 16)[n],
+            busy_topics={"push.acme": (6.2, 7.0, 3.1, 9.5)[n], f"push.m{n:03d}": 2.25},
             leased=(14, 18, 9, 20)[n],
             oldest=RunningMessage("push.acme", f"order-{10_017 + n}", since_us),
             loop_lag=(0.002, 0.004, 0.001, 0.84)[n],

@@ -182,6 +182,40 @@ def _message(step: str) -> Callable[[Form], list[ApiCall]]:
     return calls
 
 
+def _endpoint(step: str) -> Callable[[Form], list[ApiCall]]:
+    def calls(form: Form) -> list[ApiCall]:
+        (topic,) = _topics(form)[:1]
+        body = {"reason": "by hand"} if step == "disable" else None
+        return [ApiCall("POST", f"/v1/endpoints/{_segment(topic)}/{step}", body)]
+
+    return calls
+
+
+def _replay(form: Form) -> list[ApiCall]:
+    (topic,), (message_id,) = _topics(form)[:1], form.all("id")[:1] or [""]
+    return [ApiCall("POST", f"/v1/endpoints/{_segment(topic)}/replay", {"id": message_id})]
+
+
+def _replay_many(form: Form) -> list[ApiCall]:
+    body: dict[str, Any] = {
+        name: form.text(name) for name in ("since", "result", "rate") if form.text(name)
+    }
+    if (limit := form.number("limit")) is not None:
+        body["limit"] = limit
+    if form.text("dry"):
+        body["dry_run"] = True
+    (topic,) = _topics(form)[:1]
+    return [ApiCall("POST", f"/v1/endpoints/{_segment(topic)}/replay", body)]
+
+
+def _replayed(form: Form) -> str:
+    before = "Nothing was sent. It would be: " if form.text("dry") else ""
+    return (
+        f"{before}{{replayed}} messages are sent again, {{redriven}} dead letters are put back;"
+        " {waiting} wait anyway, of {not_kept} the log has no body."
+    )
+
+
 def _back_off(form: Form) -> list[ApiCall]:
     body = {"delay": _typed("delay", form.text("delay") or "0")}
     return [
@@ -306,6 +340,31 @@ ACTIONS: dict[str, Action] = {
         _back_off,
         lambda form: f"{_named(form)}: backs off for {form.text('delay') or 'no time'}.",
     ),
+    "enable_endpoint": Action(
+        "Enable",
+        "endpoints",
+        _endpoint("enable"),
+        lambda form: f"{_named(form)}: enabled; one message is sent as a probe first.",
+    ),
+    "disable_endpoint": Action(
+        "Disable",
+        "endpoints",
+        _endpoint("disable"),
+        lambda form: f"{_named(form)}: disabled; its messages wait.",
+    ),
+    "test_endpoint": Action(
+        "Test", "endpoints", _endpoint("test"), lambda form: f"Test of {_named(form)}: {{tested}}"
+    ),
+    "rotate_secret": Action(
+        "Rotate", "endpoints", _endpoint("rotate"), lambda form: f"{_named(form)}: rotated."
+    ),
+    "replay": Action(
+        "Replay",
+        "endpoints",
+        _replay,
+        lambda form: f"{form.all('id')[0]}: sent again, as message {{new_id}}.",
+    ),
+    "replay_many": Action("Replay", "endpoints", _replay_many, _replayed),
     "revoke_token": Action(
         "Revoke", "admin", _revoke_token, lambda form: f"Token {form.exact('name')}: revoked."
     ),

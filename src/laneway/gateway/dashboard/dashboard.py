@@ -179,13 +179,14 @@ class Dashboard(Extension):
         }
         return compressed(call.request, html(rendering.text_of("command.html", variables)))
 
-    def _show_secret(self, call: Call, form: Form, secret: str) -> Response:
+    def _show_secret(self, call: Call, form: Form, secret: str, *, is_token: bool) -> Response:
         # At once, not on the page after it: with the first token, that page needs a login.
         view = self._view(call, self.collector.reader(), "/tokens")
         variables = {
             **self._frame(call, view),
-            "name": form.text("name"),
+            "name": form.text("name") or ", ".join(form.all("topic")),
             "secret": secret,
+            "is_token": is_token,
             "back": _back(call, form),
         }
         return compressed(call.request, html(rendering.text_of("secret.html", variables)))
@@ -214,8 +215,9 @@ class Dashboard(Extension):
                 answer |= {"count": count}
                 if response.undo is not None and len(calls) == 1:
                     undo = {"pattern": response.undo[0], "fields": json.dumps(response.undo[1])}
-            if secret := answer.get("token"):
-                return await call.services.run(self._show_secret, call, form, secret)
+            if secret := answer.get("token") or answer.get("secret"):
+                show = functools.partial(self._show_secret, is_token="token" in answer)
+                return await call.services.run(show, call, form, secret)
             is_dry = bool(answer.get("dry_run"))
             text = _dry_text(answer) if is_dry else _filled(action.done(form), answer)
             notice = Notice(text, command=_commands(call, calls), undo=None if is_dry else undo)
@@ -267,9 +269,20 @@ def _answer_of(response: Response) -> dict[str, Any]:
 
 
 def _filled(text: str, answer: Mapping[str, Any]) -> str:
-    for name in ("count", "id", "outcome", "done", "answer"):
+    counts = ("replayed", "redriven", "waiting", "not_kept")
+    for name in ("count", "id", "outcome", "done", "answer", *counts):
         text = text.replace(f"{{{name}}}", str(answer.get(name, "")))
-    return text
+    if "{new_id}" in text:
+        text = text.replace("{new_id}", "".join(answer.get("ids", [])[:1]))
+    return text.replace("{tested}", _tested(answer)) if "{tested}" in text else text
+
+
+def _tested(answer: Mapping[str, Any]) -> str:
+    """The answer to a test request: what it means, how long it took, and its body."""
+    took = max(answer.get("milliseconds", {}).values(), default=0.0)
+    lines = [f"{answer.get('text', '')}, after {took:.0f} ms"]
+    lines += [f"{name}: {value}" for name, value in answer.get("headers", {}).items()]
+    return "\n".join([*lines, "", answer["body"]] if answer.get("body") else lines)
 
 
 def _dry_text(answer: Mapping[str, Any]) -> str:

@@ -32,7 +32,9 @@ TEXTS = (
     "pattern",
     "patterns",
     "priority",
+    "result",
     "share",
+    "since",
     "worker",
 )
 """Fields that it has once, besides the settings of policies and what they were (`was_NAME`)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from laneway.gateway.dashboard.pages import (
     audit,
     dead,
+    endpoint,
+    endpoints,
     fairness,
     future,
     jobs,
@@ -27,12 +29,14 @@ ALL = (
     future.PAGE,
     dead.PAGE,
     workers.PAGE,
+    endpoints.PAGE,
     jobs.PAGE,
     store.PAGE,
     audit.PAGE,
     tokens.PAGE,
     topic.PAGE,
     message.PAGE,
+    endpoint.PAGE,
     search.PAGE,
 )
 

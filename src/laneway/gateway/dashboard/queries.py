@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -77,6 +77,31 @@ class DeadQuery(PageQuery):
     topic: str = ""
     fingerprint: str = ""
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
+
+
+EndpointState = Literal["healthy", "failing", "open", "probing", "disabled"]
+AttemptResult = Literal["acked", "retried", "dead", "backed_off", "released"]
+
+
+class EndpointsQuery(PageQuery):
+    """`filter`: a topic or pattern. `state`: only such ones. `after`: the page before's last."""
+
+    filter: str = ""
+    state: Literal[EndpointState, ""] = ""
+    after: str = ""
+
+
+class EndpointQuery(PageQuery):
+    """
+    `topic`: of the endpoint. `result`, `status`, `id`: of the attempts that are searched. `after`:
+    where the page before ended.
+    """
+
+    topic: str
+    result: Literal[AttemptResult, ""] = ""
+    status: str = ""
+    id: str = ""
+    after: str = ""
 
 
 class JobQuery(PageQuery):

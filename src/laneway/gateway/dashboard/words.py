@@ -32,6 +32,13 @@ KINDS = {
     "dead": "bad",
     "failing": "bad",
     "leased": "good",
+    "healthy": "good",
+    "open": "bad",
+    "probing": "slow",
+    "disabled": "off",
+    "acked": "good",
+    "retried": "slow",
+    "backed_off": "slow",
 }
 """What states mean: the color and the shape of their mark."""
 

@@ -8,6 +8,7 @@ from laneway import presenting
 from laneway.admin import subscriptions, workers
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.pages.topics import why
 from laneway.gateway.dashboard.queries import TopicQuery
 from laneway.gateway.problems import Problem
@@ -67,6 +68,7 @@ def build(view: View) -> dict[str, Any]:
         "source": name.partition("#")[0] if is_copy(name) else None,
         "may_operate": view.may("operate"),
         "may_publish": view.may("publish"),
+        "endpoint": endpoint.info_of(view, name) if view.may("endpoints") else None,
         "is_known": bool(stats.published or stats.waiting or stats.leased or stats.dead),
     }
 

@@ -1,0 +1,129 @@
+"""One endpoint: how it is, what it answered, and its settings without the secrets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from laneway.errors import Refused
+from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages.topics import why
+from laneway.gateway.dashboard.queries import AttemptResult, EndpointQuery
+from laneway.gateway.problems import Problem
+from laneway.policy import check_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.gateway.dashboard.view import View
+    from laneway.push.delivery_log import AttemptInfo, AttemptPage
+    from laneway.push.endpoint import EndpointInfo
+
+SHOWN = 50
+"""Attempts in the table; of the last ones, success and latency are shown."""
+
+RESULTS = get_args(AttemptResult)
+
+NOT_SETTINGS = frozenset(
+    (
+        *("topic", "url", "state", "disabled", "attention", "failing_since", "failures"),
+        *("last_failure", "created", "changed", "version", "secrets", "headers"),
+    )
+)
+"""Fields of `EndpointInfo` that are not in the table of settings."""
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    query: EndpointQuery = view.query
+    topic = check_topic(query.topic)
+    view.caller.check_topic(topic)
+    info = info_of(view, topic)
+    if info is None:
+        raise Problem("not-found", f'the topic "{topic[:80]}" has no endpoint')
+    stats, now_us = view.reader.topic(topic), view.reader.now_us()
+    last = _attempts(view, topic)
+    is_searched = bool(query.result or query.status or query.id or query.after)
+    page = _attempts(view, topic, query) if is_searched else last
+    return {
+        "topic": topic,
+        "info": info,
+        "stats": stats,
+        "why": why(stats, now_us),
+        "judged": judged(last.attempts),
+        "settings": [
+            (name, words.setting(name, value))
+            for name, value in msgspec.structs.asdict(info).items()
+            if name not in NOT_SETTINGS and value not in (None, "", [], {}, False)
+        ],
+        "attempts": page.attempts,
+        "next": page.next,
+        "is_cut": page.is_truncated,
+        "is_searched": is_searched,
+        "query": query,
+        "results": RESULTS,
+        "shows_bodies": view.shows_bodies,
+        "now_us": now_us,
+    }
+
+
+def info_of(view: View, topic: str) -> EndpointInfo | None:
+    """A topic's endpoint without its secrets; None: it has none."""
+    # Only programs that push need it.
+    from laneway.push import endpoint, table  # noqa: PLC0415
+
+    def read() -> EndpointInfo | None:
+        try:
+            return endpoint.info_of(topic, table.get(view.engine, topic))
+        except Refused:
+            return None
+
+    return view.reader.once(("endpoint", topic), read)
+
+
+def _attempts(view: View, topic: str, query: EndpointQuery | None = None) -> AttemptPage:
+    """The last attempts, or what a search finds: it may read 10,000, so it is repeated seldom."""
+    from laneway.push.delivery_log import attempts  # noqa: PLC0415  # as above
+
+    if query is None:
+        return view.reader.once(
+            ("attempts", topic), lambda: attempts(view.engine, topic, limit=SHOWN)
+        )
+    key = "attempts", topic, query.result, query.status, query.id, query.after
+    return view.reader.seldom(
+        key,
+        lambda: attempts(
+            view.engine,
+            topic,
+            limit=SHOWN,
+            after=query.after or None,
+            result=query.result or None,
+            status=query.status.strip() or None,
+            message_id=query.id.strip() or None,
+        ),
+    )
+
+
+def judged(attempts: Sequence[AttemptInfo]) -> dict[str, float | None]:
+    """How attempts ended: the part that succeeded, and the median and 95th of their seconds."""
+    seconds = sorted(max(each.milliseconds.values(), default=0.0) / 1000 for each in attempts)
+    count = len(seconds)
+    return {
+        "count": count,
+        "success": sum(each.result == "acked" for each in attempts) / count if count else None,
+        "median": seconds[count // 2] if count else None,
+        "slow": seconds[min(count - 1, int(count * 0.95))] if count else None,
+    }
+
+
+PAGE = Page(
+    name="endpoint",
+    path="/endpoint",
+    title="Endpoint",
+    build=build,
+    query=EndpointQuery,
+    fragments=("strip", "condition", "attempts"),
+    scope="endpoints",
+)

@@ -1,0 +1,73 @@
+"""Endpoints: which receivers fail, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.queries import EndpointsQuery, EndpointState
+from laneway.policy import check_pattern, is_pattern
+
+if TYPE_CHECKING:
+    from laneway.gateway.dashboard.view import View
+    from laneway.push.endpoint import EndpointInfo
+
+SHOWN = 50
+
+STATES = get_args(EndpointState)
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    query: EndpointsQuery = view.query
+    text = query.filter.strip()
+    pattern = check_pattern(f"{text}*" if text.endswith(".") else text or "*")
+    found, following = _listed(view, pattern, query.state or None, query.after)
+    return {
+        "endpoints": found,
+        "filter": query.filter,
+        "state": query.state,
+        "states": STATES,
+        "next": following,
+        "is_pattern": is_pattern(pattern),
+        "is_empty": not (found or following or text or query.state or query.after),
+    }
+
+
+def _listed(
+    view: View, pattern: str, state: str | None, after: str
+) -> tuple[list[EndpointInfo], str | None]:
+    """A page of endpoints that the caller may see, and after which topic the next one begins."""
+    # Only programs that push need it.
+    from laneway.push.endpoint import list_endpoints  # noqa: PLC0415
+
+    patterns = tuple(view.caller.narrowed(pattern))
+    key = "endpoints", patterns, state, after
+
+    def read() -> tuple[list[EndpointInfo], str | None]:
+        found: dict[str, EndpointInfo] = {}
+        following: list[str] = []
+        for each in patterns:
+            page, end = list_endpoints(view.engine, each, limit=SHOWN, after=after, state=state)
+            found |= {info.topic: info for info in page}
+            following += [end] if end is not None else []
+        topics = sorted(found)[:SHOWN]
+        is_cut = len(found) > len(topics)
+        return [found[topic] for topic in topics], (
+            topics[-1] if is_cut else min(following, default=None)
+        )
+
+    # Of one state, up to 10,000 endpoints are read for a page.
+    return view.reader.once(key, read) if state is None else view.reader.seldom(key, read)
+
+
+PAGE = Page(
+    name="endpoints",
+    path="/endpoints",
+    title="Endpoints",
+    key="e",
+    build=build,
+    query=EndpointsQuery,
+    fragments=("list",),
+    scope="endpoints",
+)

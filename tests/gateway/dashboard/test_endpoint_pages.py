@@ -1,0 +1,176 @@
+"""Endpoints on pages: the list, one endpoint, its buttons, the delivery log and replays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laneway import Laneway
+from laneway.gateway import tokens
+from laneway.push.secret_store import new_key
+from tests.gateway.dashboard.conftest import HOSTILE, Browser, running
+from tests.push.conftest import receiver
+from tests.push.conftest import running as receivers
+from tests.push.receiver import Receiver
+
+__all__ = ["receiver", "receivers"]
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(receivers: Receiver) -> Receiver:
+    return receivers
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
+    monkeypatch.setenv("LANEWAY_SECRETS_KEY", new_key())
+    monkeypatch.setenv("LANEWAY_PUSH_ALLOW", "127.0.0.0/8")
+    with Laneway(f"sqlite:///{tmp_path}/q.db") as app:
+        app.policy("push.*", backoff=0, retries=1)
+        app.push("push.*")
+        yield app
+
+
+@pytest.fixture
+def browser(app: Laneway) -> Iterator[Browser]:
+    with running(app) as browser:
+        yield browser
+
+
+def point(app: Laneway, topic: str, url: str, **settings: Any) -> str:
+    """Give a topic an endpoint. Returns its secret."""
+    return app.endpoint(topic, url=url, allow_http=True, **settings).secret or ""
+
+
+def test_an_empty_list_teaches(browser: Browser) -> None:
+    """Without endpoints, the page says how to make one."""
+    assert "app.endpoint(" in browser.get("/endpoints").words
+    assert "has no endpoint" in browser.get("/endpoint?topic=push.x", status=404).words
+
+
+def test_list(browser: Browser, app: Laneway) -> None:
+    """Endpoints by topic, by pattern and state, page by page."""
+    app.endpoint_many((f"push.{n:02d}", {"url": "https://a.example/"}) for n in range(60))
+    app.endpoint("push.07").disable("moved")
+    first = browser.get("/endpoints")
+    assert "push.49" in first.words
+    assert "push.50" not in first.words
+    assert "moved" in first.words
+    found = re.search(r'<a href="([^"]+)">Next page', first.text)
+    assert found
+    assert "push.59" in browser.get(unescape(found[1])).words
+    words = browser.get("/endpoints?state=disabled").words
+    assert "push.07" in words
+    assert "push.08" not in words
+    assert "No endpoint matches" in browser.get("/endpoints?filter=other.*").words
+    browser.get("/endpoints?state=odd", status=400)
+    assert "push.07" in browser.get("/endpoint?topic=push.07").words
+    assert "moved" in browser.get("/topic?name=push.07").words
+
+
+def test_buttons(browser: Browser, app: Laneway, receiver: Receiver) -> None:
+    """Disable, enable, test and rotate; a secret is shown once, and nowhere else."""
+    secret = point(app, "push.a", receiver.url("/200"), headers={"x-api-key": "s3cret"})
+    back = "/endpoint?topic=push.a"
+    page = browser.get(back)
+    assert "healthy" in page.words
+    assert "s3cret" not in page.text
+    assert secret not in page.text
+    page = browser.submit("test_endpoint", topic="push.a", back=back)
+    assert "Test of push.a:" in page.words
+    assert len(receiver.of("/200")) == 1
+    page = browser.submit("disable_endpoint", topic="push.a", back=back)
+    assert "disabled; its messages wait" in page.words
+    assert "by hand" in browser.get(back).words
+    assert "probe" in browser.submit("enable_endpoint", topic="push.a", back=back).words
+    page = browser.submit("rotate_secret", topic="push.a", back=back)
+    (new,) = set(re.findall(r"whsec_[A-Za-z0-9+/=]{20,}", page.text))
+    assert new != secret
+    assert new not in browser.get(back).text
+    browser.submit("disable_endpoint", topic="push.a", back=back)
+    page = browser.submit("enable_endpoint", topic="push.a", back=back)
+    assert "enabled" in page.words  # and refused, because it was enabled just before
+    assert app.endpoint("push.a").info().disabled
+    as_command: dict[str, Any] = {"as": "command"}
+    command = browser.submit("test_endpoint", topic="push.a", back=back, **as_command)
+    assert "/v1/endpoints/push.a/test" in command.words
+
+
+def test_attempts_and_replay(browser: Browser, app: Laneway, receiver: Receiver) -> None:
+    """The delivery log has each attempt, can be searched, and sends a message again."""
+    point(app, "push.good", receiver.url("/200"), log="all")
+    point(app, "push.bad", receiver.url("/503"), dead_on=[500])
+    receiver.answers["/bad"] = lambda: (500, {"x-hostile": "<b>"})
+    point(app, "push.dead", receiver.url("/bad"), dead_on=[500], description=HOSTILE[:-1])
+    app.publish("push.good", {"n": 1}, id="first")
+    app.publish("push.dead", {"n": 2}, id="second")
+    app.run_worker(burst=True)
+    page = browser.get("/endpoint?topic=push.good")
+    assert "succeeded 100%" in page.words
+    assert "first" in page.words
+    assert "acked" in page.words
+    page = browser.get("/endpoint?topic=push.dead")
+    assert "x-hostile: <b>" in page.words
+    assert "<b>" not in page.text.replace("<b></b>", "")
+    assert "<script>alert" not in page.text
+    assert (
+        "No attempt in the log matches"
+        in browser.get("/endpoint?topic=push.dead&result=acked").words
+    )
+    assert "second" in browser.get("/endpoint?topic=push.dead&status=5xx&id=second").words
+    receiver.answers["/bad"] = lambda: (200, {})
+    page = browser.submit("replay", topic="push.dead", id="second", back="/endpoints")
+    assert "second: sent again" in page.words
+    page = browser.submit("replay", topic="push.good", id="first", back="/endpoints")
+    assert "first: sent again" in page.words
+    many: dict[str, Any] = {
+        "topic": "push.good",
+        "since": "1h",
+        "limit": "10",
+        "back": "/endpoints",
+    }
+    page = browser.submit("replay_many", **many, dry="1")
+    assert "Nothing was sent. It would be: 1 messages" in page.words
+    page = browser.submit("replay_many", **many, result="dead")
+    assert "0 messages are sent again" in page.words
+    app.run_worker(burst=True)
+    assert len(receiver.of("/bad")) == 2
+    assert [each.headers["webhook-id"] for each in receiver.of("/200")] == ["first"] * 2
+
+
+def test_it_is_live(browser: Browser, app: Laneway) -> None:
+    """A change of the endpoint arrives on an open page."""
+    point(app, "push.live", "https://a.example/")
+    with browser.live("/endpoint?topic=push.live") as events:
+        assert "healthy" in events.until_tick()["strip"]
+        app.endpoint("push.live").disable("moved")
+        while "strip" not in (found := events.until_tick()):
+            pass
+        assert "disabled" in str(found["strip"])
+
+
+def test_what_a_token_may_see(browser: Browser, app: Laneway, receiver: Receiver) -> None:
+    """Pages need the scope `endpoints`, and show a caller their own topics only."""
+    point(app, "push.acme", receiver.url("/200"), log="all")
+    point(app, "push.bolt", "https://bolt.example/")
+    app.publish("push.acme", "hidden-body")
+    app.run_worker(burst=True)
+    some = tokens.create(app.engine, "acme", ["read", "endpoints"], topics=["push.acme"])[1]
+    none = tokens.create(app.engine, "reader", ["read", "operate"])[1]
+    browser.token = some
+    assert "bolt" not in browser.get("/endpoints").text
+    browser.get("/endpoint?topic=push.bolt", status=403)
+    page = browser.get("/endpoint?topic=push.acme")
+    assert "need the scope bodies" in page.words
+    browser.submit("disable_endpoint", topic="push.bolt", back="/endpoints")
+    assert app.endpoint("push.bolt").info().disabled is None
+    browser.token = none
+    browser.get("/endpoints", status=403)
+    browser.get("/endpoint?topic=push.acme", status=403)
+    assert "Its endpoint" not in browser.get("/topic?name=push.acme").words
+    assert "/endpoints" not in browser.get("/topics").text
