@@ -25,8 +25,8 @@ Message, lane, and what settle needs to know of the message; None: it is plain, 
 deletes rows and counts.
 """
 
-PositionKey: TypeAlias = "tuple[int, str, tuple[tuple[str, ...] | None, int | None]]"
-"""Tier queue or group, one of its indexes, and the patterns and the priority of a lease."""
+LeaseFilter: TypeAlias = "tuple[tuple[str, ...] | None, int | None]"
+"""The patterns and the priority of a lease."""
 
 MOST_LANES = 20_000
 MOST_LEASES = 100_000
@@ -55,8 +55,11 @@ class LaneCache:
         """By topic: the number of its own policies (0: none), for topics without a lane."""
         self.leases: dict[int, CachedLease] = {}
         """By fence: the leases that this object delivered, as far as they need not be read."""
-        self.positions: dict[PositionKey, tuple[int, int]] = {}
-        """Where the next lease of the same kind continues."""
+        self.positions: dict[LeaseFilter, dict[tuple[int, str], tuple[int, int]]] = {}
+        """
+        Where the next lease with this filter continues, by tier queue or group and one of its
+        indexes.
+        """
         self.is_inbox_empty = False
         self.noise, self.noise_us = 0, 0
         """The largest size class of a lane that is not noisy, and when it was read."""

@@ -47,8 +47,11 @@ FIRST_PAGE = 16
 START = (-1, -1)
 """The position before all lanes of an index."""
 
-MAX_POSITIONS = 10_000
-"""Positions that are remembered for calls that pass lanes over."""
+SEEN = (-2, -2)
+"""Instead of a position: all lanes of the index were seen, in the last calls."""
+
+MAX_FILTERS = 1_000
+"""Filters of calls that pass lanes over, for which positions are remembered."""
 
 MOST_REFUSING = 100
 """
@@ -101,6 +104,8 @@ def lease(
     for lane in plan.visited.values():
         tx.place(lane)
     withheld = plan.withheld or (only is not None and only.passed_over)
+    if only is not None:
+        only.end(is_full=len(delivered) >= room)
     return delivered, withheld, plan.cut
 
 
@@ -120,7 +125,8 @@ class Only:
     the positions at which its calls continue.
 
     A call passes over a bounded number of lanes that have nothing for it; the next call continues
-    behind them. `passed_over`: whether there were any; `goes_on`: whether lanes are left.
+    behind them, in each index by itself. An index of which all was seen is read from the start, but
+    only a page of it, until all others were seen, too.
     """
 
     def __init__(
@@ -131,15 +137,24 @@ class Only:
         """The largest rank that it takes; None: any."""
         self._key = (None if patterns is None else tuple(patterns), priority)
         self._tx = tx
-        self._positions = tx.lane_cache.positions
+        self._begins = tx.lane_cache.positions.get(self._key, {})
+        self._begun: set[tuple[int, str]] = set()
+        self._seen: set[tuple[int, str]] = set()
+        self._stopped: dict[tuple[int, str], tuple[int, int]] = {}
+        self._groups: dict[int, tuple[tuple[int, str], tuple[int, int]]] = {}
+        """By number of a group, below 0: the index that lists it, and the position before it."""
         self._left = MAX_PASSED_OVER
         self.passed_over = False
-        self.goes_on = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether lanes are left that this call and the last ones have not seen."""
+        return bool(self._stopped)
 
     @staticmethod
     def of(patterns: Sequence[str] | None, priority: int | None, tx: Transaction) -> Only | None:
         """What a lease call names; None: it takes everything."""
-        if len(tx.lane_cache.positions) > MAX_POSITIONS:
+        if len(tx.lane_cache.positions) > MAX_FILTERS:
             tx.lane_cache.positions.clear()
         return None if patterns is None and priority is None else Only(patterns, priority, tx)
 
@@ -167,27 +182,63 @@ class Only:
         """
         The position at which this call begins to read one of the indexes of a tier queue or group.
         """
-        return self._positions.get((number, index, self._key), START)
+        self._begun.add((number, index))
+        position = self._begins.get((number, index), START)
+        return START if position == SEEN else position
+
+    def enter_group(self, number: int, listed: tuple[int, str], before: tuple[int, int]) -> None:
+        """Lanes of a group (below 0) are read, that this index lists behind this position."""
+        self._groups[number] = listed, before
+
+    def _was_seen(self, number: int, index: str) -> bool:
+        listed = self._groups[number][0] if number < 0 else (number, index)
+        return self._begins.get(listed) == SEEN
+
+    def _stop(self, index: tuple[int, str], position: tuple[int, int]) -> None:
+        self._stopped[index] = min(self._stopped.get(index, position), position)
 
     def may_go_on(self, number: int, index: str, after: tuple[int, int]) -> bool:
         """Whether this call may read more; if not, the next one continues at `after`."""
+        if self._was_seen(number, index):
+            return False
         if self._left > 0:
             return True
-        self._positions[number, index, self._key] = after
-        self.goes_on = True
+        self._stop((number, index), after)
+        if number < 0:
+            self._stop(*self._groups[number])
         return False
 
     def ended(self, number: int, index: str) -> None:
-        """Everything was read, in this call and earlier ones: the next begins at the start."""
-        self._positions.pop((number, index, self._key), None)
+        """Everything was read, in this call and earlier ones."""
+        if number > 0:
+            self._seen.add((number, index))
 
     def skips(self, number: int, index: str, before: tuple[int, int]) -> bool:
         """Whether this call may look at no further group; the next one continues at `before`."""
         if self._left > 0:
             return False
-        self._positions.setdefault((number, index, self._key), before)
-        self.goes_on = True
+        if not self._was_seen(number, index):
+            self._stop((number, index), before)
         return True
+
+    def end(self, *, is_full: bool) -> None:
+        """
+        Remember where the next call begins: at the start, if this one has seen the rest of all
+        indexes. `is_full`: it leased as many messages as it could; then the next one begins also
+        those at the start of which it has seen all.
+        """
+        positions = self._tx.lane_cache.positions
+        if not self._stopped:
+            positions.pop(self._key, None)
+            return
+        kept = {
+            index: position
+            for index, position in self._begins.items()
+            if index not in self._begun or (position == SEEN and not is_full)
+        }
+        if not is_full:
+            kept |= dict.fromkeys(self._seen, SEEN)
+        positions[self._key] = kept | self._stopped
 
 
 def can_deliver(tx: Transaction, lane: Lane) -> bool:
@@ -380,6 +431,9 @@ class _Candidates:
         found = self.in_groups.get(group.number)
         if found is None:
             first = self._first_in.get(group.number)
+            if self._only is not None:
+                listed = self.number, self._listed_in[group.number]
+                self._only.enter_group(-group.number, listed, (group.vt, group.number - 1))
             found = _Candidates(self._transaction, -group.number, 0, self._only, first)
             self.in_groups[group.number] = found
         return found

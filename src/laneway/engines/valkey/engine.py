@@ -84,6 +84,9 @@ than `AT_ONCE` is one call however long it takes, because it has to be atomic.
 PLAIN_AT_ONCE = 500
 """The highest limit for plain messages, which take less than half as long to put."""
 
+MAX_FILTERS = 10_000
+"""Filters of leases (`only`, `priority`) of which the engine knows where the next one begins."""
+
 UNLIMITED = 1 << 30
 
 NOT_PLAIN = -1
@@ -119,8 +122,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         self._puts = CallSize(LEAST_AT_ONCE, AT_ONCE, PUT_US)
         self._leases = CallSize(LEAST_AT_ONCE, AT_ONCE, LEASE_US)
         self._settles = CallSize(LEAST_AT_ONCE, AT_ONCE, SETTLE_US)
-        self._cursors: dict[tuple[int, str, bytes, int | None], int] = {}
-        """Where the next lease with the same `only` goes on, by shard, pool and patterns."""
+        self._begins: dict[tuple[int, str, bytes, int | None], bytes] = {}
+        """Where the next lease begins, by shard, pool, patterns and priority; the script knows."""
 
     # Put
 
@@ -323,13 +326,13 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         topics = b"" if request.topics is None else records.pack(list(request.topics))
         patterns = b"" if request.only is None else records.pack(list(request.only))
         has_filter = request.only is not None or request.priority is not None
-        position = (shard, pool, patterns, request.priority)
+        lease_filter = (shard, pool, patterns, request.priority)
         leases: list[Lease] = []
         left = HOUSEKEEPING_LIMIT
         while True:
             room = min(n - len(leases), self._leases.limit)
             left -= HOUSE
-            cursor = self._cursors.get(position, 0) if has_filter else 0
+            begins = self._begins.get(lease_filter, b"") if has_filter else b""
             (
                 now,
                 wake,
@@ -340,7 +343,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 runs,
                 bodies,
                 passed_over,
-                next_cursor,
+                next_begins,
                 call_us,
             ) = space.run(
                 "lease",
@@ -355,7 +358,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 int(left <= 0),
                 SOON_US,
                 patterns,
-                cursor,
+                begins,
                 MAX_PASSED_OVER,
                 b"" if request.max_lease_us is None else request.max_lease_us,
                 b"" if request.priority is None else 1 - 2 * request.priority,
@@ -363,7 +366,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             if has_more_house:
                 continue
             if has_filter:
-                self._cursors[position] = max(next_cursor, 0)
+                self._remember_begins(lease_filter, next_begins)
             count = len(records_) // 2
             self._leases.fit(room, call_us, is_full=count == room)
             page = records.leases_of(
@@ -373,8 +376,18 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             startable -= sum(lease.limited for lease in page)
             if count < room or len(leases) >= n:
                 return Batch(
-                    leases, now, wake if wake >= 0 else None, bool(passed_over), next_cursor >= 0
+                    leases, now, wake if wake >= 0 else None, bool(passed_over), bool(next_begins)
                 )
+
+    def _remember_begins(
+        self, lease_filter: tuple[int, str, bytes, int | None], begins: bytes
+    ) -> None:
+        """The next lease with this filter begins there; empty: at the first lanes."""
+        self._begins.pop(lease_filter, None)
+        if begins:
+            if len(self._begins) >= MAX_FILTERS:
+                self._begins.clear()
+            self._begins[lease_filter] = begins
 
     def _extend_on(
         self,

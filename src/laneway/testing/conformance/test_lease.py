@@ -10,7 +10,7 @@ import pytest
 from laneway.engines.base import MAX_PASSED_OVER
 from laneway.errors import TopicInUse
 from laneway.message import Draft, Settlement
-from laneway.policy import Gate
+from laneway.policy import Gate, Tier
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -317,6 +317,32 @@ def test_only_passes_over_a_bounded_number(driver: EngineDriver) -> None:
     assert calls >= 2
     assert batch.passed_over
     assert driver.engine.overview(now_us=driver.now).leased == 50
+
+
+@pytest.mark.parametrize("priority", [None, 1])
+def test_each_tier_goes_on_by_itself(driver: EngineDriver, priority: int | None) -> None:
+    """Calls come to what waits behind lanes that they pass over, in each tier and at gates."""
+    if not driver.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    driver.open(tiers={"a": Tier(2), "b": Tier(1)}, default_tier="a")
+    driver.engine.gate_set("open", Gate(concurrency=1000), now_us=driver.now)
+    driver.policy("b.*", tier="b")
+    driver.policy("b.gated.*", gate="open")
+    kinds, wanted = ("a", "b", "b.gated"), set()
+    for kind in kinds:
+        others = [Draft(f"{kind}.mail.{n}", b"x") for n in range(MAX_PASSED_OVER + 300)]
+        between = [Draft(f"{kind}.push.{n}", b"x", priority=1) for n in range(3)]
+        driver.engine.put([*others[:500], *between, *others[500:]], now_us=driver.now)
+        wanted |= {draft.topic for draft in between}
+    only = [f"{kind}.push.*" for kind in kinds] if priority is None else None
+    found: set[str] = set()
+    goes_on, calls = True, 0
+    while goes_on:
+        batch = driver.batch(100, only=only, priority=priority)
+        found |= {lease.topic for lease in batch.leases}
+        goes_on, calls = batch.goes_on, calls + 1
+        assert calls < 30
+    assert found == wanted
 
 
 @pytest.mark.parametrize("topics", [None, ["a", "b"]], ids=["pool", "topics"])

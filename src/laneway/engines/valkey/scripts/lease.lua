@@ -12,36 +12,38 @@
 -- ARGV[9]: "1": deliver also where housekeeping is left to do
 -- ARGV[10]: microseconds: if an event is due within them, another waiting worker is notified
 -- ARGV[11]: patterns of the only topics that the worker handles (packed); "": all
--- ARGV[12]: where in the lanes' order this call begins; 0: at the first
+-- ARGV[12]: where this call begins, as the last one with the same filter answered; "": at the first
 -- ARGV[13]: the most lanes that it passes over because they have nothing for the worker
 -- ARGV[14]: microseconds after which the leases end at the latest; "": as their policies say
 -- ARGV[15]: the largest rank that is delivered; "": any
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
--- messages, runs, bodies, 1 if lanes were passed over, where the next call begins or -1 if all
--- lanes were seen, the processor time of this call in microseconds}; see `serving.lease`.
+-- messages, runs, bodies, 1 if lanes were passed over, where the next call with the same filter
+-- begins or "" if all lanes were seen, the processor time of this call in microseconds}; see
+-- `serving.lease`.
 
 adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]
 local more = housekeeping.run(tonumber(ARGV[8]))
 if more and ARGV[9] ~= '1' then
     save()
-    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1, 0 }
+    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
 end
 gates.save()
 local only
 if ARGV[11] ~= '' or ARGV[15] ~= '' then
-    only = { patterns = ARGV[11] ~= '' and values_of(ARGV[11]), begins = tonumber(ARGV[12]),
-        may_pass = tonumber(ARGV[13]), last_rank = tonumber(ARGV[15]) }
+    only = { patterns = ARGV[11] ~= '' and values_of(ARGV[11]),
+        begins = ARGV[12] ~= '' and values_of(ARGV[12]) or {}, may_pass = tonumber(ARGV[13]),
+        last_rank = tonumber(ARGV[15]) }
 end
-local found, runs, bodies, first, withheld, passed_over, goes_on, is_cut =
+local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
     serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),
         ARGV[7] == '1', only, tonumber(ARGV[14]))
 messages.save()
 gates.save()
 if is_cut and #found == 0 then -- the next call goes on where this one has ended
     save()
-    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1, 0 }
+    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
 end
 local wake = is_cut and shard.now or wakes.next()
 if withheld or (#found > 0 and (#found == 2 * room or (wake
@@ -50,4 +52,4 @@ if withheld or (#found > 0 and (#found == 2 * room or (wake
 end
 save()
 return { shard.now, wake or -1, 0, shard.nonce, first, found, runs, bodies, passed_over and 1 or 0,
-    goes_on, call_us() }
+    begins and next(begins) ~= nil and packed(begins) or '', call_us() }

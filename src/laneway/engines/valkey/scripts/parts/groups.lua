@@ -85,8 +85,8 @@ local groups = part(function(groups)
             inner_vt, size = size, runnable = runnable, at_gate = at_gate, weight = weight,
             at = at, is_limited = is_limited, is_group = true, listed_at = runnable > 0 and vt,
             -- of this call: how it is listed beside lanes, its index; what serving.lua has done
-            member = false, runnable_key = false, is_listed = false, first = false, next_first = 1,
-            back = false, line = false }
+            member = false, runnable_key = false, position = false, listed_in = false, first =
+                false, next_first = 1, back = false, line = false }
     end
 
     local EMPTY -- MessagePack of no gates
@@ -197,8 +197,8 @@ local groups = part(function(groups)
             group = { number = shard.lanes_created, name = name, tier_queue = tier_queue.number,
                 vt = tier_queue.vt, inner_vt = 0, size = 0, runnable = 0, at_gate = 0, weight = 1,
                 at = {}, is_limited = false, is_group = true, listed_at = false, member = false,
-                runnable_key = false, is_listed = false, first = false, next_first = 1, back =
-                    false, line = false }
+                runnable_key = false, position = false, listed_in = false, first = false,
+                next_first = 1, back = false, line = false }
             local settings = call('HGET', keys.gates, GROUP .. name)
             if settings then
                 apply(group, values_of(settings))

@@ -18,9 +18,10 @@ local serving = part(function(serving)
     -- a limit, its lanes come to its gate as they are visited
     local MOST_REFUSING = 100
     local MOST_READ = 250 -- messages that are read at once behind those that keys hold back
-    -- where a call that passes lanes over begins: the position of the lane or group, times this,
-    -- plus the position of the lane in that group
-    local GROUPS_BEGIN = 2 ^ 26
+    -- lanes without anything for the caller that it passes over in each index, also where others
+    -- have used up what a call may pass over: runnable ones, those at a gate
+    local ALWAYS_PASSED, ALWAYS_PASSED_AT_GATE = 100, 16
+    local SEEN = -1 -- the position of an index of which all lanes were seen, in the last calls
 
     -- A heap of {vt, number, lane, group or source}
 
@@ -204,22 +205,77 @@ local serving = part(function(serving)
     end
 
     -- Whether the lane has something for the caller.
-    local function takes(lane)
+    local function takes(lane, source)
         if covers(lane) and (not calls.last_rank or count_ready(lane, 0) > 0) then
             return true
         end
-        calls.passed_over, calls.may_pass = true, calls.may_pass - 1
+        calls.passed_over, calls.may_pass, source.always = true, calls.may_pass - 1, source.always
+            - 1
         return false
+    end
+
+    -- The next call with the same filter reads an index from this position.
+    local function stop_at(id, position)
+        calls.stopped[id] = min(calls.stopped[id] or position, position)
+    end
+
+    -- Read no more of a source. The next call goes on at this position of its index.
+    local function stop(source, position)
+        if not source.is_seen then
+            stop_at(source.id, position)
+            if source.group then
+                stop_at(source.group.listed_in, source.group.position)
+            end
+        end
+        source.at, source.found, source.is_last, source.is_stopped = 1, {}, true, true
+    end
+
+    -- Whether a source may pass over no more lanes.
+    local function is_used_up(source)
+        return (calls.may_pass <= 0 or source.is_seen) and source.always <= 0
+    end
+
+    -- A source of lanes in a call with a filter: `begins` has where it begins, by its index. If all
+    -- of that was seen it begins at the first lane, and may pass over only a few.
+    local function prepare(source, always)
+        source.id, source.always = sub(source.name, #PREFIX + 1), always
+        local position = calls.begins[source.id] or 0
+        source.is_seen = position == SEEN or (source.group
+            and calls.begins[source.group.listed_in] == SEEN)
+        source.offset, calls.is_read[source.id] = max(position, 0), true
+    end
+
+    -- Where the next call with the same filter begins: nowhere, if this one has seen the rest of
+    -- all indexes. If it was full, it begins those at the first of which it has seen all.
+    local function next_begins()
+        if next(calls.stopped) == nil then
+            return {}
+        end
+        local found = {}
+        for id, position in pairs(calls.begins) do
+            if not calls.is_read[id] or (position == SEEN and calls.left > 0) then
+                found[id] = position
+            end
+        end
+        for id in pairs(calls.seen) do
+            found[id] = calls.left > 0 and SEEN or nil
+        end
+        for id, position in pairs(calls.stopped) do
+            found[id] = position
+        end
+        return found
     end
 
     -- Push the next member of a source to the heap, if there is one.
     local function advance(heap, source)
         if source.at > #source.found then
-            if source.is_last then
-                return
+            if not source.is_last then
+                read_page(source)
             end
-            read_page(source)
-            if #source.found == 0 then
+            if #source.found == 0 or source.at > #source.found then
+                if source.id and not source.is_stopped and not source.group then
+                    calls.seen[source.id] = true
+                end
                 return
             end
         end
@@ -228,23 +284,25 @@ local serving = part(function(serving)
         if source.of_lanes and shard.groups > 0 and type(found[at]) == 'table' then
             local group = found[at]
             source.at = at + 1
-            if group.is_listed then -- in another index, too
+            if group.position then -- in another index, too
                 return advance(heap, source)
             end
-            group.is_listed = true
-            push(heap, { group.vt, group.number, group, source, position })
+            group.position, group.listed_in = position, source.id
+            if calls.may_pass then
+                source.always = source.always - (source.is_seen and 1 or 0)
+                if is_used_up(source) then
+                    return stop(source, position)
+                end
+            end
+            push(heap, { group.vt, group.number, group, source })
         elseif source.of_lanes then
             local lane = lanes.find(found[at])
             source.at = at + 1
             if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
-            elseif (calls.only or calls.last_rank) and not takes(lane) then
-                if calls.may_pass <= 0 then -- the next call begins here
-                    calls.goes_on = max(calls.goes_on, source.in_group and
-                        source.in_group * GROUPS_BEGIN + position + 1
-                        or (position + 1) * GROUPS_BEGIN)
-                    source.at, source.found, source.is_last = 1, {}, true
-                    return
+            elseif calls.may_pass and not takes(lane, source) then
+                if is_used_up(source) then
+                    return stop(source, position + 1)
                 end
                 return advance(heap, source)
             end
@@ -257,20 +315,23 @@ local serving = part(function(serving)
 
     -- `page`: how many lanes are needed at least, of the runnable ones; nil: it is another index.
     local function begin(heap, name, of_lanes, is_at_gate, page)
-        advance(heap, { name = name, of_lanes = of_lanes, is_at_gate = is_at_gate, offset = of_lanes
-            and floor(calls.begins / GROUPS_BEGIN) or 0, page = page or PAGE, is_runnable = page
-            and true, left = calls.left, read = 0, at = 1, found = {} })
+        local source = { name = name, of_lanes = of_lanes, is_at_gate = is_at_gate, offset = 0,
+            page = page or PAGE, is_runnable = page and true, left = calls.left, read = 0, at = 1,
+            found = {} }
+        if calls.may_pass and of_lanes then
+            prepare(source, page and ALWAYS_PASSED or ALWAYS_PASSED_AT_GATE)
+        end
+        advance(heap, source)
     end
 
-    -- Begin to read lanes of a group that is at this position in its tier queue. `first`: the first
-    -- runnable ones, if they were read with the group; `at`: which of them is the next.
-    local function begin_in_group(heap, name, position, first, at)
-        local offset = 0
-        if position == floor(calls.begins / GROUPS_BEGIN) then
-            offset = calls.begins % GROUPS_BEGIN
+    -- Begin to read lanes of a group. `first`: the first runnable ones, if they were read with the
+    -- group; `at`: which of them is the next.
+    local function begin_in_group(heap, name, group, first, at)
+        local source = { name = name, of_lanes = true, group = group, offset = 0, page = PAGE,
+            left = calls.left, read = 0, at = 1, found = {} }
+        if calls.may_pass then
+            prepare(source, 0)
         end
-        local source = { name = name, of_lanes = true, in_group = position, offset = offset, page =
-            PAGE, left = calls.left, read = 0, at = 1, found = {} }
         if first then
             source.found, source.offset, source.at, source.is_last, source.page = first, #first, at,
                 #first < first.most, calls.chunk
@@ -321,7 +382,7 @@ local serving = part(function(serving)
             local source = entry[4]
             if not source or source.of_lanes then
                 line.behind = source
-                return entry[3], entry[5]
+                return entry[3]
             end
             advance(line.heap, source)
             if gates.is_open(entry[3]) then
@@ -331,18 +392,18 @@ local serving = part(function(serving)
     end
 
     -- The lanes of a group that can deliver now, as far as this call has not visited them.
-    local function line_in(group, position)
+    local function line_in(group)
         local line = group.line
         if not line then
             line = { heap = {}, tier_queue = tier_queues[group.tier_queue] }
-            begin_in_group(line.heap, groups.runnable_key(group.number), position,
-                group.first, group.next_first)
+            begin_in_group(line.heap, groups.runnable_key(group.number), group, group.first,
+                group.next_first)
             if group.back then
                 push(line.heap, group.back)
             end
             for gate in pairs(group.at) do
                 if gates.is_open(gate) then
-                    begin_in_group(line.heap, gates.lanes_key(gate, -group.number), position)
+                    begin_in_group(line.heap, gates.lanes_key(gate, -group.number), group)
                 end
             end
             group.line = line
@@ -577,10 +638,10 @@ local serving = part(function(serving)
 
     -- Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
     -- would get. Among many lanes and groups a visit of a lane takes as many as without groups.
-    local function serve_group(group, tier_queue, position, room, entries)
+    local function serve_group(group, tier_queue, room, entries)
         if calls.may_pass and calls.may_pass <= 0 and not group.line then
-            if calls.goes_on < 0 then
-                calls.goes_on = position * GROUPS_BEGIN
+            if calls.begins[group.listed_in] ~= SEEN then
+                stop_at(group.listed_in, group.position)
             end
             return 0, false
         end
@@ -598,7 +659,7 @@ local serving = part(function(serving)
                 return taken, true
             end
         end
-        local line = line_in(group, position)
+        local line = line_in(group)
         while taken < room and refusing < MOST_REFUSING and not calls.withheld do
             local lane = next_lane(line)
             if not lane then
@@ -626,19 +687,19 @@ local serving = part(function(serving)
         local entries, taken = min(room, line.lanes), 0
         calls.for_others = calls.left - room
         while taken < room and not calls.withheld do
-            local entry, position = next_lane(line)
+            local entry = next_lane(line)
             if not entry then
                 break
             end
             local got, has_more
             if shard.groups > 0 and entry.is_group then
-                got, has_more = serve_group(entry, line.tier_queue, position, room - taken, entries)
+                got, has_more = serve_group(entry, line.tier_queue, room - taken, entries)
             else
                 got, has_more = serve_lane(entry, line.tier_queue, room - taken, entries)
             end
             taken = taken + got
             if got > 0 and has_more then
-                push(line.heap, { entry.vt, entry.number, entry, nil, position })
+                push(line.heap, { entry.vt, entry.number, entry })
             elseif not calls.withheld then
                 line.lanes = line.lanes - 1
             end
@@ -1215,11 +1276,12 @@ local serving = part(function(serving)
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false,
             max_lease = max_lease or math.huge }
-        calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
+        calls.passed_over = false
         local carries = {}
         if only then
             calls.begins, calls.may_pass, calls.last_rank = only.begins, only.may_pass,
                 only.last_rank
+            calls.stopped, calls.seen, calls.is_read = {}, {}, {}
             if only.patterns then
                 calls.only = {}
                 for _, pattern in ipairs(only.patterns) do
@@ -1246,7 +1308,7 @@ local serving = part(function(serving)
             tier_queue.carry = carry
         end
         return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over,
-            calls.passed_over, calls.goes_on, calls.cut
+            calls.passed_over, only and next_begins(), calls.cut
     end
 
     -- Whether something could be leased in the pool now.
