@@ -6,7 +6,7 @@ url=${1:-http://localhost:7878}
 call() { # call METHOD PATH JSON
     curl --silent --show-error --fail-with-body --request "$1" "$url$2" --data "$3" \
         --header 'content-type: application/json' \
-        --header "authorization: Bearer ${LANEWAY_TOKEN:-none}"
+        ${LANEWAY_TOKEN:+--header "authorization: Bearer $LANEWAY_TOKEN"}
     echo
 }
 

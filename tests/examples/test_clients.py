@@ -23,13 +23,16 @@ def store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def token(store: str) -> str:
+def token(store: str, request: pytest.FixtureRequest) -> str | None:
+    """A token; None, as `laneway serve` begins, for tests that ask for that."""
+    if getattr(request, "param", "some") is None:
+        return None
     with Laneway(store) as app:
         return tokens.create(app.engine, "client", ["publish", "consume"])[1]
 
 
 @pytest.fixture
-def api(store: str, token: str) -> Iterator[Api]:
+def api(store: str, token: str | None) -> Iterator[Api]:
     with serving(store) as (api, _):
         yield Api(api.port, token=token)
 
@@ -49,6 +52,7 @@ def run(api: Api, *command: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("token", ["some", None], indirect=True)
 def test_curl(api: Api, store: str) -> None:
     """The shell script publishes three orders and handles one."""
     output = run(api, "./shop.sh", f"http://127.0.0.1:{api.port}")
@@ -59,6 +63,7 @@ def test_curl(api: Api, store: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+@pytest.mark.parametrize("token", ["some", None], indirect=True)
 def test_javascript(api: Api, store: str) -> None:
     """The worker handles what is there, and retries what fails."""
     with Laneway(store) as app:

@@ -226,7 +226,9 @@ def test_stop_ends_long_polls(store: str) -> None:
             target=lambda: answers.append(api.lease(topics=["c.stop"], wait=60))
         )
         thread.start()
-        wait_until(lambda: b"laneway_gateway_waiting 1\n" in api("GET", "/metrics").content)
+        wait_until(
+            lambda: b'laneway_gateway_waiting{kind="lease"} 1\n' in api("GET", "/metrics").content
+        )
         began = time.monotonic()
     assert time.monotonic() - began < 8
     thread.join(10)

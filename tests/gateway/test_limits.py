@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import ssl
@@ -19,8 +20,9 @@ from laneway import Laneway
 from laneway.errors import UsageError
 from laneway.gateway import cors, token_file, tokens
 from laneway.gateway.access import Caller
+from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
-from laneway.gateway.long_poll import LINES_OF_CALLER, Wanted
+from laneway.gateway.long_poll import LINES_OF_CALLER, MAX_WAITING, Wanted
 from laneway.gateway.problems import Problem
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_server import call
@@ -223,3 +225,38 @@ def test_ready_while_all_threads_are_busy(gateway: Gateway) -> None:
         return found
 
     assert [status for status, _, _ in asyncio.run(run())] == [200] * 3
+
+
+def test_embedding(tmp_path: Path) -> None:
+    """Pages, and nothing else, may be shown in a frame of a named origin."""
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app:
+        origin = "https://portal.example"
+        gateway = Gateway(app, extensions=[Dashboard(app)], embed_origins=[origin])
+        for path, ancestors in (("/", origin), ("/login", "'none'"), ("/v1/topics", "'none'")):
+            status, _, headers = asyncio.run(call(gateway, "GET", path))
+            assert status == 200
+            policy = headers[b"content-security-policy"].decode()
+            assert f"frame-ancestors {ancestors};" in policy
+        gateway.close()
+    with pytest.raises(UsageError, match="embed-origin"):
+        cors.check_origin("*", "--embed-origin")
+
+
+def test_other_waits(gateway: Gateway) -> None:
+    """Requests that wait for jobs and events are counted, and bounded for each token."""
+    waits = gateway.services.waits
+    one, other = (Caller(name, frozenset(), token=name) for name in ("one", "other"))
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_WAITING):
+            waits.check(one)
+            stack.enter_context(waits.of(one, "job"))
+        with pytest.raises(Problem, match="wait already"):
+            waits.check(one)
+        waits.check(other)
+        stack.enter_context(waits.of(other, "events"))
+        _, body, _ = asyncio.run(call(gateway, "GET", "/metrics"))
+    assert b'laneway_gateway_waiting{kind="job"} %d\n' % MAX_WAITING in body
+    assert b'laneway_gateway_waiting{kind="events"} 1\n' in body
+    assert b'laneway_recent_waiting_seconds_others{le="+Inf"} 0\n' in body
+    waits.check(one)
+    assert not +waits.by_kind

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from laneway.testing.servers import Server
-from tests.gateway.test_administration import test_dead_letters, test_messages, test_policies
+from tests.gateway.test_administration import (
+    test_dead_letters,
+    test_messages,
+    test_pages_of_gates,
+    test_pages_of_policies,
+    test_policies,
+)
+from tests.gateway.test_background import (
+    test_drop_by_fingerprint,
+    test_events_of_endpoints,
+    test_redrive_of_many,
+)
 from tests.gateway.test_consume import test_actions, test_client_that_hung_up, test_long_poll
 from tests.gateway.test_operations import (
     test_actions_on_a_message,
@@ -25,14 +36,19 @@ __all__ = [
     "test_client_that_hung_up",
     "test_dead_by_fingerprint",
     "test_dead_letters",
+    "test_drop_by_fingerprint",
     "test_dry_run",
+    "test_events_of_endpoints",
     "test_idempotency_key",
     "test_lines",
     "test_lists",
     "test_long_poll",
     "test_messages",
+    "test_pages_of_gates",
+    "test_pages_of_policies",
     "test_policies",
     "test_publish",
+    "test_redrive_of_many",
     "test_schedules",
     "test_stream",
 ]

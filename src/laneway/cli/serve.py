@@ -55,6 +55,12 @@ Examples:
     metavar="ORIGIN",
     help="Let pages of this origin send requests with a token; may be repeated.",
 )
+@click.option(
+    "--embed-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin show the dashboard in a frame; may be repeated.",
+)
 @click.option("--max-connections", type=click.IntRange(1, 100_000), default=1000, show_default=True)
 @pass_session
 def serve(
@@ -69,6 +75,7 @@ def serve(
     tls_key: str | None,
     token_file: str | None,
     cors_origin: tuple[str, ...],
+    embed_origin: tuple[str, ...],
     max_connections: int,
 ) -> None:
     """
@@ -93,6 +100,7 @@ def serve(
     )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     origins = [cors.check_origin(origin) for origin in cors_origin]
+    embedding = [cors.check_origin(origin, "--embed-origin") for origin in embed_origin]
     with _app(session, target) as app:
         if token_file is not None:
             token_files.ensure(app.engine, token_file)
@@ -103,6 +111,7 @@ def serve(
             prefix=root_path.rstrip("/"),
             extensions=[Dashboard(app)],
             cors_origins=origins,
+            embed_origins=embedding,
         )
         try:
             server.serve(

@@ -25,8 +25,8 @@ EXPOSED = b"etag, retry-after"
 _HEADER_NAMES = re.compile(r"[a-z0-9, -]{1,500}", re.IGNORECASE)
 
 
-def check_origin(origin: str) -> str:
-    """Return the origin if it is one, as browsers send it. Raises UsageError."""
+def check_origin(origin: str, option: str = "--cors-origin") -> str:
+    """Return the origin of an option if it is one, as browsers send it. Raises UsageError."""
     try:
         parts = urlsplit(origin)
         port = parts.port
@@ -36,7 +36,7 @@ def check_origin(origin: str) -> str:
     expected = f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
     if parts.scheme not in ("http", "https") or not parts.hostname or origin != expected:
         raise UsageError(
-            f"serve: expected --cors-origin to be like https://shop.example, got {origin!r:.80}"
+            f"serve: expected {option} to be like https://shop.example, got {origin!r:.80}"
         )
     return origin
 

@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from laneway.engines.base import Records
+    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request
+    from laneway.gateway.waits import Waits
 
     class Services(Protocol):
         """What the feed needs of the gateway's services."""
 
         host: Host
         is_stopping: bool
+        waits: Waits
 
         async def run(self, function: Callable[[], None]) -> None:
             """Run a blocking function in a thread."""
@@ -70,7 +73,9 @@ class Feed:
         """What was read last; None: nothing was read yet."""
         self._reading = asyncio.Event()
 
-    async def events(self, request: Request, kinds: Collection[str]) -> AsyncIterator[bytes]:
+    async def events(
+        self, request: Request, caller: Caller, kinds: Collection[str]
+    ) -> AsyncIterator[bytes]:
         """
         Server-sent events, until the client goes or the gateway stops: the overview, and others of
         these kinds. Raises Disconnected.
@@ -80,7 +85,10 @@ class Feed:
             self._last, self._task = None, asyncio.create_task(self._read_on())
         seen = self._places
         try:
-            with self._services.ended_by(functools.partial(self._notify)):  # each has its own
+            with (
+                self._services.waits.of(caller, "events"),
+                self._services.ended_by(functools.partial(self._notify)),  # each has its own
+            ):
                 while not self._services.is_stopping:
                     await request.while_there(self._reading.wait())
                     yield b"event: overview\ndata: " + self._overview + b"\n\n"

@@ -23,6 +23,7 @@ from laneway.gateway.http import (
     Request,
     Response,
     Stream,
+    security_headers,
 )
 from laneway.gateway.log_limit import LogLimit
 from laneway.gateway.problems import Problem, ProblemBody
@@ -53,7 +54,8 @@ class Gateway:
     `is_open`: every client may do everything, without a token. `prefix`: of all paths, behind a
     proxy; a program that mounts the application gives it in ASGI's way. `extensions`: what other
     packages add, such as pages. `cors_origins`: of pages of other sites that may send requests
-    with a token, such as `https://shop.example`.
+    with a token, such as `https://shop.example`. `embed_origins`: of sites that may show pages (not
+    the login) in a frame.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Gateway:
         prefix: str = "",
         extensions: Sequence[Extension] = (),
         cors_origins: Collection[str] = (),
+        embed_origins: Collection[str] = (),
     ) -> None:
         self._host = host
         self._extensions = tuple(extensions)
@@ -74,6 +77,7 @@ class Gateway:
         self.prefix = prefix
         self.is_open = is_open
         self.cors_origins = frozenset(cors_origins)
+        self._embedded = security_headers(embed_origins) if embed_origins else None
 
     def _new_services(self) -> Services:
         return Services(self._host, ROUTES, self._extensions)
@@ -122,6 +126,8 @@ class Gateway:
         try:
             route, parameters = self._router.find(method, request.path())
             path = route.path
+            if route.is_page and self._embedded is not None:
+                request.security = self._embedded
             answer = await self._answer(request, route, parameters)
         except Disconnected:
             return

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    MutableMapping,
+)
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -42,22 +49,26 @@ MSGPACK = b"application/msgpack"
 PROBLEM = b"application/problem+json"
 NDJSON = b"application/x-ndjson"
 
-SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
-    (
-        b"content-security-policy",
+
+def security_headers(embed_origins: Collection[str] = ()) -> tuple[tuple[bytes, bytes], ...]:
+    """Headers of every answer. `embed_origins`: of sites that may show it in a frame."""
+    ancestors = " ".join(sorted(embed_origins)) or "'none'"
+    return (
         (
+            b"content-security-policy",
             b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
-            b" connect-src 'self'; font-src 'self'; form-action 'self'; frame-ancestors 'none';"
-            b" base-uri 'none'"
+            b" connect-src 'self'; font-src 'self'; form-action 'self';"
+            b" frame-ancestors %s; base-uri 'none'" % ancestors.encode(),
         ),
-    ),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
-"""Headers of every answer."""
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"cross-origin-opener-policy", b"same-origin"),
+    )
+
+
+SECURITY_HEADERS = security_headers()
 
 NO_STORE = b"no-store"
 IMMUTABLE = b"public, max-age=31536000, immutable"
@@ -148,6 +159,7 @@ class Request:
         "method",
         "more_headers",
         "scope",
+        "security",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
@@ -167,6 +179,7 @@ class Request:
         self._media_type: str | None = None
         self.more_headers: tuple[tuple[bytes, bytes], ...] = ()
         """Headers for the answer, whatever it is."""
+        self.security = SECURITY_HEADERS
 
     @property
     def has_bounded_head(self) -> bool:
@@ -366,13 +379,14 @@ class Request:
             *response.headers,
         ]
         body = b"" if self.method == "HEAD" else response.body
-        if self._exchange is not None and self._exchange.respond(response.status, headers, body):
+        exchange = self._exchange if self.security is SECURITY_HEADERS else None
+        if exchange is not None and exchange.respond(response.status, headers, body):
             return
         await self._send(
             {
                 "type": "http.response.start",
                 "status": response.status,
-                "headers": [*headers, *SECURITY_HEADERS],
+                "headers": [*headers, *self.security],
             }
         )
         await self._send({"type": "http.response.body", "body": body})
@@ -394,7 +408,7 @@ class Request:
                     "headers": [
                         (b"content-type", stream.content_type),
                         (b"cache-control", NO_STORE),
-                        *SECURITY_HEADERS,
+                        *self.security,
                         *self.more_headers,
                         *stream.headers,
                     ],

@@ -139,6 +139,11 @@ class Operations:
         self._running = 0
         self._ends = threading.Event()
 
+    @property
+    def count(self) -> int:
+        """How many run."""
+        return self._running
+
     def begin(self, operation: Operation, steps: Steps) -> str:
         """Begin an operation. Returns its id. Raises Problem if too many run."""
         with self._lock:

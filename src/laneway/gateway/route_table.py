@@ -33,6 +33,7 @@ from laneway.gateway.routes import (
     namespace,
     operations,
     policies,
+    policy_list,
     probes,
     publishing,
     sessions,
@@ -82,6 +83,7 @@ from laneway.gateway.schema import (
     Messages,
     MessagesAnswer,
     MetricsQuery,
+    NamesQuery,
     NoQuery,
     OperationAnswer,
     OperationsAnswer,
@@ -231,7 +233,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/policies",
         "read",
-        policies.list_policies,
+        policy_list.list_policies,
         query=PoliciesQuery,
         answer=PoliciesAnswer,
     ),
@@ -257,11 +259,26 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "DELETE", POLICY, "operate", policies.reset_policy, query=DryRunQuery, answer=PolicyChange
     ),
-    Route("GET", "/v1/gates", "read", policies.list_gates, answer=GatesAnswer),
+    Route(
+        "GET",
+        "/v1/gates",
+        "read",
+        policies.list_gates,
+        query=NamesQuery,
+        answer=GatesAnswer,
+    ),
+    Route("GET", "/v1/gates/{name}", "read", policies.show_gate, answer=GateAnswer),
     Route(
         "PUT", "/v1/gates/{name}", "operate", policies.set_gate, body=GateBody, answer=GateAnswer
     ),
-    Route("GET", "/v1/groups", "read", policies.list_groups, answer=TopicGroupsAnswer),
+    Route(
+        "GET",
+        "/v1/groups",
+        "read",
+        policies.list_groups,
+        query=NamesQuery,
+        answer=TopicGroupsAnswer,
+    ),
     Route(
         "PUT",
         "/v1/groups/{name}",

@@ -394,9 +394,12 @@ class PolicyAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class PoliciesAnswer(msgspec.Struct):
-    """Policies; `truncated`: there are more than the limit."""
+    """
+    Policies; `next`: the value of `after` for the next page. `truncated`: there are more.
+    """
 
     policies: list[PolicyAnswer]
+    next: str | None
     truncated: bool
 
 
@@ -455,9 +458,13 @@ class GateAnswer(msgspec.Struct, kw_only=True):
 
 
 class GatesAnswer(msgspec.Struct):
-    """All gates by name."""
+    """
+    Gates by name; `next`: the value of `after` for the next page. `truncated`: there are more.
+    """
 
     gates: list[GateAnswer]
+    next: str | None = None
+    truncated: bool = False
 
 
 class TopicGroupBody(_Body):
@@ -476,9 +483,14 @@ class TopicGroupAnswer(GateAnswer, kw_only=True):
 
 
 class TopicGroupsAnswer(msgspec.Struct):
-    """The topic groups that have settings, by name."""
+    """
+    The topic groups that have settings, by name; `next`: the value of `after` for the next page.
+    `truncated`: there are more.
+    """
 
     groups: list[TopicGroupAnswer]
+    next: str | None = None
+    truncated: bool = False
 
 
 class TierAnswer(msgspec.Struct):
@@ -502,9 +514,10 @@ class TierSettingAnswer(msgspec.Struct):
 
 
 class TiersAnswer(msgspec.Struct):
-    """The tiers of the namespace."""
+    """The tiers of the namespace; `truncated`: there are more than 1,000."""
 
     tiers: list[TierSettingAnswer]
+    truncated: bool = False
 
 
 class TierBody(_Body):
@@ -1045,10 +1058,21 @@ class PeekQuery(_Body):
 
 
 class PoliciesQuery(_Body):
-    """`pattern`: only policies that it covers. `limit`: most of them."""
+    """
+    `pattern`: only policies that it covers. `limit`: most of them. `after`: `next` of the page
+    before.
+    """
 
     pattern: str = "*"
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    after: str | None = None
+
+
+class NamesQuery(_Body):
+    """`after`: `next` of the page before."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    after: str | None = None
 
 
 class OperationsQuery(_Body):

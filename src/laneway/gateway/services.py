@@ -16,6 +16,7 @@ from laneway.gateway.operations import Operations
 from laneway.gateway.sessions import Sessions
 from laneway.gateway.shared_key import shared_key
 from laneway.gateway.tokens import TokenCheck
+from laneway.gateway.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ class Services:
         self.tokens = TokenCheck(host)
         self.sessions = Sessions(host, self.tokens)
         self.credits = Credits()
+        self.waits = Waits()
         self.operations = Operations(host)
         self.feed = Feed(self)
         self.is_stopping = False

@@ -21,5 +21,7 @@ async def stream_events(call: Call) -> Stream:
     """
     caller = call.caller
     caller.check_everything()
+    call.services.waits.check(caller)
     kinds = ["operation", *(kind for kind, scope in SCOPES.items() if scope in caller.scopes)]
-    return Stream(call.services.feed.events(call.request, kinds), b"text/event-stream")
+    events = call.services.feed.events(call.request, caller, kinds)
+    return Stream(events, b"text/event-stream")

@@ -54,7 +54,9 @@ async def wait_for_job(call: Call) -> Response:
         raise Problem("bad-request", f"query: timeout: expected at most {MAX_WAIT:g} s")
     job = _job(call)
     await call.services.run(_answer, call, await job.astate())  # if it is hidden, not a wait either
-    state = await call.request.while_there(_last_state(call, job, seconds))
+    call.services.waits.check(call.caller)
+    with call.services.waits.of(call.caller, "job"):
+        state = await call.request.while_there(_last_state(call, job, seconds))
     return Response(200, encode(await call.services.run(_answer, call, state)))
 
 

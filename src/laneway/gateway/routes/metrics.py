@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from laneway.gateway.http import Response
+from laneway.gateway.waits import KINDS
+from laneway.history import figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     from laneway.gateway.schema import MetricsQuery
 
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+RECENT_SECONDS = 600.0
+"""How long ago the deliveries were whose waiting times are shown."""
+
 MAX_GATES = 100
 """Most gates that have series."""
 
@@ -70,8 +76,26 @@ def _lines(call: Call) -> Iterator[str]:
             for (method, path, status), count in answers
         ],
     )
-    waiting = call.services.long_polls.count
-    yield from _series("laneway_gateway_waiting", "gauge", [({}, waiting)])
+    services = call.services
+    waiting: dict[str, int] = {"lease": services.long_polls.count}
+    waiting |= {kind: services.waits.by_kind[kind] for kind in KINDS}
+    yield from _series(
+        "laneway_gateway_waiting",
+        "gauge",
+        [({"kind": kind}, count) for kind, count in waiting.items()],
+    )
+    yield from _series("laneway_gateway_operations", "gauge", [({}, services.operations.count)])
+    recent = figures.read(call.engine, last=RECENT_SECONDS)
+    for topics, times in (("noisy", recent.noisy), ("others", recent.others)):
+        bounds = [f"{bound:g}" for bound in times.bounds] + ["+Inf"]
+        yield from _series(
+            f"laneway_recent_waiting_seconds_{topics}",
+            "gauge",
+            [
+                ({"le": le}, count)
+                for le, count in zip(bounds, itertools.accumulate(times.counts), strict=True)
+            ],
+        )
     query: MetricsQuery = call.query
     if query.top:
         top = call.engine.topic_list(order="backlog", limit=query.top)

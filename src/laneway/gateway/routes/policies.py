@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway import arguments
-from laneway.admin.policies import every_policy
 from laneway.errors import BadPolicy
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
@@ -19,8 +18,7 @@ from laneway.gateway.schema import (
     GateAnswer,
     GateBody,
     GatesAnswer,
-    PoliciesAnswer,
-    PolicyAnswer,
+    NamesQuery,
     PolicyChange,
     PolicyDetails,
     TierBody,
@@ -32,11 +30,9 @@ from laneway.gateway.schema import (
 )
 from laneway.gateway.wire import encode, moment_or_none
 from laneway.policy import (
-    PROGRAM,
     Gate,
     change_layers,
     check_fields,
-    check_policy_pattern,
     is_pattern,
     matches,
     sources,
@@ -45,7 +41,7 @@ from laneway.subscriptions import base_of
 from laneway.tiers import Tier, check_tiers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
@@ -55,6 +51,9 @@ SHARED = ("gate", "group", "pool", "tier")
 """Policy fields that name what topics share: limits, workers, a share of deliveries."""
 
 TOPICS_AT_ONCE = 1000
+MAX_TIERS = 1000
+"""Most tiers that are listed."""
+
 MAX_LISTED = 10_000
 """Most topics of which a dry run counts those with waiting messages."""
 
@@ -62,28 +61,6 @@ MAX_LISTED = 10_000
 def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:
     """The fields that are set for a topic, with their sources."""
     return {field: FieldAnswer(*source) for field, source in policies.why(name).items()}
-
-
-def list_policies(call: Call) -> PoliciesAnswer:
-    """List the policies that a pattern covers: those of patterns, then those of topics."""
-    pattern, limit = check_policy_pattern(call.query.pattern), call.query.limit
-    rows = list(
-        islice(
-            (
-                row
-                for row in every_policy(call.engine)
-                if matches(pattern, row[1]) and call.caller.covers(row[1])
-            ),
-            limit + 1,
-        )
-    )
-    return PoliciesAnswer([_policy_answer(*row) for row in rows[:limit]], len(rows) > limit)
-
-
-def _policy_answer(layer: str, pattern: str, fields: dict[str, Any]) -> PolicyAnswer:
-    if layer.startswith(PROGRAM):
-        return PolicyAnswer(pattern, "code", fields, layer.removeprefix(PROGRAM))
-    return PolicyAnswer(pattern, layer, fields)
 
 
 def _layers(engine: FullEngine, pattern: str) -> Layers:
@@ -249,7 +226,28 @@ def change_answer(pattern: str, before: dict[str, Any], after: dict[str, Any]) -
 def list_gates(call: Call) -> GatesAnswer:
     """List the gates: limits that several topics share."""
     call.caller.check_everything()
-    return GatesAnswer([_gate_answer(gate) for gate in call.engine.gate_list()])
+    page, following = _page(call.query, call.engine.gate_list())
+    return GatesAnswer([_gate_answer(gate) for gate in page], following, following is not None)
+
+
+def show_gate(call: Call) -> GateAnswer:
+    """Show a gate: its limits, and what is leased through it."""
+    call.caller.check_everything()
+    name = call.parameters["name"]
+    for each in call.engine.gate_list():
+        if each["name"] == name:
+            return _gate_answer(each)
+    raise Problem("not-found", f'there is no gate "{name[:80]}"')
+
+
+def _page(
+    query: NamesQuery, listed: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    """A page of what is listed by name, and the name behind which the next one begins."""
+    after = query.after or ""
+    rows = [each for each in listed if each["name"] > after]
+    page = rows[: query.limit]
+    return page, page[-1]["name"] if len(rows) > len(page) else None
 
 
 def set_gate(call: Call) -> GateAnswer:
@@ -285,11 +283,15 @@ def _limits(gate: Mapping[str, Any]) -> dict[str, Any]:
 def list_groups(call: Call) -> TopicGroupsAnswer:
     """List the topic groups that have settings: topics that compete as one."""
     call.caller.check_everything()
+    return _groups(call, call.query)
+
+
+def _groups(call: Call, query: NamesQuery) -> TopicGroupsAnswer:
+    page, following = _page(query, call.engine.topic_group_list())
     return TopicGroupsAnswer(
-        [
-            TopicGroupAnswer(**_limits(group), weight=group["weight"])
-            for group in call.engine.topic_group_list()
-        ]
+        [TopicGroupAnswer(**_limits(group), weight=group["weight"]) for group in page],
+        following,
+        following is not None,
     )
 
 
@@ -304,7 +306,7 @@ def set_group(call: Call) -> TopicGroupsAnswer:
     name = call.parameters["name"]
     settings = Gate.of_group(name, body.rate, body.burst, body.concurrency, body.weight)
     call.engine.topic_group_set(name, settings, layer="operator")
-    return list_groups(call)
+    return _groups(call, NamesQuery())
 
 
 def reset_group(call: Call) -> TopicGroupsAnswer:
@@ -313,7 +315,7 @@ def reset_group(call: Call) -> TopicGroupsAnswer:
     name = call.parameters["name"]
     Gate.of_group(name, None, None, None, None)  # checks the name
     call.engine.topic_group_set(name, Gate(), layer="operator")
-    return list_groups(call)
+    return _groups(call, NamesQuery())
 
 
 # Tiers
@@ -333,8 +335,9 @@ def list_tiers(call: Call) -> TiersAnswer:
                 "operator" if name in layers.operator else "code",
                 name == found.default,
             )
-            for name, tier in found.items()
-        ]
+            for name, tier in islice(found.items(), MAX_TIERS)
+        ],
+        truncated=len(found) > MAX_TIERS,
     )
 
 

@@ -34,6 +34,7 @@ async def stream(call: Call) -> Stream:
     query: StreamQuery = call.query
     topics = None if query.topics is None else query.topics.split(",")
     wanted = wanted_of(call, query.pool, topics, query.lease, query.priority)
+    call.services.waits.check(call.caller)
     return Stream(_events(call, wanted, query.credit), b"text/event-stream")
 
 
@@ -41,27 +42,28 @@ async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncItera
     services, request = call.services, call.request
     key = await services.receipt_key(call.caller)
     credit = services.credits.open(size)
-    try:
-        yield PING  # the client sees that it is connected
-        while not services.is_stopping:
-            room = credit.room()
-            if not room:
-                with services.ended_by(credit.note):
-                    await request.while_there(credit.wait(PING_SECONDS))
-                if not credit.room():
+    with services.waits.of(call.caller, "stream"):
+        try:
+            yield PING  # the client sees that it is connected
+            while not services.is_stopping:
+                room = credit.room()
+                if not room:
+                    with services.ended_by(credit.note):
+                        await request.while_there(credit.wait(PING_SECONDS))
+                    if not credit.room():
+                        yield PING
+                    continue
+                batch = await request.while_there(_lease(call, wanted, min(room, long_poll.MOST)))
+                if not batch.leases:
                     yield PING
-                continue
-            batch = await request.while_there(_lease(call, wanted, min(room, long_poll.MOST)))
-            if not batch.leases:
-                yield PING
-                continue
-            credit.add(batch)
-            for each in batch.leases:
-                yield b"event: delivery\ndata: " + encode(delivery_of(each, key)) + b"\n\n"
-    finally:
-        left = services.credits.close(credit)
-        if left:
-            services.threads.submit(_release, services.host.engine, left)
+                    continue
+                credit.add(batch)
+                for each in batch.leases:
+                    yield b"event: delivery\ndata: " + encode(delivery_of(each, key)) + b"\n\n"
+        finally:
+            left = services.credits.close(credit)
+            if left:
+                services.threads.submit(_release, services.host.engine, left)
 
 
 async def _lease(call: Call, wanted: long_poll.Wanted, count: int) -> Batch:

@@ -1,0 +1,52 @@
+"""Requests that wait for something else than messages: how many of a token, and of each kind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+from laneway.gateway.long_poll import MAX_WAITING
+from laneway.gateway.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from laneway.gateway.access import Caller
+
+WaitKind = Literal["job", "stream", "events"]
+"""What waits: for a job, for room in a stream of deliveries or messages for it, for events."""
+
+KINDS: tuple[WaitKind, ...] = ("job", "stream", "events")
+
+
+class Waits:
+    """Counts the requests that wait. Its methods belong to the event loop."""
+
+    def __init__(self) -> None:
+        self.by_kind: Counter[WaitKind] = Counter()
+        self._by_caller: Counter[str] = Counter()
+
+    def check(self, caller: Caller) -> None:
+        """Raise Problem if so many requests of a token wait that no other one may."""
+        if self._by_caller[caller.token or caller.name] >= MAX_WAITING:
+            raise Problem(
+                "rate-limited",
+                f"{MAX_WAITING} requests of this token wait already for jobs, deliveries and"
+                " events; end one of them",
+                headers=(("retry-after", "1"),),
+            )
+
+    @contextlib.contextmanager
+    def of(self, caller: Caller, kind: WaitKind) -> Iterator[None]:
+        """Count a request while it waits. It has been checked before its answer began."""
+        name = caller.token or caller.name
+        self.by_kind[kind] += 1
+        self._by_caller[name] += 1
+        try:
+            yield
+        finally:
+            self.by_kind[kind] -= 1
+            self._by_caller[name] -= 1
+            if not self._by_caller[name]:
+                del self._by_caller[name]
