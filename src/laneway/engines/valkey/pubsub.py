@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 RECONNECT_AFTER = 0.25
 """Seconds between two attempts to connect."""
 
+READ_BYTES = 1 << 16
+"""How many bytes are read at once."""
+
 
 class Subscription:
     """
@@ -33,6 +37,8 @@ class Subscription:
         self._nodes = nodes
         self._channel = channel
         self._connection: Any = None
+        self._reader: hiredis.Reader | None = None
+        """Reads the connection's socket, once the client's own reader has nothing left."""
         self._tried = 0.0
         self._silence, self._other_end = socket.socketpair()
         self.generation = 0
@@ -69,8 +75,12 @@ class Subscription:
         """All messages: kind, channel and payload. None: the connection was lost."""
         messages: list[tuple[bytes, bytes, Any]] = []
         try:
-            while self._connection.can_read(timeout=0):
-                messages.append(tuple(self._connection.read_response(disable_decoding=True)))
+            if self._reader is not None:
+                self._read_socket(self._connection._sock, self._reader, messages)  # noqa: SLF001
+            else:
+                while self._connection.can_read(timeout=0):
+                    messages.append(tuple(self._connection.read_response(disable_decoding=True)))
+                self._reader = self._own_reader()
         except (
             refusals.RedisError,
             OSError,
@@ -81,6 +91,39 @@ class Subscription:
             # What came before the end counts; the next call says that something may be missing.
             return messages or None
         return messages
+
+    def _own_reader(self) -> hiredis.Reader | None:
+        """
+        A reader for the socket itself: the client's calls are a third of the time from a message to
+        its handler. None: the socket is not read directly.
+        """
+        connection = self._connection
+        if connection is None or isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001
+            return None
+        connection._sock.setblocking(False)  # noqa: SLF001  # nothing more is sent
+        return hiredis.Reader()
+
+    @staticmethod
+    def _read_socket(
+        connected: socket.socket,
+        reader: hiredis.Reader,
+        messages: list[tuple[bytes, bytes, Any]],
+    ) -> None:
+        """Add what has arrived to `messages`. Raises OSError, ConnectionError, HiredisError."""
+        size = READ_BYTES
+        while size == READ_BYTES:  # less: the rest makes the socket readable again
+            try:
+                content = connected.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            if not content:
+                raise refusals.ConnectionError("closed by the server")
+            size = len(content)
+            reader.feed(content)
+            while (message := reader.gets()) is not False:
+                if not isinstance(message, list):
+                    raise refusals.ConnectionError(f"unexpected message {message!r:.80}")
+                messages.append(tuple(message))
 
     def _connect(self) -> bool:
         now = time.monotonic()
@@ -104,7 +147,7 @@ class Subscription:
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.disconnect()
-            self._connection = None
+            self._connection = self._reader = None
             self.generation += 1
 
     def close(self) -> None:
@@ -157,6 +200,9 @@ class Subscriptions(Subscription):
             for kind, channel, payload in messages
             if kind in (b"message", b"subscribe") and len(channel) > begin
         ]
+
+    def _own_reader(self) -> hiredis.Reader | None:
+        return None  # `change` sends
 
     def _subscribe(self, connection: Any) -> None:
         with self._sending:
