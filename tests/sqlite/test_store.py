@@ -567,3 +567,28 @@ def test_a_file_of_layout_16_lists_topics_by_dead_letters(tmp_path: Path) -> Non
     with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
         found = engine.topic_list(order="dead")
     assert [(stats.topic, stats.dead) for stats in found] == [("b", 2), ("a", 1)]
+
+
+def test_close_does_not_wait_for_another_process(tmp_path: Path) -> None:
+    """A call that waits for the write lock ends with an error, and `close` goes on."""
+    errors: list[EngineUnavailable] = []
+    engine = engine_at(tmp_path / "q.db")
+
+    def put() -> None:
+        try:
+            engine.put([Draft("a", b"1")])
+        except EngineUnavailable as error:
+            errors.append(error)
+
+    with closing(sqlite3.connect(tmp_path / "q.db")) as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        thread = threading.Thread(target=put)
+        thread.start()
+        lock = engine._store.lock  # type: ignore[attr-defined]
+        while lock.acquire(blocking=False):  # until the thread has it, and waits
+            lock.release()
+        engine.close()
+        thread.join(store.BUSY_TIMEOUT / 2)
+        assert not thread.is_alive()
+    assert "closed" in str(errors[0])
+    assert errors[0].applied is False

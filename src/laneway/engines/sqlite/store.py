@@ -68,6 +68,7 @@ class Store:
         """Seconds for which transactions waited for those of other processes."""
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
+        self._is_closing = False
         self._create = create
         self._files: Files | None = None
         with self.lock:  # a fork waits until it is open
@@ -329,7 +330,7 @@ class Store:
     def _retry_while_busy(self, begin: Callable[[], T]) -> T:
         """
         Retry while another process holds the lock; returns what `begin` returns. Raises
-        EngineUnavailable after `BUSY_TIMEOUT`, or for any other error.
+        EngineUnavailable after `BUSY_TIMEOUT`, when the store is closed, or for any other error.
         """
         began = 0.0
         pause = 0.0001
@@ -342,6 +343,11 @@ class Store:
             except sqlite3.Error as error:
                 if not _is_busy(error):
                     raise self.explain(error) from error
+                if self._is_closing:
+                    raise EngineUnavailable(
+                        f"{self.name}: this engine was closed while another process held the write"
+                        " lock; nothing was changed"
+                    ) from error
                 now = time.monotonic()
                 began = began or now
                 if now > began + BUSY_TIMEOUT:
@@ -399,7 +405,11 @@ class Store:
         return EngineUnavailable(f"{self.name}: {text}; nothing was changed")
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """
+        Close the file; may be called twice. A call that waits for another process's lock ends
+        first, with an error.
+        """
+        self._is_closing = True
         with self.lock:
             self.connection.close()
 
