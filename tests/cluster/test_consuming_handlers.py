@@ -11,10 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from laneway import Laneway, Message
+from laneway import Laneway, Message, Term
+from laneway.cluster.subscription_workers import _TermEngine
+from laneway.cluster.term import clock
+from laneway.cluster.term_store import Candidate, Claim, ElectionState, EngineTerms
+from laneway.engines.base import FullEngine
+from laneway.message import Batch
 from laneway.working.embedded_worker import EmbeddedWorker
 from tests.conformance.valkey_setups import server
 
@@ -227,3 +234,47 @@ def test_shared_meanwhile(url: str) -> None:
             app.publish("orders", 1)
             eventually(lambda: seen == [1])
             eventually(lambda: holder(app) is None)
+
+
+def test_a_claim_that_is_answered_too_late(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker does not end with its term; it claims again."""
+    seen: list[int] = []
+    claim, claims = EngineTerms.claim, []
+
+    def late(terms: EngineTerms, candidate: Candidate, term: float) -> Claim | ElectionState:
+        answer = claim(terms, candidate, term)
+        claims.append(answer)
+        is_first = len(claims) == 1 and isinstance(answer, Claim)
+        return msgspec.structs.replace(answer, left=0.0) if is_first else answer
+
+    monkeypatch.setattr(EngineTerms, "claim", late)
+    with Laneway(url) as app:
+        app.policy("orders", own_backlog=False)
+        app.topic("orders").subscribe("audit", kind="exclusive")
+        app.publish("orders", 1)
+        with worker_of(app, seen):
+            eventually(lambda: seen == [1])
+
+
+def test_leases_that_arrive_after_the_term(url: str) -> None:
+    """They are returned, because a successor may hold the subscription already."""
+
+    class Slow:
+        """An engine whose leases are answered when the term has ended."""
+
+        def lease(self, n: int, **options: Any) -> Batch:
+            batch = engine.lease(n, **options)
+            term.lose("it took too long")
+            return batch
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+    with Laneway(url) as app:
+        engine = app.engine
+        app.publish("orders", 1)
+        term = Term("consumer:orders", 1, clock() + 60, was_handed_over=False)
+        late = _TermEngine(cast("FullEngine", Slow()), term)
+        assert late.lease(5, max_lease_us=1_000_000).leases == []
+        stats = app.topic("orders").stats()
+        assert (stats.waiting, stats.leased) == (1, 0)

@@ -288,7 +288,7 @@ class Consumer:
     def _take(self, term: Term, leases: list[Lease], ahead_us: int) -> list[Delivery]:
         engine = self._host.engine
         if not term.is_held:
-            self._release(leases)
+            self._release(leases, begun=False)
             raise term.loss()
         deliveries = [
             ConsumerDelivery(self, engine, lease, self.threads, ahead_us) for lease in leases
@@ -338,9 +338,9 @@ class Consumer:
                 if not is_held:
                     self._outstanding.pop(lease.fence, None)
 
-    def _release(self, leases: list[Lease]) -> None:
+    def _release(self, leases: list[Lease], *, begun: bool = True) -> None:
         self._host.engine.settle(
-            [Settlement(lease.handle, lease.fence, "release") for lease in leases]
+            [Settlement(lease.handle, lease.fence, "release", begun=begun) for lease in leases]
         )
 
     _aenter = async_variant(__enter__)

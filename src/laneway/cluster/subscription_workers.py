@@ -18,8 +18,8 @@ import msgspec
 from laneway import subscriptions
 from laneway.cluster.consumer import LEAST_TERM, MOST_TERM, Consumer
 from laneway.cluster.term import clock
-from laneway.errors import EngineUnavailable, Refused, UsageError
-from laneway.message import Batch
+from laneway.errors import EngineUnavailable, Refused, TermLost, UsageError
+from laneway.message import Batch, Settlement
 from laneway.policy import handling_patterns, is_pattern, matches
 from laneway.units import SECOND
 from laneway.working.options import Summary
@@ -206,7 +206,10 @@ class SubscriptionWorkers:
     async def _work(self, consumer: Consumer) -> None:
         """Handle the messages of a subscription until its term or this worker ends."""
         try:
-            term = consumer.term
+            try:
+                term = consumer.term
+            except TermLost:  # its claim was answered too late
+                return
             worker = _TermWorker(self._host.engine, self._handlers, self._inner(consumer), term)
             self._workers.append(worker)
             for _ in range(self._stops):
@@ -301,7 +304,17 @@ class _TermEngine:
         left_us = self._left_us()
         if left_us <= 0:
             return Batch([], 0)
-        return self._engine.lease(n, max_lease_us=min(max_lease_us, left_us), **options)
+        batch = self._engine.lease(n, max_lease_us=min(max_lease_us, left_us), **options)
+        if not batch.leases or self._left_us() > 0:
+            return batch
+        # The answer came too late: these may begin beside those of a successor.
+        self._engine.settle(
+            [
+                Settlement(lease.handle, lease.fence, "release", begun=False)
+                for lease in batch.leases
+            ]
+        )
+        return Batch([], batch.now_us)
 
     def extend(self, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
         left_us = self._left_us()
