@@ -311,13 +311,15 @@ def test_what_another_process_publishes_is_found_at_once(opened: Opened) -> None
 
 
 def test_messages_become_due_on_shards_that_were_empty(opened: Opened) -> None:
+    """A lease that finds nothing says when to lease again."""
     engine = sharded(opened, 64)
     engine.put([Draft(f"t.{n}", b"x", delay_us=200_000) for n in range(20)])
     batch = engine.lease(100)
-    assert batch.next_wake_us is not None
-    assert 0 < batch.next_wake_us - batch.now_us <= 200_000
+    found = len(batch.leases)  # the call before may have taken longer than the delay
+    if not found:
+        assert batch.next_wake_us is not None
+        assert batch.next_wake_us - batch.now_us <= 200_000
     deadline = time.monotonic() + 30
-    found = 0
     while found < 20:
         assert time.monotonic() < deadline
         found += len(engine.lease(100).leases)
