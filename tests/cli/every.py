@@ -50,7 +50,7 @@ CALLS: dict[str, list[list[str]]] = {
     "policy reset": [["{topic}"], ["{hostile}"]],
     "policy copy": [["other"]],
     "policy diff": [["other"], ["other", "--json"]],
-    "subscription list": [["{topic}"], ["{hostile}", "--json"]],
+    "subscription list": [["{topic}"], ["{hostile}", "--json"], ["push.*"], ["*", "--json"]],
     "subscription add": [
         ["push.*", "audit", "--where", "type=a*"],
         ["{topic}", "{hostile}"],

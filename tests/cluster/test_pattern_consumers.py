@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import signal
 import subprocess
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
 from laneway import BadPolicy, Laneway, LeaseLost, Message, Refused, TermLost, UsageError
+from laneway.cli.main import main
 from laneway.cluster.consumer import Consumer
 from laneway.delivery import Delivery
 from laneway.working.embedded_worker import EmbeddedWorker
@@ -205,6 +208,28 @@ def test_who_consumes(local: Store) -> None:
         (info,) = app.topic("orders.eu").subscriptions()
         assert (info.kind, info.waiting) == ("shared", 5)
         assert len(app.lease(50, topics=["orders.eu#audit"])) == 5
+
+
+def test_list_on_the_command_line(local: Store) -> None:
+    """Of a pattern, what patterns declare; of a topic, what it has."""
+    with subscribed(local, "failover") as app:
+        app.subscribe("orders.eu.*", "tax", where={"type": ["a", "b*"]})
+        app.topic("orders.us").subscribe("own")
+
+        def listed(topic: str) -> list[dict[str, object]]:
+            arguments = ["-u", local.url, "subscription", "list", topic, "--json"]
+            result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+            found: list[dict[str, object]] = json.loads(result.stdout)
+            return found
+
+        assert [(each["topic"], each["kind"]) for each in listed("orders.*")] == [
+            ("orders.*#audit", "failover"),
+            ("orders.eu.*#tax", "shared"),
+        ]
+        assert [(each["topic"], each["waiting"]) for each in listed("orders.us")] == [
+            ("orders.us#audit", 4),
+            ("orders.us#own", 0),
+        ]
 
 
 def test_wrong_use(local: Store) -> None:

@@ -201,6 +201,58 @@ def find(engine: FullEngine, topic: str) -> list[SubscriptionInfo]:
     return found
 
 
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A subscription as a pattern declares it, for all topics that it covers.
+
+    - `name`: like `audit`. `topic`: the pattern of its copies' topics, like `orders.*#audit`.
+    - `kind`, `where`, `expires`, `pattern`, `layer`: as those of `SubscriptionInfo`.
+    """
+
+    name: str
+    topic: str
+    kind: Kind
+    where: Where
+    expires: float | None
+    pattern: str
+    layer: str
+
+
+def declared(engine: FullEngine, pattern: str) -> list[Declaration]:
+    """
+    The subscriptions that a pattern, and the patterns that it covers, declare. Those of topics are
+    not among them: there may be a million.
+    """
+    found = []
+    table = engine.policies()
+    for name in filter(is_pattern, table.names_under(pattern)):
+        layers = table.layers(name)
+        fields = {
+            field: (value, layer)
+            for layer in ("code", "operator")
+            for field, value in layers.get(layer, {}).items()
+            if field.startswith(FIELD)
+        }
+        for field, (value, layer) in sorted(fields.items()):
+            subscription = subscriptions.read(field, value)
+            found.append(
+                Declaration(
+                    name=subscription.name,
+                    topic=subscriptions.topic_of(name, subscription.name),
+                    kind=subscription.kind,
+                    where=subscription.where_by_header,
+                    expires=_seconds(subscription.expires_us),
+                    pattern=name,
+                    layer=layer,
+                )
+            )
+    return found
+
+
+def _seconds(expires_us: int | None) -> float | None:
+    return None if expires_us is None else expires_us / units.SECOND
+
+
 def _info(
     engine: FullEngine,
     topic: str,
@@ -215,7 +267,7 @@ def _info(
         topic=name,
         kind=subscription.kind,
         where=subscription.where_by_header,
-        expires=None if subscription.expires_us is None else subscription.expires_us / units.SECOND,
+        expires=_seconds(subscription.expires_us),
         pattern=pattern,
         layer=layer,
         waiting=stats.waiting,

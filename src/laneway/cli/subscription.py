@@ -29,12 +29,37 @@ def subscription() -> None:
 @json_option
 @pass_session
 def list_subscriptions(session: Session, topic: str, *, as_json: bool) -> None:
-    """List the subscriptions of TOPIC, those of patterns included."""
+    """
+    List the subscriptions of TOPIC, those of patterns included.
+
+    With a pattern like `orders.*`, list what it and the patterns under it declare, without the
+    numbers of messages.
+    """
     import msgspec
 
     from laneway.admin import subscriptions
-    from laneway.policy import check_topic
+    from laneway.policy import check_pattern, check_topic, is_pattern
 
+    if is_pattern(topic):
+        declared = subscriptions.declared(session.engine(), check_pattern(topic))
+        if as_json:
+            print_json(msgspec.to_builtins(declared))
+            return
+        table(
+            COLUMNS[:5],
+            [
+                (
+                    each.topic,
+                    each.kind,
+                    where_in_words(each.where) or "every message",
+                    each.pattern,
+                    each.layer,
+                )
+                for each in declared
+            ],
+            empty=f"no pattern under {topic} declares subscriptions",
+        )
+        return
     found = subscriptions.find(session.engine(), check_topic(topic))
     if as_json:
         print_json(msgspec.to_builtins(found))
