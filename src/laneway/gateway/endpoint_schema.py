@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from laneway.push.endpoint import EndpointInfo
 
 
 class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -23,7 +25,7 @@ class DisableBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reason: Annotated[str, msgspec.Meta(max_length=200)] = "by hand"
 
 
-class EndpointAnswer(msgspec.Struct, kw_only=True):
+class EndpointAnswer(EndpointInfo, kw_only=True):
     """
     An endpoint without its secrets: `secrets` has their ends. Values of headers that look like
     secrets are `…`. `secret`: a new one, which is shown once. `disabled`: why it is;
@@ -31,37 +33,10 @@ class EndpointAnswer(msgspec.Struct, kw_only=True):
     the last success.
     """
 
-    topic: str
-    url: str
-    state: str
     secret: str | None = None
-    description: str
-    events: list[str]
-    content: str
-    template: Any
-    headers: dict[str, str]
-    secrets: list[str]
-    timeout: float
-    connect_timeout: float
-    dead_on: list[int]
-    duplicate_ok: bool
-    verify_tls: bool
-    proxy: str | None
-    http2: str
-    allow_private: bool
-    allow_http: bool
-    topic_header: bool
-    method: str
-    log: str
-    metadata: dict[str, str]
-    disabled: str | None
-    attention: str | None
-    failing_since: datetime | None
-    failures: int
-    last_failure: str | None
-    created: datetime
-    changed: datetime
-    version: int
+    failing_since: datetime | None  # type: ignore[assignment]  # Python has Unix seconds
+    created: datetime  # type: ignore[assignment]
+    changed: datetime  # type: ignore[assignment]
 
 
 class EndpointsAnswer(msgspec.Struct):
