@@ -96,6 +96,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("lookup", {"ids": "all"}, "seconds", 1.0, False),
     ("reads", {}, "median ms", 5.0, False),
     ("push", {"sender": "laneway"}, "of aiohttp's", 1.0, True),
+    ("push", {"sender": "laneway"}, "of pycurl's", 0.3, True),
     ("push", {"sender": "laneway"}, "CPU µs each", 90.0, False),
     ("push_neighbors", {}, "ratio", 1.2, False),
     ("push_neighbors", {}, "slots of the hanging", 3.0, False),
