@@ -158,6 +158,11 @@ def test_a_log_that_fails_costs_entries_only(
     for _ in range(8):
         writer.add("push.x", 1, lambda: Entry(id="x"))
     assert writer.dropped == 3
+    monkeypatch.setattr(delivery_log, "MAX_WAITING", 100)
+    monkeypatch.setattr(delivery_log, "MAX_WAITING_BYTES", 1_000)
+    for _ in range(3):
+        writer.add("push.x", 1, lambda: Entry(id="x"), 400)
+    assert writer.dropped == 4
 
 
 def test_replay_of_a_message(app: Laneway, receiver: Receiver) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import threading
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -52,6 +52,9 @@ MAX_BYTES_IN_MEMORY = 256 << 20
 BATCH, BATCH_SECONDS = 500, 1.0
 MAX_WAITING = 10_000
 """Entries that wait to be written; more are dropped and counted."""
+
+MAX_WAITING_BYTES = 64 << 20
+"""The same for the bodies of their messages, which are in memory meanwhile."""
 
 MAX_MESSAGE = 65_536
 """Bytes of a message's body that are kept for a replay."""
@@ -148,6 +151,13 @@ class AttemptPage(msgspec.Struct, kw_only=True):
 # Write
 
 
+class _Waiting(NamedTuple):
+    topic: str
+    at_us: int
+    make: Callable[[], Entry]
+    size: int
+
+
 class LogWriter:
     """
     Appends the entries of one sender. `dropped`: how many were not written. Its thread lives while
@@ -158,7 +168,8 @@ class LogWriter:
         self._engine = engine
         self.is_on = isinstance(engine, DeliveryLog)
         self.dropped = 0
-        self._waiting: list[tuple[str, int, Callable[[], Entry]]] = []
+        self._waiting: list[_Waiting] = []
+        self._bytes = 0
         self._wakeup = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -175,12 +186,18 @@ class LogWriter:
         self._sampled += 1
         return self._sampled <= SAMPLED
 
-    def add(self, topic: str, at_us: int, make: Callable[[], Entry]) -> None:
-        """Append an entry soon; `make` is called in the writer's thread."""
-        if len(self._waiting) >= MAX_WAITING or not self.is_on:
+    def add(self, topic: str, at_us: int, make: Callable[[], Entry], size: int = 0) -> None:
+        """
+        Append an entry soon; `make`, which has `size` bytes in memory, is called in the writer's
+        thread.
+        """
+        is_full = len(self._waiting) >= MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES
+        if is_full or not self.is_on:
             self._drop(1)
             return
-        self._waiting.append((topic, at_us, make))
+        with self._wakeup:
+            self._bytes += size
+            self._waiting.append(_Waiting(topic, at_us, make, size))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="laneway-push-log", daemon=True)
             self._thread.start()
@@ -208,12 +225,15 @@ class LogWriter:
                 )
             batch = self._waiting[:BATCH]
             if batch:
-                del self._waiting[: len(batch)]
+                with self._wakeup:
+                    del self._waiting[: len(batch)]
                 self._append(batch)
+                with self._wakeup:
+                    self._bytes -= sum(each.size for each in batch)
 
-    def _append(self, batch: list[tuple[str, int, Callable[[], Entry]]]) -> None:
+    def _append(self, batch: list[_Waiting]) -> None:
         try:
-            entries = [LogEntry(topic, at_us, _write(make())) for topic, at_us, make in batch]
+            entries = [LogEntry(each.topic, each.at_us, _write(each.make())) for each in batch]
             self._engine.delivery_log_append(entries, keep_us=KEEP_US, max_bytes=self._max_bytes)
         except LanewayError as error:
             self._drop(len(batch))
@@ -401,7 +421,7 @@ def _filter(status: int | str | None) -> Callable[[Entry], bool]:
 
     if text not in get_args(ErrorClass):
         raise UsageError(
-            "attempts: expected status to be one of HTTP, a class such as 5xx, or one of"
+            "attempts: expected a status of HTTP, a class such as 5xx, or one of"
             f" {', '.join(get_args(ErrorClass))}, got {status!r:.80}"
         )
     return lambda entry: entry.error == text

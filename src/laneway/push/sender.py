@@ -384,6 +384,7 @@ class Sender:
             attempt.lease.topic,
             attempt.at_us,
             lambda: self._entry(attempt, answer, verdict, result),
+            len(attempt.lease.body),
         )
 
     def _entry(self, attempt: Attempt, answer: Answer, verdict: Verdict, result: Result) -> Entry:
