@@ -43,7 +43,7 @@ local housekeeping = part(function(housekeeping)
         messages.load(mids)
         for n, mid in ipairs(mids) do
             local topic, line = nil, nil
-            if string.byte(page[n]) == string.byte(DUE) then
+            if byte(page[n]) == byte(DUE) then
                 topic, line = messages.names(mid)
             end
             local record = not topic and messages.read(mid)
@@ -59,7 +59,7 @@ local housekeeping = part(function(housekeeping)
     end
 
     local function happen(event)
-        local mid, kind = unpack_from('>I7', event, 2), string.sub(event, 1, 1)
+        local mid, kind = unpack_from('>I7', event, 2), sub(event, 1, 1)
         writes.set_member(keys.due, event, false)
         if kind == DUE then
             come_due(mid)
@@ -82,7 +82,7 @@ local housekeeping = part(function(housekeeping)
         local left, leases_left, had_settled_one = budget, MOST_LEASES, false
         while true do
             local due = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
-                math.max(left, 1))
+                max(left, 1))
             if not due[1] or left <= 0 or leases_left <= 0 then
                 if had_settled_one then
                     settling.forget_ends_ahead()
@@ -91,7 +91,7 @@ local housekeeping = part(function(housekeeping)
             end
             local page = {}
             for n, event in ipairs(due) do
-                if string.sub(event, 1, 1) == LEASES_END then
+                if sub(event, 1, 1) == LEASES_END then
                     break
                 end
                 page[n] = event
@@ -121,7 +121,7 @@ local housekeeping = part(function(housekeeping)
 
     -- Place the lanes under a changed pattern, in the order of names. Returns how many.
     local function sweep_one(pattern, after, most)
-        local prefix = string.sub(pattern, 1, -2)
+        local prefix = sub(pattern, 1, -2)
         -- `after` is a name under the prefix, or ""
         local start = #after > #prefix and after or prefix
         local names = lanes.names_between(start, prefix .. LAST, most)
@@ -132,7 +132,7 @@ local housekeeping = part(function(housekeeping)
         end
         local buckets, covered = lanes.names_between(BUCKET, BUCKET .. LAST, most), {}
         for _, name in ipairs(buckets) do
-            if string.sub(name, 2, 1 + #prefix) == prefix then
+            if sub(name, 2, 1 + #prefix) == prefix then
                 covered[#covered + 1] = name
             end
         end

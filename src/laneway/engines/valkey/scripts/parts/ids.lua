@@ -13,7 +13,7 @@ ids = part(function(ids)
     end)
 
     local function is_generated(id)
-        return string.sub(id, 1, #GENERATED) == GENERATED
+        return sub(id, 1, #GENERATED) == GENERATED
     end
 
     local function of(topic)
@@ -22,8 +22,8 @@ ids = part(function(ids)
 
     -- Until when the id of a finished message is known; nil: it names a message.
     local function finished_until(stored)
-        if type(stored) == 'string' and string.byte(stored) == 102 then -- "f"
-            return tonumber(string.sub(stored, 2))
+        if type(stored) == 'string' and byte(stored) == 102 then -- "f"
+            return tonumber(sub(stored, 2))
         end
     end
 
@@ -112,7 +112,7 @@ ids = part(function(ids)
         if keep then
             window = rules.of(record.topic).dedupe or 0
             if window ~= FOREVER and record.sticky then
-                window = math.max(window, STICKY)
+                window = max(window, STICKY)
             end
         end
         if record.id or window ~= 0 then
@@ -129,7 +129,7 @@ ids = part(function(ids)
         for _, member in ipairs(call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE',
             'LIMIT', 0, most)) do
             local cut = string.find(member, '\0', 1, true)
-            local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
+            local topic, id = sub(member, 1, cut - 1), sub(member, cut + 1)
             local ends = finished_until(writes.field(of(topic), id))
             -- else the id was published again meanwhile
             if ends and ends ~= 0 and ends <= shard.now then

@@ -32,20 +32,31 @@ key_limits = part(function(key_limits)
     -- The slot at the end of a text; nil: there is none.
     function key_limits.slot_at(text_of_lease)
         local at = string.find(text_of_lease, SLOT, 1, true)
-        return at and string.sub(text_of_lease, at)
+        return at and sub(text_of_lease, at)
     end
 
     local function lane_number(slot)
         return tonumber(string.match(slot, '^' .. SLOT .. '(%d+)'))
     end
 
+    local known -- by slot: the state as this call sees it; false: none
+
+    at_begin(function()
+        known = {}
+    end)
+
     local function read(slot)
-        local stored = writes.field(keys.key_states, slot)
-        if stored then
-            local leased, parked, tat, wake, name = values_of(stored)
-            return { leased = leased, parked = parked, tat = tat, wake = wake, name = name,
-                was_parked = parked > 0, was_wake = wake }
+        local state = known[slot]
+        if state == nil then
+            local stored = writes.field(keys.key_states, slot)
+            if stored then
+                local leased, parked, tat, wake, name = values_of(stored)
+                state = { leased = leased, parked = parked, tat = tat, wake = wake, name = name,
+                    was_parked = parked > 0, was_wake = wake }
+            end
+            known[slot] = state or false
         end
+        return state
     end
 
     local function new()
@@ -62,10 +73,10 @@ key_limits = part(function(key_limits)
             room = policy.key_concurrency - state.leased
         end
         if policy.key_rate and room > 0 then
-            room = math.min(room, fairness.permits(clock(policy, state), shard.now, policy.key_step,
+            room = min(room, fairness.permits(clock(policy, state), shard.now, policy.key_step,
                 policy.key_depth))
         end
-        return math.max(room, 0)
+        return max(room, 0)
     end
 
     local function slots_key(lane)
@@ -94,6 +105,8 @@ key_limits = part(function(key_limits)
             writes.set_member(slots_key(lane), slot, state.parked > 0 and 0)
         end
         local says_something = state.leased > 0 or state.parked > 0 or is_used
+        state.name, state.was_parked, state.was_wake = lane.name, state.parked > 0, state.wake
+        known[slot] = says_something and state
         writes.set_field(keys.key_states, slot, says_something and packed(state.leased,
             state.parked, state.tat, state.wake, lane.name))
     end
@@ -131,7 +144,7 @@ key_limits = part(function(key_limits)
             if not lane.keys then
                 lane.keys = { 0, '' }
             end
-            lane.keys[1] = math.max(lane.keys[1], math.ceil(state.tat / TICKS))
+            lane.keys[1] = max(lane.keys[1], math.ceil(state.tat / TICKS))
             lanes.touch(lane)
         end
         save_state(lane, policy, slot, state)
@@ -139,7 +152,7 @@ key_limits = part(function(key_limits)
 
     -- The first messages that the key's limits parked become ready.
     local function bring_forward(lane, slot, state, count)
-        count = math.min(count, state.parked)
+        count = min(count, state.parked)
         if count <= 0 then
             return
         end
@@ -167,7 +180,7 @@ key_limits = part(function(key_limits)
             return
         end
         local policy = lanes.rule(lane)
-        state.leased = math.max(state.leased - 1, 0)
+        state.leased = max(state.leased - 1, 0)
         if state.parked > 0 and room_of(policy, state) > 0 then
             bring_forward(lane, slot, state, 1)
         end
@@ -192,7 +205,7 @@ key_limits = part(function(key_limits)
         messages.end_parking(lane, record, key('p:' .. slot))
         local state = read(slot)
         if state then
-            state.parked = math.max(state.parked - 1, 0)
+            state.parked = max(state.parked - 1, 0)
             save_state(lane, lanes.rule(lane), slot, state)
         end
     end
@@ -216,21 +229,35 @@ key_limits = part(function(key_limits)
         if state then
             local policy = lanes.rule(lane)
             local room = room_of(policy, state)
-            bring_forward(lane, slot, state, math.min(room, MOST))
+            bring_forward(lane, slot, state, min(room, MOST))
             state.wake = room > MOST and shard.now or 0 -- there may be more
             state.was_wake = nil -- `limits_changed` adds wakes that no state has
             save_state(lane, policy, slot, state)
         end
     end
 
+    -- Forget the state of a key that is not used any more. Its lane, which does not change, need
+    -- not be read.
+    local function forget_unused(slot, state)
+        if state and state.leased == 0 and state.parked == 0 and fairness.recovered(state.tat,
+            shard.now) then
+            known[slot] = false
+            writes.set_field(keys.key_states, slot, false)
+            writes.set_member(keys.key_wakes, slot, false)
+            return true
+        end
+    end
+
     -- Keys whose time has come: as many of their parked messages as they admit become ready.
     function key_limits.wake(most)
-        local slots, names = call('ZRANGE', keys.key_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT',
-            0, most), {}
-        key_limits.load(slots)
-        for n, slot in ipairs(slots) do
+        local due, slots, names = call('ZRANGE', keys.key_wakes, '-inf', shard.now, 'BYSCORE',
+            'LIMIT', 0, most), {}, {}
+        key_limits.load(due)
+        for _, slot in ipairs(due) do
             local state = read(slot)
-            names[n] = state and state.name or ''
+            if not forget_unused(slot, state) then
+                slots[#slots + 1], names[#names + 1] = slot, state and state.name or ''
+            end
         end
         lanes.load(names)
         for n, slot in ipairs(slots) do
@@ -241,6 +268,7 @@ key_limits = part(function(key_limits)
                     lanes.place(lane)
                 end
             else -- its lane was deleted
+                known[slot] = false
                 writes.set_field(keys.key_states, slot, false)
                 writes.set_member(keys.key_wakes, slot, false)
             end
@@ -279,6 +307,7 @@ key_limits = part(function(key_limits)
                 end
             end
         end
+        known = {}
         return wrong
     end
 
@@ -287,7 +316,7 @@ key_limits = part(function(key_limits)
     function key_limits.limits_changed(lane, policy)
         lane.keys[2] = policy.key_limits
         local slots = call('ZRANGE', slots_key(lane), 0, -1)
-        for n = 1, math.min(MOST, #slots) do
+        for n = 1, min(MOST, #slots) do
             wake_one(lane, slots[n])
         end
         local later = {}

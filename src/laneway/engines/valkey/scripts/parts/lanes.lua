@@ -285,7 +285,7 @@ local lanes = part(function(lanes)
             local base = string.match(topic, '^[^#]*')
             local partitions, shards = rules.of(base).partitions, shard.shards
             local first = (shard.index - crc32(base)) % shards
-            gate = gates.share(topic, policy.shared, math.max(0, math.ceil((partitions - first)
+            gate = gates.share(topic, policy.shared, max(0, math.ceil((partitions - first)
                 / shards)), partitions)
         end
         return gate
@@ -658,8 +658,8 @@ local lanes = part(function(lanes)
         shard.lanes = shard.lanes - #names
         for _, name in ipairs(names) do
             local cut = string.find(name, PARTITION, 1, true)
-            if cut and string.byte(name) ~= 30 then
-                left_topics[string.sub(name, 1, cut - 1)] = true
+            if cut and byte(name) ~= 30 then
+                left_topics[sub(name, 1, cut - 1)] = true
             end
         end
     end

@@ -30,7 +30,7 @@ local merging = part(function(merging)
     -- The due time that the publisher set; false: none.
     function merging.explicit_due(draft)
         if draft.at then
-            return math.max(draft.at, shard.now)
+            return max(draft.at, shard.now)
         end
         return draft.delay > 0 and shard.now + draft.delay
     end
@@ -41,7 +41,7 @@ local merging = part(function(merging)
             return shard.now + policy.window
         end
         local where = topic .. '\0' .. mkey
-        local due = math.max(shard.now, tonumber(call('ZSCORE', keys.edges, where) or 0))
+        local due = max(shard.now, tonumber(call('ZSCORE', keys.edges, where) or 0))
         -- the next window begins when this message is due
         call('ZADD', keys.edges, due + policy.window, where)
         return due
@@ -58,7 +58,7 @@ local merging = part(function(merging)
         local due = policy.merge == 'last' and merging.explicit_due(draft)
         if not due and policy.debounce and policy.window and record.since > shard.now then
             local most = policy.max_wait or MAX_WAIT_WINDOWS * policy.window
-            due = math.max(math.min(record.published + most, shard.now + policy.window), shard.now)
+            due = max(min(record.published + most, shard.now + policy.window), shard.now)
         end
         return due or record.since
     end

@@ -79,7 +79,7 @@ local messages = part(function(messages)
 
     -- Since when a message of this record was ready.
     function messages.since_of(stored)
-        return string.byte(stored) == RICH and unpack_from('>I8', stored, SINCE_AT)
+        return byte(stored) == RICH and unpack_from('>I8', stored, SINCE_AT)
             or unpack_from('>I7', stored, #stored - 6)
     end
     local RECORD = {
@@ -106,7 +106,7 @@ local messages = part(function(messages)
     -- are unpacked without its mark, because a table costs more than all of them.
     local function content_at(stored, at)
         local body_at = at + 2 + unpack_from('>I2', stored, at)
-        return body_at, values_of(string.sub(stored, at + 3, body_at - 1))
+        return body_at, values_of(sub(stored, at + 3, body_at - 1))
     end
 
     local function decode_plain(mid, stored)
@@ -116,7 +116,7 @@ local messages = part(function(messages)
             mid = mid, state = READY, rank = 1, seq = mid, since = published, published = published,
                 expires = false, serial = NO, topic = topic,
             lane = topic, key = key_of or false, id = id or false, mkey = false,
-                headers = headers or false, content = string.sub(stored, 2, -8),
+                headers = headers or false, content = sub(stored, 2, -8),
             size = #stored - 6 - body_at,
         }, sticky)
         rawset(record, 'plain', true)
@@ -134,7 +134,7 @@ local messages = part(function(messages)
     -- The cost of a stored record.
     function messages.cost_of(stored)
         local at = 2
-        if string.byte(stored) == RICH then
+        if byte(stored) == RICH then
             at = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
         end
         local _, _, _, _, headers = content_at(stored, at)
@@ -144,11 +144,11 @@ local messages = part(function(messages)
     -- Whether a stored message is serial, its topic, its key (nil or false: none) and its rank.
     function messages.key_in(stored)
         local at, serial, rank = 2, false, 1
-        if string.byte(stored) == RICH then
+        if byte(stored) == RICH then
             local _, flags, code, _, _, _, _, rare = unpack_from(HEAD, stored)
             serial, rank, at = flags > DEAD, code - RANK_0, 1 + HEAD_BYTES + rare
             if code == 0 then
-                rank = values_of(string.sub(stored, 1 + HEAD_BYTES, at - 1))[#RARE + 1]
+                rank = values_of(sub(stored, 1 + HEAD_BYTES, at - 1))[#RARE + 1]
             end
         end
         local _, topic, key_of = content_at(stored, at)
@@ -158,7 +158,7 @@ local messages = part(function(messages)
     -- The topic of a stored record, which costs less than all of it.
     function messages.topic_of(stored)
         local at = 2
-        if string.byte(stored) == RICH then
+        if byte(stored) == RICH then
             at = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
         end
         local _, topic = content_at(stored, at)
@@ -166,7 +166,7 @@ local messages = part(function(messages)
     end
 
     function messages.decode(mid, stored)
-        if string.byte(stored) ~= RICH then
+        if byte(stored) ~= RICH then
             return decode_plain(mid, stored)
         end
         local _, state, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
@@ -175,13 +175,13 @@ local messages = part(function(messages)
         local record = messages.new({
             mid = mid, state = state % 4, rank = rank - RANK_0, seq = seq, since = since,
                 published = published, expires = expires > 0 and expires,
-            serial = math.floor(state / 4), topic = topic, lane = state % 4 ~= DEAD and topic, key =
+            serial = floor(state / 4), topic = topic, lane = state % 4 ~= DEAD and topic, key =
                 key_of or false, id = id or false,
             mkey = mkey or false, headers = headers or false, content =
-                string.sub(stored, at), size = #stored - body_at + 1,
+                sub(stored, at), size = #stored - body_at + 1,
         }, sticky)
         if rare > 0 then
-            local values = values_of(string.sub(stored, 1 + HEAD_BYTES, at - 1))
+            local values = values_of(sub(stored, 1 + HEAD_BYTES, at - 1))
             for n = 1, #RARE do
                 if values[n] ~= USUAL[RARE[n]] then
                     record[RARE[n]] = values[n]
@@ -198,7 +198,7 @@ local messages = part(function(messages)
     -- deliveries, the body's size, topic, key, id, merge key, number of joined ids. Nil: it has
     -- more. Decoding all of it, with a table, takes three times as long.
     function messages.brief(stored)
-        if string.byte(stored) ~= RICH then
+        if byte(stored) ~= RICH then
             return nil
         end
         local _, flags, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
@@ -209,7 +209,7 @@ local messages = part(function(messages)
         if rare > 0 then
             local other_lane, suspect, parts, mirrored, death, _
             other_lane, _, deliveries, suspect, joined, parts, _, _, _, mirrored, death =
-                values_of(string.sub(stored, 2 + HEAD_BYTES, HEAD_BYTES + rare))
+                values_of(sub(stored, 2 + HEAD_BYTES, HEAD_BYTES + rare))
             if other_lane or suspect or parts > 0 or mirrored or death then
                 return nil
             end
@@ -228,7 +228,7 @@ local messages = part(function(messages)
         local stored = unread[mid]
         if not stored then
             return nil
-        elseif string.byte(stored) ~= RICH then
+        elseif byte(stored) ~= RICH then
             local _, topic, _, id, _, sticky = content_at(stored, 2)
             return not sticky and topic or nil, false, id or false, 0
         end
@@ -355,7 +355,7 @@ local messages = part(function(messages)
 
     -- The rank whose code begins at a position of a member, and what follows the code.
     function messages.rank_in(member, at)
-        local first = string.byte(member, at)
+        local first = byte(member, at)
         if first ~= FAR_LOW and first ~= FAR_HIGH then
             return unpack_from('>I2', member, at) - RANK_0, at + 2
         end
@@ -579,13 +579,13 @@ local messages = part(function(messages)
     -- lane and its id (false: generated). Nil, and nothing is changed, if it has to be decoded.
     function messages.join_brief(mid, draft, replaces)
         local stored = unread[mid]
-        if not stored or string.byte(stored) ~= RICH then
+        if not stored or byte(stored) ~= RICH then
             return nil
         end
         local flags, rank, seq, since, published, expires, _, size, topic, key_of, id, mkey,
             joined = messages.brief(stored)
         local content_from = 1 + HEAD_BYTES + unpack_from('>I4', stored, HEAD_BYTES - 3)
-        if not flags or not is_near(draft.rank) or string.sub(stored, 1 + HEAD_BYTES, content_from
+        if not flags or not is_near(draft.rank) or sub(stored, 1 + HEAD_BYTES, content_from
             - 1) ~= rare_of_joined(joined) then
             return nil
         end
@@ -603,7 +603,7 @@ local messages = part(function(messages)
         end
         local content = nil
         if not replaces then
-            content = string.sub(stored, content_from)
+            content = sub(stored, content_from)
         elseif id or draft.id then
             content = content_of(topic, key_of, id, draft.headers, false, mkey, body_of(draft))
         else -- both have the same topic and keys
@@ -774,8 +774,8 @@ local messages = part(function(messages)
         writes.set_member(lanes.key_of('a', lane), 'd' .. aside, false)
         writes.set_member(lanes.key_of('z', lane), rank % 2 == 1 and aside
             or member_of(rank, FRONT - seq, seq, mid), 0)
-        unread[mid], copied[mid] = string.sub(stored, 1, 1)
-            .. string.char(flags - DELAYED + READY) .. string.sub(stored, 3), true
+        unread[mid], copied[mid] = sub(stored, 1, 1)
+            .. string.char(flags - DELAYED + READY) .. sub(stored, 3), true
         return lane
     end
 

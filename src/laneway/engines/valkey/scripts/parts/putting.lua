@@ -38,7 +38,7 @@ local putting = part(function(putting)
             .. 'I2', stored)
         local body_at = DRAFT_BYTES + 3 + size
         -- the values of a list, without a table
-        local topic, key_of, id, headers, sticky, mkey = values_of(string.sub(stored, DRAFT_BYTES
+        local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, DRAFT_BYTES
             + 4, body_at - 1))
         draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic, key_of
             or false, id or false, headers or false, sticky, mkey or false
@@ -46,13 +46,13 @@ local putting = part(function(putting)
         draft.at, draft.ttl, draft.spread, draft.signal = at >= 0 and at, ttl >= 0 and ttl, spread
             >= 0 and spread, signal >= 0 and signal
         draft.generated_mid = generated_mid >= 0 and generated_mid
-        draft.content, draft.size = string.sub(stored, DRAFT_BYTES + 1), #stored - body_at + 1
+        draft.content, draft.size = sub(stored, DRAFT_BYTES + 1), #stored - body_at + 1
         return draft
     end
 
     -- Release what the tables hold: bodies may be large.
     function putting.forget()
-        for n = 1, math.min(taken, POOL) do
+        for n = 1, min(taken, POOL) do
             pool[n].content = ''
         end
     end

@@ -967,6 +967,7 @@ local serving = part(function(serving)
                     parked = parked + 1
                 else
                     found[#found + 1], slots[#slots + 1] = mid, slot
+                    calls.read[mid], calls.slot_of[mid] = stored, slot
                 end
             end
             is_last = is_last or #mids < wanted
@@ -1021,7 +1022,23 @@ local serving = part(function(serving)
                 end
             end
         end
-        return mids, read_many(keys.m, mids)
+        local read = calls.read
+        if next(read) == nil then
+            return mids, read_many(keys.m, mids)
+        end
+        local wanted, records = {}, {}
+        for n = 1, #mids do
+            records[n] = read[mids[n]] or false
+            wanted[#wanted + 1] = not records[n] and mids[n] or nil
+        end
+        local rest, at = read_many(keys.m, wanted), 0
+        for n = 1, #mids do
+            if not records[n] then
+                at = at + 1
+                records[n] = rest[at]
+            end
+        end
+        return mids, records
     end
 
     -- Leases
@@ -1118,9 +1135,18 @@ local serving = part(function(serving)
         tallies.waited(lane, since, since, 1)
     end
 
+    -- The slot of a message's key; false: no limits hold for it.
+    local function slot_for(lane, mid, stored)
+        local slot = calls.slot_of[mid]
+        if slot == nil then
+            slot = key_limits.slot_in(lane, stored)
+        end
+        return slot
+    end
+
     local function deliver(given, policy, mid, stored)
         local lane = given.lane
-        local slot = policy.key_limited and key_limits.slot_in(lane, stored)
+        local slot = policy.key_limited and slot_for(lane, mid, stored)
         local brief_line, id, mkey, joined = nil, nil, nil, nil
         if not policy.at_most_once then
             brief_line, id, mkey, joined = messages.leave_brief(lane, mid, stored)
@@ -1193,7 +1219,7 @@ local serving = part(function(serving)
                 deliver(given, policy, mid, stored)
             else
                 local is_quick = kind == PLAIN
-                local slot = policy.key_limited and key_limits.slot_in(lane, stored)
+                local slot = policy.key_limited and slot_for(lane, mid, stored)
                 if slot then
                     tail, tail_is_quick = tail_with_slot(given, policy, is_quick, slot), nil
                 elseif not tail or is_quick ~= tail_is_quick then
@@ -1273,6 +1299,8 @@ local serving = part(function(serving)
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
+            -- by number, of messages whose keys have limits: their records and slots
+            read = {}, slot_of = {},
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false,
             max_lease = max_lease or math.huge }

@@ -35,7 +35,7 @@ local settling = part(function(settling)
 
     -- The last value of a lease is spaces, and the slot if there is one.
     function settling.with_slot(rest, slot)
-        return rest .. packed(string.rep(' ', math.max(0, REST_LEAST - #rest - #slot)) .. slot)
+        return rest .. packed(string.rep(' ', max(0, REST_LEAST - #rest - #slot)) .. slot)
     end
 
     -- What is behind fence and lane; many leases of a call share it.
@@ -73,21 +73,21 @@ local settling = part(function(settling)
     end
 
     local function moved(mean, cost)
-        return math.max(1, mean + math.floor((cost - mean) / 8))
+        return max(1, mean + floor((cost - mean) / 8))
     end
 
     -- Fair by time: charge the lane what its message really took. It never falls behind its tier.
     local function correct_cost(lane, lease, cost)
         local tier_queue = tier_queues[lane.tier_queue]
         local group = lane.tier_queue < 0 and groups.find(-lane.tier_queue)
-        cost = math.max(0, math.min(cost, lease.deadline - lease.granted))
+        cost = max(0, min(cost, lease.deadline - lease.granted))
         local before, more = lane.vt, cost - lease.charge
         lanes.before_move(lane)
-        lane.vt = math.max(before + fairness.stride_of_work(more, lanes.rule(lane).weight),
-            math.min(group and group.inner_vt or tier_queue.vt, before))
+        lane.vt = max(before + fairness.stride_of_work(more, lanes.rule(lane).weight),
+            min(group and group.inner_vt or tier_queue.vt, before))
         if group then
-            group.vt = math.max(group.vt + fairness.stride_of_work(more, group.weight),
-                math.min(tier_queue.vt, group.vt))
+            group.vt = max(group.vt + fairness.stride_of_work(more, group.weight),
+                min(tier_queue.vt, group.vt))
             groups.touch(group)
         end
         if cost > 0 then
@@ -139,7 +139,7 @@ local settling = part(function(settling)
     local function brief(failure)
         local line = string.match(failure, '^[^\n]*')
         if #line > BRIEF_BYTES then
-            line = string.gsub(string.sub(line, 1, BRIEF_BYTES), '[\192-\255][\128-\191]*$', '')
+            line = string.gsub(sub(line, 1, BRIEF_BYTES), '[\192-\255][\128-\191]*$', '')
         end
         return line
     end
@@ -164,7 +164,7 @@ local settling = part(function(settling)
         if record.serial == YIELD then
             messages.free_key(lane, messages.line(record), record.mid)
         end
-        return_to_lane(lane, record, shard.now + math.max(delay, 0))
+        return_to_lane(lane, record, shard.now + max(delay, 0))
         return 'retried'
     end
 
@@ -177,7 +177,7 @@ local settling = part(function(settling)
             messages.add_history(record, REASONS.unhandled)
             return die(lane, record, REASONS.unhandled)
         end
-        local delay = math.min(UNHANDLED_FIRST * 2 ^ math.min(record.unhandled_times, 16),
+        local delay = min(UNHANDLED_FIRST * 2 ^ min(record.unhandled_times, 16),
             UNHANDLED_MAX)
         record.unhandled_times = record.unhandled_times + 1
         return_to_lane(lane, record, shard.now + delay)
@@ -190,10 +190,10 @@ local settling = part(function(settling)
         if lease.fence <= lane.back_off_fence then
             return
         end
-        local step = lane.back_off_step > 0 and math.min(lane.back_off_step * 2, BACK_OFF_MAX)
+        local step = lane.back_off_step > 0 and min(lane.back_off_step * 2, BACK_OFF_MAX)
             or BACK_OFF_FIRST
         if asked then
-            step = math.max(asked, 1)
+            step = max(asked, 1)
         end
         for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane),
             lanes.rule(lane))) do
@@ -413,7 +413,7 @@ local settling = part(function(settling)
         local entries, mids, held = {}, {}, {}
         for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0,
             EVENTS_AT_ONCE)) do
-            if string.sub(member, 1, 1) == LEASES_END then
+            if sub(member, 1, 1) == LEASES_END then
                 for position = 9, #member, 12 do
                     local mid, fence = unpack_from('>I6I6', member, position)
                     entries[#entries + 1] = { mid, fence }
@@ -435,12 +435,12 @@ local settling = part(function(settling)
                     ended = ended + 1
                 else
                     held[#held + 1], held[#held + 2] = entries[n][1], entries[n][2]
-                    next_deadline = math.min(next_deadline or lease.deadline, lease.deadline)
+                    next_deadline = min(next_deadline or lease.deadline, lease.deadline)
                 end
             end
         end
         if #held > 0 then
-            settling.expect(math.max(next_deadline, at), held)
+            settling.expect(max(next_deadline, at), held)
         end
         return ended, #entries
     end
@@ -451,7 +451,7 @@ local settling = part(function(settling)
         local members, mids, fences = {}, {}, {}
         for _, member in ipairs(call('ZRANGE', keys.due, '(' .. text(shard.now), '+inf', 'BYSCORE',
             'LIMIT', 0, ENDS_AHEAD)) do
-            if #member == END_OF_ONE and string.sub(member, 1, 1) == LEASES_END then
+            if #member == END_OF_ONE and sub(member, 1, 1) == LEASES_END then
                 members[#members + 1] = member
                 mids[#mids + 1], fences[#fences + 1] = unpack_from('>I6I6', member, 9)
             end

@@ -71,8 +71,13 @@ local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, 
 local INLINE = 16        -- the most messages in a lane's own record
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
--- the server's functions, which do not exist while the library is loaded, nor do Lua's; to look up
--- a global for each lane would take as long as to run most of these
+-- To look up a global takes as long as to run most functions: Lua's are locals of the same names.
+-- They do not exist while the library is loaded, nor do the server's: `begin_keys` sets them.
+local function globals()
+    return string, math, ipairs, pairs, tonumber, unpack
+end
+
+local string, math, ipairs, pairs, tonumber, unpack
 local run, pack, unpack_from, values_of, packed
 local max, min, floor, byte, sub, find_in, match, format
 
@@ -377,6 +382,7 @@ local has_arrivals
 local function begin_keys(call_keys, arguments)
     KEYS, ARGV, run = call_keys, arguments, redis.call
     if not pack then
+        string, math, ipairs, pairs, tonumber, unpack = globals()
         pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
             cmsgpack.pack
         max, min, floor, byte, sub, find_in, match, format = math.max, math.min, math.floor,
