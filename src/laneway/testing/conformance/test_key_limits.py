@@ -304,3 +304,17 @@ def test_a_raised_limit_of_many_keys(driver: EngineDriver) -> None:
     driver.policy("a", key_concurrency=2)
     assert len(driver.lease(2000)) + len(driver.lease(2000)) == 1200
     assert driver.engine.tick(now_us=driver.now) != driver.now
+
+
+def test_key_limits_and_cursors(driver: EngineDriver) -> None:
+    """The scan cursor stays below what waits behind its key."""
+    driver.policy("a", key_concurrency=1)
+    first = driver.engine.cursors("a")[0]
+    for key in ("x", "x", "y", "x", "y"):
+        driver.put("a", "1", key=key)
+    leases = driver.lease()
+    assert driver.engine.cursors("a")[0] == (first[0] + 1, first[1])
+    driver.settle(leases)
+    assert driver.engine.cursors("a")[0] == (first[0] + 1, first[1] + 1)
+    driver.lease()
+    assert driver.engine.cursors("a")[0] == (first[0] + 3, first[1] + 1)

@@ -92,6 +92,11 @@ SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.l
 SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?
     AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
 
+-- name: parked_first
+-- The same of messages that the limits of their keys have parked.
+SELECT seq FROM message WHERE lane = ? AND state = 2 AND state IN (1, 2) AND rank = ? AND odd = 0
+ ORDER BY since, seq LIMIT 1;
+
 -- name: odd_next_rank
 SELECT rank FROM message WHERE lane = ? AND rank > ? AND odd = 1 ORDER BY rank LIMIT 1;
 
