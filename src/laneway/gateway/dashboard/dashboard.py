@@ -11,14 +11,14 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from laneway.gateway import problems
-from laneway.gateway.dashboard import rendering
+from laneway.gateway.dashboard import exporting, rendering
 from laneway.gateway.dashboard.actions import ACTIONS
 from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.forms import Fields, Form
 from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
 from laneway.gateway.dashboard.notices import Notice, Notices
 from laneway.gateway.dashboard.performing import perform
-from laneway.gateway.dashboard.queries import LiveQuery
+from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery
 from laneway.gateway.dashboard.view import ASSETS, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
 from laneway.gateway.http import Stream
@@ -62,6 +62,7 @@ class Dashboard(Extension):
             page(
                 "GET", "/live", "read", self.live, query=LiveQuery, answer_type="text/event-stream"
             ),
+            page("GET", "/export", "read", self.export, query=ExportQuery, answer_type="text/csv"),
             page("POST", "/actions/{action}", "read", self.act, form=Fields),
             *ASSETS.routes,
         )
@@ -120,15 +121,7 @@ class Dashboard(Extension):
         watched = PAGES.get(parts.path)
         if watched is None or not watched.fragments:
             raise Problem("not-found", f"no page with the path {parts.path:.80} is live")
-        call.caller.check_scope(watched.scope)
-        if watched.is_whole:
-            call.caller.check_everything()
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        try:
-            query = msgspec.convert(given, watched.query, strict=False)
-        except msgspec.ValidationError as error:
-            raise problems.invalid(error, watched.query, "query") from None
-        path = Urls().page(watched.path, **given)
+        path, query = _checked(call, watched, parts.query)
 
         def render(reader: Reader) -> Mapping[str, str]:
             return rendering.fragment_texts(watched, self._view(call, reader, path, query))
@@ -149,6 +142,19 @@ class Dashboard(Extension):
         )
         async for events in watching:
             yield events
+
+    # Export
+
+    def export(self, call: Call) -> Response:
+        """What a page's table shows, as CSV or JSON."""
+        parts = urlsplit(call.query.of)
+        shown = PAGES.get(parts.path)
+        if shown is None or shown.export is None:
+            raise Problem("not-found", f"no page with the path {parts.path:.80} has an export")
+        path, query = _checked(call, shown, parts.query)
+        rows = shown.export(shown.build(self._view(call, self.collector.reader(), path, query)))
+        found = exporting.answer(shown.name, rows, as_csv=call.query.format == "csv")
+        return compressed(call.request, found)
 
     # Actions
 
@@ -243,6 +249,22 @@ def compressed(request: Request, answer: Response) -> Response:
         answer.body = gzip.compress(answer.body, 5, mtime=0)
         answer.headers.append((b"content-encoding", b"gzip"))
     return answer
+
+
+def _checked(call: Call, shown: Page, text: str) -> tuple[str, Any]:
+    """
+    The path of a page with its query, and the query decoded, of a caller who may see it. Raises
+    Problem, also for a query that is not valid.
+    """
+    call.caller.check_scope(shown.scope)
+    if shown.is_whole:
+        call.caller.check_everything()
+    given = dict(parse_qsl(text, keep_blank_values=True))
+    try:
+        query = msgspec.convert(given, shown.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise problems.invalid(error, shown.query, "query") from None
+    return Urls().page(shown.path, **given), query
 
 
 def _commands(call: Call, calls: Sequence[ApiCall]) -> str:

@@ -23,6 +23,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     - `key`: with `g` before it opens the page; "": the page is not in the menu.
     - `scope`: what the caller needs. `is_whole`: it is about the whole namespace, so not for
       callers who see some topics only.
+    - `export`: the rows of its table, from what `build` returns, as programs read them; None: it
+      has no export.
     """
 
     name: str
@@ -34,3 +36,4 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     scope: Scope = "read"
     is_whole: bool = False
+    export: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None

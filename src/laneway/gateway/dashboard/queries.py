@@ -43,6 +43,13 @@ class LiveQuery(PageQuery):
     of: str
 
 
+class ExportQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`of`: the path and query of the page. `format`: of the file."""
+
+    of: str
+    format: Literal["csv", "json"] = "csv"
+
+
 class MessageQuery(PageQuery):
     """`topic`, `id`: the message."""
 

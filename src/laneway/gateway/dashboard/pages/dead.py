@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.actions import MOST_TOPICS
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import DeadQuery
@@ -88,6 +89,22 @@ def _own(view: View) -> list[tuple[str, int]]:
     return sorted(found.items())
 
 
+def export(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The letters."""
+    return [
+        {
+            "id": each.id,
+            "topic": each.topic,
+            "key": each.key,
+            "died_at": None if each.died_us is None else words.iso(each.died_us),
+            "attempts": each.attempts,
+            "reason": each.reason,
+            "error": each.error,
+        }
+        for _, each in found["letters"]
+    ]
+
+
 PAGE = Page(
     name="dead",
     path="/dead",
@@ -96,4 +113,5 @@ PAGE = Page(
     build=build,
     query=DeadQuery,
     fragments=("groups", "letters"),
+    export=export,
 )

@@ -118,6 +118,12 @@ def judged(attempts: Sequence[AttemptInfo]) -> dict[str, float | None]:
     }
 
 
+def export(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The attempts; bodies of answers for callers with the scope `bodies`."""
+    rows = [msgspec.structs.asdict(each) for each in found["attempts"]]
+    return rows if found["shows_bodies"] else [{**row, "body": None} for row in rows]
+
+
 PAGE = Page(
     name="endpoint",
     path="/endpoint",
@@ -125,5 +131,6 @@ PAGE = Page(
     build=build,
     query=EndpointQuery,
     fragments=("strip", "condition", "attempts"),
+    export=export,
     scope="endpoints",
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
+
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import EndpointsQuery, EndpointState
 from laneway.policy import check_pattern, is_pattern
@@ -69,5 +71,6 @@ PAGE = Page(
     build=build,
     query=EndpointsQuery,
     fragments=("list",),
+    export=lambda found: [msgspec.structs.asdict(each) for each in found["endpoints"]],
     scope="endpoints",
 )

@@ -12,6 +12,7 @@ from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import TopicsQuery
 from laneway.gateway.problems import Problem
+from laneway.gateway.wire import topic_fields
 from laneway.policy import check_pattern, is_pattern
 from laneway.subscriptions import is_copy
 
@@ -106,6 +107,7 @@ def build(view: View) -> dict[str, Any]:
     largest = max((stats.waiting for stats in topics), default=0) or 1
     return {
         "topics": [_row(view, stats, now_us, largest) for stats in topics],
+        "now_us": now_us,
         "order": order,
         "own_column": OWN_COLUMNS.get(order),
         "orders": [(name, title) for name, title in TITLES.items() if name in ORDERS],
@@ -153,6 +155,11 @@ def why(stats: TopicStats, now_us: int) -> str:
     return ""
 
 
+def export(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The topics, with the fields of the API."""
+    return [topic_fields(row["stats"], found["now_us"]) for row in found["topics"]]
+
+
 PAGE = Page(
     name="topics",
     path="/topics",
@@ -161,4 +168,5 @@ PAGE = Page(
     build=build,
     query=TopicsQuery,
     fragments=("list",),
+    export=export,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.gateway.dashboard.reader import MAX_WORKERS
@@ -57,5 +59,9 @@ PAGE = Page(
     build=build,
     query=PageQuery,
     fragments=("list",),
+    export=lambda found: [
+        {"state": each["state"], **msgspec.structs.asdict(each["facts"])}
+        for each in found["workers"]
+    ],
     is_whole=True,
 )

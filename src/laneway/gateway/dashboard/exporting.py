@@ -1,0 +1,41 @@
+"""What a page's table shows, as CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.gateway.http import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A text that begins so would be a formula in a spreadsheet."""
+
+
+def answer(name: str, rows: Sequence[dict[str, Any]], *, as_csv: bool) -> Response:
+    """The rows of a table as a file. `name`: of the page."""
+    ending, kind = ("csv", b"text/csv; charset=utf-8") if as_csv else ("json", b"application/json")
+    body = _csv(rows).encode(errors="replace") if as_csv else msgspec.json.encode(rows)
+    disposition = f'attachment; filename="laneway-{name}.{ending}"'.encode()
+    return Response(200, body, kind, [(b"content-disposition", disposition)])
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    file = io.StringIO(newline="")
+    if rows:
+        writer = csv.writer(file)
+        writer.writerow(rows[0])
+        writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    value = msgspec.to_builtins(value)
+    if isinstance(value, (list, dict)):
+        value = msgspec.json.encode(value).decode()
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
