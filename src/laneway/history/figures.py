@@ -149,16 +149,18 @@ def read(
     pattern: str = "*",
     max_backlog: int | None = None,
     must_exist: bool = True,
+    latest: Row | None = None,
 ) -> History:
     """
     Read the history; `Laneway.history` explains the arguments. `max_backlog`: the namespace's.
-    `must_exist`: a pattern that is not counted apart is an error.
+    `must_exist`: a pattern that is not counted apart is an error. `latest`: of
+    `sampling.latest_row`, which costs most; None: it is read.
 
     Raises UsageError for a wrong argument.
     """
     step = step_for(last, step)
     selected = _Selection(engine, tier, pattern)
-    latest = sampling.latest_row(engine)
+    latest = latest or sampling.latest_row(engine)
     now_us = latest.end_us
     rows = _rows(engine, round(step), now_us - round(last * SECOND), now_us, latest)
     history = History(

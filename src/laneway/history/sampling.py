@@ -32,7 +32,7 @@ from laneway.history.records import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.base import FullEngine, Tallies
+    from laneway.engines.base import FullEngine, Tallies, TopicStats
 
 TOPICS = 500
 """
@@ -99,7 +99,8 @@ def latest_row(engine: FullEngine) -> Row:
 
 def row_since(engine: FullEngine, head: Head, counted: Tallies) -> Row:
     """What happened since a sample."""
-    waiting, ages, is_exact = _backlogs(engine, counted.now_us)
+    overview = engine.overview()
+    waiting, ages, is_exact = _backlogs(engine, counted.now_us, overview.topics)
     before = {(tally.tier, tally.pattern): tally for tally in head.tallies}
     cells: dict[tuple[str, str], Cell] = {}
     for tally in counted.tallies:
@@ -122,7 +123,7 @@ def row_since(engine: FullEngine, head: Head, counted: Tallies) -> Row:
         at_us=counted.now_us,
         begin_us=min(head.at_us, counted.now_us),
         end_us=counted.now_us,
-        waiting=engine.overview().waiting,
+        waiting=overview.waiting,
         cells=[cell for cell in cells.values() if _has_any(cell)],
         waits=_waits_since(head.waits, counted.waits),
     )
@@ -152,14 +153,17 @@ def _more(before: Sequence[int], now: Sequence[int]) -> list[int]:
 
 
 def _backlogs(
-    engine: FullEngine, now_us: int
+    engine: FullEngine, now_us: int, lanes: int
 ) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int], bool]:
     """
     By tier and pattern: what waits, and the age of the oldest in microseconds; and whether all
-    topics were read.
+    topics were read. `lanes`: how many the namespace has.
     """
-    topics = engine.topic_list(order="name", limit=TOPICS + 1)
-    is_exact = len(topics) <= TOPICS
+    topics: list[TopicStats] = []
+    is_exact = lanes <= 2 * TOPICS  # to list the topics by name costs as much as by age
+    if is_exact:
+        topics = engine.topic_list(order="name", limit=TOPICS + 1)
+        is_exact = len(topics) <= TOPICS
     if not is_exact:
         topics = engine.topic_list(order="age", limit=TOPICS)
     policies = engine.policies()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from laneway.admin import top_topics
 from laneway.admin.top_topics import MEASURES
 from laneway.admin.workers import Coverage
-from laneway.history import figures
+from laneway.history import figures, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -135,7 +135,12 @@ class Reader:
 
     def history(self, seconds: float) -> History:
         """The history of the last seconds."""
-        return self.seldom(("history", seconds), lambda: figures.read(self.engine, last=seconds))
+
+        def read() -> History:
+            latest = self.once("latest", lambda: sampling.latest_row(self.engine))
+            return figures.read(self.engine, last=seconds, latest=latest)
+
+        return self.seldom(("history", seconds), read)
 
     def seldom(self, key: Hashable, read: Callable[[], T]) -> T:
         """As `once`, for 10 seconds: what costs more, and changes less."""
