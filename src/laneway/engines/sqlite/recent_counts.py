@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,34 +27,42 @@ if TYPE_CHECKING:
 
 
 TRIM_AFTER = 250
-"""New topics after which a process deletes those with the lowest scores."""
+"""
+New topics after which those with the lowest scores are deleted, on average: by chance, because what
+a process counts is forgotten when another one writes.
+"""
+
+MOST_KNOWN = 10_000
+"""Scores that are remembered."""
 
 _as_list = msgspec.json.Encoder().encode
 
 
 class RecentCounts:
-    """What a process counts in one file. Only topics of which something is counted cost."""
+    """
+    What a process counts in one file. Only topics of which something is counted cost. It is valid
+    as long as a `LaneCache`: no other process has written since the scores were read.
+    """
 
     def __init__(self) -> None:
-        self._new = 0
-        """Topics that were added since the lowest ones were deleted."""
+        self._known: dict[str, dict[str, float]] = {order: {} for order in KINDS}
+        """By order: the scores that were read or written."""
 
     def add(self, tx: Transaction, order: str, counts: Mapping[str, int]) -> None:
         """Count events of these topics."""
-        kind = KINDS[order]
-        known = scores(tx, order, list(counts))
-        tx.run_many(
-            "recent_write",
-            [
-                (kind.number, topic, raised(known.get(topic), count, tx.now, kind))
-                for topic, count in counts.items()
-            ],
-        )
-        self._new += len(counts) - len(known)
-        if self._new >= TRIM_AFTER:
-            self._new = 0
-            for each in KINDS.values():
-                tx.run("recent_trim", each.number, MOST)
+        kind, known = KINDS[order], self._known[order]
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        unknown = [topic for topic in counts if topic not in known]
+        if unknown:
+            known |= scores(tx, order, unknown)
+        new = sum(topic not in known for topic in unknown)
+        for topic, count in counts.items():
+            known[topic] = raised(known.get(topic), count, tx.now, kind)
+        tx.run_many("recent_write", [(kind.number, topic, known[topic]) for topic in counts])
+        if new and random.randrange(TRIM_AFTER) < new:
+            tx.run("recent_trim", kind.number, MOST)
+            known.clear()
 
 
 def scores(tx: Transaction, order: str, topics: Sequence[str]) -> dict[str, float]:
