@@ -226,6 +226,31 @@ def test_partitions_share_a_rate_over_shards(opened: Callable[[], Shards]) -> No
     assert all(check.ok for check in shards.engine.doctor())
 
 
+@pytest.mark.parametrize("is_moved", [False, True], ids=["parts", "grants"])
+@pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2), (1, 8), (3, 5)])
+def test_another_number_of_partitions(
+    opened: Callable[[], Shards], before: int, after: int, *, is_moved: bool
+) -> None:
+    """The limits hold at once, although shards still have their parts of the partitions before."""
+    shards = opened()
+
+    def keyed(count: int) -> list[Draft]:
+        return [Draft("a", b"x", key=f"k{n}") for n in range(count)]
+
+    shards.engine.policy_set("code", "a", {"partitions": before, "concurrency": 8})
+    shards.engine.put(keyed(60), now_us=shards.now)
+    first = shards.engine.lease(4, now_us=shards.now).leases
+    if is_moved:
+        shards.renew()
+    shards.engine.settle([Settlement(each.handle, each.fence) for each in first])
+    while shards.engine.overview(now_us=shards.now).waiting:
+        assert shards.step()
+    shards.engine.policy_set("code", "a", {"partitions": after}, now_us=shards.now)
+    shards.engine.put(keyed(200), now_us=shards.now)
+    held = sum(len(shards.engine.lease(100, now_us=shards.now).leases) for _ in range(12))
+    assert held <= 8
+
+
 def test_grants_move_while_the_clock_of_a_store_stands_still(tmp_path: Path) -> None:
     """The machine's clock was set back by an hour: a claim of the renewal ends all the same."""
     engine = open_engine(f"sqlite:///{tmp_path}/q?shards=2", Settings())

@@ -8,7 +8,7 @@ stores them; these functions compute what they admit.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from laneway.engines.shared import fairness
 from laneway.policy import Gate
@@ -16,6 +16,8 @@ from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+T = TypeVar("T", int, float)
 
 UNLIMITED = 1 << 30
 """The room of a gate that limits nothing."""
@@ -150,8 +152,14 @@ def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
     A shard's grant of a topic's limits after these have changed, until grants move again: in
     proportion, so that the grants of all shards together are at most the limits.
 
-    `part`: what it has of a limit that is new.
+    `part`: what it has of a limit that is new. If only that has changed, the grant is at most this.
     """
+    if now == before:
+        return Gate(
+            least(granted.rate, part.rate),
+            least(granted.burst, part.burst),
+            least(granted.concurrency, part.concurrency),
+        )
     rate, burst, concurrency = part.rate, part.burst, part.concurrency
     if now.rate is not None and granted.rate is not None and before.rate is not None:
         share = granted.rate / before.rate
@@ -161,6 +169,11 @@ def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
     elif now.concurrency is not None and granted.concurrency and before.concurrency:
         concurrency = granted.concurrency * now.concurrency // before.concurrency
     return Gate(rate, burst, concurrency)
+
+
+def least(one: T | None, other: T | None) -> T | None:
+    """The smaller limit; None: no limit."""
+    return other if one is None else one if other is None else min(one, other)
 
 
 def view(

@@ -730,29 +730,36 @@ class Transaction(Statements):
         self._dirty_gates[name] = gate
         return gate
 
-    def topic_gate(self, topic: str, policy: Resolved) -> GateState | None:
+    def topic_gate(
+        self, topic: str, policy: Resolved, *, was_empty: bool = False
+    ) -> GateState | None:
         """
         The gate that the topic's partitions share; set, if it has other limits. None: they share no
-        limits.
+        limits. `was_empty`: the number of partitions may be another one, too.
         """
         limits, name = policy.shared, TOPIC + topic
         if limits is None:
             return None
         gate = self.gate(name)
-        if gate is None or gate.whole != limits:
-            gate, place, part = self.ensure_gate(name), self.rules.place, limits
-            if place is not None and place.shards > 1:  # copies are where their messages are
-                partitions = self.policy(base_of(topic)).partitions
-                here = partitions_on(place.shard, place.shards, topic, partitions)
-                part = gates.part_of_topic(limits, here, partitions)
-            if gate.granted is not None:
-                granted = gates.rescaled(gate.limits, gate.whole, limits, part)
-                gate.granted = _dumps(granted).decode()
-                self.run("setting_write", GRANT + name, gate.granted)
-            gate.code = _dumps(limits).decode()
-            gate.operator = None if part is limits else _dumps(part).decode()
-            gate.set_limits()
-            gate.rebase(self.now)
+        place, part = self.rules.place, limits
+        is_divided = place is not None and place.shards > 1
+        if gate is not None and gate.whole == limits and not (was_empty and is_divided):
+            return gate
+        if place is not None and is_divided:  # copies are where their messages are
+            partitions = self.policy(base_of(topic)).partitions
+            here = partitions_on(place.shard, place.shards, topic, partitions)
+            part = gates.part_of_topic(limits, here, partitions)
+        operator = None if part is limits else _dumps(part).decode()
+        if gate is not None and gate.whole == limits and gate.operator == operator:
+            return gate
+        gate = self.ensure_gate(name)
+        if gate.granted is not None:
+            granted = gates.rescaled(gate.limits, gate.whole, limits, part)
+            gate.granted = _dumps(granted).decode()
+            self.run("setting_write", GRANT + name, gate.granted)
+        gate.code, gate.operator = _dumps(limits).decode(), operator
+        gate.set_limits()
+        gate.rebase(self.now)
         return gate
 
     def _end_topic_gates(self) -> None:
@@ -851,7 +858,10 @@ class Transaction(Statements):
     ) -> tuple[int, int | None]:
         """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
-        shared = self.topic_gate(lane.rule, policy) if policy.shared is not None else None
+        shared = None
+        if policy.shared is not None:
+            was_empty = lane.place == IDLE and not lane.leased
+            shared = self.topic_gate(lane.rule, policy, was_empty=was_empty)
         is_used = policy.lane_rate and not fairness.recovered(lane.tat, now)
         if is_used:
             lane.tat = rebased(lane, policy, now)

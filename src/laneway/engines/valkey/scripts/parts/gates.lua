@@ -72,9 +72,22 @@ local gates = part(function(gates)
         changed[gate] = true
     end
 
+    local function are_same(one, other)
+        return one and other and one[1] == other[1] and one[2] == other[2] and one[3] == other[3]
+            or one == other
+    end
+
+    local function least(one, other)
+        return one and other and min(one, other) or one or other
+    end
+
     -- A shard's grant after the limits of a topic have changed, until grants move again: in
-    -- proportion. `part`: what it has of a limit that is new. As `gates.rescaled` in Python.
+    -- proportion. `part`: what it has of a limit that is new; if only that has changed, the grant
+    -- is at most this. As `gates.rescaled` in Python.
     local function rescaled(grant, was, limits, part)
+        if are_same(limits, was) then
+            return { least(grant[1], part[1]), least(grant[2], part[2]), least(grant[3], part[3]) }
+        end
         local rate, burst, concurrency = part[1], part[2], part[3]
         if limits[1] and grant[1] and was[1] then
             local share = grant[1] / was[1]
@@ -103,11 +116,14 @@ local gates = part(function(gates)
             part = { limits[1] and limits[1] * share, limits[1] and math.max(1, limits[2] * share),
                 limits[3] and math.floor(limits[3] * here / partitions) }
         end
-        local gate = gates.find(name)
+        local gate, operator = gates.find(name), here < partitions and part
+        if gate and are_same(gate.code, limits) and are_same(gate.operator, operator) then
+            return gate
+        end
         if gate and gate.grant and gate.code then
             gate.grant = rescaled(gate.grant, gate.code, limits, part)
         end
-        gates.set(name, 'operator', here < partitions and part)
+        gates.set(name, 'operator', operator)
         gates.set(name, 'code', limits)
         return gates.find(name)
     end

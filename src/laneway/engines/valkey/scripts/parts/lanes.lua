@@ -278,10 +278,11 @@ local lanes = part(function(lanes)
     end
 
     -- The gate that the partitions of the lane's topic share; copies are where their messages are.
-    local function shared_gate(lane, policy)
+    -- `was_empty`: the number of partitions may be another one.
+    local function shared_gate(lane, policy, was_empty)
         local topic = lane.rule or lane.name
         local gate = gates.of_topic(topic, policy.shared)
-        if not gate then
+        if not gate or (was_empty and shard.shards > 1) then
             local base = string.match(topic, '^[^#]*')
             local partitions, shards = rules.of(base).partitions, shard.shards
             local first = (shard.index - crc32(base)) % shards
@@ -500,7 +501,7 @@ local lanes = part(function(lanes)
     local function where(lane, policy, tier_queue)
         local now, is_rare = shard.now, lane.is_rare
         if policy.shared then
-            shared_gate(lane, policy)
+            shared_gate(lane, policy, lane.place == IDLE and lane.leased == 0)
         end
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
