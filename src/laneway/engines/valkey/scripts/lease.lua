@@ -9,7 +9,7 @@
 -- ARGV[6]: how many messages the worker can start at once: no more of limited topics are delivered
 -- ARGV[7]: "1": the delivery of a suspect records its start
 -- ARGV[8]: how much housekeeping of each kind this call does at most
--- ARGV[9]: "1": deliver also where housekeeping is left to do
+-- ARGV[9]: "1": deliver also where housekeeping is left to do, or has taken long
 -- ARGV[10]: microseconds: if an event is due within them, another waiting worker is notified
 -- ARGV[11]: patterns of the only topics that the worker handles (packed); "": all
 -- ARGV[12]: where this call begins, as the last one with the same filter answered; "": at the first
@@ -22,10 +22,14 @@
 -- begins or "" if all lanes were seen, the processor time of this call in microseconds}; see
 -- `serving.lease`.
 
+-- After longer housekeeping, in microseconds, the next call delivers: both together would keep
+-- other clients waiting.
+local HOUSE_US = 1500
+
 adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]
 local more = housekeeping.run(tonumber(ARGV[8]))
-if more and ARGV[9] ~= '1' then
+if (more or call_us() > HOUSE_US) and ARGV[9] ~= '1' then
     save()
     return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
 end
