@@ -78,6 +78,7 @@ def test_security_headers(api: Api) -> None:
         assert answer.headers["cache-control"] == "no-store"
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "server" not in answer.headers
+        assert answer.headers["date"].endswith("GMT")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.x"])

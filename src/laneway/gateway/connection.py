@@ -99,7 +99,7 @@ class Exchange:
         if cycle.disconnected:
             return True
         lines = [STATUS_LINES[status]]
-        for name, value in headers:
+        for name, value in (*cycle.default_headers, *headers):  # the default ones: `date`
             if b"\n" in value or b"\r" in value:
                 raise ValueError(f"header {name!r}: expected one line, got {value!r:.80}")
             lines += (name, b": ", value, b"\r\n")
