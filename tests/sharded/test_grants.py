@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from laneway.engines.sharded.grants import EVERY, Grant, Grants, Usage, divide, slots
+from laneway.engines.sharded.grants import AT_ONCE, EVERY, Grant, Grants, Usage, divide, slots
 from laneway.policy import Gate
 
 
@@ -20,6 +20,8 @@ class Shards:
         self.usage = usage
         self.written: list[tuple[int, Grant]] = []
         self.is_claimed = False
+        self.waited = {"account"}
+        self.asked: list[str] = []
         self.most = 0
         """The largest sum of the concurrencies granted at one time."""
 
@@ -27,15 +29,17 @@ class Shards:
         return True
 
     def waited_gates(self) -> set[str]:
-        return {"account"}
+        return self.waited
 
     def claim_grants(self, seconds: float) -> bool:
         assert 0 < seconds < EVERY
         self.is_claimed, was_claimed = True, self.is_claimed
         return not was_claimed
 
-    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
-        return self.limits, [Usage(each.leased, each.waiting, each.granted) for each in self.usage]
+    def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
+        self.asked += gates
+        now = [Usage(each.leased, each.waiting, each.granted) for each in self.usage]
+        return [(self.limits, now)] * len(gates)
 
     def end_grant(self, gate: str, shard: int) -> None:
         raise AssertionError
@@ -65,7 +69,7 @@ def test_the_sum_of_grants_never_exceeds_the_concurrency(seed: int) -> None:
         for usage in shards.usage:
             usage.leased = draw.randint(0, usage.granted or 0)
             usage.waiting = draw.choice([0, 0, draw.randint(1, 9)])
-        grants._renew("account", [draw.random() for _ in range(count)])
+        grants._renew_all(["account"], [draw.random() for _ in range(count)])
         assert sum(usage.granted or 0 for usage in shards.usage) <= concurrency
     assert shards.most <= concurrency
 
@@ -81,13 +85,28 @@ def test_a_gate_that_is_set_again_never_exceeds_its_concurrency(seed: int) -> No
     for _ in range(10):
         for usage in shards.usage:
             usage.leased, usage.waiting = draw.randint(0, usage.granted or 0), draw.randint(1, 9)
-        grants._renew("account", [draw.random() for _ in range(count)])
+        grants._renew_all(["account"], [draw.random() for _ in range(count)])
         concurrency = draw.randint(1, 20)
         before, shards.most = sum(usage.granted or 0 for usage in shards.usage), 0
         grants.begin("account", Gate(None, None, concurrency))
         leased = sum(usage.leased for usage in shards.usage)
         assert shards.most <= max(before, concurrency)
         assert sum(usage.granted or 0 for usage in shards.usage) == max(leased, concurrency)
+
+
+def test_a_look_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease waits for it: of many gates each look asks about some, all have their turn."""
+    shards = Shards(Gate(None, None, 4), [Usage(0, 1, 2), Usage(0, 1, 2)])
+    shards.waited = {f"account {n}" for n in range(10 * AT_ONCE)}
+    monkeypatch.setattr("laneway.engines.sharded.grants.LONGEST", 0.0)
+    seen: set[str] = set()
+    for _ in range(300):
+        Grants(shards).renew()
+        assert len(shards.asked) == AT_ONCE
+        seen |= set(shards.asked)
+        shards.asked, shards.is_claimed = [], False
+    assert seen == shards.waited
+    assert shards.written == [], "grants that stay as they are are not written again"
 
 
 def test_slots_follow_demand() -> None:
@@ -128,7 +147,7 @@ def test_a_gate_is_shut_where_nobody_waits() -> None:
 
 def test_one_process_renews_for_all() -> None:
     """The claim is for almost the whole interval; a namespace with one shard has no grants."""
-    shards = Shards(Gate(None, None, 4), [Usage(1, 0, 2), Usage(0, 1, 2)])
+    shards = Shards(Gate(None, None, 4), [Usage(1, 0, 3), Usage(0, 1, 1)])
     assert Grants(shards).renew()
     count = len(shards.written)
     assert count == 2

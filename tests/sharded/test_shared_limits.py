@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,14 +39,14 @@ class Shards:
         self.asked: list[str] = []
         """The gates that renewals asked about."""
         space = engine._space  # type: ignore[attr-defined]
-        self._usage = space.gate_usage
+        self._usages = space.gate_usages
         space.claim_grants = lambda seconds: seconds > 0
-        space.gate_usage = self._ask
+        space.gate_usages = self._ask
         engine._grants._next = float("inf")  # type: ignore[attr-defined]
 
-    def _ask(self, gate: str) -> object:
-        self.asked.append(gate)
-        return self._usage(gate)
+    def _ask(self, gates: Sequence[str]) -> object:
+        self.asked += gates
+        return self._usages(gates)
 
     def put(self, topics: list[str], each: int) -> None:
         self.engine.put(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from laneway.engines.sharded.splitting import pages
 from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
 
 EVERY = 1.0
 """Seconds between two looks at the demand."""
+
+LONGEST = 0.05
+"""
+Seconds after which a look ends, because a lease waits for it. With thousands of gates that lanes
+wait at, the others have their turn at the next looks: they are in random order.
+"""
+
+AT_ONCE = 20
+"""Gates whose usage is read together."""
 
 MOST_WAITED = 1000
 """Gates of one shard that a look asks about."""
@@ -81,8 +91,11 @@ class Gates(Protocol):
         """Claim the renewal for so many seconds; False: another process has claimed it."""
         ...
 
-    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
-        """Limits and usage on each shard; None: not every shard that needs the gate has it yet."""
+    def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
+        """
+        For each gate its limits and its usage on each shard; None: not every shard that needs the
+        gate has it yet.
+        """
         ...
 
     def grant(self, gate: str, shard: int, grant: Grant) -> int:
@@ -134,15 +147,22 @@ class Grants:
         has_gates = gates.has_gates()
         if has_gates and gates.claim_grants(EVERY * 0.9):
             luck = [random.random() for _ in range(gates.shards)]
-            for name in sorted(gates.waited_gates()):
-                self._renew(name, luck)
+            self._renew_all(sorted(gates.waited_gates()), luck)
         return has_gates
 
-    def _renew(self, gate: str, luck: Sequence[float]) -> None:
-        limits_and_usage = self._gates.gate_usage(gate)
-        if limits_and_usage is None:
-            return
-        limits, usage = limits_and_usage
+    def _renew_all(self, names: list[str], luck: Sequence[float]) -> None:
+        end = time.monotonic() + LONGEST
+        random.shuffle(names)
+        for page in pages(names, AT_ONCE):
+            for name, found in zip(page, self._gates.gate_usages(page), strict=True):
+                if found is not None:
+                    self._renew(name, *found, luck)
+            if time.monotonic() > end:
+                return
+
+    def _renew(
+        self, gate: str, limits: Gate, usage: Sequence[Usage], luck: Sequence[float]
+    ) -> None:
         is_topic = gate.startswith(TOPIC)
 
         def write(shard: int, grant: Grant) -> int:
@@ -188,6 +208,8 @@ def divide(
         if left is not None and share:
             held = sum(max(usage[n].granted or 0, 0) for n in range(len(usage)) if n != shard)
             most = max(0, min(most, left - held))
+        if limits.rate is None and most == usage[shard].granted:
+            continue
         granted = write(shard, grant_of(limits, share, most))
         usage[shard].granted = granted if granted >= 0 else None
 

@@ -363,7 +363,10 @@ class FileNamespace(ShardedNamespace):
             tx.run("setting_write", CLAIM, str(now + length))
             return True
 
-    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+    def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
+        return [self._gate_usage(gate) for gate in gates]
+
+    def _gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
         if gate.startswith(TOPIC):
             return self._topic_usage(gate)
         usage: list[Usage] = []

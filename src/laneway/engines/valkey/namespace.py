@@ -4,6 +4,7 @@ One namespace on its shards: creating and opening it, calling its functions, and
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import secrets
@@ -551,31 +552,42 @@ class Namespace(ShardedNamespace):
         claim = self.read(0, "SET", "granting", "1", "NX", "PX", round(seconds * 1000))
         return claim is not None
 
-    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
-        if gate.startswith(TOPIC):
-            return self._topic_usage(gate)
-        usage: list[Usage] = []
-        limits = None
-        for shard in range(self.shards):
-            record, waiting = self._gate_on(shard, gate)
-            if record is None:
-                return None
-            limits = records.settings_of(gate, record)
-            usage.append(Usage(record.leased, waiting, record.granted_concurrency))
-        return (limits, usage) if limits is not None else None
+    def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
+        by_shard = [self._gates_on(shard, gates) for shard in range(self.shards)]
+        return [
+            self._topic_usage(gate, found) if gate.startswith(TOPIC) else _usage(gate, found)
+            for gate, found in zip(gates, zip(*by_shard, strict=True), strict=True)
+        ]
 
-    def _gate_on(self, shard: int, gate: str) -> tuple[records.GateRecord | None, int]:
-        """A gate on a shard, and how many lanes wait at it there."""
+    def _gates_on(
+        self, shard: int, gates: Sequence[str]
+    ) -> list[tuple[records.GateRecord | None, int]]:
+        """Gates on a shard, and how many lanes wait at each there."""
         counters = records.read_counters(self.read(shard, "GET", "shard"))
-        stored, sets = self.read_many(
-            shard, [("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1)]
+        stored = self.read_many(
+            shard,
+            [
+                command
+                for gate in gates
+                for command in (("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1))
+            ],
         )
-        lanes = records.gate_lanes(gate, len(counters.tier_queues), sets)
-        waiting = self.read_many(shard, [("ZCARD", key) for key in lanes])
-        return records.read_gate(stored) if stored is not None else None, sum(waiting)
+        keys = [
+            records.gate_lanes(gate, len(counters.tier_queues), sets)
+            for gate, sets in zip(gates, stored[1::2], strict=True)
+        ]
+        counts = iter(self.read_many(shard, [("ZCARD", key) for each in keys for key in each]))
+        return [
+            (
+                records.read_gate(record) if record is not None else None,
+                sum(itertools.islice(counts, len(each))),
+            )
+            for record, each in zip(stored[::2], keys, strict=True)
+        ]
 
-    def _topic_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
-        found = [self._gate_on(shard, gate) for shard in range(self.shards)]
+    def _topic_usage(
+        self, gate: str, found: Sequence[tuple[records.GateRecord | None, int]]
+    ) -> tuple[Gate, list[Usage]] | None:
         set_by = next((record.code for record, _ in found if record and record.code), None)
         if set_by is None:
             return None
@@ -606,6 +618,20 @@ class Namespace(ShardedNamespace):
             packed = records.pack([False if limit is None else limit for limit in limits])
             calls.append((shard, "gate", (gate, "grant", packed)))
         return self.write_many(calls, None)
+
+
+def _usage(
+    gate: str, found: Sequence[tuple[records.GateRecord | None, int]]
+) -> tuple[Gate, list[Usage]] | None:
+    """Limits and usage of a gate with these records and waiting lanes on the shards."""
+    usage: list[Usage] = []
+    limits = None
+    for record, waiting in found:
+        if record is None:
+            return None
+        limits = records.settings_of(gate, record)
+        usage.append(Usage(record.leased, waiting, record.granted_concurrency))
+    return (limits, usage) if limits is not None else None
 
 
 Call = tuple[int, str, tuple[Any, ...]]
