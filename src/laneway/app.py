@@ -354,8 +354,8 @@ class Laneway:
 
     def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """
-        Set fields of the policy of a topic, or of all topics under a dotted prefix (`"push.*"`);
-        None removes a field.
+        Set fields of the policy of a topic, or of all topics under a dotted prefix (`"push.*"`), or
+        of their subscriptions of a name (`"push.*#audit"`); None removes a field.
 
         They belong to the code's layer, so an operator's setting takes precedence. Before the store
         is opened, they belong to the program and its version (see `Laneway`). Later, they stay
