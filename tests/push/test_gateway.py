@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,13 @@ def test_attempts_and_replay(api: Api, store: str, receiver: Receiver) -> None:
             own = "/v1/endpoints/logged.one/attempts?limit=5"
             (again, _) = mine("GET", own).json["attempts"]
             assert (again["replay_of"], again["webhook_id"]) == ("id-one", "id-one")
+            begun = mine("POST", path, {"since": "1h", "background": True, "rate": 100}, status=202)
+            assert begun.json["operation"]
+            deadline = time.monotonic() + 20
+            while app.topic("logged.one").stats().waiting < 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert app.topic("logged.one").stats().waiting == 1
+            mine("POST", path, {"background": True, "rate": "fast"}, status=400)
             mine("POST", path, {"id": "other"}, status=409)
             mine("POST", path, {"id": "id-one", "since": "1h"}, status=400)
             mine("POST", path, {"since": "soon"}, status=400)

@@ -75,7 +75,8 @@ class ReplayBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     `id`: one message, without the other fields. Else the messages whose last attempts were between
     `since` and `until` (RFC 3339, Unix seconds, or how long ago), the newest `limit`. `result`:
     only what was `acked`, or is `dead`. `rate`: messages a second, or text such as `10/s`.
-    `dry_run`: only count. `after`: `next` of the answer before.
+    `dry_run`: only count. `after`: `next` of the answer before. `background`: all of them, without
+    a limit, as an operation.
     """
 
     id: str | None = None
@@ -86,6 +87,7 @@ class ReplayBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rate: float | str | None = None
     dry_run: bool = False
     after: str | None = None
+    background: bool = False
 
 
 class ReplayAnswer(msgspec.Struct, kw_only=True):
@@ -93,7 +95,8 @@ class ReplayAnswer(msgspec.Struct, kw_only=True):
     `replayed`: new messages. `redriven`: dead letters that were put back. `waiting`: what is not
     replayed because it still waits. `not_kept`: what is not replayed because its body is no longer
     kept. `refused`: by the backlog limit. `ids`: of the first ten that are sent again; of one
-    message: of the new one. `next`: for `after`, which continues with older ones.
+    message: of the new one. `next`: for `after`, which continues with older ones. `operation`: what
+    replays in the background.
     """
 
     replayed: int
@@ -103,3 +106,4 @@ class ReplayAnswer(msgspec.Struct, kw_only=True):
     refused: int
     ids: list[str]
     next: str | None
+    operation: str | None = None

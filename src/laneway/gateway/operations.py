@@ -61,7 +61,7 @@ class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
     not counted. `done`: how many it has changed.
     """
 
-    kind: Literal["redrive", "drop"]
+    kind: Literal["redrive", "drop", "replay"]
     who: str
     topic: str | None = None
     fingerprint: str | None = None

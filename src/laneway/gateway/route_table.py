@@ -483,6 +483,7 @@ ROUTES: tuple[Route, ...] = (
         attempts.replay,
         body=ReplayBody,
         answer=ReplayAnswer,
+        other_statuses=(202,),
     ),
     Route(
         "GET",

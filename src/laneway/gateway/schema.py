@@ -692,7 +692,7 @@ class OperationAnswer(msgspec.Struct, kw_only=True):
     """
 
     id: str
-    kind: Literal["redrive", "drop"]
+    kind: Literal["redrive", "drop", "replay"]
     state: Literal["running", "stopping", "done", "stopped", "failed", "lost"]
     topic: str | None
     fingerprint: str | None

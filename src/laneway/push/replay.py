@@ -7,6 +7,7 @@ one, so that its receiver can tell. A dead letter is redriven instead: it still 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,11 +21,14 @@ from laneway.push.delivery_log import LATE_US, MOST_SEARCHED, PAGE
 from laneway.push.signature import REPLAY_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from laneway.engines.base import FullEngine
     from laneway.push.delivery_log import Entry
 
 MOST = 1_000
 SAMPLES = 10
+STEP_SECONDS = 2.0
 
 NOT_KEPT = (
     "its body is no longer kept: a dead letter can be replayed as long as the store has it, and a"
@@ -139,6 +143,45 @@ def replay_many(
         answer.refused = sum(receipt.outcome == "refused" for receipt in receipts)
         answer.replayed -= answer.refused
     return answer
+
+
+def steps(
+    engine: FullEngine,
+    topic: str,
+    *,
+    since: float | None,
+    until: float | None,
+    result: str | None,
+    rate: float | str | None,
+    pause: Callable[[float], object],
+) -> Iterator[int]:
+    """
+    `replay_many` of all messages; yields how many each step sends again. With a rate, a step has
+    about two seconds' messages, and the next one waits until they are due.
+    """
+    spacing = _spacing_us(rate) / units.SECOND
+    limit = max(1, min(MOST, round(STEP_SECONDS / spacing))) if spacing else MOST
+    after: str | None = None
+    while True:
+        began = time.monotonic()
+        done = replay_many(
+            engine,
+            topic,
+            since=since,
+            until=until,
+            result=result,
+            limit=limit,
+            rate=rate,
+            after=after,
+        )
+        yield done.replayed + done.redriven
+        after = done.next
+        if after is None:
+            return
+        due = began + (done.replayed + done.redriven) * spacing
+        while (left := due - time.monotonic()) > 0:
+            pause(min(left, 1.0))
+            yield 0
 
 
 def _found(

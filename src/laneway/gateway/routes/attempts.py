@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,12 @@ from laneway.gateway.attempt_schema import (
     AttemptsAnswer,
     ReplayAnswer,
 )
+from laneway.gateway.http import Response
 from laneway.gateway.moments import past_us
+from laneway.gateway.operations import Operation
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.endpoints import endpoint_of
+from laneway.gateway.wire import encode
 from laneway.policy import check_pattern
 
 if TYPE_CHECKING:
@@ -59,13 +63,16 @@ def _search(call: Call, patterns: Sequence[str], query: EndpointAttemptsQuery) -
     return AttemptsAnswer(answers, page.next, page.is_truncated)
 
 
-def replay(call: Call) -> ReplayAnswer:
+def replay(call: Call) -> ReplayAnswer | Response:
     """
     Send messages of an endpoint again, with the same `webhook-id`: one by `id`, or those of a time.
     Dead letters are put back; a message that was sent is a new one, if the delivery log has it.
+    In the background (202): all of a time, and `/v1/operations` shows the progress.
     """
     body: ReplayBody = call.body
     endpoint = endpoint_of(call)
+    if body.background and body.id is None and not body.dry_run:
+        return _in_background(call, body)
     if body.id is None:
         result = endpoint.replay_many(
             since=_seconds("since", body.since),
@@ -94,6 +101,47 @@ def replay(call: Call) -> ReplayAnswer:
         refused=0,
         ids=[new],
         next=None,
+    )
+
+
+def _in_background(call: Call, body: ReplayBody) -> Response:
+    from laneway.push import replay  # noqa: PLC0415  # many push nothing
+
+    topic = endpoint_of(call).topic
+    since, until = _seconds("since", body.since), _seconds("until", body.until)
+    # What is wrong is an error of this request.
+    replay.replay_many(call.engine, topic, limit=1, rate=body.rate, dry_run=True)
+    now_us = time.time_ns() // 1000
+    operation = Operation(
+        kind="replay", who=call.caller.name, topic=topic, started_us=now_us, written_us=now_us
+    )
+    operation_id = call.services.operations.begin(
+        operation,
+        lambda engine, pause: replay.steps(
+            engine,
+            topic,
+            since=since,
+            until=until,
+            result=body.result,
+            rate=body.rate,
+            pause=pause,
+        ),
+    )
+    return Response(
+        202,
+        encode(
+            ReplayAnswer(
+                replayed=0,
+                redriven=0,
+                waiting=0,
+                not_kept=0,
+                refused=0,
+                ids=[],
+                next=None,
+                operation=operation_id,
+            )
+        ),
+        headers=[(b"location", call.request.url(f"/v1/operations/{operation_id}").encode())],
     )
 
 
