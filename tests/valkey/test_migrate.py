@@ -181,6 +181,7 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
         "rows of history": 0,
         "tokens": 0,
         "endpoints": 0,
+        "attempts in the delivery log": 0,
         "finished ids": 0,
         "spools": 0,
         "messages": 1,
