@@ -1,4 +1,9 @@
-"""Random histories of subscriptions by pattern: engines and the model agree after every step."""
+"""
+Histories of subscriptions by pattern: engines and the model agree after every step.
+
+Each `make test` has the same ones, so that it judges a change and not luck. `LANEWAY_HISTORIES=100`
+runs as many random ones and prints their seeds, each of which `LANEWAY_SEED=…` repeats.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,8 @@ from laneway.message import Action, Draft, Settlement
 from laneway.units import SECOND
 from tests.stateful.lockstep import Lockstep
 
-SEED = int(os.environ.get("LANEWAY_SEED") or random.SystemRandom().randrange(1 << 32))
+HISTORIES = int(os.environ.get("LANEWAY_HISTORIES") or 0)
+FIXED = 2_166_899_475
 STEPS = 150
 
 TOPICS = ["a", "a.1", "a.2", "a.b.1", "c.1"]
@@ -83,15 +89,24 @@ def step(lockstep: Lockstep, chance: random.Random) -> None:
     )
 
 
+def seeds() -> list[int]:
+    if given := os.environ.get("LANEWAY_SEED"):
+        return [int(given)]
+    chance = random.SystemRandom()
+    return [chance.randrange(1 << 32) for _ in range(HISTORIES)] or [FIXED]
+
+
+@pytest.mark.timeout(0 if HISTORIES else 300)
 @pytest.mark.parametrize("name", ["sqlite file", "sqlite folder", "valkey", "valkey, cluster"])
 def test_subscription_patterns_agree(name: str) -> None:
-    print(f"repeat with LANEWAY_SEED={SEED}")
-    chance = random.Random(SEED)
-    lockstep = Lockstep(name)
-    try:
-        for _ in range(STEPS):
-            step(lockstep, chance)
-            if chance.random() < 0.1:
-                lockstep.change_over()
-    finally:
-        lockstep.close()
+    for seed in seeds():
+        print(f"repeat with LANEWAY_SEED={seed}")
+        chance = random.Random(seed)
+        lockstep = Lockstep(name)
+        try:
+            for _ in range(STEPS):
+                step(lockstep, chance)
+                if chance.random() < 0.1:
+                    lockstep.change_over()
+        finally:
+            lockstep.close()
