@@ -338,7 +338,10 @@ def breaking(app: Laneway, store: str):
     """What breaks the store under an open page, and repairs it for the next one."""
     if store != "broken":
         return lambda page: None
-    names = ("overview", "topic_list", "topic_stats", "workers", "explain", "dead_list")
+    names = (
+        *("overview", "topic_list", "topic_stats", "workers", "explain", "dead_list"),
+        *("records", "record_read", "delivery_log_read"),
+    )
 
     def away(*_, **__):
         raise EngineUnavailable("valkey://shop does not answer: connection refused")
