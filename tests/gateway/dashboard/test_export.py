@@ -54,6 +54,7 @@ def test_each_page_with_an_export_links_it(browser: Browser) -> None:
     assert (row["topic"], row["waiting"], row["dead"]) == ("push.a", "1", "1")
     rows = json.loads(browser.get("/export?of=/topics%3Forder%3Dname&format=json").text)
     assert [each["topic"] for each in rows] == ["mail.b", "push.a"]
+    assert list(row)[:4] == ["topic", "state", "waiting", "ready"]
     (worker,) = table(browser, "/workers")
     assert json.loads(worker["pools"]) == ["default"]
     assert table(browser, "/topics?filter=none.*") == []

@@ -12,6 +12,7 @@ from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import TopicsQuery
 from laneway.gateway.problems import Problem
+from laneway.gateway.schema import TopicAnswer
 from laneway.gateway.wire import topic_fields
 from laneway.policy import check_pattern, is_pattern
 from laneway.subscriptions import is_copy
@@ -157,7 +158,8 @@ def why(stats: TopicStats, now_us: int) -> str:
 
 def export(found: dict[str, Any]) -> list[dict[str, Any]]:
     """The topics, with the fields of the API."""
-    return [topic_fields(row["stats"], found["now_us"]) for row in found["topics"]]
+    rows = [topic_fields(row["stats"], found["now_us"]) for row in found["topics"]]
+    return [{name: row[name] for name in TopicAnswer.__struct_fields__} for row in rows]
 
 
 PAGE = Page(
