@@ -154,3 +154,13 @@ def test_a_lease_passes_over_few_settled_ones(engine: FullEngine, calls: Calls) 
     found = engine.lease(2, now_us=now + 3_600 * second).leases
     assert [lease.id for lease in found] == [held.id]
     assert calls.leases > 2
+
+
+def test_small_calls_of_a_lease_visit_as_one(engine: FullEngine, calls: Calls) -> None:
+    """Each visit takes as many messages as if one call delivered all of the lease."""
+    topics = [f"t{n}" for n in range(150)]
+    engine.put([Draft(topic, b"x") for topic in topics for _ in range(4)])
+    leases = engine.lease(3 * LEAST_AT_ONCE).leases
+    assert calls.leases >= 2
+    visited = len({lease.topic for lease in leases})
+    assert visited <= 3 * LEAST_AT_ONCE // 4 + calls.leases, "the end of a call may cut a visit"

@@ -362,6 +362,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 MAX_PASSED_OVER,
                 b"" if request.max_lease_us is None else request.max_lease_us,
                 b"" if request.priority is None else 1 - 2 * request.priority,
+                n - room,
             )
             if has_more_house:
                 continue

@@ -16,6 +16,7 @@
 -- ARGV[13]: the most lanes that it passes over because they have nothing for the worker
 -- ARGV[14]: microseconds after which the leases end at the latest; "": as their policies say
 -- ARGV[15]: the largest rank that is delivered; "": any
+-- ARGV[16]: how many messages the other calls of the same lease ask for
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call with the same filter
@@ -42,7 +43,7 @@ if ARGV[11] ~= '' or ARGV[15] ~= '' then
 end
 local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
     serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),
-        ARGV[7] == '1', only, tonumber(ARGV[14]))
+        ARGV[7] == '1', only, tonumber(ARGV[14]), tonumber(ARGV[16]))
 messages.save()
 gates.save()
 if is_cut and #found == 0 then -- the next call goes on where this one has ended

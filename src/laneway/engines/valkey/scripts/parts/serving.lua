@@ -361,7 +361,7 @@ local serving = part(function(serving)
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
     -- and those at open gates. `room`: how many messages it is read for at first.
     local function line_of(tier_queue, room)
-        local heap, entries = {}, count(tier_queue, calls.room)
+        local heap, entries = {}, count(tier_queue, calls.room + calls.others)
         calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
         calls.for_others = calls.left - room
         -- one more than there are shows that these are all
@@ -684,7 +684,7 @@ local serving = part(function(serving)
     -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
     -- start the next one yet.
     local function serve(line, room)
-        local entries, taken = min(room, line.lanes), 0
+        local entries, taken = min(room + calls.others, line.lanes), 0
         calls.for_others = calls.left - room
         while taken < room and not calls.withheld do
             local entry = next_lane(line)
@@ -1296,8 +1296,11 @@ local serving = part(function(serving)
     -- early, because keys at their limits have parked much. `only`: {patterns or false, where the
     -- lanes' order begins, the most lanes to pass over, the largest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
-    function serving.lease(room, pool, topics, startable, record_start, only, max_lease)
-        calls = { room = room, left = room, startable = startable, record_start = record_start,
+    -- `others`: how many messages the other calls of the same lease ask for: visits take as many as
+    -- if one call delivered all.
+    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others)
+        calls = { room = room, others = others, left = room, startable = startable, record_start =
+            record_start,
             visits = {}, order = {}, given = {}, withheld = false,
             -- by number, of messages whose keys have limits: their records and slots
             read = {}, slot_of = {},
