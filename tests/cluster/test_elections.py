@@ -90,7 +90,7 @@ def test_order(store: Store, log: Log, caplog: pytest.LogCaptureFixture) -> None
         state = election.state()
         assert (state.number, state.state, state.handed_over) == (terms[1].number, "free", True)
     with store.app() as app:
-        again = app.election("a", plain(log, terms.append), zookeeper=store.zookeeper)
+        again = app.election("a", plain(log, terms.append), term=LONG, zookeeper=store.zookeeper)
         again.run(terms=1)
         assert terms[2].number > terms[1].number, "also in a store that was closed"
     assert not any(term.is_held for term in terms)
