@@ -11,6 +11,7 @@ from laneway.engines.base import Settings
 from laneway.engines.shared.recent import STEP
 from laneway.engines.sqlite import recent_counts
 from laneway.message import Draft
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,3 +36,14 @@ def test_two_processes_keep_a_bounded_number(
     with closing(sqlite3.connect(tmp_path / "q.db")) as raw:
         (count,) = raw.execute("SELECT count(*) FROM recent").fetchone()
     assert 10 <= count < TOPICS // 2
+
+
+def test_housekeeping_forgets_what_is_long_ago(tmp_path: Path) -> None:
+    """A count that is 0 by now needs no row."""
+    now = 2_200_000_000_000_000
+    with closing(open_engine(f"sqlite:///{tmp_path}/q.db", Settings())) as engine:
+        engine.put([Draft("t", b"x")] * STEP, now_us=now)
+        for later, rows in ((60 * SECOND, 1), (600 * SECOND, 0)):
+            engine.tick(now_us=now + later)
+            with closing(sqlite3.connect(tmp_path / "q.db")) as raw:
+                assert raw.execute("SELECT count(*) FROM recent").fetchone() == (rows,)

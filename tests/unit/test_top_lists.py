@@ -13,6 +13,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import Settings, TopicOrder
 from laneway.engines.shared import listing
+from laneway.engines.shared.recent import KINDS
 from laneway.engines.sqlite import listing as sqlite_listing
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.valkey import listing as valkey_listing
@@ -73,7 +74,9 @@ def sqlite3_parameters(text: str) -> int:
 
 
 def test_every_engine_has_every_order() -> None:
-    assert set(sqlite_listing.ORDERS) == set(valkey_listing.ORDERS) == set(listing.MEASURES)
+    of_lanes = set(sqlite_listing.ORDERS)
+    assert of_lanes == set(valkey_listing.ORDERS)
+    assert of_lanes | set(KINDS) | {"dead"} == set(listing.MEASURES)
     assert listing.ORDERS[1:] == tuple(listing.MEASURES)
 
 

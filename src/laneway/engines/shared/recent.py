@@ -60,6 +60,11 @@ def rate_of(score: float | None, now_us: int, kind: Kind) -> float:
     return 0.0 if count < kind.least else count * math.log(2) / (kind.half_life_us / SECOND)
 
 
+def least_score(now_us: int, kind: Kind) -> float:
+    """The score of a recent count that is 0 by now if it is smaller."""
+    return now_us / kind.half_life_us + math.log2(kind.least)
+
+
 def steps(count: int, more: int) -> int:
     """How many arrivals are counted now that a counter has grown by `more` to `count`."""
     return (count // STEP - (count - more) // STEP) * STEP

@@ -32,6 +32,7 @@ from laneway.engines.sqlite import (
     presence,
     purging,
     putting,
+    recent_counts,
     results,
     serving,
     settling,
@@ -493,6 +494,7 @@ class Core:
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         with self._transaction(now_us, durable=False) as tx:
             housekeeping.run(tx, budget)
+            recent_counts.forget(tx)
             tx.write_rows()
             return housekeeping.next_wake(tx)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.shared.recent import KINDS, MOST, raised
+from laneway.engines.shared.recent import KINDS, MOST, least_score, raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +63,12 @@ class RecentCounts:
         if new and random.randrange(TRIM_AFTER) < new:
             tx.run("recent_trim", kind.number, MOST)
             known.clear()
+
+
+def forget(tx: Transaction) -> None:
+    """Delete the counts that are 0 by now, of topics where nothing has happened for long."""
+    for kind in KINDS.values():
+        tx.run("recent_forget", kind.number, least_score(tx.now, kind))
 
 
 def scores(tx: Transaction, order: str, topics: Sequence[str]) -> dict[str, float]:

@@ -12,6 +12,9 @@ INSERT INTO recent (kind, topic, score) VALUES (?, ?, ?)
 DELETE FROM recent WHERE kind = ?1 AND score < (
     SELECT score FROM recent WHERE kind = ?1 ORDER BY score DESC LIMIT 1 OFFSET ?2);
 
+-- name: recent_forget
+DELETE FROM recent WHERE kind = ?1 AND score < ?2;
+
 -- name: recent_top
 -- All rows of a kind are few.
 SELECT topic, score FROM recent WHERE kind = ?1 AND topic >= ?2 AND topic < ?3

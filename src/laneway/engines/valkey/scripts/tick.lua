@@ -7,6 +7,7 @@
 -- Answers {the next wake time or -1, 1 if something is left to do}.
 
 local more = housekeeping.run(tonumber(ARGV[3]))
+recent.forget(shard.now)
 gates.save()
 messages.save()
 local wake = wakes.next()

@@ -4,6 +4,7 @@
 local recent = part(function(recent)
     local STEP, MOST, HIGHEST = 32, 1000, 1000
     local HALF_LIVES = { ['in-rate'] = 20000000, failures = 300000000 } -- microseconds
+    local LEAST = { ['in-rate'] = 1, failures = 0.05 }
 
     local function add(kind, topic, count, now)
         local name, at = keys['recent:' .. kind], now / HALF_LIVES[kind]
@@ -21,6 +22,14 @@ local recent = part(function(recent)
         if byte(name) ~= 30 then
             local cut = find_in(name, '\31', 1, true)
             return cut and sub(name, 1, cut - 1) or name
+        end
+    end
+
+    -- Forget the counts that are 0 by now, of topics where nothing has happened for long.
+    function recent.forget(now)
+        for kind, half_life in pairs(HALF_LIVES) do
+            local least = now / half_life + math.log(LEAST[kind]) / math.log(2)
+            call('ZREMRANGEBYSCORE', keys['recent:' .. kind], '-inf', least)
         end
     end
 
