@@ -37,6 +37,7 @@ from laneway.producing.limits import OnProducerFull
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool
 from laneway.producing.spool_file import SpoolFile
+from laneway.testing.servers import until
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
@@ -634,6 +635,36 @@ Laneway(sys.argv[1], spool=Spool(sys.argv[2], exit_timeout=30)).publish("a", 1)
         assert file.usage.messages == 0
     with Laneway(f"sqlite:///{tmp_path}/a.db") as app:
         assert [each.body for each in app.lease(9)] == [1, 1]
+
+
+def test_the_end_waits_for_a_store_that_restarts(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage that has just begun does not end the wait, one that lasts does."""
+    spooled = Spooled(tmp_path, store, exit_timeout=60)
+    spooled.publish("a", "1")
+    assert spooled.spool.flush(30) == 0
+    store.is_away = True
+    spooled.publish("a", "2")
+    until(lambda: spooled.spool.status().error, "the outage")
+    closing = threading.Thread(target=spooled.spool.close)
+    closing.start()
+    closing.join(0.3)
+    assert closing.is_alive()
+    store.is_away = False
+    closing.join(30)
+    assert store.bodies == [b"1", b"2"]
+    monkeypatch.setattr(forwarder, "RESTART_SECONDS", 0.2)
+    spooled.publish("a", "3")
+    assert spooled.spool.flush(30) == 0
+    store.is_away = True
+    spooled.publish("a", "4")
+    until(lambda: spooled.spool.status().error, "the outage")
+    began = time.monotonic()
+    spooled.spool.close()
+    assert time.monotonic() - began < 30
+    with opened(tmp_path / "spool.db") as file:
+        assert file.usage.messages == 1
 
 
 def test_a_hook_that_publishes_into_the_full_spool(tmp_path: Path) -> None:

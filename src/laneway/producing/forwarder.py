@@ -10,6 +10,7 @@ takes it once. There is one such batch at a time, and one process that forwards,
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import threading
@@ -52,6 +53,12 @@ MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 5.0
 """
 How long to wait before the next attempt while the store is away; the wait doubles from the first to
 the second.
+"""
+
+RESTART_SECONDS = 30.0
+"""
+How long an outage may last that the end of the program waits for, in seconds: the store may be
+restarting or failing over.
 """
 
 MAX_YIELD_SECONDS = 0.05
@@ -103,6 +110,8 @@ class Forwarder(threading.Thread):
         self._lock = -1
         self._is_elsewhere = False  # another process forwards
         self._outage: Exception | None = None
+        self._was_reached = False  # the store, by this process
+        self._away_at = -math.inf  # when an outage is no restart any more (monotonic)
         self._pause = MIN_RETRY_SECONDS
         self._has_error = False  # whether the file has one
         self._ttls: dict[str, int | None] = {}  # of the policies, by topic
@@ -120,8 +129,12 @@ class Forwarder(threading.Thread):
 
     @property
     def can_forward(self) -> bool:
-        """Whether waiting for it may be of use: it forwards, and the store is not away."""
-        return not self._is_elsewhere and self._outage is None and self.is_alive()
+        """
+        Whether waiting for it may be of use: it forwards, and the store is not away. A store that
+        this process has reached and that is away for less than RESTART_SECONDS may be back soon.
+        """
+        is_away = self._outage is not None and time.monotonic() >= self._away_at
+        return not self._is_elsewhere and not is_away and self.is_alive()
 
     def wake(self) -> None:
         """Something was written."""
@@ -280,6 +293,7 @@ class Forwarder(threading.Thread):
         except (LanewayError, MemoryError, OSError) as error:
             self._wait_for_store(error, file)
             return False
+        self._was_reached = True
         try:
             receipts = self._send(engine, spool, name, self._drafts(rows, engine))
         except BadMessage as error:
@@ -336,6 +350,7 @@ class Forwarder(threading.Thread):
 
     def _wait_for_store(self, error: Exception, file: SpoolFile) -> None:
         if self._outage is None:
+            self._away_at = time.monotonic() + RESTART_SECONDS if self._was_reached else -math.inf
             text = texts.of(error, 500)
             if not isinstance(error, LanewayError):  # this machine's: "MemoryError: "
                 text = f"{texts.type_name(type(error))}: {text}".removesuffix(": ")

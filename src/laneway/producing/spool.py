@@ -68,8 +68,9 @@ class Spool:
     `on_full`: what `publish` does then: `"block"` waits for room, `"raise"` raises ProducerFull,
     `"drop"` drops and reports the new message. `sync`: how often the file is written to the disk;
     a power cut loses at most this last time; 0: before each `publish` returns. `exit_timeout`: how
-    long `close` and the end of the program wait while the store takes messages; what is left stays
-    in the file. Durations are seconds, `timedelta` or text like "10m". Raises UsageError.
+    long `close` and the end of the program wait while the store takes messages, also through an
+    outage of less than 30 s; what is left stays in the file. Durations are seconds, `timedelta` or
+    text like "10m". Raises UsageError.
     """
 
     def __init__(
@@ -272,8 +273,8 @@ class MessageSpool:
 
     def close(self) -> None:
         """
-        Wait at most `exit_timeout` while the store takes messages, and close the file. What is left
-        stays there.
+        Wait at most `exit_timeout` while the store takes messages or may be restarting, and close
+        the file. What is left stays there.
         """
         with self._mutex:
             file, upkeep, forwarder = self._file, self._upkeep, self._forwarder
