@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laneway.gateway import openapi
+from laneway import Laneway
+from laneway.gateway import openapi, tokens
+from laneway.gateway.access import SCOPES
 from laneway.gateway.route_table import ROUTES
-from tests.gateway.conftest import Api
+from tests.gateway.conftest import Api, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = int(os.environ.get("LANEWAY_EXAMPLES", "5"))
 """Generated requests for each operation."""
+
+
+@pytest.fixture(scope="module")
+def api(store: str) -> Iterator[Api]:
+    """With a token: generated requests create tokens, after which every request needs one."""
+    with Laneway(store) as app:
+        _, token, _ = tokens.create(app.engine, "admin", SCOPES)
+    with serving(store) as (api, _):
+        yield Api(api.port, token=token)
 
 
 def test_document_is_up_to_date() -> None:
@@ -42,15 +54,16 @@ def test_document_is_complete() -> None:
 
 def test_pages(api: Api) -> None:
     """The document and the page are served without a token, and need no other site."""
-    document = api("GET", "/openapi.json").json
+    nobody = Api(api.port)
+    document = nobody("GET", "/openapi.json").json
     assert document["openapi"] == "3.1.0"
-    page = api("GET", "/docs").content.decode()
+    page = nobody("GET", "/docs").content.decode()
     for route in ROUTES:
         assert route.path in page
     assert "<script" not in page
     assert "style=" not in page
     assert re.findall(r'(?:src|href)="([^"]+)"', page) == ["docs/style.css", "openapi.json"]
-    assert b"{" in api("GET", "/docs/style.css").content
+    assert b"{" in nobody("GET", "/docs/style.css").content
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
@@ -83,7 +96,10 @@ def test_generated_requests(api: Api, route: Any) -> None:
     @given(case=operation.as_strategy())
     def send(case: Any) -> None:
         _short(case)
-        response = case.call(base_url=f"http://127.0.0.1:{api.port}")
+        response = case.call(
+            base_url=f"http://127.0.0.1:{api.port}",
+            headers={"authorization": f"Bearer {api.token}"},
+        )
         assert response.status_code < 500, response.text
         case.validate_response(
             response,
