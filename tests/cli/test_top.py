@@ -9,12 +9,40 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway
+from laneway.cli.terminal import characters
 from tests.cli.pty_support import InTerminal
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
+
+BETWEEN = """
+import os, select, signal, sys, time
+os.login_tty(0)
+came = []
+plain = select.select
+def slow(*arguments):
+    found = plain(*arguments)
+    if 0 in found[0]:
+        print("a key came", flush=True)
+        while not came:
+            time.sleep(0.01)
+    return found
+select.select = slow
+if sys.argv[1] == "terminal":
+    from laneway.cli.terminal import Terminal
+    input = Terminal()
+else:
+    from laneway.cli.development.keyboard import Keyboard
+    input = Keyboard()
+with input:
+    signal.signal(signal.SIGINT, lambda *_: came.append(1))
+    print("begun", flush=True)
+    while not came:
+        input.wait(600)
+"""
+"""Reads a key only when Ctrl-C has come, too."""
 
 
 @pytest.fixture
@@ -63,6 +91,26 @@ def test_q_ends_it_at_once_and_the_terminal_is_as_before(filled: Command, ending
         assert terminal.end() == 0
         assert terminal.attributes() == terminal.before
         assert LEAVE_ALTERNATE_SCREEN in terminal.output
+
+
+@pytest.mark.parametrize("module", ["terminal", "development.keyboard"])
+def test_an_interrupt_between_a_key_and_its_read(module: str) -> None:
+    """Ctrl-C right after another key does not leave the program waiting for a third one."""
+    with InTerminal(module, run=BETWEEN) as terminal:
+        terminal.read_until("begun")
+        terminal.press(b"x")
+        terminal.read_until("a key came")
+        terminal.press(b"\x03")
+        assert terminal.end() == 0
+
+
+def test_a_key_right_after_an_arrow_key(filled: Command) -> None:
+    """Keys that are read at once with an escape sequence count, too; the sequence does not."""
+    assert characters(b"\x1b[Aq\x1bOB\x1b[1;5Cx\x1bq\x1b") == b"qx"
+    with InTerminal("--url", filled.url, "top", "--every", "600") as terminal:
+        terminal.read_until("push.acme")
+        terminal.press(b"\x1b[Aq")
+        assert terminal.end() == 0
 
 
 def test_a_new_size_is_drawn_at_once(filled: Command) -> None:

@@ -6,6 +6,7 @@ terminal's settings at the end.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
@@ -21,6 +22,25 @@ Event = Literal["quit", "resized", "time"]
 
 QUIT_KEYS = b"qQ\x03\x04"
 """q, and the codes of Ctrl-C and Ctrl-D where the terminal does not handle them itself."""
+
+_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)?", re.DOTALL)
+"""What an arrow key, a function key, or a key with Alt sends."""
+
+
+def read_single_keys(file: int, when: int = termios.TCSAFLUSH) -> None:
+    """
+    Let keys be read without Enter. Ctrl-C does not discard the keys before it: a read that `select`
+    has just announced would block until the next key, and Ctrl-C would wait for it.
+    """
+    tty.setcbreak(file, when)
+    attributes = termios.tcgetattr(file)
+    attributes[3] |= termios.NOFLSH
+    termios.tcsetattr(file, termios.TCSANOW, attributes)
+
+
+def characters(keys: bytes) -> bytes:
+    """What was typed, without arrow keys and other escape sequences."""
+    return _SEQUENCE.sub(b"", keys)
 
 
 class Terminal:
@@ -52,7 +72,7 @@ class Terminal:
         }
         if self._keys is not None:
             self._attributes = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys)
+            read_single_keys(self._keys)
         return self
 
     def __exit__(
@@ -90,9 +110,7 @@ class Terminal:
             return True
         if not keys:
             return True
-        return not keys.startswith(b"\x1b") and any(
-            key in QUIT_KEYS for key in keys
-        )  # an arrow key sends an escape sequence
+        return any(key in QUIT_KEYS for key in characters(keys))
 
 
 def _end(number: int, _: object) -> None:

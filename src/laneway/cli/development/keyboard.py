@@ -71,7 +71,10 @@ class Keyboard:
         if not pressed:  # the terminal is gone
             self._keys = None
             self.stops += 1
-        return "" if pressed.startswith(b"\x1b") else pressed.decode(errors="replace")
+            return ""
+        from laneway.cli.terminal import characters
+
+        return characters(pressed).decode(errors="replace")
 
     def wake(self) -> None:
         """End `wait`, from any thread."""
@@ -101,12 +104,13 @@ class Keyboard:
     def _begin(self) -> None:
         if self._keys is not None:
             import termios
-            import tty
+
+            from laneway.cli.terminal import read_single_keys
 
             if self._attributes is None:
                 self._attributes = termios.tcgetattr(self._keys)
             # not flushed: keys that were pressed while another part ran count
-            tty.setcbreak(self._keys, termios.TCSADRAIN)
+            read_single_keys(self._keys, termios.TCSADRAIN)
 
     def _end(self) -> None:
         if self._keys is not None and self._attributes is not None:
