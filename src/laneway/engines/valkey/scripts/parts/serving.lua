@@ -1296,11 +1296,11 @@ local serving = part(function(serving)
     -- early, because keys at their limits have parked much. `only`: {patterns or false, where the
     -- lanes' order begins, the most lanes to pass over, the largest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
-    -- `others`: how many messages the other calls of the same lease ask for: visits take as many as
-    -- if one call delivered all.
+    -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
+    -- many as if one call delivered all.
     function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others)
-        calls = { room = room, others = others, left = room, startable = startable, record_start =
-            record_start,
+        calls = { room = room, others = others or 0, left = room,
+            startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
             -- by number, of messages whose keys have limits: their records and slots
             read = {}, slot_of = {},
