@@ -215,6 +215,31 @@ def test_rules_of_layout_9_say_who_consumes(opened: Opened) -> None:
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+@pytest.mark.parametrize("layout", [6, 8, 9])
+def test_an_upgrade_keeps_who_set_each_policy(opened: Opened, layout: int) -> None:
+    """What programs declare stays theirs, and what was set at run time comes before it."""
+    with Server() as server:
+        engine = opened(server.url, namespace="before")
+        for name, field in (("a.*", "retries"), ("split", "partitions"), ("a.1", "retries")):
+            engine.policy_set("program:shop", name, {field: 2})  # type: ignore[arg-type]
+        engine.policy_set("code", "b.*", {"retries": 4})
+        engine.policy_set("code", "a.*", {"max_body": 100})
+        rows, own = engine.policies().rows(), engine.policy_own_list()
+        engine.close()
+        fields = records.Counters.__struct_fields__
+        with client(server) as raw:
+            key = "laneway:{before/0}:"
+            raw.hset(key + "settings", "layout", layout)
+            values = records.unpack_values(raw.get(key + "shard"), len(fields))
+            values[0] = layout
+            if layout < 7:
+                del values[fields.index("groups")]
+            raw.set(key + "shard", records.pack_values(*values))
+        engine = opened(server.url, namespace="before")
+        assert engine.policies().rows() == rows
+        assert engine.policy_own_list() == own
+
+
 def test_rules_of_layout_5_get_the_fields_of_today(opened: Opened) -> None:
     """Without a change of policies, the doctor finds nothing after an upgrade."""
     with Server() as server:

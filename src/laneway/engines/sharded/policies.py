@@ -344,8 +344,13 @@ class Policies:
             raise topic_in_use(pattern, *first)
         return True
 
-    def spread(self) -> None:
-        """Make own policies of shared ones that need not be shared, and write all rules again."""
+    def spread(self, *, from_before_programs: bool = False) -> None:
+        """
+        Make own policies of shared ones that need not be shared, and write all rules again.
+
+        `from_before_programs`: what code has set was declared by a program, whose name nobody
+        stored.
+        """
         namespace = self._namespace
         while True:
             namespace.reload()
@@ -354,7 +359,7 @@ class Policies:
             for name, layers in layers_by_name(before).items():
                 with_program = (
                     with_code({PROGRAM: layers["code"], **sources(layers)})
-                    if PROGRAM not in layers and "code" in layers
+                    if from_before_programs and PROGRAM not in layers and "code" in layers
                     else layers
                 )
                 becomes_own = not is_pattern(name) and not is_shared(before, name, layers)

@@ -103,7 +103,7 @@ def _own_policies(space: Namespace) -> None:
     default = records.rule_record(Resolved())
     for shard in range(space.shards):
         space.read(shard, "HSET", "rules", "", default)
-    Policies(space).spread()
+    Policies(space).spread(from_before_programs=True)
 
 
 PAGE = 1000
