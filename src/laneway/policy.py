@@ -680,6 +680,11 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             f"policy {pattern}: buckets fold topics together, and the topics of subscriptions have"
             " lanes of their own; set buckets on a pattern of topics"
         )
+    if checked.get("own_backlog") is not None and SEPARATOR in pattern:
+        raise BadPolicy(
+            f"policy {pattern}: own_backlog is a setting of topics, and a subscription always keeps"
+            " its copies; set it on a topic or a pattern of topics"
+        )
     if checked.get("buckets") is not None and not is_pattern(pattern):
         raise BadPolicy(
             f"policy {pattern}: buckets fold many topics together; set them on a pattern like"
