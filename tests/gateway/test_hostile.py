@@ -132,6 +132,15 @@ def test_pipeline(api: Api) -> None:
     assert found == [b'{"status":"ok"}', b'{"type":"not-found"'] * 200
 
 
+def test_refusal_behind_another_request(api: Api) -> None:
+    """The client does not take it for the answer to that one."""
+    for behind in (b"\x16\x03\x01", get(b"/healthz", b"x: " + b"y" * 40_000)):
+        both = post(b'{"body": 2}', b"/v1/topics/before/messages") + behind
+        answer = exchange(api.port, both)
+        assert not answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+        assert api("GET", "/healthz").json == {"status": "ok"}
+
+
 def test_body_without_end(api: Api) -> None:
     """A body of chunks that never ends is refused, and read no further."""
     chunk = b"10000\r\n" + b"x" * 65_536 + b"\r\n"

@@ -65,6 +65,11 @@ def _refusal(kind: str, detail: str) -> bytes:
 
 
 _NOT_HTTP = _refusal("bad-request", "what arrived is not HTTP/1.1")
+_HEAD_TOO_LARGE = _refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parser of a connection."""
 
 
 class Exchange:
@@ -161,9 +166,7 @@ class _Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         del msg
-        if not self.transport.is_closing():
-            self.transport.write(_NOT_HTTP)
-            self.transport.close()
+        self._refuse(_NOT_HTTP)
 
     def on_headers_complete(self) -> None:
         self._awaits_head_since = None
@@ -218,11 +221,23 @@ class _Connection(HttpToolsProtocol):
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
-        if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
-            self.transport.write(
-                _refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
-            )
-            self.transport.close()
+        if self._head_bytes > MAX_HEAD:
+            self._refuse(_HEAD_TOO_LARGE)
+            raise _HeadTooLarge  # the parser ends, so nobody serves the request
+
+    def _refuse(self, answer: bytes) -> None:
+        """
+        Close the connection, and say why, unless an answer is being sent or a request before this
+        one has none yet: its client would take this for it.
+        """
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        is_done = cycle is None or cycle.response_complete
+        is_of_this = not self.pipeline and not is_done and cycle.more_body
+        if is_done or (is_of_this and not cycle.response_started):
+            self.transport.write(answer)
+        self.transport.close()
 
     def _cancel_timers(self) -> None:
         for timer in (self._timer, self._writing):
