@@ -24,7 +24,7 @@ class Receiver:
     """
     Answers `/200` with that status, and behaves badly at `/hang`, `/endless`, `/big`, `/headers`,
     `/close` and `/garbage`. `answers` may have a function for a path, which returns status and
-    headers.
+    headers; `$ALL` in one is those of the request, and `body` ends the body.
     """
 
     requests: list[Received] = field(default_factory=list)
@@ -55,10 +55,11 @@ def serve(receiver: Receiver) -> http.server.ThreadingHTTPServer:
                 self.close_connection = True
                 return
             status, more = receiver.answers.get(self.path, lambda: (_status(self.path), {}))()
+            more = {name: text.replace("$ALL", repr(headers)) for name, text in more.items()}
+            text = f"answer of {self.path}{more.pop('body', '')}".encode()
             self.send_response(status)
             for name, value in more.items():
                 self.send_header(name, value)
-            text = f"answer of {self.path}".encode()
             self.send_header("content-length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

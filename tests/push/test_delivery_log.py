@@ -13,9 +13,10 @@ from click.testing import CliRunner, Result
 from laneway import Laneway
 from laneway.cli import main
 from laneway.engines.base import LogEntry
-from laneway.errors import EngineUnavailable, Refused, UsageError
-from laneway.push import delivery_log, log_copying
+from laneway.errors import BadPolicy, EngineUnavailable, Refused, UsageError
+from laneway.push import delivery_log, log_copying, replay
 from laneway.push.delivery_log import Entry, LogWriter
+from laneway.push.replay import steps
 from tests.push.receiver import Receiver
 
 
@@ -48,6 +49,27 @@ def test_an_attempt_in_the_log(app: Laneway, receiver: Receiver) -> None:
     assert signature.removeprefix("v1,") not in stored
     assert "s3cret" not in stored
     assert endpoint.secret.removeprefix("whsec_") not in stored
+
+
+def test_receivers_that_repeat_the_request(app: Laneway, receiver: Receiver) -> None:
+    """What is secret in a request is not in the log either if the answer repeats it."""
+    headers = {"authorization": "Bearer s3cret-of-acme", "x-shop": "shop-of-acme"}
+    location = "https://me:s3cret@acme.example/new?token=s3cret#s3cret"
+    receiver.answers["/x"] = lambda: (302, {"body": "$ALL", "x-all": "$ALL", "location": location})
+    endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True, headers=headers)
+    app.publish("push.x", 1)
+    app.run_worker(burst=True)
+    first = endpoint.attempts().attempts[-1]
+    assert first.headers["location"] == "https://…@acme.example/new?…"
+    assert first.text.endswith("change the URL to https://…@acme.example/new?…")
+    assert "'authorization': '…'" in first.body
+    assert "shop-of-acme" in first.body
+    assert "webhook-signature" in first.headers["x-all"]
+    (letter,) = app.dead_letters()
+    known = repr(app.engine.delivery_log_read()) + repr(letter) + repr(endpoint.info())
+    assert "s3cret" not in known
+    for each in receiver.requests:
+        assert each.headers["webhook-signature"].removeprefix("v1,") not in known
 
 
 def test_search(app: Laneway, receiver: Receiver) -> None:
@@ -241,6 +263,31 @@ def test_replay_of_many(app: Laneway, receiver: Receiver) -> None:
         endpoint.replay_many(result="retried")
 
 
+def test_replay_in_steps(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message once, also one whose earlier replay is further down in the log."""
+    endpoint = app.endpoint("push.x", url=receiver.url("/200"), allow_private=True, log="all")
+    for n in range(5):
+        app.publish("push.x", n, id=f"m{n}")
+    app.run_worker(burst=True)
+    assert endpoint.replay_many().replayed == 5
+    app.run_worker(burst=True)
+    pauses: list[float] = []
+    times: dict[str, Any] = {"since": None, "until": None, "result": None, "rate": "2000/s"}
+    monkeypatch.setattr(replay, "STEP_SECONDS", 0.001)
+    found = list(steps(app.engine, "push.x", pause=pauses.append, **times))
+    assert sum(found) == 5
+    assert app.topic("push.x").stats().waiting == 5
+
+
+def test_rate_of_a_replay(app: Laneway) -> None:
+    """One too low for the store's clock is refused."""
+    app.endpoint("push.x", url="https://acme.example/")
+    for wrong in (1e-300, "1/100d", 0, "fast"):
+        with pytest.raises(BadPolicy, match="rate: expected"):
+            app.endpoint("push.x").replay_many(rate=wrong)
+    assert app.endpoint("push.x").replay_many(rate="1/d").replayed == 0
+
+
 def test_replay_to_one_subscription(app: Laneway, receiver: Receiver) -> None:
     """The others do not get it again."""
     app.policy("push.acme", own_backlog=False)
@@ -283,6 +330,10 @@ def test_commands(tmp_path: Any, key: str, receiver: Receiver) -> None:
     for wrong in (["replay", "push.x"], ["replay", "push.x", "a", "--since", "1h"]):
         assert run(*wrong).exit_code == 2
     assert "or how long ago" in run("attempts", "--since", "soon").output
+    half = run("replay", "push.x", "order-1", "gone")  # what was done is said
+    assert (half.exit_code, "order-1: sent again as" in half.output) == (1, True)
+    half = run("replay", "push.x", "order-1", "gone", "--json")
+    assert (half.exit_code, '"order-1": "' in half.output) == (1, True)
     refused = run("replay", "push.x", "gone")
     assert (refused.exit_code, "no longer kept" in str(refused.output)) == (1, True)
 

@@ -183,6 +183,22 @@ def test_contents(app: Laneway, receiver: Receiver) -> None:
     ]
 
 
+def test_event_that_no_header_takes(app: Laneway, receiver: Receiver) -> None:
+    """Its message is a dead letter at once, and counts nothing for its endpoint."""
+    endpoint = app.endpoint(
+        "push.x", url=receiver.url("/200"), allow_private=True, content="cloudevents-binary"
+    )
+    for n in (1_000_000, 1_001, 1_000):
+        app.publish("push.x", {"type": "e" * n})
+    app.run_worker(burst=True)
+    errors = [letter.reason or letter.error or "" for letter in app.dead_letters()]
+    assert len(errors) == 2
+    assert all("the header ce-type takes at most 1,000" in each for each in errors)
+    (sent,) = receiver.requests
+    assert sent.headers["ce-type"] == "e" * 1_000
+    assert endpoint.info().failures == 0
+
+
 def test_subscriptions_and_events(
     app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +268,8 @@ def test_receivers_that_behave_badly(app: Laneway, receiver: Receiver, path: str
         (409, {}, "dead"),
         (418, {}, "dead"),
         (500, {}, "dead"),
+        (999, {}, "dead"),
+        (99, {}, "dead"),
         (500, {"webhook-retry": "No"}, "dead at once"),
         (422, {}, "dead"),
         (410, {}, "waiting, paused"),

@@ -23,7 +23,10 @@ from laneway.cli.session import (
 from laneway.presenting import duration, moment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.push.delivery_log import AttemptInfo
+    from laneway.push.endpoint import Endpoint
     from laneway.push.replay import ReplayResult
 
 ATTEMPTS_EXAMPLES = """\b
@@ -163,7 +166,7 @@ def replay(
     with session.app() as app:
         endpoint = app.endpoint(topic)
         if message_ids:
-            _tell_ids({each: endpoint.replay(each) for each in message_ids}, as_json=as_json)
+            _replay_ids(endpoint, message_ids, as_json=as_json)
             return
         result = endpoint.replay_many(**options)
     if as_json:
@@ -174,12 +177,18 @@ def replay(
         exit_with("nothing was replayed: the bodies are no longer kept", REFUSED)
 
 
-def _tell_ids(new: dict[str, str], *, as_json: bool) -> None:
-    if as_json:
-        print_json(new)
-        return
-    for old, each in new.items():
-        say(f"{old}: {'put back' if old == each else f'sent again as {each}'}")
+def _replay_ids(endpoint: Endpoint, message_ids: Sequence[str], *, as_json: bool) -> None:
+    """Replay messages, and say it also of those before one that is refused."""
+    new: dict[str, str] = {}
+    try:
+        for old in message_ids:
+            new[old] = endpoint.replay(old)
+            if not as_json:
+                again = "put back" if old == new[old] else f"sent again as {new[old]}"
+                say(f"{old}: {again}")
+    finally:
+        if as_json and new:
+            print_json(new)
 
 
 def _tell(result: ReplayResult, *, is_dry_run: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import math
+import re
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -102,7 +103,7 @@ def judge(
     if status == CONFLICT:
         return Verdict("ack" if duplicate_ok else "retry", "neutral", text)
     if 300 <= status < 400:
-        target = headers.get("location", "")[:300]
+        target = without_query(headers.get("location", ""))[:300]
         where = f"; change the URL to {target}" if target else ""
         return Verdict("retry", "failure", f"{text}: redirects are not followed{where}")
     if status in OF_MESSAGE:
@@ -123,6 +124,16 @@ def _without_answer(answer: Answer) -> Verdict:
         is_timeout=answer.error == "timeout",
         is_busy=answer.error == "refused",
     )
+
+
+def without_query(url: str) -> str:
+    """A URL of an answer without what may be secret: user, password, query and fragment."""
+    plain = _QUERY.sub(r"\1…", url)
+    return _USER.sub(r"\1…@", plain, count=1)
+
+
+_QUERY = re.compile(r"([?#]).*", re.DOTALL)
+_USER = re.compile(r"^(\s*(?:[^/]*:)?//)[^/]*@")
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laneway.errors import DestinationUnavailable
+from laneway.push.answers import without_query
 from laneway.push.delivery_log import MAX_MESSAGE, Entry, KeptMessage
 from laneway.push.outcomes import Released
 from laneway.push.signature import REPLAY_HEADER
 from laneway.push.table import is_secret_header
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from laneway.engines.base import Admin
     from laneway.message import Lease
     from laneway.push.answers import Answer, Verdict
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
 
 HIDDEN = "…"
 MAX_TEXT = 300
+LEAST_SECRET = 8
+"""Characters of a secret that is looked for in answers; a shorter one may be in any text."""
+
+URL_HEADERS = frozenset({"location", "content-location", "refresh", "link"})
 HIDDEN_HEADERS = frozenset({"webhook-signature"})
 """Besides secret ones: who has a signature could send the same request within minutes."""
 
@@ -59,6 +67,7 @@ def entry_of(
     lease, record = attempt.lease, attempt.target.record
     if result == "retried" and lease.attempt > engine.policy_of(lease.topic).retries:
         result = "dead"
+    secrets = _secrets(attempt)
     message = None
     if result == "acked" and record.log == "all":
         message = _kept(lease)
@@ -72,10 +81,12 @@ def entry_of(
         ms=tuple(round(each, 2) for each in answer.milliseconds),
         sent=_shown(attempt),
         got={
-            name: HIDDEN if is_secret_header(name) else text
+            name: HIDDEN
+            if is_secret_header(name)
+            else _without(without_query(text) if name in URL_HEADERS else text, secrets)
             for name, text in answer.headers.items()
         },
-        body=answer.body.decode(errors="backslashreplace"),
+        body=_without(answer.body.decode(errors="backslashreplace"), secrets),
         sender=sender,
         probe=attempt.is_probe,
         replay_of=(lease.headers or {}).get(REPLAY_HEADER),
@@ -86,15 +97,36 @@ def entry_of(
 
 def _shown(attempt: Attempt) -> list[str]:
     """The request's header lines, without the values of secret ones."""
+    return [
+        f"{name}: {HIDDEN if is_hidden else value}" for name, value, is_hidden in _lines(attempt)
+    ]
+
+
+def _lines(attempt: Attempt) -> Iterator[tuple[str, str, bool]]:
+    """The request's headers: name, value, and whether it is secret."""
     sealed = attempt.target.record.sealed
-    found = []
     for line in attempt.headers:
         name, _, value = line.decode("latin-1").partition(": ")
         if value:
             is_hidden = name in sealed or name in HIDDEN_HEADERS or is_secret_header(name)
             is_own = name == "idempotency-key"  # it is the webhook-id
-            found.append(f"{name}: {HIDDEN if is_hidden and not is_own else value}")
-    return found
+            yield name, value, is_hidden and not is_own
+
+
+def _secrets(attempt: Attempt) -> list[str]:
+    """
+    What an answer must not show in the log, as one of a receiver that repeats the request does:
+    the values of secret headers, and their words, as that behind `Bearer`.
+    """
+    values = [value for _, value, is_hidden in _lines(attempt) if is_hidden]
+    words = {part for value in values for part in (value, *re.split("[ ,]", value))}
+    return sorted((each for each in words if len(each) >= LEAST_SECRET), key=len, reverse=True)
+
+
+def _without(text: str, secrets: list[str]) -> str:
+    for each in secrets:
+        text = text.replace(each, HIDDEN)
+    return text
 
 
 def _kept(lease: Lease) -> KeptMessage | None:

@@ -28,6 +28,9 @@ JSON = "application/json"
 EVENT_HEADER = "event"
 """The message's header with its event type; without it, the field `type` of its body."""
 
+MAX_EVENT = 1_000
+"""Characters of an event type that can stand in a header."""
+
 MAX_TEMPLATE_DEPTH = 16
 MAX_TEMPLATE_NODES = 500
 
@@ -66,12 +69,18 @@ def of_lease(lease: Lease, content: Content, template: Any) -> tuple[bytes, str]
 
 
 def event_headers(lease: Lease) -> list[bytes]:
-    """The headers of a CloudEvent in binary mode, for the request of a message."""
+    """The headers of a CloudEvent in binary mode, for the request of a message. Raises Reject."""
+    event = event_of(lease) or lease.topic
+    if len(event) > MAX_EVENT:  # no server takes it, which is no fault of this endpoint
+        raise Reject(
+            f"its event type has {len(event):,} characters; the header ce-type takes at most"
+            f" {MAX_EVENT:,}"
+        )
     values = {
         "specversion": "1.0",
         "id": lease.id,
         "source": f"/topics/{lease.topic}",
-        "type": event_of(lease) or lease.topic,
+        "type": event,
         "time": _time(lease),
     }
     return [f"ce-{name}: {quote(text, _UNQUOTED)}".encode() for name, text in values.items()]

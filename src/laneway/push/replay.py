@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST = 1_000
 SAMPLES = 10
 STEP_SECONDS = 2.0
+MOST_SPACING_US = 86_400 * units.SECOND
 
 NOT_KEPT = (
     "its body is no longer kept: a dead letter can be replayed as long as the store has it, and a"
@@ -109,10 +110,26 @@ def replay_many(
     whole("replay", "limit", limit, most=MOST)
     if result not in (None, "acked", "dead"):
         raise UsageError(f"replay: expected result to be acked or dead, got {result!r:.80}")
-    spacing_us = _spacing_us(rate)
-    since_us = 0 if since is None else delivery_log.microseconds("since", since)
-    until_us = None if until is None else delivery_log.microseconds("until", until)
-    found, next_ = _found(engine, topic, since_us, until_us, after, limit, result)
+    span = _span(since, until)
+    return _replay(engine, topic, span, result, limit, _spacing_us(rate), dry_run, after, set())
+
+
+def _replay(
+    engine: FullEngine,
+    topic: str,
+    span: tuple[int, int | None],
+    result: str | None,
+    limit: int,
+    spacing_us: int,
+    dry_run: bool,
+    after: str | None,
+    seen: set[str],
+) -> ReplayResult:
+    """
+    `replay_many`. `span`: `since` and `until`, µs. `seen`: messages whose last attempts were found
+    by calls before; this one adds its own.
+    """
+    found, next_ = _found(engine, topic, *span, after, limit, result, seen)
     answer = ReplayResult(next=next_)
     states = engine.lookup(topic, [each.id for each in found if each.message is None])
     drafts: list[Draft] = []
@@ -159,21 +176,15 @@ def steps(
     `replay_many` of all messages; yields how many each step sends again. With a rate, a step has
     about two seconds' messages, and the next one waits until they are due.
     """
-    spacing = _spacing_us(rate) / units.SECOND
+    spacing_us = _spacing_us(rate)
+    spacing = spacing_us / units.SECOND
     limit = max(1, min(MOST, round(STEP_SECONDS / spacing))) if spacing else MOST
+    span = _span(since, until)
     after: str | None = None
+    seen: set[str] = set()
     while True:
         began = time.monotonic()
-        done = replay_many(
-            engine,
-            topic,
-            since=since,
-            until=until,
-            result=result,
-            limit=limit,
-            rate=rate,
-            after=after,
-        )
+        done = _replay(engine, topic, span, result, limit, spacing_us, False, after, seen)
         yield done.replayed + done.redriven
         after = done.next
         if after is None:
@@ -192,10 +203,10 @@ def _found(
     after: str | None,
     limit: int,
     result: str | None,
+    seen: set[str],
 ) -> tuple[list[Entry], str | None]:
     """The last attempts of the messages to replay, the newest first, and the next cursor."""
     found: list[Entry] = []
-    seen: set[str] = set()
     position = delivery_log.read_cursor(after)
     scanned = 0
     while scanned < MOST_SEARCHED:
@@ -239,11 +250,22 @@ def _draft(topic: str, entry: Entry) -> Draft:
     )
 
 
+def _span(since: float | None, until: float | None) -> tuple[int, int | None]:
+    """A time in microseconds. Raises UsageError."""
+    return (
+        0 if since is None else delivery_log.microseconds("since", since),
+        None if until is None else delivery_log.microseconds("until", until),
+    )
+
+
 def _spacing_us(rate: float | str | None) -> int:
     """The time between two messages, in microseconds. Raises BadPolicy."""
     if rate is None:
         return 0
     try:
-        return round(units.SECOND / units.rate(rate))
+        spacing = units.SECOND / units.rate(rate)
     except ValueError as error:
         raise BadPolicy(f"replay: rate: {error}") from error
+    if spacing > MOST_SPACING_US:
+        raise BadPolicy(f"replay: rate: expected at least one message a day, got {rate!r:.80}")
+    return round(spacing)

@@ -303,8 +303,8 @@ class Slot:
                 milliseconds=milliseconds,
             )
         error: ErrorClass = _CLASSES.get(code, "reset")
-        if code == pycurl.E_UNSUPPORTED_PROTOCOL and "HTTP/0.9" in text:
-            error = "reset"  # what came is no HTTP
+        if code == pycurl.E_UNSUPPORTED_PROTOCOL and not text.startswith("Protocol "):
+            error = "reset"  # what came is no HTTP, or has a status that is none
         detail = text
         if self._was_blocked and code == pycurl.E_COULDNT_CONNECT:
             error, detail = "blocked", NOT_PUBLIC
