@@ -134,14 +134,14 @@ def test_coroutines(store: Store, log: Log) -> None:
 def test_step_down(store: Store, log: Log) -> None:
     """A holder that is asked to step down hands over, and another candidate is next."""
     with store.app() as app, store.app() as other:
-        first = app.election("c", plain(log, until_ending), term=4.0, zookeeper=store.zookeeper)
+        first = app.election("c", plain(log, until_ending), term=20.0, zookeeper=store.zookeeper)
         with running(first):
             log.wait_for("execute")
             held = first.state()
             assert held.state == "held"
             assert held.holder is not None
             second = other.election(
-                "c", plain(log, until_ending), term=4.0, zookeeper=store.zookeeper
+                "c", plain(log, until_ending), term=20.0, zookeeper=store.zookeeper
             )
             with running(second):
                 after = app.election("c", zookeeper=store.zookeeper).step_down(wait=30)
@@ -170,7 +170,7 @@ def test_successor_waits_for_the_bound(store: Store, log: Log) -> None:
         return None
 
     with store.app() as app, store.app() as other:
-        options: Any = {"term": 2.0, "hand_over_within": 1.0, "zookeeper": store.zookeeper}
+        options: Any = {"term": 20.0, "hand_over_within": 1.0, "zookeeper": store.zookeeper}
         with running(app.election("d", plain(log, stubborn), **options)):
             log.wait_for("execute")
             with running(other.election("d", plain(log, stubborn), **options)):
@@ -329,7 +329,7 @@ def test_hanging_career(app: Laneway, log: Log) -> None:
             raise
 
     with running(
-        app.election("j", plain(log, hang), term=2.0, hand_over_within=0.5, stalled_after=0.5)
+        app.election("j", plain(log, hang), term=20.0, hand_over_within=0.5, stalled_after=0.5)
     ):
         log.wait_for("lost")
         assert app.election("j").state().handed_over is False
@@ -340,7 +340,9 @@ def test_method_that_does_not_return(
 ) -> None:
     """It does not keep a program that was stopped from ending, once the term is lost."""
     ended = threading.Event()
-    election = app.election("t", plain(log, lambda _: ended.wait()), term=2.0, hand_over_within=0.5)
+    election = app.election(
+        "t", plain(log, lambda _: ended.wait()), term=20.0, hand_over_within=0.5
+    )
     thread = election.start()
     log.wait_for("execute")
     election.stop()

@@ -256,7 +256,7 @@ def test_lost_term_and_async(local: Store) -> None:
     """Asked to step down, a consumer leases nothing more."""
 
     async def run(app: Laneway) -> int:
-        async with app.consumer("orders.*", "audit", term=1) as consumer:
+        async with app.consumer("orders.*", "audit", term=20) as consumer:
             deliveries = await consumer.alease(20, wait=5)
             return await consumer.aack_until(deliveries[-1])
 
