@@ -134,14 +134,14 @@ def test_coroutines(store: Store, log: Log) -> None:
 def test_step_down(store: Store, log: Log) -> None:
     """A holder that is asked to step down hands over, and another candidate is next."""
     with store.app() as app, store.app() as other:
-        first = app.election("c", plain(log, until_ending), term=20.0, zookeeper=store.zookeeper)
+        first = app.election("c", plain(log, until_ending), term=10.0, zookeeper=store.zookeeper)
         with running(first):
             log.wait_for("execute")
             held = first.state()
             assert held.state == "held"
             assert held.holder is not None
             second = other.election(
-                "c", plain(log, until_ending), term=20.0, zookeeper=store.zookeeper
+                "c", plain(log, until_ending), term=10.0, zookeeper=store.zookeeper
             )
             with running(second):
                 after = app.election("c", zookeeper=store.zookeeper).step_down(wait=30)
@@ -170,7 +170,7 @@ def test_successor_waits_for_the_bound(store: Store, log: Log) -> None:
         return None
 
     with store.app() as app, store.app() as other:
-        options: Any = {"term": 20.0, "hand_over_within": 1.0, "zookeeper": store.zookeeper}
+        options: Any = {"term": 10.0, "hand_over_within": 1.0, "zookeeper": store.zookeeper}
         with running(app.election("d", plain(log, stubborn), **options)):
             log.wait_for("execute")
             with running(other.election("d", plain(log, stubborn), **options)):
