@@ -680,7 +680,8 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             f"policy {pattern}: buckets fold topics together, and the topics of subscriptions have"
             " lanes of their own; set buckets on a pattern of topics"
         )
-    if checked.get("own_backlog") is not None and SEPARATOR in pattern:
+    # Older stores may have it for the subscription of one topic, where it says nothing.
+    if checked.get("own_backlog") is not None and _is_copies_pattern(pattern):
         raise BadPolicy(
             f"policy {pattern}: own_backlog is a setting of topics, and a subscription always keeps"
             " its copies; set it on a topic or a pattern of topics"

@@ -10,7 +10,7 @@ from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.engines.shared.recent import STEP
 from laneway.engines.sqlite import recent_counts
-from laneway.message import Draft
+from laneway.message import Draft, Settlement
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -47,3 +47,23 @@ def test_housekeeping_forgets_what_is_long_ago(tmp_path: Path) -> None:
             engine.tick(now_us=now + later)
             with closing(sqlite3.connect(tmp_path / "q.db")) as raw:
                 assert raw.execute("SELECT count(*) FROM recent").fetchone() == (rows,)
+
+
+def test_the_doctor_counts_dead_letters_of_topics_again(tmp_path: Path) -> None:
+    """A count that is wrong, one without letters, and one that is missing."""
+    settings = Settings(durability="memory")
+    with closing(open_engine(f"sqlite:///{tmp_path}/q.db", settings)) as engine:
+        engine.put([Draft(topic, b"x") for topic in ("a", "a", "b")])
+        leases = engine.lease(3).leases
+        engine.settle([Settlement(each.handle, each.fence, "dead") for each in leases])
+        assert [check for check in engine.doctor() if not check.ok] == []
+        with closing(sqlite3.connect(tmp_path / "q.db")) as raw:
+            raw.executescript(
+                "UPDATE dead_count SET letters = 7 WHERE topic = 'a';"
+                "DELETE FROM dead_count WHERE topic = 'b'; INSERT INTO dead_count VALUES ('c', 1);"
+            )
+        assert [check.name for check in engine.doctor() if not check.ok] == ["totals"]
+        engine.doctor(repair=True)
+        assert [check for check in engine.doctor() if not check.ok] == []
+        listed = [(stats.topic, stats.dead) for stats in engine.topic_list(order="dead")]
+        assert listed == [("a", 2), ("b", 1)]

@@ -125,7 +125,6 @@ def test_pattern_policy_of_partitions(driver: EngineDriver) -> None:
         ("#audit", {"retries": 1}, "expected a name, got ''"),
         ("*#audit", {"buckets": 4}, "set buckets on a pattern of topics"),
         ("*#audit", {"own_backlog": False}, "set it on a topic or a pattern of topics"),
-        ("orders.eu#audit", {"own_backlog": True}, "set it on a topic or a pattern of topics"),
         ("*#audit", {"retry": 4}, 'did you mean "retries"'),
         ("*#audit", {"subscription:x": {}}, "a subscription has no subscriptions"),
     ],

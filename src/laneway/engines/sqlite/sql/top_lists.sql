@@ -35,3 +35,9 @@ INSERT INTO dead_count (topic, letters) VALUES (?, ?)
 
 -- name: dead_count_forget
 DELETE FROM dead_count WHERE letters <= 0;
+
+-- name: check_dead_counts
+-- The topics whose dead letters are counted wrongly, and by how many.
+SELECT topic, sum(letters) FROM (SELECT topic, count(*) AS letters FROM dead GROUP BY topic
+                                  UNION ALL SELECT topic, -letters FROM dead_count)
+    GROUP BY topic HAVING sum(letters) <> 0 LIMIT ?1;
