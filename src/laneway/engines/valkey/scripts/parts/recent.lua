@@ -29,7 +29,10 @@ local recent = part(function(recent)
     function recent.forget(now)
         for kind, half_life in pairs(HALF_LIVES) do
             local least = now / half_life + math.log(LEAST[kind]) / math.log(2)
-            call('ZREMRANGEBYSCORE', keys['recent:' .. kind], '-inf', least)
+            local past = call('ZCOUNT', keys['recent:' .. kind], '-inf', least)
+            if past > 0 then
+                call('ZREMRANGEBYRANK', keys['recent:' .. kind], 0, past - 1)
+            end
         end
     end
 
