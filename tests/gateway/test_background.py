@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway import Laneway, Message
@@ -116,6 +117,9 @@ def test_lost_and_hidden_operations(gateway: Gateway) -> None:
     operation = Operation(kind="drop", who="x", topic="a", started_us=past, written_us=past)
     content = operations._write(operation)
     engine.record_swap("gateway", f"{operations.PREFIX}0a", None, content)
+    replay = msgspec.structs.replace(operation, kind="replay", topic="c")
+    assert "begin it again for the rest" in str(operations._shown(operation).detail)
+    assert "sends these messages again" in str(operations._shown(replay).detail)
     found = {}
     for topic in ("a", "b"):
         _, text, _ = tokens.create(engine, topic, ["read", "operate"], topics=[topic])

@@ -215,6 +215,10 @@ def test_replay_that_is_refused(app: Laneway, receiver: Receiver) -> None:
         endpoint.replay("sent")
     with pytest.raises(Refused, match="still waits"):
         endpoint.replay("waits")
+    endpoint.remove()
+    for replay_some in (endpoint.replay_many, lambda: endpoint.replay("sent")):
+        with pytest.raises(Refused, match="there is none"):
+            replay_some()
 
 
 def test_replay_of_many(app: Laneway, receiver: Receiver) -> None:

@@ -143,6 +143,7 @@ def test_attempts_and_replay(api: Api, store: str, receiver: Receiver) -> None:
                 time.sleep(0.01)
             assert app.topic("logged.one").stats().waiting == 1
             mine("POST", path, {"background": True, "rate": "fast"}, status=400)
+            mine("POST", path, {"background": True, "after": "5"}, status=400)
             mine("POST", path, {"id": "other"}, status=409)
             mine("POST", path, {"id": "id-one", "since": "1h"}, status=400)
             mine("POST", path, {"since": "soon"}, status=400)

@@ -86,8 +86,14 @@ def _shown(operation: Operation) -> Operation:
     """The operation with the state that it has by now."""
     if operation.ended_us is None and _now_us() - operation.written_us > LOST_US:
         operation.state, operation.ended_us = "lost", operation.written_us
-        operation.detail = "its gateway ended before it did; begin it again for the rest"
+        operation.detail = f"its gateway ended before it did; {_advice(operation)}"
     return operation
+
+
+def _advice(operation: Operation) -> str:
+    if operation.kind == "replay":  # what it has replayed is in the log as before
+        return "begun again, it sends these messages again, too"
+    return "begin it again for the rest"
 
 
 def find(engine: Records, operation_id: str) -> Operation | None:
@@ -215,7 +221,7 @@ class Operations:
             if changed is None or changed.state == "stopping":
                 return "stopped", None
             if self._ends.is_set():
-                return "stopped", "the gateway stopped; begin it again for the rest"
+                return "stopped", f"the gateway stopped; {_advice(changed)}"
         return "done", None
 
 

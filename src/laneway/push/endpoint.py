@@ -246,8 +246,9 @@ class Endpoint:
         Send a message again, with the same `webhook-id`. Returns the id of the new message; a dead
         letter is put back, and keeps its id.
 
-        Raises Refused if it still waits, or if its body is no longer kept.
+        Raises Refused if it still waits, if its body is no longer kept, or without an endpoint.
         """
+        table.get(self._app.engine, self.topic)
         return replays.replay_one(self._app.engine, self.topic, message_id)
 
     def replay_many(
@@ -267,8 +268,10 @@ class Endpoint:
 
         Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those that
         were `"acked"`, or are `"dead"`. `rate`: messages a second, such as `"10/s"`; None: all at
-        once. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError.
+        once. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError, and
+        Refused without an endpoint.
         """
+        table.get(self._app.engine, self.topic)
         return replays.replay_many(
             self._app.engine,
             self.topic,

@@ -72,6 +72,12 @@ def replay(call: Call) -> ReplayAnswer | Response:
     body: ReplayBody = call.body
     endpoint = endpoint_of(call)
     if body.background and body.id is None and not body.dry_run:
+        if body.after is not None:
+            raise Problem(
+                "bad-request",
+                "body: after: a replay in the background has no pages; give until instead",
+                pointer="#/after",
+            )
         return _in_background(call, body)
     if body.id is None:
         result = endpoint.replay_many(
