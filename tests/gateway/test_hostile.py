@@ -14,6 +14,7 @@ import pytest
 
 from laneway.errors import EngineUnavailable
 from laneway.gateway import log_limit
+from laneway.gateway.connection import CLIENT_ERRORS
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import EXCHANGE, Disconnected, Request, Stream
 from tests.gateway.conftest import Api, serving
@@ -156,6 +157,15 @@ def test_quiet_log(tmp_path: Path) -> None:
         process.terminate()
         _, errors = process.communicate(timeout=30)
     assert not errors
+
+
+def test_requests_that_a_stop_cancels(caplog: pytest.LogCaptureFixture) -> None:
+    """They are not logged as errors; other errors are."""
+    for error in (asyncio.CancelledError("stopping"), ValueError("a fault")):
+        CLIENT_ERRORS.error("Exception in ASGI application", exc_info=error)
+    (line,) = caplog.records
+    assert line.exc_info is not None
+    assert isinstance(line.exc_info[1], ValueError)
 
 
 def test_stream_to_a_client_that_has_gone() -> None:

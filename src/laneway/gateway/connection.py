@@ -8,6 +8,7 @@ whose body is there already is read without waiting, and an answer is sent with 
 
 from __future__ import annotations
 
+import asyncio
 import http
 import logging
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ except ImportError as error:  # pragma: no cover
     ) from error
 
 if TYPE_CHECKING:
-    import asyncio
-
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from laneway.gateway.http import Headers
@@ -37,6 +36,10 @@ CLIENT_ERRORS = logging.getLogger("laneway.gateway.connection")
 """Where connections log. No line for each request that is not HTTP: any client could send many."""
 
 CLIENT_ERRORS.setLevel(logging.ERROR)
+CLIENT_ERRORS.addFilter(
+    # A request that a stopping server cancels, as one whose body never comes, is no error.
+    lambda line: not (line.exc_info and isinstance(line.exc_info[1], asyncio.CancelledError))
+)
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
