@@ -89,6 +89,11 @@ SECTIONS = (
     ),
     Section("latency", "Latency", "The time until an idle worker starts a message."),
     Section(
+        "single",
+        "Single calls",
+        "Calls one after the other, and of 100 coroutines, beside the same by others.",
+    ),
+    Section(
         "tasks",
         "Tasks and results",
         "Task throughput and latency, end to end, beside other task libraries.",
@@ -116,6 +121,11 @@ SECTIONS = (
         ' `concurrency="auto"`, beside the best fixed limit.',
     ),
     Section(
+        "groups",
+        "Topic groups",
+        "What a lease of 500 messages costs when its topics are in groups.",
+    ),
+    Section(
         "subscriptions",
         "Subscriptions",
         "What a subscription's copy costs beside a plain message, over put, lease and settle.",
@@ -125,6 +135,13 @@ SECTIONS = (
         "Lists of the largest topics",
         "The time of `topics(order=…)`, the first 20, among 1,000,000 topics.",
         lambda row: row["topics"] == "many" and row["pattern"] != "other.*",
+    ),
+    Section("lookup", "Looking up ids", "What became of 100,000 ids of one topic."),
+    Section("reads", "Reads at 1,000,000 topics", "A page of topics, `explain` and `stats`."),
+    Section(
+        "gateway",
+        "HTTP gateway",
+        "Requests to `laneway serve` on loopback, client and server on the same two cores.",
     ),
     Section("fairness", "Fairness", "What quiet topics wait while one topic is flooded."),
     Section(
@@ -285,7 +302,7 @@ def _filled(text: str) -> str:
 
 def _cell(value: object) -> str:
     is_figure = isinstance(value, int | float) or str(value).startswith("~")
-    return shown(value) if is_figure else str(value)
+    return shown(value) if is_figure else "–" if value is None else str(value)
 
 
 def _date(text: str) -> str:
