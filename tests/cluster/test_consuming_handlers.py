@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +20,9 @@ from laneway.cluster.term import clock
 from laneway.cluster.term_store import Candidate, Claim, ElectionState, EngineTerms
 from laneway.engines.base import FullEngine
 from laneway.message import Batch
+from laneway.testing.servers import until
 from laneway.working.embedded_worker import EmbeddedWorker
+from tests.cluster.processes import process_of
 from tests.conformance.valkey_setups import server
 
 TERM = 2.0
@@ -55,30 +55,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @contextmanager
 def worker_process(url: str, pattern: str = "orders") -> Iterator[subprocess.Popen[str]]:
     """A worker in a process of its own, which holds message 3 until a line arrives."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, url, pattern],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with process_of(PROGRAM, url, pattern) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def bodies(process: subprocess.Popen[str], count: int) -> list[int]:
     assert process.stdout is not None
     return [int(process.stdout.readline().split()[-1]) for _ in range(count)]
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -114,9 +97,9 @@ def test_killed_worker(url: str) -> None:
         first = app.election("consumer:orders#audit").state()
         with worker_of(app, seen):
             process.kill()
-            eventually(lambda: len(seen) == 5)
+            until(lambda: len(seen) == 5, "the messages")
             assert app.election("consumer:orders#audit").state().number > first.number
-        eventually(lambda: holder(app) is None)  # it has handed over
+        until(lambda: holder(app) is None, "the end of the term")  # it has handed over
     assert seen == [3, 4, 5, 6, 7]
 
 
@@ -130,13 +113,13 @@ def test_stopped_process(url: str) -> None:
         assert bodies(process, 4) == [0, 1, 2, 3]
         process.send_signal(signal.SIGSTOP)
         with worker_of(app, seen):
-            eventually(lambda: len(seen) == 3)
+            until(lambda: len(seen) == 3, "the messages")
             assert process.stdin is not None
             process.send_signal(signal.SIGCONT)
             process.stdin.write("\n")  # its handler of message 3 returns
             process.stdin.flush()
             app.publish("orders", 6)
-            eventually(lambda: len(seen) == 4)
+            until(lambda: len(seen) == 4, "the messages")
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=30)
         assert "is lost: the store" in errors
@@ -153,14 +136,17 @@ def test_exclusive_waits_with_a_warning(url: str, caplog: pytest.LogCaptureFixtu
         app.topic("orders").subscribe("audit", kind="exclusive")
         with ExitStack() as first, worker_of(other, second_seen) as waiting:
             assert waiting is not None
-            eventually(lambda: holder(app))
+            until(lambda: holder(app), "a holder")
             first.enter_context(worker_of(app, first_seen))
-            eventually(lambda: "and it is exclusive; this worker gets nothing" in caplog.text)
+            until(
+                lambda: "and it is exclusive; this worker gets nothing" in caplog.text,
+                "what the test waits for",
+            )
             app.publish("orders", 1)
-            eventually(lambda: second_seen == [1])
+            until(lambda: second_seen == [1], "the messages")
             waiting.stop()
             app.publish("orders", 2)
-            eventually(lambda: first_seen == [2])
+            until(lambda: first_seen == [2], "the messages")
     assert second_seen == [1]
 
 
@@ -203,7 +189,7 @@ def test_step_down(url: str) -> None:
         assert begun.wait(30)
         with worker_of(other, seen["second"]):
             other.election("consumer:orders#audit").step_down()
-            eventually(lambda: seen["second"] == [1])
+            until(lambda: seen["second"] == [1], "the messages")
             assert not seen["first"]
             worker.stop()
             thread.join(30)
@@ -229,11 +215,11 @@ def test_shared_meanwhile(url: str) -> None:
         app.policy("orders", own_backlog=False)
         app.topic("orders").subscribe("audit", kind="failover")
         with worker_of(app, seen):
-            eventually(lambda: holder(app))
+            until(lambda: holder(app), "a holder")
             app.topic("orders").subscribe("audit")
             app.publish("orders", 1)
-            eventually(lambda: seen == [1])
-            eventually(lambda: holder(app) is None)
+            until(lambda: seen == [1], "the messages")
+            until(lambda: holder(app) is None, "the end of the term")
 
 
 def test_a_claim_that_is_answered_too_late(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +239,7 @@ def test_a_claim_that_is_answered_too_late(url: str, monkeypatch: pytest.MonkeyP
         app.topic("orders").subscribe("audit", kind="exclusive")
         app.publish("orders", 1)
         with worker_of(app, seen):
-            eventually(lambda: seen == [1])
+            until(lambda: seen == [1], "the messages")
 
 
 def test_leases_that_arrive_after_the_term(url: str) -> None:

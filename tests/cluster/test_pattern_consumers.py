@@ -7,7 +7,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,9 @@ from laneway import BadPolicy, Laneway, LeaseLost, Message, Refused, TermLost, U
 from laneway.cli.main import main
 from laneway.cluster.consumer import Consumer
 from laneway.delivery import Delivery
+from laneway.testing.servers import until
 from laneway.working.embedded_worker import EmbeddedWorker
+from tests.cluster.processes import process_of
 from tests.conformance.valkey_setups import cluster, server
 
 TERM = 3.0
@@ -90,29 +91,6 @@ def lease_all(consumer: Consumer, count: int) -> list[Delivery]:
     while len(found) < count and time.monotonic() < until:
         found += consumer.lease(100, wait=1)
     return found
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-@contextmanager
-def process_of(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
@@ -315,7 +293,7 @@ def test_dead_or_stopped_worker(store: Store, end: signal.Signals) -> None:
         number = app.election(ELECTION).state().number
         process.send_signal(end)
         with worker_of(app, seen):
-            eventually(lambda: app.engine.overview().done == 12)
+            until(lambda: app.engine.overview().done == 12, "12 messages")
             assert app.election(ELECTION).state().number > number
             if end is signal.SIGSTOP:
                 process.send_signal(signal.SIGCONT)
@@ -327,7 +305,7 @@ def test_dead_or_stopped_worker(store: Store, end: signal.Signals) -> None:
                 assert "is lost: the store" in errors
             overview = app.engine.overview()
             assert (overview.done, overview.waiting, overview.leased) == (12, 0, 0)
-        eventually(lambda: app.election(ELECTION).state().holder is None)
+        until(lambda: app.election(ELECTION).state().holder is None, "the end of the term")
     for topic in TOPICS:
         mine = [body for name, body in seen if name == f"{topic}#audit"]
         assert mine == sorted(mine)
@@ -338,11 +316,14 @@ def test_two_workers(local: Store, caplog: pytest.LogCaptureFixture) -> None:
     seen: dict[str, list[tuple[str, int]]] = {"first": [], "second": []}
     with subscribed(local, "exclusive") as app, opened(local) as other, ExitStack() as stack:
         with worker_of(app, seen["first"]):
-            eventually(lambda: len(seen["first"]) == 12)
+            until(lambda: len(seen["first"]) == 12, "the messages")
             stack.enter_context(worker_of(other, seen["second"]))
-            eventually(lambda: "and it is exclusive; this worker gets nothing" in caplog.text)
+            until(
+                lambda: "and it is exclusive; this worker gets nothing" in caplog.text,
+                "what the test waits for",
+            )
         publish(app, range(4, 6))
-        eventually(lambda: len(seen["second"]) == 6)
+        until(lambda: len(seen["second"]) == 6, "the messages")
     assert len(seen["first"]) == 12
 
 
