@@ -16,10 +16,7 @@ CPU is that of the sending process. The receiver is a process of its own on the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,44 +30,7 @@ from laneway.push.secret_store import new_key
 from laneway.push.transport import Request, Transport
 
 IN_FLIGHT = 64
-BODY = b'{"order":42,"text":"' + b"x" * 80 + b'"}'
-RECEIVER = """
-import asyncio
-ANSWER = b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n"
-class Receiver(asyncio.Protocol):
-    def connection_made(self, transport):
-        self.transport, self.buffer = transport, b""
-    def data_received(self, data):
-        self.buffer += data
-        while True:
-            head, found, rest = self.buffer.partition(b"\\r\\n\\r\\n")
-            if not found:
-                return
-            lower = head.lower()
-            at = lower.find(b"content-length:") + 15
-            length = int(lower[at : (lower.find(b"\\r\\n", at) + 1 or len(lower) + 1) - 1])
-            if len(rest) < length:
-                return
-            self.buffer = rest[length:]
-            self.transport.write(ANSWER)
-async def main():
-    server = await asyncio.get_running_loop().create_server(Receiver, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-asyncio.run(main())
-"""
-
-
-@contextlib.contextmanager
-def receiver() -> Any:
-    """The port of a receiver in a process of its own."""
-    process = subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
+BODY = bad.BODY
 
 
 def timed(count: int, call: Callable[[], None]) -> tuple[float, float]:
@@ -172,7 +132,7 @@ def main() -> None:
     os.environ["LANEWAY_SECRETS_KEY"] = new_key()
     rows: list[tuple[Any, ...]] = []
     rates: dict[str, float] = {}
-    with receiver() as port:
+    with bad.receiver() as port:
         for name, run in (
             ("aiohttp", with_aiohttp),
             ("pycurl", with_pycurl),
