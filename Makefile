@@ -38,8 +38,9 @@ test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison/test_fuzz.py $(ARGS)
 
-fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API (a few minutes); FUZZ_SEED=7 repeats some
+fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API, and 100 for each operation by its schema; FUZZ_SEED=7 repeats some
 	GATEWAY_FUZZ=$${GATEWAY_FUZZ:-100000} $(BIN)/python -m pytest -s -p no:xdist --timeout 3600 tests/gateway/test_load.py -k random $(ARGS)
+	LANEWAY_EXAMPLES=$${LANEWAY_EXAMPLES:-100} $(BIN)/python -m pytest -n auto --timeout 3600 tests/gateway/test_openapi.py $(ARGS)
 
 histories: $(READY) ## 500 random histories on each engine, in lockstep with the model (an hour); LANEWAY_HISTORIES=50 for fewer
 	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful $(ARGS)

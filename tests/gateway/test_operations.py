@@ -107,6 +107,7 @@ def test_groups(api: Api, app: Laneway) -> None:
     assert api("PUT", "/v1/groups/customer.acme", body).status == 200
     (group,) = api("GET", "/v1/groups").json["groups"]
     assert (group["name"], group["weight"], group["rate"]) == ("customer.acme", 2.0, 50.0)
+    assert group["burst"] == 3.5
     assert group["concurrency"] == 5
     assert api("GET", "/v1/audit?limit=1").json["changes"][0]["path"] == "/v1/groups/customer.acme"
     (group,) = api("DELETE", "/v1/groups/customer.acme").json["groups"]

@@ -450,7 +450,7 @@ class GateAnswer(msgspec.Struct, kw_only=True):
 
     name: str
     rate: float | None
-    burst: int | None
+    burst: float | None
     concurrency: int | None
     leased: int
     waiting: int
