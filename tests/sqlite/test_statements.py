@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bench import features
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
+from laneway.engines.sqlite.statements import SQL, repeated
 from laneway.message import Draft, Settlement
 
 MOST = 36
@@ -21,6 +23,26 @@ AFTER_THE_LEASES_US = 3_600_000_000
 def test_a_call_of_500_messages_runs_few_statements(feature: features.Feature) -> None:
     most = MOST_OF_ALL_TOGETHER if feature is features.ALL else MOST
     assert max(features.statements(feature)) <= most
+
+
+def test_statements_for_many_rows_search_by_keys() -> None:
+    """A call's cost must not grow with the table, e.g. with all messages that have a ttl."""
+    of_other_files = {name for name in SQL if name.startswith("delivery_log_")}
+    names = [name for name, text in SQL.items() if "VALUES (" in text]
+    scans = []
+    with closing(open_engine("sqlite://", Settings(durability="memory"))) as engine:
+        connection = engine._store.connection  # type: ignore[attr-defined]
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        for name in sorted(set(names) - of_other_files):
+            text = repeated(name, 4)
+            numbers = [int(number) for number in re.findall(r"\?(\d+)", text)]
+            bound = [0] * max(numbers, default=text.count("?"))
+            for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {text}", bound):
+                scanned = re.match(r"SCAN (\w+)", step)
+                if scanned is not None and scanned[1] in tables:
+                    scans.append((name, step))
+    assert len(names) > 20
+    assert scans == []
 
 
 def test_a_lease_after_many_small_acked_leases_runs_few_statements() -> None:

@@ -5,6 +5,9 @@ The SQL of this engine, read once from `sql/*.sql`, where `-- name: …` begins 
 are bound to numbers, strings and bytearrays only: for any other value, None and bytes included, the
 sqlite3 module looks for an adapter at every row, which costs more than the row. So 0 stands for
 NULL in columns that are never 0.
+
+Rows of several columns are deleted by `(a, b) IN (SELECT * FROM (VALUES …))`: with several rows,
+SQLite 3.40 reads the whole table for `(a, b) IN (VALUES …)`.
 """
 
 from __future__ import annotations

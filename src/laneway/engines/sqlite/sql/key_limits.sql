@@ -10,7 +10,7 @@ INSERT INTO key_state (lane, key, leased, parked, tat, wake) VALUES (?, ?, ?, ?,
         tat = excluded.tat, wake = excluded.wake;
 
 -- name: key_state_delete
-DELETE FROM key_state WHERE (lane, key) IN (VALUES (?, ?));
+DELETE FROM key_state WHERE (lane, key) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: key_states_forget
 DELETE FROM key_state WHERE lane = ?;
@@ -29,7 +29,7 @@ SELECT lane, key FROM key_state WHERE wake <= ? ORDER BY wake LIMIT ?;
 INSERT OR REPLACE INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: key_parked_delete
-DELETE FROM key_parked WHERE (lane, key, rank, pos, seq) IN (VALUES (?, ?, ?, ?, ?));
+DELETE FROM key_parked WHERE (lane, key, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?, ?)));
 
 -- name: key_parked_firsts
 -- The first message that the limits of each of these keys have parked.

@@ -66,7 +66,7 @@ INSERT INTO ready (lane, rank, pos, seq, mid)
     SELECT lane, rank, since, seq, mid FROM message WHERE mid BETWEEN ? AND ?;
 
 -- name: ready_delete
-DELETE FROM ready WHERE (lane, rank, pos, seq) IN (VALUES (?, ?, ?, ?));
+DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?)));
 
 -- name: ready_delete_head
 -- The messages of a lane up to one: those that were just delivered.
@@ -76,7 +76,7 @@ DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
 INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0));
 
 -- name: event_delete
-DELETE FROM event WHERE (at, kind, a) IN (VALUES (?, ?, ?));
+DELETE FROM event WHERE (at, kind, a) IN (SELECT * FROM (VALUES (?, ?, ?)));
 
 -- name: events_due
 SELECT at, kind, a, b FROM event WHERE at <= ? ORDER BY at, kind, a LIMIT ?;
@@ -98,13 +98,13 @@ INSERT INTO serial_key (lane, key, head, held) VALUES (?, ?, ?, ?)
     ON CONFLICT (lane, key) DO UPDATE SET head = excluded.head, held = excluded.held;
 
 -- name: serial_key_delete
-DELETE FROM serial_key WHERE (lane, key) IN (VALUES (?, ?));
+DELETE FROM serial_key WHERE (lane, key) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: parked_insert
 INSERT OR REPLACE INTO parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: parked_delete
-DELETE FROM parked WHERE (lane, key, rank, pos, seq) IN (VALUES (?, ?, ?, ?, ?));
+DELETE FROM parked WHERE (lane, key, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?, ?)));
 
 -- name: parked_firsts
 -- The first parked message of each of these serial keys.
@@ -121,7 +121,7 @@ INSERT INTO merge_key (lane, mkey, mid) VALUES (?, ?, ?) ON CONFLICT (lane, mkey
     DO UPDATE SET mid = excluded.mid;
 
 -- name: merge_key_delete
-DELETE FROM merge_key WHERE (lane, mkey) IN (VALUES (?, ?));
+DELETE FROM merge_key WHERE (lane, mkey) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: edges_read
 SELECT e.topic, e.mkey, e.until FROM (VALUES (?, ?)) v
@@ -160,7 +160,7 @@ INSERT INTO ident (id, topic, mid, alias, until)
         DO UPDATE SET mid = excluded.mid, alias = excluded.alias, until = excluded.until;
 
 -- name: ident_delete
-DELETE FROM ident WHERE (id, topic) IN (VALUES (?, ?));
+DELETE FROM ident WHERE (id, topic) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: idents_joined
 SELECT id, topic FROM ident WHERE mid = ? AND alias = 1;
