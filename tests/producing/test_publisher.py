@@ -11,7 +11,7 @@ import pytest
 
 from laneway import BadMessage, EngineUnavailable
 from laneway.message import Draft, Receipt
-from laneway.producing.publisher import Publisher
+from laneway.producing.publisher import MAX_MESSAGES, Publisher
 
 
 class SlowStore:
@@ -119,6 +119,42 @@ def test_coroutines_of_one_iteration_share_a_commit(threads: ThreadPoolExecutor)
 
     assert asyncio.run(main()) == [f"id-t{n}" for n in range(100)]
     assert [len(batch) for batch in store.batches] == [100]
+
+
+def test_coroutines_of_iterations_in_a_row_share_a_commit(threads: ThreadPoolExecutor) -> None:
+    """As requests that arrive one after the other; each iteration without one ends a batch."""
+    store = SlowStore(held=False)
+    publisher = Publisher(SimpleNamespace(engine=store), threads)
+
+    async def publish(number: int, *, at: int) -> str:
+        for _ in range(at):
+            await asyncio.sleep(0)
+        return (await publisher.send(Draft(f"t{number}", b""))).id
+
+    async def main() -> list[str]:
+        return await asyncio.gather(*(publish(n, at=n // 2) for n in range(20)))
+
+    assert asyncio.run(main()) == [f"id-t{n}" for n in range(20)]
+    assert [len(batch) for batch in store.batches] == [20]
+
+
+def test_gathering_has_an_end(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coroutines that publish in each iteration do not hold up those before them."""
+    store = SlowStore(held=False)
+    publisher = Publisher(SimpleNamespace(engine=store), threads)
+
+    async def main() -> int:
+        first = publisher.send(Draft("first", b""))
+        others = []
+        while not first.done():
+            others.append(publisher.send(Draft("other", b"")))
+            await asyncio.sleep(0)
+        await asyncio.gather(*others)
+        return len(others)
+
+    count = asyncio.run(main())
+    assert sum(map(len, store.batches)) == count + 1
+    assert len(store.batches[0]) < MAX_MESSAGES
 
 
 def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolExecutor) -> None:

@@ -10,6 +10,8 @@ from laneway.gateway.problems import Problem
 from laneway.policy import check_policy_pattern, check_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from laneway.engines.base import FullEngine
     from laneway.gateway.access import Caller
     from laneway.gateway.http import Request
@@ -26,7 +28,7 @@ class Call(msgspec.Struct, frozen=True):
     services: Services
     request: Request
     caller: Caller
-    parameters: dict[str, str]
+    parameters: Mapping[str, str]
     query: Any
     body: Any = None
 

@@ -48,6 +48,8 @@ STATUS_LINES = {
 
 
 _SECURITY_LINES = b"".join(b"%s: %s\r\n" % header for header in SECURITY_HEADERS) + b"\r\n"
+_LAST_LINES = b"connection: close\r\n" + _SECURITY_LINES
+"""The end of the head of a connection's last answer."""
 
 
 def protocol(max_connections: int) -> type[HttpToolsProtocol]:
@@ -106,17 +108,14 @@ class Exchange:
             return False
         if cycle.disconnected:
             return True
-        lines = [STATUS_LINES[status]]
-        for name, value in (*cycle.default_headers, *headers):  # the default ones: `date`
-            if b"\n" in value or b"\r" in value:
-                raise ValueError(f"header {name!r}: expected one line, got {value!r:.80}")
-            lines += (name, b": ", value, b"\r\n")
-        if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines += (_SECURITY_LINES, body)
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]  # `date`
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError(f"expected each header to be one line, got {headers!r:.500}")
+        end = _SECURITY_LINES if cycle.keep_alive else _LAST_LINES
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        cycle.transport.write(b"".join(lines))
+        cycle.transport.write(b"".join((STATUS_LINES[status], head, end, body)))
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
@@ -164,8 +163,12 @@ class _Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """As uvicorn's, in one call, because a request has many."""
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def send_400_response(self, msg: str) -> None:
         del msg

@@ -34,7 +34,7 @@ from laneway.gateway.tokens import unauthenticated
 from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from laneway.gateway.access import Caller
     from laneway.gateway.extension import Extension
@@ -143,13 +143,13 @@ class Gateway:
             pass
 
     async def _answer(
-        self, request: Request, route: Route, parameters: dict[str, str]
+        self, request: Request, route: Route, parameters: Mapping[str, str]
     ) -> Response | Stream:
         if not request.has_bounded_head:
             _check_head(request)
         caller = access.EVERYTHING
         if route.scope is not None:
-            caller = await self._caller(request, route)
+            caller = self._known_caller(request, route) or await self._read_caller(request, route)
             caller.check_scope(route.scope)
         query = route.no_query
         if query is None or request.scope["query_string"]:
@@ -170,31 +170,28 @@ class Gateway:
             answer.headers += [renewed] if renewed is not None else []
         return answer
 
-    async def _caller(self, request: Request, route: Route) -> Caller:
-        """Who sent the request. Raises Problem."""
+    def _known_caller(self, request: Request, route: Route) -> Caller | None:
+        """Who sent the request; None: that has to be read. Raises Problem."""
         if self.is_open:
             return access.EVERYTHING
-        services, tokens = self.services, self.services.tokens
-        kind, _, token = (request.header(b"authorization") or "").partition(" ")
-        if token and kind.lower() == "bearer":
-            token = token.strip()
-            caller = tokens.cached(token, request.address)
-            if caller is None:
-                caller = await services.run(tokens.read, token, request.address)
-            return caller
+        services = self.services
+        if (token := request.bearer_token) is not None:
+            return services.tokens.cached(token, request.address)
         if services.sessions.has_cookie(request):
             sessions.check(request, route)
-            caller = services.sessions.cached(request)
-            if caller is None:
-                caller = await services.run(services.sessions.read, request)
-            return caller
-        is_needed = tokens.are_there()
-        if is_needed is None:
-            is_needed = await services.run(tokens.read_whether_there)
-        if is_needed:
-            raise unauthenticated("send a token: Authorization: Bearer lw_…")
-        access.check_local(request, is_page=route.is_page)
-        return access.EVERYTHING
+            return services.sessions.cached(request)
+        is_needed = services.tokens.are_there()
+        return None if is_needed is None else _local_caller(request, route, is_needed=is_needed)
+
+    async def _read_caller(self, request: Request, route: Route) -> Caller:
+        """As `_known_caller`, which has checked the request, with what the store has now."""
+        services = self.services
+        if (token := request.bearer_token) is not None:
+            return await services.run(services.tokens.read, token, request.address)
+        if services.sessions.has_cookie(request):
+            return await services.run(services.sessions.read, request)
+        is_needed = await services.run(services.tokens.read_whether_there)
+        return _local_caller(request, route, is_needed=is_needed)
 
     def _problem(self, request: Request, route: Route | None, error: Exception) -> Response:
         body, headers = problems.body_of(error)
@@ -233,6 +230,14 @@ class Gateway:
             if (answer := extension.problem(request, body)) is not None:
                 return answer
         return html(pages.problem_page(request.url(""), body))
+
+
+def _local_caller(request: Request, route: Route, *, is_needed: bool) -> Caller:
+    """The caller of a request without a token. `is_needed`: it needs one. Raises Problem."""
+    if is_needed:
+        raise unauthenticated("send a token: Authorization: Bearer lw_…")
+    access.check_local(request, is_page=route.is_page)
+    return access.EVERYTHING
 
 
 def run_blocking(route: Route, call: Call) -> Response:

@@ -193,15 +193,22 @@ class Request:
 
     def count(self, name: bytes) -> int:
         """How often a header comes. `name`: in lower case."""
+        if len(self.header_bytes) == len(self.headers):  # none comes twice
+            return int(name in self.header_bytes)
         return sum(1 for each, _ in self.headers if each == name)
 
-    def path(self) -> list[str]:
-        """
-        The decoded segments of the path, relative to the mount point. Raises Problem.
+    @property
+    def bearer_token(self) -> str | None:
+        """The token of the header `Authorization`; None: there is none."""
+        value = self.header_bytes.get(b"authorization")
+        if value is None:
+            return None
+        kind, _, token = value.decode("latin-1").partition(" ")
+        return token.strip() if token and kind.lower() == "bearer" else None
 
-        They are separated before they are decoded, so a topic's name may contain `/`, as `%2F`.
-        """
-        return _segments(_path_of(self.scope, self._prefix))
+    def path(self) -> str:
+        """The path as it was sent, relative to the mount point."""
+        return _path_of(self.scope, self._prefix)
 
     def url(self, path: str) -> str:
         """The path of a link to a path of the gateway, such as `/docs`: with the mount point."""
@@ -253,7 +260,11 @@ class Request:
         The whole body, MessagePack as JSON unless `as_sent`. Raises Problem if it is too large or
         too slow, and Disconnected.
         """
-        content = await self._whole_body(limit)
+        content = self._arrived()
+        if content is None:
+            content = await self._whole_body(limit)
+        elif len(content) > limit:
+            raise _too_large(limit)
         if as_sent or not self.is_packed:
             return content
         try:
@@ -265,14 +276,8 @@ class Request:
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise _too_large(limit)
-        chunk, is_last = self._arrived(), True
-        if chunk is None:
-            chunk, is_last = await self._next_chunk()
-        if is_last:
-            if len(chunk) > limit:
-                raise _too_large(limit)
-            return chunk
-        chunks, size = [chunk], len(chunk)
+        chunks: list[bytes] = []
+        size, is_last = 0, False
         while not is_last:
             chunk, is_last = await self._next_chunk()
             chunks.append(chunk)
@@ -443,7 +448,12 @@ def _path_of(scope: Scope, prefix: str) -> str:
     return path
 
 
-def _segments(path: str) -> list[str]:
+def segments_of(path: str) -> list[str]:
+    """
+    The decoded segments of a path. Raises Problem.
+
+    They are separated before they are decoded, so a topic's name may contain `/`, as `%2F`.
+    """
     segments = path.split("/")[1:]
     if "%" not in path:
         return segments

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.gateway.http import segments_of
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import NoQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from laneway.gateway.access import Scope
 
@@ -131,11 +132,16 @@ class _Node:
         self.routes: dict[str, Route] = {}
 
 
+MOST_PATHS, LONGEST_PATH = 1000, 200
+"""How many paths are remembered with their routes, and the most characters of one."""
+
+
 class Router:
     """Finds the route of a request. A fixed segment precedes a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
+        self._known: dict[tuple[str, str], tuple[Route, Mapping[str, str]]] = {}
         for route in routes:
             node = self._root
             for segment in route.path.split("/")[1:]:
@@ -147,12 +153,22 @@ class Router:
                 raise ValueError(f"{route} is declared twice")
             node.routes[route.method] = route
 
-    def find(self, method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
+    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         """
-        Return the route, and the parameters by name.
+        Return the route of a path, as `Request.path` has it, and the parameters by name.
 
         Raises Problem if there is no such path, or if it does not support the method.
         """
+        found = self._known.get((method, path))
+        if found is None:
+            found = self._find(method, segments_of(path))
+            if len(path) <= LONGEST_PATH:
+                if len(self._known) >= MOST_PATHS:
+                    self._known.clear()
+                self._known[method, path] = found
+        return found
+
+    def _find(self, method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
         values: list[str] = []
         node = self._walk_straight(segments, values) or self._walk(self._root, segments, 0, values)
         if node is None:

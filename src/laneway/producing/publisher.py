@@ -6,7 +6,8 @@ The threads are a leader and its followers.
 A thread that finds no commit running leads one at once, so a single caller does not wait.
 Threads that come while it commits sleep in a queue. When the leader is done, the first thread of
 the queue leads the next commit with everything in the queue.
-Coroutines are gathered for one iteration of their event loop and join the same queue as one group.
+Coroutines are gathered while the iterations of their event loop bring further ones, and join the
+same queue as one group.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ GATHER_SECONDS = 0.0003
 """
 How long a leader waits for the callers that joined the last commit, about ten thread switches; a
 single caller does not wait.
+"""
+
+MOST_GATHERING = 0.002
+"""
+How many seconds coroutines are gathered at most, while each iteration of their loop brings further
+ones.
 """
 
 MAX_MESSAGES = 5_000
@@ -102,13 +109,20 @@ class _Group:
 
 
 class _Gathered:
-    """What coroutines of one event loop have published since a group of them was last sent."""
+    """
+    What coroutines of one event loop have published since a group of them was last sent.
 
-    __slots__ = ("drafts", "futures")
+    `seen`: how many messages there were an iteration ago. `until`: the loop's time at which the
+    group is sent even if further ones come; 0: it does not gather yet.
+    """
+
+    __slots__ = ("drafts", "futures", "seen", "until")
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.futures: list[asyncio.Future[Receipt]] = []
+        self.seen = 0
+        self.until = 0.0
 
 
 class Publisher:
@@ -281,7 +295,8 @@ class Publisher:
         """
         As `put`, for a coroutine: the answer to one message.
 
-        What coroutines publish in one iteration of their event loop becomes one group.
+        What coroutines publish in iterations of their event loop that follow each other becomes
+        one group; a single one does not wait.
         """
         loop = asyncio.get_running_loop()
         gathered = self._gathered.get(loop)
@@ -295,13 +310,21 @@ class Publisher:
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """
-        At the end of the iteration: give the gathered messages to a thread. New ones are gathered
-        for the next time.
+        At the end of an iteration: give the gathered messages to a thread, unless it has brought
+        further ones. New ones are gathered for the next time.
         """
         gathered = self._gathered[loop]
-        if not gathered.drafts:
+        count = len(gathered.drafts)
+        if not count:
             del self._gathered[loop]
             return
+        if count > 1 and count != gathered.seen and count < MAX_MESSAGES:
+            now = loop.time()
+            gathered.until = gathered.until or now + MOST_GATHERING
+            if now < gathered.until:
+                gathered.seen = count
+                loop.call_soon(self._send, loop)
+                return
         self._gathered[loop] = _Gathered()
         self._threads.submit(self._commit_for, loop, gathered)
 

@@ -30,7 +30,7 @@ async def perform(services: Services, outer: Request, caller: Caller, call: ApiC
     """Make a request of the API for a caller. Raises what the route raises."""
     path, _, query_text = call.path.partition("?")
     request = _request(outer, call, path, query_text)
-    route, parameters = API.find(call.method, [unquote(each) for each in path.split("/")[1:]])
+    route, parameters = API.find(call.method, path)
     if route.scope is not None:
         caller.check_scope(route.scope)
     query = msgspec.convert(dict(parse_qsl(query_text)), route.query, strict=False)

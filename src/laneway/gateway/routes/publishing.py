@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from laneway.gateway.call import Call
     from laneway.gateway.http import Request
     from laneway.message import Draft, Receipt
+    from laneway.producing.producer import Producer
 
 FORM = "application/x-www-form-urlencoded"
 LINES = "application/x-ndjson"
@@ -51,7 +52,9 @@ async def publish(call: Call) -> Response:
     its options in `X-Laneway-…` headers. `Idempotency-Key` is the message's id, which stays known
     for 24 hours. 201: stored; 200: a duplicate; 202: the gateway's buffer or spool has it.
     """
-    request, topic = call.request, call.topic
+    request, topic = call.request, call.parameters["topic"]
+    if not call.caller.sees_all:
+        call.caller.check_topic(topic)
     content = await request.body(as_sent=call.query.raw)
     raw: bytes | None = None
     if call.query.raw or request.content_type not in JSON_TYPES:
@@ -64,17 +67,22 @@ async def publish(call: Call) -> Response:
     draft = draft_of(topic, message, raw)
     if (sticky_id := request.header(b"idempotency-key")) is not None:
         set_sticky_id(draft, sticky_id)
-    receipt = await _publish(call, draft, message)
+    producer = call.services.host.producer
+    if producer.middlewares:
+        receipt = await _publish_in_middlewares(producer, draft, message)
+    else:
+        receipt = await producer.send(draft, 0)
+        if receipt.outcome == "refused":
+            receipt = await producer.await_room(draft, receipt, 0)
     status = 200 if receipt.outcome == "duplicate" else 201
     if receipt.outcome in STORED_LATER:
         status = 202
     return Response(status, encode(_answer(receipt)))
 
 
-async def _publish(call: Call, draft: Draft, message: MessageBody) -> Receipt:
-    producer = call.services.host.producer
-    if not producer.middlewares:
-        return await producer.apublish_draft(draft, 0)
+async def _publish_in_middlewares(
+    producer: Producer, draft: Draft, message: MessageBody
+) -> Receipt:
     with producer.middlewares.around(message_of(draft, message)) as passage:
         changed = codec.draft(passage.message)
         changed.sticky = draft.sticky
