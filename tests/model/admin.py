@@ -14,6 +14,7 @@ from laneway.engines.base import (
     UNTIL_SIGNALLED_US,
     CancelAnswer,
     Explanation,
+    HeldState,
     IdState,
     MessageState,
     MessageView,
@@ -605,10 +606,25 @@ class Model(Engine):
         return "delayed" if message.delayed else "parked" if self._is_parked(message) else "ready"
 
     def topic_peek(
-        self, topic: str, *, limit: int = 10, now_us: int | None = None
+        self,
+        topic: str,
+        *,
+        limit: int = 10,
+        state: HeldState | None = None,
+        now_us: int | None = None,
     ) -> list[MessageView]:
         """Ready messages, then parked ones, then delayed ones."""
+        if state == "leased":
+            held = [
+                lease.message
+                for lease in self.leases.values()
+                if not lease.gone and lease.message is not None and lease.message.topic == topic
+            ]
+            held.sort(key=lambda one: (one.since, one.number))
+            return [self._view(message) for message in held[:limit]]
         waiting = [message for message in self._waiting_all() if message.topic == topic]
+        if state is not None:
+            waiting = [message for message in waiting if self._view_state(message) == state]
         ready = sorted(
             (one for one in waiting if self._view_state(one) == "ready"),
             key=lambda one: one.order,
@@ -621,6 +637,15 @@ class Model(Engine):
             (one for one in waiting if one.delayed), key=lambda one: (one.since, one.number)
         )
         return [self._view(message) for message in [*ready, *parked, *delayed][:limit]]
+
+    def delayed_counts(
+        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
+    ) -> list[int]:
+        counts = [0] * (len(until_us) + 1)
+        for message in self._waiting_all():
+            if message.topic == topic and message.delayed:
+                counts[sum(message.since >= end for end in until_us)] += 1
+        return counts
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """

@@ -60,6 +60,7 @@ IDS = [f"i{n}" for n in range(5)]
 GENERATED = [f"generated-{n}" for n in range(1, 30)]
 ENGINE, MODEL = 0, 1  # the two sides of a pair
 AGAIN = "again"  # replaced by the topic and id of an earlier message
+HELD_STATES = ("ready", "delayed", "parked", "leased")
 CROWDS = 2  # per history: all their messages are compared after every step
 # policies that every history starts with
 BASE: dict[str, dict[str, Any]] = {
@@ -703,6 +704,9 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         self.do("topic_stats", topic)
         self.do("topic_peek", topic, limit=limit)
+        for state in HELD_STATES:
+            self.do("topic_peek", topic, limit=limit, state=state)
+        self.do("delayed_counts", topic, [self.lockstep.now, self.lockstep.now + 5 * SECOND])
         for operation in ("cursors", "policy_of"):
             self.lockstep.call(operation, (topic,))
         self.do(

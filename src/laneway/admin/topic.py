@@ -13,6 +13,7 @@ from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
+from laneway.engines.base import HELD_STATES
 from laneway.errors import UsageError
 from laneway.subscriptions import topic_of
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from laneway.admin.dead_letters import DeadLetter
     from laneway.admin.subscriptions import SubscriptionInfo
-    from laneway.engines.base import FullEngine, IdState, ResultListener
+    from laneway.engines.base import FullEngine, HeldState, IdState, ResultListener
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
@@ -196,12 +197,21 @@ class Topic:
         """
         return self._host.engine.topic_delete(self.name)
 
-    def peek(self, limit: int = 10) -> list[Message]:
-        """The messages that will be delivered next, in order. Nothing is changed."""
+    def peek(self, limit: int = 10, *, state: HeldState | None = None) -> list[Message]:
+        """
+        The messages that will be delivered next, in order, then the delayed ones. Nothing is
+        changed. `state`: only those that are `"ready"`, `"parked"`, `"delayed"` or `"leased"`.
+
+        Raises UsageError.
+        """
+        if state not in (None, *HELD_STATES):
+            raise UsageError(
+                f"peek: expected state to be one of {', '.join(HELD_STATES)}, got {state!r:.80}"
+            )
         return [
             message_of(view)
             for view in self._host.engine.topic_peek(
-                self.name, limit=arguments.whole("peek", "limit", limit)
+                self.name, limit=arguments.whole("peek", "limit", limit), state=state
             )
         ]
 

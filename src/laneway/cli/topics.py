@@ -13,6 +13,7 @@ from laneway.cli.session import (
     pass_session,
     show_list,
 )
+from laneway.engines.base import HELD_STATES
 from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from laneway import Stats
     from laneway.admin.top_topics import ListOrder
+    from laneway.engines.base import HeldState
 
 COLUMNS: dict[str, Callable[[Stats], object]] = {
     "topic": lambda each: each.topic,
@@ -120,12 +122,15 @@ def _show_repeats(found: list[Stats], pattern: str, *, as_json: bool) -> None:
 @click.command()
 @click.argument("topic")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=10, show_default=True)
+@click.option("--state", type=click.Choice(HELD_STATES), help="Only messages of this state.")
 @json_option
 @pass_session
-def peek(session: Session, topic: str, *, limit: int, as_json: bool) -> None:
-    """Show the next messages of TOPIC without leasing them."""
+def peek(
+    session: Session, topic: str, *, limit: int, state: HeldState | None, as_json: bool
+) -> None:
+    """Show the next messages of TOPIC without leasing them, then the delayed ones."""
     show_list(
-        session.engine().topic_peek(check_topic(topic), limit=limit),
+        session.engine().topic_peek(check_topic(topic), limit=limit, state=state),
         ("id", "state", "priority", "key", "attempts", "since", "body"),
         lambda each: (
             each.id,
@@ -137,5 +142,5 @@ def peek(session: Session, topic: str, *, limit: int, as_json: bool) -> None:
             beginning(each.body),
         ),
         as_json=as_json,
-        empty=f"nothing waits in {topic}",
+        empty=f"nothing is {state} in {topic}" if state else f"nothing waits in {topic}",
     )

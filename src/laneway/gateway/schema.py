@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
+from laneway.engines.base import HeldState
 from laneway.message import Outcome, SettlementAnswer
 
 Span = float | str
@@ -1052,9 +1053,10 @@ class ListTopicsQuery(_Body):
 
 
 class PeekQuery(_Body):
-    """`limit`: most messages."""
+    """`limit`: most messages. `state`: only messages of this state."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
+    state: HeldState | None = None
 
 
 class PoliciesQuery(_Body):

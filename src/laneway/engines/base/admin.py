@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from laneway.engines.base.views import (
         Check,
         Explanation,
+        HeldState,
         IdState,
         MessageView,
         MoveAnswer,
@@ -226,11 +227,34 @@ class Admin(Protocol):
         ...
 
     def topic_peek(
-        self, topic: str, *, limit: int = 10, now_us: int | None = None
+        self,
+        topic: str,
+        *,
+        limit: int = 10,
+        state: HeldState | None = None,
+        now_us: int | None = None,
     ) -> list[MessageView]:
         """
-        Read the next messages of a topic in the order of delivery, then the delayed ones by due
-        time. Changes nothing.
+        Read the next messages of a topic in the order of delivery, then the parked ones, then the
+        delayed ones by due time. Changes nothing.
+
+        Arguments: `state`: only messages of this state; the leased ones by their `since`.
+        """
+        ...
+
+    def delayed_counts(
+        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
+    ) -> list[int]:
+        """
+        Count the delayed messages of a topic by when they are due.
+
+        Of more than `MAX_DELAYED_COUNTED` in a lane, an engine may count that many, those of the
+        highest priority that are due first.
+
+        Arguments: `until_us`: the ends of the intervals in ascending order, in microseconds.
+
+        Returns how many are due before each end and not before the one ahead of it; the last
+        number, which is one more, is of those that are due later.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -16,6 +16,15 @@ The state of a lane, and of a topic. `laneway.engines.shared.states` draws the t
 `"asleep"`: until its rate has a permit or its back-off is over. `"full"`: as many leases as its
 concurrency allows. `"at_gate"`: it waits for a gate.
 """
+
+MAX_DELAYED_COUNTED = 20_000
+"""Delayed messages of a lane that `Admin.delayed_counts` counts at least."""
+
+HeldState = Literal["ready", "delayed", "parked", "leased"]
+"""The states of messages that `Admin.topic_peek` selects: all but dead letters."""
+
+HELD_STATES: tuple[HeldState, ...] = get_args(HeldState)
+"""The same, as values."""
 
 ExplainedState = Literal[MessageState, "finished", "unknown"]
 """The states of `Explanation`; finished ids are known as long as `dedupe` says."""

@@ -7,6 +7,7 @@ of the protocols here. What they add up to is the same in every engine.
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -52,6 +53,14 @@ _LANE_TOTALS = (
     "parked",
     *(name for name in _TOTALS if name not in ("waiting", "dead")),
 )
+
+
+def counted_by_end(times: Iterable[int], until_us: Sequence[int]) -> list[int]:
+    """How many of these times are before each end, and not before the one ahead of it."""
+    counts = [0] * (len(until_us) + 1)
+    for at in times:
+        counts[bisect.bisect_right(until_us, at)] += 1
+    return counts
 
 
 class LaneFacts(Protocol):

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         Check,
         Explanation,
         ExportedMessage,
+        HeldState,
         IdState,
         ImportAnswer,
         LogEntry,
@@ -292,10 +293,21 @@ class SqliteEngine(Core, PolicyChanges):
             return listing.topics(tx, order, pattern, limit, after)
 
     def topic_peek(
-        self, topic: str, *, limit: int = 10, now_us: int | None = None
+        self,
+        topic: str,
+        *,
+        limit: int = 10,
+        state: HeldState | None = None,
+        now_us: int | None = None,
     ) -> list[MessageView]:
         with self._view(now_us) as tx:
-            return views.peek(tx, topic, limit)
+            return views.peek(tx, topic, limit, state)
+
+    def delayed_counts(
+        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
+    ) -> list[int]:
+        with self._view(now_us) as tx:
+            return shared.counted_by_end(views.delayed_times(tx, topic), until_us)
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         removed = 0

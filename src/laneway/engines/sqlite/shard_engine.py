@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         CancelAnswer,
         Explanation,
         ExportedMessage,
+        HeldState,
         IdState,
         ImportAnswer,
         LogEntry,
@@ -512,10 +513,21 @@ class FilesEngine(FilesQueue, ShardedAdmin):
             return view.topics(order, pattern, limit, after)
 
     def topic_peek(
-        self, topic: str, *, limit: int = 10, now_us: int | None = None
+        self,
+        topic: str,
+        *,
+        limit: int = 10,
+        state: HeldState | None = None,
+        now_us: int | None = None,
     ) -> list[MessageView]:
         with self._view(now_us) as view:
-            return view.peek(topic, limit)
+            return view.peek(topic, limit, state)
+
+    def delayed_counts(
+        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
+    ) -> list[int]:
+        with self._view(now_us) as view:
+            return view.delayed_counts(topic, until_us)
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         self._space.refresh()

@@ -16,7 +16,7 @@ from laneway.engines.sqlite import listing, views
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import MessageView, Overview, Tallies, TopicStats
+    from laneway.engines.base import HeldState, MessageView, Overview, Tallies, TopicStats
     from laneway.engines.shared.listing import Candidate
     from laneway.engines.sqlite.shard_namespace import FileNamespace
     from laneway.engines.sqlite.transaction import Transaction
@@ -71,12 +71,20 @@ class FilesView(ExitStack):
             last = max(last, tx.shard.seq - first)
         return outstanding.below(last)
 
-    def peek(self, topic: str, limit: int) -> list[MessageView]:
+    def delayed_counts(self, topic: str, until_us: Sequence[int]) -> list[int]:
+        """The delayed messages of a topic in all files, counted by due time."""
+        times = [at for tx in self.of_topic(topic) for at in views.delayed_times(tx, topic)]
+        return shared.counted_by_end(times, until_us)
+
+    def peek(self, topic: str, limit: int, state: HeldState | None) -> list[MessageView]:
         """The first messages: ready in their order, then parked, then delayed by due time."""
         rows = [
-            (tx, row) for tx in self.of_topic(topic) for row in views.peek_rows(tx, topic, limit)
+            (tx, row)
+            for tx in self.of_topic(topic)
+            for row in views.peek_rows(tx, topic, limit, state)
         ]
-        rows.sort(key=lambda each: views.peek_order(each[1]))
+        order = views.by_since if state == "leased" else views.peek_order
+        rows.sort(key=lambda each: order(each[1]))
         leased = {id(tx): views.Leased(tx) for tx in self.of_topic(topic)}
         found = (views.message_view(tx, row, leased[id(tx)]) for tx, row in rows[:limit])
         return [view for view in found if view is not None]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.engines.base import MAX_DELAYED_COUNTED
 from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, lane_name
@@ -13,6 +14,7 @@ from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
     PARKED,
+    STATE_NAMES,
 )
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Held, Lane, Row
@@ -20,13 +22,14 @@ from laneway.engines.sqlite.rows import Held, Lane, Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from laneway.engines.base import MessageView, TopicStats
+    from laneway.engines.base import HeldState, MessageView, TopicStats
     from laneway.engines.sqlite.rows import GateState
     from laneway.engines.sqlite.transaction import Transaction
 
 ALL = 1 << 40
 _FIRST_RANK = -(1 << 40)
 _ASIDE = (PARKED, DELAYED)
+_STATES = {name: state for state, name in STATE_NAMES.items()}
 
 
 class Leased:
@@ -272,10 +275,12 @@ def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
     )
 
 
-def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
+def peek(
+    tx: Transaction, topic: str, limit: int, state: HeldState | None = None
+) -> list[MessageView]:
     """The first messages: ready in their order, then parked, then delayed by due time."""
     leased = Leased(tx)
-    rows = peek_rows(tx, topic, limit)
+    rows = peek_rows(tx, topic, limit, state)
     return [view for row in rows if (view := message_view(tx, row, leased)) is not None]
 
 
@@ -286,18 +291,30 @@ def peek_order(row: Row) -> tuple[int, ...]:
     return (0, row.rank, row.pos, row.seq)
 
 
-def peek_rows(tx: Transaction, topic: str, limit: int) -> list[Row]:
-    """The first messages of a topic."""
-    policy = tx.policy(topic)
+def by_since(row: Row) -> tuple[int, int]:
+    """The key by which leased messages are sorted."""
+    return row.since, row.seq
+
+
+def peek_rows(tx: Transaction, topic: str, limit: int, only: HeldState | None = None) -> list[Row]:
+    """The first messages of a topic. `only`: of this state."""
+    if only == "leased":
+        return _leased_rows(tx, topic, limit)
     rows: list[Row] = []
-    if policy.buckets is not None:
-        rows = [Row(*row) for row in tx.all("folded_list", topic, limit)]
+    if tx.policy(topic).buckets is not None:
+        found = (
+            tx.all("folded_list", topic, limit)
+            if only is None
+            else tx.all("folded_list_of", topic, _STATES[only], limit)
+        )
+        rows = [Row(*row) for row in found]
     else:
         lanes = lanes_of(tx, topic)
-        ready = [Row(*row) for lane in lanes for row in tx.all("ready_list", lane.lane, limit)]
-        rows = sorted(ready, key=peek_order)
+        if only in (None, "ready"):
+            ready = [Row(*row) for lane in lanes for row in tx.all("ready_list", lane.lane, limit)]
+            rows = sorted(ready, key=peek_order)
         for state in _ASIDE:
-            if len(rows) < limit:
+            if len(rows) < limit and only in (None, STATE_NAMES[state]):
                 aside = [
                     Row(*row)
                     for lane in lanes
@@ -305,6 +322,30 @@ def peek_rows(tx: Transaction, topic: str, limit: int) -> list[Row]:
                 ]
                 rows += sorted(aside, key=peek_order)
     return rows[:limit]
+
+
+def _leased_rows(tx: Transaction, topic: str, limit: int) -> list[Row]:
+    """The leased messages of a topic; there are no more than workers hold."""
+    rows = []
+    for lane in lanes_of(tx, topic):
+        for found in tx.all("leased_in_lane", lane.lane):
+            held = Held(*found)
+            row = None if held.gone or held.empty is not None else messages.read(tx, held.mid)
+            if row is not None and messages.topic_of(row, lane) == topic:
+                rows.append(row)
+    return sorted(rows, key=by_since)[:limit]
+
+
+def delayed_times(tx: Transaction, topic: str) -> list[int]:
+    """When delayed messages of a topic are due; of each lane, `MAX_DELAYED_COUNTED`."""
+    if tx.policy(topic).buckets is not None:
+        return [since for (since,) in tx.all("folded_delayed", topic, MAX_DELAYED_COUNTED)]
+    return [
+        since
+        for lane in lanes_of(tx, topic)
+        if lane.delayed
+        for (since,) in tx.all("aside_delayed", lane.lane, MAX_DELAYED_COUNTED)
+    ]
 
 
 def tier_queue_counts(tx: Transaction) -> list[tuple[str, str, int, int]]:

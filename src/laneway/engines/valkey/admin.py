@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Check,
         Explanation,
         ExportedMessage,
+        HeldState,
         LogEntry,
         MessageView,
         MoveAnswer,
@@ -319,9 +320,19 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         return listing.topics(self._view(now_us), order, pattern, limit, after)
 
     def topic_peek(
-        self, topic: str, *, limit: int = 10, now_us: int | None = None
+        self,
+        topic: str,
+        *,
+        limit: int = 10,
+        state: HeldState | None = None,
+        now_us: int | None = None,
     ) -> list[MessageView]:
-        return views.peek(self._view(now_us), topic, limit)
+        return views.peek(self._view(now_us), topic, limit, state)
+
+    def delayed_counts(
+        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
+    ) -> list[int]:
+        return views.delayed_counts(self._view(now_us), topic, until_us)
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         removed = self.topic_purge(topic, now_us=now_us)

@@ -27,7 +27,7 @@ from laneway.topic_groups import GROUP, TOPIC
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import MessageView, Overview, Tallies, TopicStats
+    from laneway.engines.base import HeldState, MessageView, Overview, Tallies, TopicStats
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAGE = 200
+MAX_SINCE = (1 << 56) - 1
+"""The largest time in the members of sorted sets, in microseconds."""
+
 LAST_NAME = b"\xf4\x8f\xbf\xbf"
 
 
@@ -583,21 +586,29 @@ def all_messages(view: View) -> list[MessageView]:
     return sorted(found, key=lambda each: each.seq)
 
 
-def peek(view: View, topic: str, limit: int) -> list[MessageView]:
-    """Ready messages in order, then the parked, then the delayed by due time."""
+def peek(view: View, topic: str, limit: int, only: HeldState | None = None) -> list[MessageView]:
+    """
+    Ready messages in order, then the parked, then the delayed by due time. `only`: of this state.
+    """
+    if only == "leased":
+        return _leased(view, topic, limit)
     ready: list[tuple[int, Record]] = []
-    aside: dict[bytes, list[tuple[int, Record]]] = {b"p": [], b"d": []}
+    aside: dict[bytes, list[tuple[int, Record]]] = {
+        code: [] for code, state in _ASIDE.items() if only in (None, state)
+    }
     if view.policy(topic).buckets is not None:
         (shard,) = view.space.routes.shards_of(topic)
-        members = view.space.read(
-            shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit
-        )
-        ready = [(shard, record) for record in read_records(view, shard, _mids(members))]
+        if only in (None, "ready"):
+            members = view.space.read(
+                shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit
+            )
+            ready = [(shard, record) for record in read_records(view, shard, _mids(members))]
         for state, found in aside.items():
             found += [(shard, record) for record in _aside(view, shard, f"t:{topic}", state, limit)]
     else:
         for shard, lane in lanes_of(view, topic):
-            ready += [(shard, record) for record in ready_in(view, shard, lane, limit)]
+            if only in (None, "ready"):
+                ready += [(shard, record) for record in ready_in(view, shard, lane, limit)]
             for state, found in aside.items():
                 found += [
                     (shard, record)
@@ -610,6 +621,57 @@ def peek(view: View, topic: str, limit: int) -> list[MessageView]:
         for each in sorted(found, key=lambda each: _by_age(each[1]))
     ]
     return [message_view(view, shard, record) for shard, record in [*ready, *rest][:limit]]
+
+
+_ASIDE: dict[bytes, HeldState] = {b"p": "parked", b"d": "delayed"}
+
+
+def _leased(view: View, topic: str, limit: int) -> list[MessageView]:
+    """The leased messages of a topic by their since; there are no more than workers hold."""
+    found: list[tuple[int, Record]] = []
+    for shard in view.space.routes.shards_of(topic):
+        mids = [
+            mid
+            for mid, held in held_in(view, shard)
+            if not held.gone and not held.empty and topic_of_lane(held.lane) in (topic, None)
+        ]
+        found += [
+            (shard, record)
+            for start in range(0, len(mids), PAGE)
+            for record in read_records(view, shard, mids[start : start + PAGE])
+            if record.topic == topic
+        ]
+    found.sort(key=lambda each: _by_age(each[1]))
+    return [message_view(view, shard, record) for shard, record in found[:limit]]
+
+
+def delayed_counts(view: View, topic: str, until_us: Sequence[int]) -> list[int]:
+    """How many delayed messages of a topic are due in each interval."""
+    names: list[tuple[int, str]]
+    if view.policy(topic).buckets is not None:
+        names = [(shard, f"t:{topic}") for shard in view.space.routes.shards_of(topic)]
+    else:
+        names = [
+            (shard, f"a:{lane.number}") for shard, lane in lanes_of(view, topic) if lane.delayed
+        ]
+    works = [(shard, _delayed_before(name, until_us)) for shard, name in names]
+    before = [sum(each) for each in zip(*together(view, works), strict=True)] or [0] * (
+        len(until_us) + 1
+    )
+    return [count - (before[place - 1] if place else 0) for place, count in enumerate(before)]
+
+
+def _delayed_before(name: str, until_us: Sequence[int]) -> Reads[list[int]]:
+    """How many are due before each of these times, and how many there are."""
+    heads = yield from _rank_heads(name, b"d")
+    counts = [0] * (len(until_us) + 1)
+    for head in heads:
+        ends = [b"(" + head + min(max(at, 0), MAX_SINCE).to_bytes(7) for at in until_us]
+        page = yield [
+            ("ZLEXCOUNT", name, b"[" + head, end) for end in (*ends, b"[" + head + b"\xff" * 22)
+        ]
+        counts = [count + more for count, more in zip(counts, page, strict=True)]
+    return counts
 
 
 # Dead letters

@@ -93,10 +93,11 @@ def show_topic(call: Call) -> TopicDetails:
 
 def list_messages(call: Call) -> MessagesAnswer:
     """
-    List the messages that will be delivered next, then the delayed ones. Nothing is changed.
+    List the messages that will be delivered next, then the delayed ones, or those of a state.
+    Nothing is changed.
     """
     limit: int = call.query.limit
-    views = call.engine.topic_peek(call.topic, limit=limit + 1)
+    views = call.engine.topic_peek(call.topic, limit=limit + 1, state=call.query.state)
     return MessagesAnswer(
         [message_answer(view, shows_body=call.shows_bodies) for view in views[:limit]],
         truncated=len(views) > limit,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
+from laneway.engines.base import HeldState
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -159,3 +162,30 @@ def test_explain_free_worker(driver: EngineDriver) -> None:
     reasons = driver.engine.explain(last, now_us=driver.now).reasons
     assert reasons[0] == 'its topic can deliver now: it waits for a free worker of pool "default"'
     assert reasons[1].startswith("2 messages of its topic are ahead of it")
+
+
+@pytest.mark.parametrize("buckets", [None, 2])
+def test_peek_by_state(driver: EngineDriver, buckets: int | None) -> None:
+    """Messages of one state are read alone, and delayed ones are counted by when they are due."""
+    if buckets is not None:
+        driver.policy("p.*", buckets=buckets)
+    driver.put("p.1", "leased", "ready")
+    driver.lease(1)
+    driver.put("p.2", "other")
+    for seconds in (5, 15, 100, 3600):
+        driver.put("p.1", f"in {seconds}", at_us=driver.now + seconds * SECOND)
+    driver.put("p.1", "first", at_us=driver.now + 7200 * SECOND, priority=5)
+
+    def bodies(state: HeldState) -> list[bytes]:
+        views = driver.engine.topic_peek("p.1", state=state, now_us=driver.now)
+        assert {view.state for view in views} <= {state}
+        return [view.body for view in views]
+
+    assert bodies("leased") == [b"leased"]
+    assert bodies("ready") == [b"ready"]
+    assert bodies("delayed") == [b"in 5", b"in 15", b"in 100", b"in 3600", b"first"]
+    assert bodies("parked") == []
+    ends = [driver.now + seconds * SECOND for seconds in (5, 60, 3600)]
+    assert driver.engine.delayed_counts("p.1", ends, now_us=driver.now) == [0, 2, 1, 2]
+    assert driver.engine.delayed_counts("p.2", ends, now_us=driver.now) == [0, 0, 0, 0]
+    assert driver.engine.delayed_counts("none", [], now_us=driver.now) == [0]

@@ -54,6 +54,14 @@ SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND (rank, pos, seq) < 
 SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2)
     ORDER BY m.since, m.seq LIMIT ?3;
 
+-- name: aside_delayed
+-- When a lane's delayed messages are due, the highest priority first; the index alone is read.
+SELECT since FROM message WHERE lane = ? AND state = 1 AND state IN (1, 2)
+ ORDER BY rank, since LIMIT ?;
+
+-- name: folded_delayed
+SELECT since FROM message WHERE topic = ? AND state = 1 LIMIT ?;
+
 -- name: aside_any
 SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) LIMIT ?3;
 
@@ -63,6 +71,13 @@ SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state I
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
  ORDER BY CASE m.state WHEN 0 THEN 0 WHEN 2 THEN 1 ELSE 2 END, CASE m.state WHEN 0 THEN m.rank END,
+          CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
+
+-- name: folded_list_of
+-- Those of one state.
+SELECT {message} FROM message m WHERE m.topic = ? AND m.state = ?
+   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
+ ORDER BY CASE m.state WHEN 0 THEN m.rank END,
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_counts

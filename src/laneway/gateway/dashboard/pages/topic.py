@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from laneway import presenting
 from laneway.admin import subscriptions, workers
+from laneway.engines.base import HELD_STATES
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
@@ -16,13 +17,16 @@ from laneway.policy import check_topic
 from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
-    from laneway.engines.base import MessageView
+    from laneway.engines.base import HeldState, MessageView, TopicStats
     from laneway.gateway.dashboard.view import View
 
 PEEKED = 20
 DEAD = 20
 
-TABS = ("next", "dead")
+TABS = ("next", *HELD_STATES, "dead")
+
+MOST_KEYS = 8
+"""Keys of leased messages that are named."""
 
 EDITED = ("rate", "burst", "concurrency", "weight", "tier", "retries", "lease", "ttl")
 """The settings that have a field in the form."""
@@ -40,7 +44,9 @@ def build(view: View) -> dict[str, Any]:
     if tab not in TABS:
         raise Problem("bad-request", f"show: expected one of {', '.join(TABS)}, got {tab[:80]}")
     head, letters = _messages(view, name, tab)
-    first = head[0] if head else None
+    first = _first(view, name, tab, head)
+    leased = _peek(view, name, "leased") if stats.leased else []
+    keys = list(dict.fromkeys(each.key for each in leased if each.key is not None))
     return {
         "name": name,
         "stats": stats,
@@ -56,6 +62,9 @@ def build(view: View) -> dict[str, Any]:
         "cursors": sorted(stats.cursors.items(), reverse=True),
         "tab": tab,
         "messages": head,
+        "tabs": _tabs(stats),
+        "keys": keys[:MOST_KEYS],
+        "keys_left": max(0, len(keys) - MOST_KEYS),
         "peeked": PEEKED,
         "letters": letters,
         "shows_bodies": view.shows_bodies,
@@ -81,7 +90,25 @@ def _messages(
         return [], reader.once(
             ("dead", name), lambda: view.engine.dead_list(name, limit=DEAD, after=0)
         )
-    return reader.once(("peek", name), lambda: view.engine.topic_peek(name, limit=PEEKED)), []
+    return _peek(view, name, None if tab == "next" else cast("HeldState", tab)), []
+
+
+def _peek(view: View, name: str, state: HeldState | None) -> list[MessageView]:
+    return view.reader.once(
+        ("peek", name, state), lambda: view.engine.topic_peek(name, limit=PEEKED, state=state)
+    )
+
+
+def _first(view: View, name: str, tab: str, shown: list[MessageView]) -> MessageView | None:
+    """The message that is delivered next, whatever the tab shows."""
+    head = shown if tab == "next" else _peek(view, name, None)
+    return head[0] if head else None
+
+
+def _tabs(stats: TopicStats) -> list[tuple[str, int | None]]:
+    """The tabs, and how many messages each has; `next` is several states."""
+    counts = {name: getattr(stats, name) for name in (*HELD_STATES, "dead")}
+    return [(name, counts.get(name)) for name in TABS if name in ("next", "dead") or counts[name]]
 
 
 def _reasons(view: View, name: str, first: MessageView | None) -> list[str]:

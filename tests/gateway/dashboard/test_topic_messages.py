@@ -1,0 +1,36 @@
+"""The messages on a topic's page: by state, with the keys that are held, and dead ones redriven."""
+
+from __future__ import annotations
+
+from laneway import Laneway
+from laneway.message import Settlement
+from tests.gateway.dashboard.conftest import Browser
+
+
+def test_messages_by_state(browser: Browser, app: Laneway) -> None:
+    """Each state that has messages has a tab with its count; leased ones say when a lease ends."""
+    app.publish("tabs.a", 1, id="held", key="order-7")
+    app.engine.lease(1, topics=["tabs.a"])
+    app.publish("tabs.a", 2, id="next")
+    app.publish("tabs.a", 3, id="later", delay="1h")
+    page = browser.get("/topic?name=tabs.a")
+    assert "next ready 1 delayed 1 leased 1 dead" in page.words
+    assert "keys held order-7" in page.words
+    assert "parked" not in page.words
+    for state, ids in (("ready", "next"), ("delayed", "later"), ("leased", "held")):
+        page = browser.get(f"/topic?name=tabs.a&show={state}")
+        assert [name for name in ("held", "next", "later") if f"id={name}" in page.text] == [ids]
+    assert "lease ends" in browser.get("/topic?name=tabs.a&show=leased").words
+    assert "No message is parked." in browser.get("/topic?name=tabs.a&show=parked").words
+
+
+def test_dead_letters_of_a_topic_are_redriven(browser: Browser, app: Laneway) -> None:
+    """The tab of dead letters redrives them, at a rate."""
+    app.publish("tabs.b", 1)
+    (lease,) = app.engine.lease(1).leases
+    app.engine.settle([Settlement(lease.handle, lease.fence, "dead", reason="no")])
+    page = browser.get("/topic?name=tabs.b&show=dead")
+    assert "Redrive all at 10/s" in page.words
+    back = "/topic?name=tabs.b&show=dead"
+    page = browser.submit("redrive", topic="tabs.b", rate="10/s", back=back)
+    assert "notice good" in page.text
