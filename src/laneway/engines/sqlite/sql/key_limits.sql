@@ -29,7 +29,8 @@ SELECT lane, key FROM key_state WHERE wake <= ? ORDER BY wake LIMIT ?;
 INSERT OR REPLACE INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: key_parked_delete
-DELETE FROM key_parked WHERE (lane, key, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?, ?)));
+DELETE FROM key_parked
+ WHERE (lane, key, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?, ?)));
 
 -- name: key_parked_firsts
 -- The first message that the limits of each of these keys have parked.
