@@ -15,6 +15,7 @@ import sqlite3
 import threading
 import time
 from contextlib import contextmanager
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -176,7 +177,7 @@ class Store:
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             for number in range(version + 1, SCHEMA_VERSION + 1):
-                for statement in _statements(_migration(number)):
+                for statement in _migration(number):
                     connection.execute(statement)
             if version == 0:
                 nonce = self._nonce or f"{random.SystemRandom().randrange(32**4, 32**5):x}"
@@ -466,11 +467,13 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return "locked" in str(error) or "busy" in str(error)
 
 
-def _migration(number: int) -> str:
+@cache
+def _migration(number: int) -> tuple[str, ...]:
+    """Its statements; a process that makes many files reads them once."""
     folder = resources.files("laneway.engines.sqlite") / "migrations"
     for entry in folder.iterdir():
         if entry.name.startswith(f"{number:04d}_"):
-            return entry.read_text(encoding="utf-8")
+            return tuple(_statements(entry.read_text(encoding="utf-8")))
     raise AssertionError(f"migration {number} is missing from the package")
 
 
