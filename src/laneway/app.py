@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
     from laneway.admin.dead_letters import DeadLetter
     from laneway.admin.top_topics import ListOrder
+    from laneway.admin.topic_reasons import TopicExplanation
     from laneway.admin.workers import WorkerInfo
     from laneway.cluster.career import Career
     from laneway.cluster.election import Election
@@ -767,6 +768,21 @@ class Laneway:
         """
         message_id = arguments.name("explain", "the id", message_id)
         return admin_workers.explain(self.engine, message_id, _topic(topic))
+
+    def explain_topic(self, topic: str) -> TopicExplanation:
+        """
+        Why a topic delivers nothing, or not enough: sentences, the first one decides, each with
+        what to do about it.
+        """
+        # Programs that only publish or work do not need it.
+        from laneway.push import reasons  # noqa: PLC0415
+
+        return reasons.explain_topic(self.engine, check_topic(topic), max_backlog=self.max_backlog)
+
+    @property
+    def max_backlog(self) -> int | None:
+        """Most messages that may wait in the namespace; None: any number."""
+        return self._holder.settings.max_backlog
 
     def workers(
         self, pool: str | None = None, *, limit: int = 1000, after: str | None = None
@@ -1472,6 +1488,7 @@ class Laneway:
     atopics = async_variant(topics)
     ahistory = async_variant(history)
     aexplain = async_variant(explain)
+    aexplain_topic = async_variant(explain_topic)
     aworkers = async_variant(workers)
     aping = async_variant(ping)
     adrain_worker = async_variant(drain_worker)

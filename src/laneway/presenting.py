@@ -17,6 +17,7 @@ import msgspec
 from laneway.message import RAW
 from laneway.policy import AUTO, FOREVER, gate_names
 from laneway.safetext import escaped, escaped_json
+from laneway.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +187,7 @@ def setting_in_words(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if name == "rate":
-        return f"{value:g}/s" if value >= 1 or value == 0 else f"{value * 60:g}/min"
+        return rate_text(value)
     if name in ("max_body", "max_backlog_bytes"):
         return exact_size(value)
     if name == "backoff":

@@ -151,6 +151,16 @@ def _read_rate(text: str) -> float:
         return -1.0
 
 
+def rate_text(per_second: float | None) -> str:
+    """A rate as people write it: 50/s, 1/min, 2/h; None: "no limit"."""
+    if per_second is None:
+        return "no limit"
+    if per_second >= 1 or per_second == 0:
+        return f"{per_second:g}/s"
+    per_minute = per_second * 60
+    return f"{per_minute:g}/min" if per_minute >= 1 else f"{per_minute * 60:g}/h"
+
+
 def size(value: int | str) -> int:
     """Read a size: a number of bytes, or text like `"10GB"` or `"1MiB"`; returns bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_BYTES:

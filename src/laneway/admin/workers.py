@@ -304,7 +304,7 @@ def explain(engine: FullEngine, message_id: str, topic: str | None) -> Explanati
     is_decisive = explanation.starts_us is not None and explanation.starts_us <= now_us
     if is_decisive:
         explanation.starts_us = None
-    explanation.reasons.insert(0 if is_decisive else len(explanation.reasons), lack)
+    explanation.add("unserved", lack, 0 if is_decisive else None)
     return explanation
 
 

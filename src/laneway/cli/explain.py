@@ -1,6 +1,8 @@
-"""`laneway explain`: why a message is not running."""
+"""`laneway explain`: why a topic stands still, or a message is not running."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,36 +14,87 @@ from laneway.cli.session import (
     print_json,
     say,
 )
+from laneway.errors import LanewayError
+from laneway.policy import check_topic
 from laneway.presenting import duration
 
+if TYPE_CHECKING:
+    from laneway.admin.topic_reasons import TopicExplanation
+    from laneway.engines.base import Explanation
 
-@click.command(short_help="Explain what a message waits for.")
-@click.argument("message_id")
-@click.option("--topic", help="Its topic; needed for ids of your own that several topics have.")
+EXAMPLES = """\b
+Examples:
+  laneway explain push.acme                     why does the topic stand still?
+  laneway explain 4aefe1-660da8564b05           a message by its generated id
+  laneway explain order-42 --topic push.acme    by an id of your own
+"""
+
+
+@click.command(
+    short_help="Explain why a topic stands still, or what a message waits for.", epilog=EXAMPLES
+)
+@click.argument("name", metavar="TOPIC|MESSAGE_ID")
+@click.option("--topic", help="The message's topic; needed for ids of your own.")
 @json_option
 @pass_session
-def explain(session: Session, message_id: str, *, topic: str | None, as_json: bool) -> None:
-    """Explain what a message waits for, and when it will likely start."""
-    explanation = session.app().explain(message_id, topic)
-    if as_json:
-        print_json(explanation)
-    else:
-        say(
-            f"{explanation.state}"
-            + (f" in {explanation.topic}" if explanation.topic else "")
-            + f": {explanation.reasons[0]}"
-        )
-        for reason in explanation.reasons[1:]:
-            say(f"  also: {reason}")
-        if explanation.starts_us is not None and explanation.now_us is not None:
-            soon = (explanation.starts_us - explanation.now_us) / 1e6
-            say(
-                "  likely to start "
-                + (
-                    f"in {duration(soon)}, if a worker is free then"
-                    if soon > 0
-                    else "as soon as a worker is free"
-                )
-            )
+def explain(session: Session, name: str, *, topic: str | None, as_json: bool) -> None:
+    """
+    Explain why a topic delivers nothing, or what a message waits for, with what to do about it.
+
+    The first reason decides. A name that no message has as its id is a topic.
+    """
+    explanation = session.app().explain(name, topic)
+    if explanation.state in ("unknown", "finished") and topic is None:
+        found = _topic(session, name)
+        if found is not None:
+            _show_topic(found, as_json=as_json)
+            return
+    _show_message(explanation, as_json=as_json)
     if explanation.state == "unknown":
         raise SystemExit(REFUSED)
+
+
+def _topic(session: Session, name: str) -> TopicExplanation | None:
+    """The explanation of the topic with this name; None: nothing is known of it."""
+    try:
+        check_topic(name)
+    except LanewayError:
+        return None
+    found = session.app().explain_topic(name)
+    is_known = found.waiting or found.leased or found.dead or found.published
+    return found if is_known or found.reasons[0].cause != "empty" else None
+
+
+def _show_topic(found: TopicExplanation, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for n, reason in enumerate(found.reasons):
+        say(f"{found.topic}: {reason.text}" if n == 0 else f"  also: {reason.text}")
+        if reason.advice:
+            say(f"    try: {reason.advice}")
+    next_one = f"; the next message is {found.message}" if found.message else ""
+    say(f"  {found.waiting:,} wait, {found.leased:,} run, {found.dead:,} dead{next_one}")
+
+
+def _show_message(explanation: Explanation, *, as_json: bool) -> None:
+    if as_json:
+        print_json(explanation)
+        return
+    say(
+        f"{explanation.state}"
+        + (f" in {explanation.topic}" if explanation.topic else "")
+        + f": {explanation.reasons[0]}"
+    )
+    for reason in explanation.reasons[1:]:
+        say(f"  also: {reason}")
+    if explanation.starts_us is not None and explanation.now_us is not None:
+        soon = (explanation.starts_us - explanation.now_us) / 1e6
+        say(
+            "  likely to start "
+            + (
+                f"in {duration(soon)}, if a worker is free then"
+                if soon > 0
+                else "as soon as a worker is free"
+            )
+        )

@@ -35,6 +35,11 @@ class Host(Protocol):
         """Threads for the blocking calls of coroutines."""
         ...
 
+    @property
+    def max_backlog(self) -> int | None:
+        """Most messages that may wait in the namespace; None: any number."""
+        ...
+
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
         """The handle of a task's call."""
         ...

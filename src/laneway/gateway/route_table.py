@@ -59,6 +59,7 @@ from laneway.gateway.schema import (
     DeadMessageQuery,
     DryRunQuery,
     ExplainAnswer,
+    ExplainTopicAnswer,
     GateAnswer,
     GateBody,
     GatesAnswer,
@@ -186,6 +187,7 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/topics", "read", topics.list_topics, query=ListTopicsQuery, answer=TopicsAnswer
     ),
     Route("GET", TOPIC, "read", topics.show_topic, answer=TopicDetails),
+    Route("GET", TOPIC + "/explain", "read", topics.explain_topic, answer=ExplainTopicAnswer),
     Route("DELETE", TOPIC, "operate", topics.delete, body=ConfirmBody, answer=CountAnswer),
     Route(
         "GET",

@@ -348,6 +348,26 @@ class ExplainAnswer(msgspec.Struct, kw_only=True):
     message: MessageAnswer | None
 
 
+class ReasonAnswer(msgspec.Struct):
+    """A reason why a topic stands still: its kind, a sentence, and what to do ("": only wait)."""
+
+    cause: str
+    text: str
+    advice: str
+
+
+class ExplainTopicAnswer(msgspec.Struct, kw_only=True):
+    """Why a topic delivers nothing, or not enough; the first reason decides."""
+
+    topic: str
+    state: str
+    waiting: int
+    leased: int
+    dead: int
+    message: str | None
+    reasons: list[ReasonAnswer]
+
+
 class LookupBody(_Body):
     """Ids of a topic."""
 

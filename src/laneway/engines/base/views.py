@@ -140,11 +140,43 @@ class MessageView(msgspec.Struct, gc=False, kw_only=True):
     history: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
+Cause = Literal[
+    "paused",
+    "back_off",
+    "probe",
+    "rate",
+    "full",
+    "gate",
+    "group",
+    "key",
+    "key_full",
+    "key_rate",
+    "due",
+    "jobs",
+    "unhandled",
+    "unserved",
+    "clock",
+    "worker",
+    "ahead",
+    "turn",
+    "no_group",
+    "leased",
+    "dead",
+    "finished",
+    "unknown",
+]
+"""
+The kinds of reasons. `unserved`: no worker serves it; `unhandled`: those that do have no handler;
+`worker`: nothing but a free worker is missing; `full`: its concurrency.
+"""
+
+
 class Explanation(msgspec.Struct, kw_only=True):
     """
     What a message waits for. Times are microseconds.
 
-    - `reasons`: one sentence each; the first is the one that decides.
+    - `reasons`: one sentence each; the first is the one that decides. `causes`: the kind of each.
+    - `busy_with`: the id of the message that its serial key is busy with.
     - `starts_us`: when it will probably start; None: that cannot be predicted.
     - `now_us`: the store's clock.
     - `ahead`: messages of its lane before it.
@@ -155,10 +187,18 @@ class Explanation(msgspec.Struct, kw_only=True):
     topic: str | None
     state: ExplainedState
     reasons: list[str] = []
+    causes: list[Cause] = []
     starts_us: int | None = None
     now_us: int | None = None
     ahead: int | None = None
     message: MessageView | None = None
+    busy_with: str | None = None
+
+    def add(self, cause: Cause, reason: str, at: int | None = None) -> None:
+        """Add a reason at its end, or at a place."""
+        at = len(self.reasons) if at is None else at
+        self.reasons.insert(at, reason)
+        self.causes.insert(at, cause)
 
 
 class TierStats(msgspec.Struct, gc=False):

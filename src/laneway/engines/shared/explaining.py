@@ -13,12 +13,12 @@ from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US, Explanation
 from laneway.engines.shared import adaptive, fairness
 from laneway.topic_groups import GROUP, TOPIC
-from laneway.units import SECOND
+from laneway.units import SECOND, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.base import MessageView
+    from laneway.engines.base import Cause, MessageView
     from laneway.engines.shared.adaptive import Flow
     from laneway.policy import Resolved
 
@@ -106,6 +106,7 @@ def absent(message_id: str, topic: str | None, *, finished: bool) -> Explanation
             topic=topic,
             state="finished",
             reasons=["it was finished; its id is still known"],
+            causes=["finished"],
         )
     return Explanation(
         id=message_id,
@@ -117,6 +118,7 @@ def absent(message_id: str, topic: str | None, *, finished: bool) -> Explanation
                 " never published here"
             )
         ],
+        causes=["unknown"],
     )
 
 
@@ -126,35 +128,31 @@ def not_waiting(view: MessageView, now_us: int, clock_us: int) -> Explanation:
         id=view.id, topic=view.topic, state=view.state, message=view, now_us=clock_us
     )
     if view.state == "dead":
-        explanation.reasons = [
-            (
-                f"it became a dead letter {_duration(now_us - (view.died_us or now_us))} ago:"
-                f" {view.reason}; redrive it to try again"
-            )
-        ]
+        explanation.add(
+            "dead",
+            f"it became a dead letter {_duration(now_us - (view.died_us or now_us))} ago:"
+            f" {view.reason}; redrive it to try again",
+        )
     else:
-        explanation.reasons = [
-            (
-                f"a worker holds it (fence {view.fence}) for"
-                f" {_left(now_us, clock_us, view.deadline_us)} more, unless the lease is extended"
-            )
-        ]
-        explanation.reasons += _stands_still(now_us, clock_us)
+        explanation.add(
+            "leased",
+            f"a worker holds it (fence {view.fence}) for"
+            f" {_left(now_us, clock_us, view.deadline_us)} more, unless the lease is extended",
+        )
+        _add_clock(explanation, now_us, clock_us)
     return explanation
 
 
-def _stands_still(now_us: int, clock_us: int) -> list[str]:
-    """A sentence if the clock was set back: the store's time waits until it has caught up."""
+def _add_clock(explanation: Explanation, now_us: int, clock_us: int) -> None:
+    """Add a reason if the clock was set back: the store's time waits until it has caught up."""
     behind = now_us - clock_us
-    if behind <= CLOCK_SLACK_US:
-        return []
-    until = datetime.fromtimestamp(now_us / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return [
-        (
+    if behind > CLOCK_SLACK_US:
+        until = datetime.fromtimestamp(now_us / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        explanation.add(
+            "clock",
             f"the store's clock stands still until {until}, for {_duration(behind)} more:"
-            " it was set back"
+            " it was set back",
         )
-    ]
 
 
 def waiting(facts: Facts) -> Explanation:
@@ -169,56 +167,63 @@ def waiting(facts: Facts) -> Explanation:
         now_us=facts.clock_us,
     )
     starts = now
-    explanation.reasons += _stands_still(now, facts.clock_us)
+    _add_clock(explanation, now, facts.clock_us)
     if policy.paused:
-        explanation.reasons.append("the topic is paused; resume it")
+        explanation.add("paused", "the topic is paused; resume it")
     is_blocked = view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US
     if is_blocked:
         needed = control.signals_needed(view.headers) or 1
-        explanation.reasons.append(
+        explanation.add(
+            "jobs",
             f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs"
-            " before it"
+            " before it",
         )
     elif view.state == "delayed" and facts.unhandled_us is not None:
-        explanation.reasons.append(
+        explanation.add(
+            "unhandled",
             f"{_no_handler(facts)}; it is delivered again in {facts.left(view.since_us)}; start a"
-            " worker that has a handler"
+            " worker that has a handler",
         )
         starts = view.since_us
     elif facts.unhandled_us is not None:
-        explanation.reasons.append(_no_handler(facts))
+        explanation.add("unhandled", _no_handler(facts))
     elif view.state == "delayed":
-        explanation.reasons.append(f"it is due in {facts.left(view.since_us)}")
+        explanation.add("due", f"it is due in {facts.left(view.since_us)}")
         starts = view.since_us
     of_key: int | None = now
     if view.state in ("parked", "ready") and facts.key is not None:
         of_key = _key_limits(facts, facts.key, explanation)
     elif view.state == "parked":
-        explanation.reasons.append(
+        explanation.busy_with = facts.busy_with
+        explanation.add(
+            "key",
             f'its key "{view.key}" is busy with {facts.busy_with or "another message"}; they run'
-            " one at a time, in order"
+            " one at a time, in order",
         )
     later = _limits(facts, explanation)
     later = max(later, of_key) if later is not None and of_key is not None else None
     if facts.ahead and not explanation.reasons and later is not None:
-        explanation.reasons.append(
-            f'its topic can deliver now: it waits for a free worker of pool "{policy.pool}"'
+        explanation.add(
+            "worker",
+            f'its topic can deliver now: it waits for a free worker of pool "{policy.pool}"',
         )
     if facts.ahead:
-        explanation.reasons.append(
+        explanation.add(
+            "ahead",
             f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are"
-            " ahead of it"
+            " ahead of it",
         )
     if facts.is_runnable:
         _add_turn(facts, explanation)
     if not explanation.reasons:
-        explanation.reasons.append(
+        explanation.add(
+            "worker",
             f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"; tier'
-            f' "{facts.tier}", {facts.share}'
+            f' "{facts.tier}", {facts.share}',
         )
     if policy.group is not None and facts.group is None:
-        explanation.reasons.append(
-            f'it has no group: "{view.topic}" lacks a part that "{policy.group}" names'
+        explanation.add(
+            "no_group", f'it has no group: "{view.topic}" lacks a part that "{policy.group}" names'
         )
     if (
         not policy.paused
@@ -239,14 +244,15 @@ def _add_turn(facts: Facts, explanation: Explanation) -> None:
     tier = f'tier "{facts.tier}" ({facts.share})'
     group = facts.group
     if group is not None and group.before:
-        explanation.reasons.append(
+        explanation.add(
+            "turn",
             f"{_counted(group.before)} topics and groups of {tier} are served before its group"
-            f' "{group.name}"'
+            f' "{group.name}"',
         )
     if facts.lanes_before:
         whole = f'its group "{group.name}"' if group is not None else tier
-        explanation.reasons.append(
-            f"{_counted(facts.lanes_before)} topics of {whole} are served before its own"
+        explanation.add(
+            "turn", f"{_counted(facts.lanes_before)} topics of {whole} are served before its own"
         )
 
 
@@ -269,18 +275,19 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
     now, policy = facts.now_us, facts.policy
     at: int | None = now
     if facts.back_off_step and facts.rest_until_us > now:
-        explanation.reasons.append(
+        explanation.add(
+            "back_off",
             f"the topic backs off for {facts.left(facts.rest_until_us)}: its destination is"
-            " unavailable"
+            " unavailable",
         )
         at = facts.rest_until_us
     elif facts.back_off_step and facts.leased:
-        explanation.reasons.append(
-            "the topic probes whether its destination is available, one delivery at a time"
+        explanation.add(
+            "probe", "the topic probes whether its destination is available, one delivery at a time"
         )
         at = None
     if (reason := _full(facts)) is not None:
-        explanation.reasons.append(reason)
+        explanation.add("full", reason)
         at = None
     if policy.lane_rate:
         tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst, facts.owes)
@@ -289,26 +296,27 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
         )
         if permit > now:
             cost = f", of cost {facts.need}," if facts.need > 1 else ""
-            explanation.reasons.append(
-                f"the topic's rate ({policy.rate:g}/s) admits the next delivery{cost} in"
-                f" {facts.left(permit)}"
+            explanation.add(
+                "rate",
+                f"the topic's rate ({rate_text(policy.rate)}) admits the next delivery{cost} in"
+                f" {facts.left(permit)}",
             )
             at = max(at, permit) if at is not None else None
     for gate in facts.gates:
         if gate.name.startswith(TOPIC):
             if not gate.room:
-                explanation.reasons.append(_shared(facts, gate))
+                cause: Cause = "full" if gate.wake_us is None else "rate"
+                explanation.add(cause, _shared(facts, gate))
                 wake = gate.wake_us
                 at = max(at, wake) if wake is not None and at is not None else None
         elif not gate.room:
             held = f"; it is held for a delivery of cost {gate.need}" if gate.need > 1 else ""
-            what, is_shut = f'the gate "{gate.name}"', "is shut"
+            cause, what, is_shut = "gate", f'the gate "{gate.name}"', "is shut"
             if gate.name.startswith(GROUP):
                 name = gate.name.removeprefix(GROUP)
-                what, is_shut = f'the limit of its topic group "{name}"', "is reached"
-            explanation.reasons.append(
-                f"{what} {is_shut}; {gate.leased} leases go through it{held}"
-            )
+                cause, is_shut = "group", "is reached"
+                what = f'the limit of its topic group "{name}"'
+            explanation.add(cause, f"{what} {is_shut}; {gate.leased} leases go through it{held}")
             wake = gate.wake_us
             at = max(at, wake) if wake is not None and at is not None else None
     return at
@@ -320,7 +328,7 @@ def _shared(facts: Facts, gate: GateFacts) -> str:
     if gate.wake_us is not None:
         cost = f", of cost {gate.need}," if gate.need > 1 else ""
         return (
-            f"the topic's rate ({policy.rate:g}/s) admits the next delivery{cost} in"
+            f"the topic's rate ({rate_text(policy.rate)}) admits the next delivery{cost} in"
             f" {facts.left(gate.wake_us)}"
         )
     run = f"{gate.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
@@ -338,14 +346,15 @@ def _key_limits(facts: Facts, key: KeyFacts, explanation: Explanation) -> int | 
     limit = policy.key_concurrency
     is_full = limit is not None and key.leased >= limit
     if is_full:
-        explanation.reasons.append(f'its key "{name}" has {key.leased} of {limit} leased')
+        explanation.add("key_full", f'its key "{name}" has {key.leased} of {limit} leased')
     if key.permit_us > facts.now_us:
-        explanation.reasons.append(
-            f'the rate of its key "{name}" ({policy.key_rate:g}/s) admits the next message in'
-            f" {facts.left(key.permit_us)}"
+        explanation.add(
+            "key_rate",
+            f'the rate of its key "{name}" ({rate_text(policy.key_rate)}) admits the next message'
+            f" in {facts.left(key.permit_us)}",
         )
     elif facts.view.state == "parked" and not is_full:
-        explanation.reasons.append(f'messages of its key "{name}" are before it')
+        explanation.add("key_full", f'messages of its key "{name}" are before it')
     return None if is_full else key.permit_us
 
 

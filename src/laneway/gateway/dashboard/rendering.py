@@ -32,6 +32,7 @@ FILTERS = (
     words.block,
     words.state,
     words.kind,
+    words.reason_kind,
     words.spark,
 )
 

@@ -130,6 +130,13 @@ def kind(name: str) -> str:
     return KINDS.get(name, "none")
 
 
+def reason_kind(cause: str) -> str:
+    """What a reason why a topic stands still means, as `kind`."""
+    if cause in ("disabled", "endpoint", "secrets", "unserved", "unhandled", "backlog", "key"):
+        return "bad"
+    return "none" if cause in ("worker", "turn", "empty", "leased", "due", "dead") else "slow"
+
+
 def topic_state(stats: TopicStats) -> str:
     """The state of a topic."""
     return presenting.topic_state(stats)

@@ -8,6 +8,7 @@ from laneway import arguments, units
 from laneway.admin import top_topics, workers
 from laneway.admin.top_topics import MEASURES, ORDERS
 from laneway.errors import UsageError
+from laneway.gateway import reasons
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import field_answers, operator_fields
@@ -17,11 +18,13 @@ from laneway.gateway.schema import (
     CountAnswer,
     CursorAnswer,
     ExplainAnswer,
+    ExplainTopicAnswer,
     ListTopicsQuery,
     LookupAnswer,
     LookupBody,
     MessageAnswer,
     MessagesAnswer,
+    ReasonAnswer,
     TopicAnswer,
     TopicDetails,
     TopicsAnswer,
@@ -131,6 +134,24 @@ def explain(call: Call) -> ExplainAnswer:
         message=(
             None if message is None else message_answer(message, shows_body=call.shows_bodies)
         ),
+    )
+
+
+def explain_topic(call: Call) -> ExplainTopicAnswer:
+    """
+    Explain why a topic delivers nothing, or not enough, and what to do about it.
+
+    The condition of the topic's endpoint is in the answer for callers with the scope `endpoints`.
+    """
+    found = reasons.of_topic(call.services.host, call.caller, call.topic)
+    return ExplainTopicAnswer(
+        topic=found.topic,
+        state=found.state,
+        waiting=found.waiting,
+        leased=found.leased,
+        dead=found.dead,
+        message=found.message,
+        reasons=[ReasonAnswer(each.cause, each.text, each.advice) for each in found.reasons],
     )
 
 

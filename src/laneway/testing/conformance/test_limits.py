@@ -276,8 +276,9 @@ def test_explain_names_what_partitions_share(driver: EngineDriver) -> None:
         (message,) = driver.engine.topic_peek(topic, limit=1, now_us=driver.now)
         explanation = driver.engine.explain(message.id, topic, now_us=driver.now)
         reasons[topic] = " ".join(explanation.reasons)
+        assert len(explanation.causes) == len(explanation.reasons)
     assert "4 messages of its topic run, and its concurrency is 4" in reasons["a"]
-    assert "the topic's rate (0.5/s) admits the next delivery in 2.0 s" in reasons["b"]
+    assert "the topic's rate (30/min) admits the next delivery in 2.0 s" in reasons["b"]
 
 
 def test_partitions_leave_nothing_behind(driver: EngineDriver) -> None:

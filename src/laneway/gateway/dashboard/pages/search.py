@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.errors import LanewayError
 from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages.topic import reasons_of
 from laneway.gateway.dashboard.queries import SearchQuery
 from laneway.policy import check_pattern, check_topic, is_pattern
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from laneway.gateway.dashboard.view import View
 
 MOST = 20
+EXPLAINED = 3
+"""Topics of which the page says why they wait."""
+
+MOST_PATTERNS = 50
+"""Patterns of policies whose star is replaced by what is searched."""
+
 LOOKED_AT = 100
 """Messages of a topic in which a key is looked for."""
 
@@ -25,7 +32,9 @@ def build(view: View) -> dict[str, Any]:
     rest = rest.strip()
     topics = _topics(view, first) if first else []
     messages = _messages(view, text, first, rest) if text else []
+    exact = [] if rest else [each for each in topics if is_named(each.topic, first)][:EXPLAINED]
     return {
+        "explained": [(each, reasons_of(view, each.topic).reasons) for each in exact],
         "searched": text,
         "topics": topics,
         "messages": messages,
@@ -34,10 +43,20 @@ def build(view: View) -> dict[str, Any]:
     }
 
 
+def is_named(topic: str, name: str) -> bool:
+    """Whether a topic has this name, or ends with it behind a dot, as `push.acme` with `acme`."""
+    return topic == name or topic.endswith(f".{name}")
+
+
 def _topics(view: View, name: str) -> list[TopicStats]:
-    """The topic with this name, and those whose names begin with it and a dot."""
+    """
+    The topic with this name, those whose names begin with it and a dot, and those that have it in
+    place of the star of a policy's pattern: `acme` finds `push.acme` where there is `push.*`.
+    """
     found: dict[str, TopicStats] = {}
-    for pattern in (name, f"{name.rstrip('.')}.*"):
+    for beginning in ("", *_beginnings(view)):
+        _add_topic(view, beginning + name, found)
+    for pattern in (name if is_pattern(name) else "", f"{name.rstrip('.')}.*"):
         try:
             check_pattern(pattern)
         except LanewayError:
@@ -47,10 +66,27 @@ def _topics(view: View, name: str) -> list[TopicStats]:
                 for stats in view.reader.topics("name", (own,), MOST):
                     found[stats.topic] = stats
             else:
-                stats = view.reader.topic(own)
-                if stats.published or stats.waiting or stats.leased or stats.dead:
-                    found[stats.topic] = stats
+                _add_topic(view, own, found)
     return list(found.values())[:MOST]
+
+
+def _beginnings(view: View) -> list[str]:
+    """What stands before the star of policies' patterns, of the first ones."""
+    rows = view.reader.policies().rows()
+    patterns = {pattern for _, pattern, _ in rows if pattern.endswith(".*")}
+    return [pattern[:-1] for pattern in sorted(patterns)[:MOST_PATTERNS]]
+
+
+def _add_topic(view: View, name: str, found: dict[str, TopicStats]) -> None:
+    """Add a topic that the caller may see, if something is known of it."""
+    try:
+        check_topic(name)
+    except LanewayError:
+        return
+    if view.caller.covers(name):
+        stats = view.reader.topic(name)
+        if stats.published or stats.waiting or stats.leased or stats.dead:
+            found[name] = stats
 
 
 def _messages(view: View, text: str, topic: str, rest: str) -> list[MessageView]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway import presenting
-from laneway.admin import subscriptions, workers
+from laneway.admin import subscriptions
 from laneway.engines.base import HELD_STATES
+from laneway.gateway import reasons
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
-from laneway.gateway.dashboard.pages.topics import why
 from laneway.gateway.dashboard.queries import TopicQuery
 from laneway.gateway.problems import Problem
 from laneway.policy import check_topic
 from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
+    from laneway.admin.topic_reasons import TopicExplanation
     from laneway.engines.base import HeldState, MessageView, TopicStats
     from laneway.gateway.dashboard.view import View
 
@@ -44,14 +45,12 @@ def build(view: View) -> dict[str, Any]:
     if tab not in TABS:
         raise Problem("bad-request", f"show: expected one of {', '.join(TABS)}, got {tab[:80]}")
     head, letters = _messages(view, name, tab)
-    first = _first(view, name, tab, head)
     leased = _peek(view, name, "leased") if stats.leased else []
     keys = list(dict.fromkeys(each.key for each in leased if each.key is not None))
     return {
         "name": name,
         "stats": stats,
         "state": words.topic_state(stats),
-        "why": why(stats, now_us),
         "age": None if stats.oldest_us is None else max(0.0, (now_us - stats.oldest_us) / 1e6),
         "now_us": now_us,
         "rate": resolved.rate,
@@ -68,7 +67,7 @@ def build(view: View) -> dict[str, Any]:
         "peeked": PEEKED,
         "letters": letters,
         "shows_bodies": view.shows_bodies,
-        "reasons": _reasons(view, name, first),
+        "reasons": reasons_of(view, name).reasons,
         "subscriptions": reader.once(
             ("subscriptions", name), lambda: subscriptions.find(view.engine, name)
         )
@@ -99,26 +98,19 @@ def _peek(view: View, name: str, state: HeldState | None) -> list[MessageView]:
     )
 
 
-def _first(view: View, name: str, tab: str, shown: list[MessageView]) -> MessageView | None:
-    """The message that is delivered next, whatever the tab shows."""
-    head = shown if tab == "next" else _peek(view, name, None)
-    return head[0] if head else None
-
-
 def _tabs(stats: TopicStats) -> list[tuple[str, int | None]]:
     """The tabs, and how many messages each has; `next` is several states."""
     counts = {name: getattr(stats, name) for name in (*HELD_STATES, "dead")}
     return [(name, counts.get(name)) for name in TABS if name in ("next", "dead") or counts[name]]
 
 
-def _reasons(view: View, name: str, first: MessageView | None) -> list[str]:
-    """What the first message waits for."""
-    if first is None:
-        return []
-    explained = view.reader.once(
-        ("explain", name, first.id), lambda: workers.explain(view.engine, first.id, name)
+def reasons_of(view: View, name: str) -> TopicExplanation:
+    """Why a topic stands still, as far as the caller may know."""
+    caller = view.caller
+    return view.reader.once(
+        ("reasons", name, caller.sees_all, "endpoints" in caller.scopes),
+        lambda: reasons.of_topic(view.host, caller, name),
     )
-    return explained.reasons
 
 
 def _setting(name: str, value: Any, layer: str, pattern: str) -> dict[str, str]:

@@ -153,6 +153,8 @@ def why(stats: TopicStats, now_us: int) -> str:
         return f"backs off for {words.span(left)}"
     if stats.state == "asleep" and stats.wake_us is not None and stats.wake_us > now_us:
         return f"rate, next in {words.span((stats.wake_us - now_us) / 1e6)}"
+    if stats.state == "full":
+        return f"all {stats.leased:,} that its concurrency allows run"
     return ""
 
 

@@ -1,0 +1,408 @@
+"""Why a topic delivers nothing, or not enough: sentences, the decisive one first, with advice."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.admin import subscriptions, top_topics, workers
+from laneway.policy import gate_names
+from laneway.subscriptions import is_copy
+from laneway.units import SECOND, rate_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from laneway.engines.base import Explanation, FullEngine, MessageView, TopicStats
+    from laneway.policy import Resolved
+
+HOLDERS = 20
+"""Topics with the most busy handlers among which those are looked for that hold a limit."""
+
+SUBSCRIPTIONS = 20
+"""Subscriptions that are looked at."""
+
+SLOW_SECONDS = 60.0
+"""If a backlog takes longer than this at the topic's rate, it is said how long."""
+
+LONG_SECONDS = 60.0
+"""A handler that runs longer than this is named."""
+
+LEFT_OUT = frozenset(("ahead", "key", "leased", "finished", "unknown"))
+"""What is true of a message only, or is said in another way of its topic."""
+
+MOST_TEXT = 300
+"""Characters that are shown of an error."""
+
+
+class TopicReason(msgspec.Struct, frozen=True):
+    """
+    A reason why a topic delivers nothing, or not enough.
+
+    `cause`: its kind, such as `"paused"`; `text`: a sentence; `advice`: what to do, a command of
+    the shell or a sentence; "": nothing, or only to wait.
+    """
+
+    cause: str
+    text: str
+    advice: str = ""
+
+
+class TopicExplanation(msgspec.Struct, kw_only=True):
+    """
+    Why a topic stands still.
+
+    - `reasons`: the first one decides; there is always one.
+    - `state`: as in `Stats`. `waiting`, `leased`, `dead`: messages.
+    - `published`: since the topic was last empty and deleted from the store.
+    - `message`: the id of the message that is delivered next; None: nothing waits.
+    """
+
+    topic: str
+    state: str
+    reasons: list[TopicReason]
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    published: int = 0
+    message: str | None = None
+
+
+def explain(
+    engine: FullEngine,
+    topic: str,
+    *,
+    max_backlog: int | None = None,
+    shows_others: bool = True,
+) -> TopicExplanation:
+    """
+    Why a topic stands still: what its next message waits for, who set the limit or holds it, and
+    what to do. What is read has a bound for any number of topics.
+
+    `max_backlog`: of the namespace. `shows_others`: name other topics and workers.
+    """
+    stats = engine.topic_stats(topic)
+    head = engine.topic_peek(topic, limit=1) if stats.waiting else []
+    case = _Case(engine, stats, engine.policy_of(topic), shows_others=shows_others)
+    of_head, of_keys = list(_of_head(case, head)), list(_of_keys(case, head))
+    if head and head[0].state == "parked":
+        of_head, of_keys = of_keys, of_head
+    found = [*_refused(case, max_backlog), *of_head, *of_keys]
+    if not found:
+        found = [*_without_backlog(case)]
+    if stats.dead:
+        found.append(_dead(case))
+    return TopicExplanation(
+        topic=topic,
+        state=stats.state,
+        reasons=found,
+        waiting=stats.waiting,
+        leased=stats.leased,
+        dead=stats.dead,
+        published=stats.published,
+        message=head[0].id if head else None,
+    )
+
+
+class _Case:
+    """The topic that is explained."""
+
+    def __init__(
+        self, engine: FullEngine, stats: TopicStats, policy: Resolved, *, shows_others: bool
+    ) -> None:
+        self.engine = engine
+        self.shows_others = shows_others
+        self.stats = stats
+        self.policy = policy
+        self.topic = stats.topic
+        self.quoted = shlex.quote(stats.topic)
+        self._settings = engine.policies().why(stats.topic)
+        self.now_us = engine.time_us(stats.topic)
+
+    def set_by(self, field: str) -> str:
+        """Who set a field of its policy."""
+        _, layer, pattern = self._settings.get(field, (None, "", ""))
+        if not layer:
+            return "by default"
+        whose = "for this topic" if pattern == self.topic else f"for {pattern}"
+        return f"by {'an operator' if layer == 'operator' else 'the program'} {whose}"
+
+
+# What its messages wait for
+
+
+def _refused(case: _Case, max_backlog: int | None) -> Iterator[TopicReason]:
+    """Full backlogs, which refuse what is published."""
+    limit, on_full = case.policy.max_backlog, case.policy.on_full
+    does = {
+        "refuse": "publishes are refused",
+        "block": "publishes wait",
+        "drop_oldest": "each publish removes the oldest message",
+    }
+    if limit is not None and case.stats.waiting >= limit:
+        yield TopicReason(
+            "backlog",
+            f"its backlog is full: {case.stats.waiting:,} messages wait, the limit of {limit:,} is"
+            f" set {case.set_by('max_backlog')}; {does.get(on_full, on_full)}",
+            f"laneway policy set {case.quoted} --max-backlog COUNT",
+        )
+    most = case.policy.max_backlog_bytes
+    if most is not None and case.stats.bytes >= most:
+        yield TopicReason(
+            "backlog",
+            f"its backlog is full: {case.stats.bytes:,} of {most:,} bytes wait;"
+            f" {does.get(on_full, on_full)}",
+        )
+    if max_backlog is not None and case.engine.overview().waiting >= max_backlog:
+        yield TopicReason(
+            "backlog",
+            "the namespace is full, so publishes to any topic are refused, wait, or remove"
+            f" messages: its limit is {max_backlog:,} messages",
+            "laneway topics --order backlog",
+        )
+
+
+def _of_head(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
+    """What the message waits for that is delivered next."""
+    if not head:
+        return
+    found = workers.explain(case.engine, head[0].id, case.topic)
+    yield from (
+        _reason(case, found, cause or "", text)
+        for cause, text in zip_longest(found.causes, found.reasons)
+        if text is not None and cause not in LEFT_OUT
+    )
+
+
+def _reason(case: _Case, found: Explanation, cause: str, text: str) -> TopicReason:
+    make = _BY_CAUSE.get(cause)
+    return make(case, found, text) if make is not None else TopicReason(cause, text)
+
+
+def _paused(case: _Case, _: Explanation, text: str) -> TopicReason:
+    del text
+    return TopicReason(
+        "paused",
+        f"the topic is paused {case.set_by('paused')}",
+        f"laneway resume {case.quoted}",
+    )
+
+
+def _back_off(case: _Case, _: Explanation, text: str) -> TopicReason:
+    return TopicReason("back_off", text, f"laneway back-off {case.quoted} 0")
+
+
+def _rate(case: _Case, _: Explanation, text: str) -> TopicReason:
+    rate, ready = case.policy.rate, case.stats.ready
+    text += f"; set {case.set_by('rate')}"
+    if rate and ready / rate > SLOW_SECONDS:
+        text += f"; at {rate_text(rate)} its {ready:,} messages take {duration(ready / rate)}"
+    return TopicReason("rate", text, f"laneway policy set {case.quoted} --rate RATE")
+
+
+def _full(case: _Case, _: Explanation, text: str) -> TopicReason:
+    text += f", set {case.set_by('concurrency')}"
+    if (oldest := _longest(case)) is not None:
+        text += f"; {oldest}"
+    return TopicReason("full", text, f"laneway policy set {case.quoted} --concurrency COUNT")
+
+
+def _gate(case: _Case, _: Explanation, text: str) -> TopicReason:
+    names = [name for name in gate_names(case.policy.gate) if f'"{name}"' in text]
+    name = names[0] if names else ""
+    gates = {each["name"]: each for each in case.engine.gate_list()}
+    text += _limits(gates.get(name)) + _holders(
+        case, lambda policy, _: name in gate_names(policy.gate)
+    )
+    return TopicReason("gate", text, f"laneway gate set {shlex.quote(name)} --concurrency COUNT")
+
+
+def _group(case: _Case, _: Explanation, text: str) -> TopicReason:
+    name = case.stats.group or ""
+    groups = {each["name"]: each for each in case.engine.topic_group_list()}
+    text += _limits(groups.get(name)) + _holders(case, lambda _, stats: stats.group == name)
+    advice = f"laneway topic-group set {shlex.quote(name)} --concurrency COUNT"
+    return TopicReason("group", text, advice)
+
+
+def _limits(limit: dict[str, object] | None) -> str:
+    """The limits of a gate or group."""
+    if limit is None:
+        return ""
+    found = []
+    if limit.get("concurrency"):
+        found.append(f"concurrency {limit['concurrency']}")
+    if isinstance(rate := limit.get("rate"), float | int) and rate:
+        found.append(f"rate {rate_text(float(rate))}")
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _holders(case: _Case, shares: Callable[[Resolved, TopicStats], bool]) -> str:
+    """The topics that have the most handlers running of those that share a limit."""
+    if not case.shows_others:
+        return ""
+    found = [
+        f"{stats.topic} ({stats.worker_time:.0f})"
+        for stats in top_topics.topics(case.engine, "worker-time", limit=HOLDERS)
+        if stats.worker_time
+        and stats.worker_time >= 0.5
+        and shares(case.engine.policy_of(stats.topic), stats)
+    ]
+    return f"; the most handlers run for {', '.join(found[:3])}" if found else ""
+
+
+def _due(case: _Case, found: Explanation, text: str) -> TopicReason:
+    message = found.message
+    if message is None or not message.attempts:
+        return TopicReason("due", f"all its messages are delayed; the next one: {text}")
+    return TopicReason(
+        "retry",
+        f"its next message has failed {_times(message.attempts)} and waits for its next attempt:"
+        f" {text}{_last_error(message)}",
+        f"laneway message retry {shlex.quote(message.id)} --topic {case.quoted}",
+    )
+
+
+def _unserved(case: _Case, _: Explanation, text: str) -> TopicReason:
+    pool = "" if case.policy.pool == "default" else f" --pool {shlex.quote(case.policy.pool)}"
+    return TopicReason("unserved", text, f"laneway worker MODULE:APP{pool}")
+
+
+def _unhandled(_: _Case, __: Explanation, text: str) -> TopicReason:
+    return TopicReason("unhandled", text, "start a worker whose program handles the topic")
+
+
+def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
+    coverage = workers.Coverage(case.engine)
+    if coverage.concurrency and case.shows_others:
+        text += f"; {coverage.busy:,} of {coverage.concurrency:,} handlers are busy"
+    return TopicReason("worker", text, "laneway workers")
+
+
+_BY_CAUSE: dict[str, Callable[[_Case, Explanation, str], TopicReason]] = {
+    "paused": _paused,
+    "back_off": _back_off,
+    "rate": _rate,
+    "full": _full,
+    "gate": _gate,
+    "group": _group,
+    "due": _due,
+    "unserved": _unserved,
+    "unhandled": _unhandled,
+    "worker": _worker,
+}
+
+
+def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
+    """What the first message of a serial key waits for, if it is not the first of the topic."""
+    if not case.stats.parked:
+        return
+    if head and head[0].state == "parked":
+        parked = head[0]
+    elif found := case.engine.topic_peek(case.topic, limit=1, state="parked"):
+        parked = found[0]
+    else:
+        return
+    busy_with = case.engine.explain(parked.id, case.topic).busy_with
+    if busy_with is None:
+        return
+    blocking = case.engine.explain(busy_with, case.topic)
+    message = blocking.message
+    text = (
+        f'{case.stats.parked:,} messages wait for their keys; the key "{parked.key}" is busy with'
+        f" {busy_with}, which is {blocking.state}"
+    )
+    if blocking.reasons:
+        text += f": {blocking.reasons[0]}"
+    if message is not None:
+        text += _last_error(message)
+    if (oldest := _longest(case, busy_with)) is not None:
+        text += f"; {oldest}"
+    step = "cancel" if blocking.state == "leased" else "dead"
+    advice = f"laneway message {step} {shlex.quote(busy_with)} --topic {case.quoted}"
+    yield TopicReason("key", text, advice)
+
+
+def _without_backlog(case: _Case) -> Iterator[TopicReason]:
+    """What is said of a topic in which nothing waits."""
+    stats = case.stats
+    if stats.leased:
+        oldest = _longest(case)
+        text = f"nothing waits; {stats.leased:,} of its messages run"
+        yield TopicReason("leased", text + (f"; {oldest}" if oldest else ""), "laneway workers")
+    if not is_copy(case.topic):
+        yield from _of_subscriptions(case)
+    if stats.leased:
+        return
+    text = "nothing waits or runs in this topic"
+    if stats.published:
+        yield TopicReason("empty", f"{text}: all that was published has been delivered")
+    else:
+        yield TopicReason(
+            "empty", f"{text}, and no publish is on record: look at the program that publishes"
+        )
+
+
+def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:
+    """Subscriptions in which copies wait."""
+    for each in subscriptions.find(case.engine, case.topic)[:SUBSCRIPTIONS]:
+        if each.waiting:
+            yield TopicReason(
+                "subscription",
+                f"{each.waiting:,} copies wait in its subscription {each.topic}",
+                f"laneway explain {shlex.quote(each.topic)}",
+            )
+
+
+def _dead(case: _Case) -> TopicReason:
+    letters = case.engine.dead_list(case.topic, limit=1)
+    text = f"{case.stats.dead:,} of its messages are dead letters"
+    if letters:
+        letter = letters[0][1]
+        error = f": {_short(letter.error)}" if letter.error else ""
+        text += f"; the oldest: {letter.reason}{error}"
+    return TopicReason("dead", text, f"laneway dead redrive --topic {case.quoted}")
+
+
+def _longest(case: _Case, message_id: str | None = None) -> str | None:
+    """The handler that has run longest for the topic, or for a message, if that is long."""
+    longest = 0.0
+    found = None
+    for worker in workers.read_all(case.engine, top_topics.MAX_WORKERS):
+        oldest = worker.facts.oldest
+        if oldest is None or oldest.topic != case.topic or message_id not in (None, oldest.id):
+            continue
+        seconds = (case.now_us - oldest.since_us) / SECOND
+        if seconds >= LONG_SECONDS and seconds > longest:
+            longest = seconds
+            found = f"{oldest.id} has run for {duration(seconds)}"
+            if case.shows_others:
+                found += f" in worker {worker.facts.id}"
+    return found
+
+
+def _last_error(message: MessageView) -> str:
+    error = message.error or ((message.history or [{}])[-1] or {}).get("error")
+    return f"; its last error: {_short(error)}" if error else ""
+
+
+def _short(error: object) -> str:
+    """The last line of an error, which says what it is; the others are in the message's page."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[-1] if lines else ""
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def duration(seconds: float) -> str:
+    """A duration, rounded."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

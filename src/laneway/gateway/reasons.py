@@ -1,0 +1,27 @@
+"""Why a topic stands still, as far as a caller may know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from laneway.admin.topic_reasons import TopicExplanation
+    from laneway.gateway.access import Caller
+    from laneway.gateway.host import Host
+
+
+def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:
+    """
+    Why a topic delivers nothing, or not enough. Callers who see some topics only are not told of
+    other topics and of workers; those without the scope `endpoints` are not told of its endpoint.
+    """
+    # Only programs that push need it.
+    from laneway.push.reasons import explain_topic  # noqa: PLC0415
+
+    return explain_topic(
+        host.engine,
+        topic,
+        max_backlog=host.max_backlog,
+        shows_others=caller.sees_all,
+        shows_endpoint="endpoints" in caller.scopes,
+    )

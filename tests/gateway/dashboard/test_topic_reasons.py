@@ -1,0 +1,281 @@
+"""
+One merchant does not get its orders: the search page, the topic's page, the API and `laneway
+explain` say why, and what to do.
+
+`LANEWAY_MERCHANTS=50000` runs it among so many.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from html import unescape
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from click.testing import CliRunner
+
+from laneway import Laneway, Message
+from laneway.cli.main import main
+from laneway.gateway import tokens
+from laneway.message import Settlement
+from laneway.push import table
+from laneway.push.secret_store import KEY_VARIABLE, new_key
+from laneway.testing.servers import Server
+from laneway.units import SECOND
+from tests.gateway.dashboard.conftest import Browser, beat, running
+
+MERCHANTS = int(os.environ.get("LANEWAY_MERCHANTS", "200"))
+HOSTILE = "push.it's <b>$(reboot)</b> \u202e"
+
+CASES = {
+    "push.open": ("endpoint", "its breaker is open: HTTP 503", "laneway endpoint test push.open"),
+    "push.paused": (
+        "paused",
+        "the topic is paused by an operator for this topic",
+        "laneway resume push.paused",
+    ),
+    "push.gone": (
+        "disabled",
+        "ago, so nothing is sent: gone: HTTP 410",
+        "laneway endpoint enable push.gone",
+    ),
+    "push.slow": (
+        "rate",
+        "rate (1/min) admits the next delivery in",
+        "laneway policy set push.slow --rate RATE",
+    ),
+    "push.gpu": (
+        "unserved",
+        'no worker serves pool "gpu"',
+        "laneway worker MODULE:APP --pool gpu",
+    ),
+    "pay.mine": (
+        "gate",
+        (
+            'the gate "psp" is shut; 2 leases go through it (concurrency 2); the most handlers run'
+            " for pay.other (2)"
+        ),
+        "laneway gate set psp --concurrency COUNT",
+    ),
+    "shop.big.mine": (
+        "group",
+        (
+            'the limit of its topic group "big" is reached; 2 leases go through it (concurrency 2);'
+            " the most handlers run for shop.big.other (2)"
+        ),
+        "laneway topic-group set big --concurrency COUNT",
+    ),
+    "push.refused": (
+        "endpoint",
+        "its endpoint needs attention: it refuses our requests: HTTP 401",
+        "laneway endpoint test push.refused",
+    ),
+    "push.expired": (
+        "secrets",
+        "all secrets of its endpoint have expired, so requests are not signed",
+        "laneway endpoint rotate push.expired",
+    ),
+    "push.full": (
+        "backlog",
+        (
+            "its backlog is full: 5 messages wait, the limit of 5 is set by an operator for this"
+            " topic; publishes are refused"
+        ),
+        "laneway policy set push.full --max-backlog COUNT",
+    ),
+    "stock.keys": (
+        "key",
+        'the key "sku-1" is busy with first, which is leased',
+        "laneway message cancel first --topic stock.keys",
+    ),
+    HOSTILE: (
+        "paused",
+        "the topic is paused by an operator for this topic",
+        f"laneway resume {shlex.quote(HOSTILE)}",
+    ),
+}
+"""By topic: the cause of its first reason, a part of its sentence, and the advice."""
+
+
+def fill(app: Laneway) -> None:
+    """A shop of many merchants, of which each of `CASES` does not get its orders."""
+    engine = app.engine
+    app.policy("push.*", rate="50/s", concurrency=8)
+    app.gate("psp", concurrency=2)
+    app.policy("pay.*", gate="psp")
+    app.policy("shop.*", group="{1}")
+    app.topic_group("big", concurrency=2)
+    app.policy("push.gpu", pool="gpu")
+    app.policy("stock.*", serial=True)
+    app.publish_many((Message(f"push.m{n}", n) for n in range(MERCHANTS)), progress=False)
+    engine.policy_set("operator", "push.slow", {"rate": "1/min", "burst": 1})
+    engine.policy_set("operator", "push.full", {"max_backlog": 5})
+    topics = ("push.slow", "pay.other", "shop.big.other", "push.refused")
+    for topic in topics:
+        for n in range(5):
+            app.publish(topic, n)
+    app.publish("stock.keys", 1, key="sku-1", id="first")
+    leases = [
+        lease
+        for topic in (*topics, "stock.keys")
+        for lease in engine.lease(2 if topic[0] in "ps" else 1, topics=[topic]).leases
+    ]
+    for lease in leases:
+        if lease.topic == "push.slow":
+            engine.settle([Settlement(lease.handle, lease.fence, "ack")])
+        elif lease.topic == "push.refused":
+            retry = Settlement(lease.handle, lease.fence, "retry", error="HTTP 401: Unauthorized")
+            retry.delay_us = 300 * SECOND
+            engine.settle([retry])
+    for topic in CASES:
+        for n in range(5):
+            key = "sku-1" if topic == "stock.keys" else None
+            app.publish(topic, n, key=key)
+    for topic in ("push.open", "push.gone", "push.refused", "push.expired"):
+        app.endpoint(topic, url="https://shop.example/hooks")
+    _conditions(app)
+    app.topic("push.open").back_off("5m")
+    app.endpoint("push.gone").disable("gone: HTTP 410: Gone")
+    app.topic("push.paused").pause()
+    app.topic(HOSTILE).pause()
+
+
+def change(**fields: Any) -> Callable[[table.Record | None], table.Record]:
+    """A change of an endpoint's condition."""
+
+    def apply(record: table.Record | None) -> table.Record:
+        assert record is not None
+        for name, value in fields.items():
+            setattr(record.condition, name, value)
+        return record
+
+    return apply
+
+
+def _conditions(app: Laneway) -> None:
+    now_us = app.engine.time_us()
+
+    failing = {"failing_since_us": now_us - 60 * SECOND, "failures": 12}
+    table.update(
+        app.engine,
+        "push.open",
+        change(**failing, text="HTTP 503: Service Unavailable", opened_us=now_us),
+    )
+    answer = "HTTP 401: Unauthorized"
+    table.update(
+        app.engine,
+        "push.refused",
+        change(**failing, text=answer, attention=f"it refuses our requests: {answer}"),
+    )
+
+    def expire(record: table.Record | None) -> table.Record:
+        assert record is not None
+        for secret in record.secrets:
+            secret.until_us = now_us - SECOND
+        return record
+
+    table.update(app.engine, "push.expired", expire)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "valkey"])
+def shop(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Laneway, Browser]]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(KEY_VARIABLE, new_key())
+        if request.param == "sqlite":
+            url = f"sqlite:///{tmp_path_factory.mktemp('shop')}/shop.db"
+            yield from _open(url)
+        else:
+            with Server() as server:
+                yield from _open(server.url)
+
+
+def _open(url: str) -> Iterator[tuple[Laneway, Browser]]:
+    with Laneway(url, durability="memory") as app:
+        fill(app)
+        busy = {"pay.other": 2.0, "shop.big.other": 2.0}
+        beat(app, pools=["default"], busy_topics=busy)
+        with running(app) as browser:
+            yield app, browser
+
+
+@pytest.mark.parametrize("topic", CASES)
+def test_the_reason_is_shown(shop: tuple[Laneway, Browser], topic: str) -> None:
+    """
+    One search from any page says why the topic stands still, and what to do; so do its page, the
+    API, Python and the first two lines of the command line.
+    """
+    app, browser = shop
+    cause, text, advice = CASES[topic]
+    found = app.explain_topic(topic)
+    assert found.reasons[0].cause == cause, found
+    assert text in found.reasons[0].text
+    assert found.reasons[0].advice == advice
+    shown = advice.encode("unicode_escape").decode() if topic == HOSTILE else advice
+    for page in (f"/topic?name={quote(topic)}", f"/search?q={quote(topic.replace(' ', '+'))}"):
+        if topic == HOSTILE and page.startswith("/search"):
+            continue  # a search stops at the first space
+        answer = browser.get(page)
+        assert text in answer.words
+        assert shown in unescape(answer.text)
+    reasons = browser.send("GET", f"/v1/topics/{quote(topic, safe='')}/explain").text
+    assert cause in reasons
+    lines = CliRunner().invoke(main, ["--url", app.url, "explain", topic]).output.splitlines()
+    assert text in lines[0]
+    assert lines[1] == f"    try: {shown}"
+
+
+def test_a_merchant_is_found_by_what_the_star_stands_for(
+    shop: tuple[Laneway, Browser],
+) -> None:
+    """`paused` finds `push.paused`, because there is a policy of `push.*`."""
+    _, browser = shop
+    page = browser.get("/search?q=paused").words
+    assert "push.paused" in page
+    assert "the topic is paused by an operator" in page
+    assert "push.m1 " in browser.get("/search?q=m1").words
+
+
+def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
+    """It says whether something was published, and the command line names an unknown one."""
+    app, _ = shop
+    found = app.explain_topic("push.nobody").reasons
+    assert [each.cause for each in found] == ["empty"]
+    assert "no publish is on record" in found[0].text
+    answer = CliRunner().invoke(main, ["--url", app.url, "explain", "push.nobody"])
+    assert answer.exit_code == 1
+    assert "no message with this id" in answer.output
+
+
+def test_who_sees_some_topics_learns_nothing_of_others(
+    app: Laneway, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topics that hold a limit, and endpoints, are named to those who may see them only."""
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    app.gate("psp", concurrency=1)
+    app.policy("pay.*", gate="psp")
+    app.publish_many(Message(topic, 1) for topic in ("pay.other", "pay.mine"))
+    app.engine.lease(1, topics=["pay.other"])
+    beat(app, pools=["default"], busy_topics={"pay.other": 1.0})
+    app.endpoint("pay.mine", url="https://shop.example/hooks")
+    failing = {"failing_since_us": 1, "attention": "it refuses our requests"}
+    table.update(app.engine, "pay.mine", change(**failing))
+    found = {}
+    for name, scopes, topics in (
+        ("all", ["read", "endpoints"], None),
+        ("some", ["read"], ["pay.mine"]),
+    ):
+        browser.token = tokens.create(app.engine, name, scopes, topics=topics)[1]
+        pages = ("/topic?name=pay.mine", "/search?q=pay.mine", "/v1/topics/pay.mine/explain")
+        found[name] = [browser.send("GET", path).text for path in pages]
+    for text in found["all"]:
+        assert "pay.other" in text
+        assert "refuses our requests" in text
+    for text in found["some"]:
+        assert "psp" in text
+        assert "pay.other" not in text
+        assert "refuses our requests" not in text
