@@ -16,3 +16,13 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 settings.register_profile("fixed", derandomize=True, deadline=None)
 if "HYPOTHESIS_PROFILE" not in os.environ:
     settings.load_profile("fixed")  # the same examples in each run; `default` draws others
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """
+    Processes of `-n auto`: one more than there are processors, because about half of the time
+    tests wait for another process or for the end of a lease.
+    """
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    return (os.cpu_count() or 1) + 1
