@@ -55,6 +55,7 @@ def test_fields_of_a_message() -> None:
     for part, name, known in (
         ("messages", "HEAD", records._HEAD),
         ("putting", "DRAFT", records._DRAFT),
+        ("putting", "USUAL", records._USUAL_DRAFT),
     ):
         found = re.search(rf"local {name} = '>(.*)'\n *local {name}_BYTES = (\d+)", text(part))
         assert found is not None

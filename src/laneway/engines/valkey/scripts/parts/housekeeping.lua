@@ -8,6 +8,7 @@ local housekeeping = part(function(housekeeping)
     -- How many leases a call looks at whose time is over. Most were settled long ago: they are no
     -- events, but after a burst there are as many of them as it had messages.
     local MOST_LEASES = 1000
+    local PAGE, MOST_OF_LANE = 32, 16 -- events that are read at once; messages of a lane
 
     local function come_due(mid)
         local lane = messages.arrive_brief(mid)
@@ -75,6 +76,48 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
+    -- Let the due messages of these events arrive, and with each the other due ones of its lane and
+    -- rank, until there are `most`. So a lane that has many is read and written once for all of
+    -- them. (What is in the lane then does not depend on the order.) Returns how many.
+    local function arrive_by_lane(page, most)
+        local found, mids, seen, count = {}, {}, {}, 0
+        for n = 1, #page do
+            if byte(page[n]) == byte(DUE) and #mids < most then
+                local members, lane = messages.due_with(unpack_from('>I7', page[n], 2),
+                    MOST_OF_LANE)
+                if lane and not seen[lane] then
+                    seen[lane] = true
+                    found[#found + 1] = { lane, members, {} }
+                    for _, member in ipairs(members) do
+                        mids[#mids + 1] = messages.number_in(member)
+                    end
+                end
+            end
+        end
+        messages.load(mids)
+        local lines, at = {}, 0
+        for _, each in ipairs(found) do
+            for n = 1, #each[2] do
+                at = at + 1
+                each[3][n] = messages.line_of_due(mids[at])
+                lines[#lines + 1] = each[3][n] or nil
+            end
+        end
+        messages.load_holders(lines)
+        for _, each in ipairs(found) do
+            local lane, events = each[1], messages.arrive_together(unpack(each))
+            for n = 1, #events do
+                writes.set_member(keys.due, events[n], false)
+            end
+            count = count + #events
+            lanes.touch(lane)
+            if lane.place == IDLE then
+                lanes.place(lane)
+            end
+        end
+        return count
+    end
+
     -- Process events in the order of time. An event may remove later ones, and may cause ones that
     -- are not due before all of its page; ends of leases cause earlier ones, and are processed one
     -- by one. Returns whether there are more.
@@ -82,7 +125,7 @@ local housekeeping = part(function(housekeeping)
         local left, leases_left, had_settled_one = budget, MOST_LEASES, false
         while true do
             local due = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
-                max(left, 1))
+                max(min(left, PAGE), 1))
             if not due[1] or left <= 0 or leases_left <= 0 then
                 if had_settled_one then
                     settling.forget_ends_ahead()
@@ -103,8 +146,11 @@ local housekeeping = part(function(housekeeping)
                 had_settled_one = had_settled_one or (seen == 1 and ended == 0)
             end
             load_messages(page)
+            if #page == PAGE then
+                left = left - arrive_by_lane(page, left)
+            end
             for _, event in ipairs(page) do
-                if not writes.is_removed(keys.due, event) then
+                if left > 0 and not writes.is_removed(keys.due, event) then
                     happen(event)
                     left = left - 1
                 end

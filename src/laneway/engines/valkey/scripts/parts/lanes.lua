@@ -369,14 +369,13 @@ local lanes = part(function(lanes)
 
     -- The key z:N, a:N or o:N.
     function lanes.key_of(kind, lane)
-        if prefix ~= PREFIX or count >= NAMES then
-            names, count, prefix = { z = {}, a = {}, o = {} }, 0, PREFIX
-        end
-        local of_kind, number = names[kind], lane.number
-        local name = of_kind[number]
+        local name = prefix == PREFIX and names[kind][lane.number]
         if not name then
-            name = key(kind .. ':' .. text(number))
-            of_kind[number], count = name, count + 1
+            if prefix ~= PREFIX or count >= NAMES then
+                names, count, prefix = { z = {}, a = {}, o = {} }, 0, PREFIX
+            end
+            name = key(kind .. ':' .. text(lane.number))
+            names[kind][lane.number], count = name, count + 1
         end
         return name
     end

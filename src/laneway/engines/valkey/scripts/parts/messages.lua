@@ -60,7 +60,8 @@ local messages = part(function(messages)
     -- of the latter fields has a usual value; a record has none of them if all are usual.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
-    local SINCE_AT = 13 -- of a rich record
+    local SINCE_AT, EXPIRES_AT, NO_RARE_AT = 13, 29, 37 -- of a rich record
+    local NO_RARE = '\0\0\0\0'
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
     local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
@@ -73,8 +74,7 @@ local messages = part(function(messages)
     }
 
     local function is_near(rank)
-        local code = rank + RANK_0
-        return code >= NEAR_FROM and code <= NEAR_TO
+        return rank >= NEAR_FROM - RANK_0 and rank <= NEAR_TO - RANK_0
     end
 
     -- Since when a message of this record was ready.
@@ -214,8 +214,9 @@ local messages = part(function(messages)
                 return nil
             end
         end
-        local body_at, topic, key_of, id, _, sticky, mkey = content_at(stored, 1 + HEAD_BYTES
-            + rare)
+        local at = 1 + HEAD_BYTES + rare
+        local body_at = at + 2 + unpack_from('>I2', stored, at)
+        local topic, key_of, id, _, sticky, mkey = values_of(sub(stored, at + 3, body_at - 1))
         if not sticky then
             return flags, rank - RANK_0, seq, since, published, expires, deliveries,
                 #stored - body_at + 1, topic, key_of or false, id or false, mkey or false, joined
@@ -347,8 +348,9 @@ local messages = part(function(messages)
 
     -- The code of a rank: codes are in the order of ranks.
     function messages.rank_code(rank)
-        if is_near(rank) then
-            return pack('>I2', rank + RANK_0)
+        local code = rank + RANK_0
+        if code >= NEAR_FROM and code <= NEAR_TO then
+            return pack('>I2', code)
         end
         return pack('>BI5', rank < 0 and FAR_LOW or FAR_HIGH, rank + FAR_0)
     end
@@ -369,8 +371,9 @@ local messages = part(function(messages)
 
     -- The member of a message in an order by rank.
     local function member_of(rank, position, seq, mid)
-        if is_near(rank) then
-            return pack('>I2I7I7I7', rank + RANK_0, position, seq, mid)
+        local code = rank + RANK_0
+        if code >= NEAR_FROM and code <= NEAR_TO then
+            return pack('>I2I7I7I7', code, position, seq, mid)
         end
         return messages.rank_code(rank) .. pack('>I7I7I7', position, seq, mid)
     end
@@ -429,11 +432,15 @@ local messages = part(function(messages)
     end
     messages.resize = resize
 
+    local UNDELIVERED, DELIVERED = 117, 115 -- "u", "s"
+
     -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
     local function index_out_of_sequence(lane, score, mid, rank, seq, since, published, deliveries)
         if rank % 2 == 0 or seq ~= mid or since ~= published or deliveries > 0 then
-            writes.set_member(lanes.key_of('o', lane), messages.rank_code(rank) .. (deliveries == 0
-                and 'u' or 's') .. pack('>I7I7', seq, mid), score)
+            local code, letter = rank + RANK_0, deliveries == 0 and UNDELIVERED or DELIVERED
+            writes.set_member(lanes.key_of('o', lane), code >= NEAR_FROM and code <= NEAR_TO
+                and pack('>I2BI7I7', code, letter, seq, mid)
+                or messages.rank_code(rank) .. pack('>BI7I7', letter, seq, mid), score)
         end
     end
 
@@ -537,10 +544,13 @@ local messages = part(function(messages)
     -- A new message waits: as `begin_waiting`, but without a decoded record, whose tables would
     -- cost more than all the rest. `line`: its serial key, which no message has yet; false: none.
     function messages.insert(lane, draft, mid, since, expires, serial, line)
-        local now, rank, state = shard.now, draft.rank, READY
-        lanes.expect_costs(lane, draft.headers)
-        lane.published, shard.published = lane.published + 1, shard.published + 1
-        lane.bytes, shard.bytes, shard.waiting = lane.bytes + draft.size, shard.bytes + draft.size,
+        local now, rank, size, state = shard.now, draft.rank, draft.size, READY
+        local position = rank % 2 == 1 and since or FRONT - mid
+        if draft.headers then
+            lanes.expect_costs(lane, draft.headers)
+        end
+        lane.published, lane.bytes = lane.published + 1, lane.bytes + size
+        shard.published, shard.bytes, shard.waiting = shard.published + 1, shard.bytes + size,
             shard.waiting + 1
         if expires then
             writes.set_member(keys.due, EXPIRES .. sortable(mid), expires)
@@ -548,7 +558,9 @@ local messages = part(function(messages)
         if draft.mkey then
             writes.set_field(keys.merge, draft.topic .. '\0' .. draft.mkey, mid)
         end
-        index_out_of_sequence(lane, 0, mid, rank, mid, since, now, 0)
+        if since ~= now or rank % 2 == 0 then
+            index_out_of_sequence(lane, 0, mid, rank, mid, since, now, 0)
+        end
         if since > now then
             state = DELAYED
             lane.delayed = lane.delayed + 1
@@ -556,17 +568,27 @@ local messages = part(function(messages)
             writes.set_member(lanes.key_of('a', lane), 'd' .. member_of(rank, since, mid, mid), 0)
         else
             lane.ready, lane.sorted = lane.ready + 1, lane.sorted + 1
-            writes.set_member(lanes.key_of('z', lane), member_of(rank, rank % 2 == 1 and since
-                or FRONT - mid, mid, mid), 0)
+            writes.set_member(lanes.key_of('z', lane), member_of(rank, position, mid, mid), 0)
             if line then
                 messages.set_holder(line, mid, false)
             end
         end
-        known[mid] = nil -- an id may have named it before
-        local rare = is_near(rank) and '' or FAR_MARK .. rare_values(0) .. packed(rank)
-        unread[mid], copied[mid] = pack(HEAD, RICH, state + 4 * serial, head_rank(rank), mid, since,
-            now, expires or 0, #rare) .. rare .. draft.content, true
-        lanes.touch(lane)
+        if known[mid] ~= nil then -- an id has named it before
+            known[mid] = nil
+        end
+        local code = rank + RANK_0
+        if code >= NEAR_FROM and code <= NEAR_TO then
+            unread[mid] = pack(HEAD, RICH, state + 4 * serial, code, mid, since, now, expires or 0,
+                0) .. draft.content
+        else
+            local rare = FAR_MARK .. rare_values(0) .. packed(rank)
+            unread[mid] = pack(HEAD, RICH, state + 4 * serial, 0, mid, since, now, expires or 0,
+                #rare) .. rare .. draft.content
+        end
+        copied[mid] = true
+        if not lane.is_changed then
+            lanes.touch(lane)
+        end
     end
 
     -- The rare fields of a message to which ids were joined, and nothing else that is rare.
@@ -661,9 +683,9 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- The same without decoding the record. Returns line, id and merge key (false: none), and how
-    -- many ids joined; nil, and nothing is changed, if the message is decoded, has to be, or is
-    -- expired.
+    -- The same without decoding the record. Returns line, id and merge key (false: none), how many
+    -- ids joined, and since when it was ready; nil, and nothing is changed, if the message is
+    -- decoded, has to be, or is expired.
     function messages.leave_brief(lane, mid, stored)
         local flags, rank, seq, since, published, expires, deliveries, size, topic, key_of, id,
             mkey, joined = messages.brief(stored)
@@ -672,10 +694,14 @@ local messages = part(function(messages)
         end
         lane.bytes, shard.bytes, shard.waiting = lane.bytes - size, shard.bytes - size,
             shard.waiting - 1
-        end_expiry_and_merging(mid, topic, expires > 0, mkey)
+        if mkey or expires > 0 then
+            end_expiry_and_merging(mid, topic, expires > 0, mkey)
+        end
         index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
-        lanes.touch(lane)
-        return flags > DEAD and topic .. '\0' .. key_of, id, mkey, joined
+        if not lane.is_changed then
+            lanes.touch(lane)
+        end
+        return flags > DEAD and topic .. '\0' .. key_of, id, mkey, joined, since
     end
 
     -- Remove a waiting message from all indexes. The caller frees its serial key.
@@ -777,6 +803,63 @@ local messages = part(function(messages)
         unread[mid], copied[mid] = sub(stored, 1, 1)
             .. string.char(flags - DELAYED + READY) .. sub(stored, 3), true
         return lane
+    end
+
+    -- The members, in `a:N`, of the due messages of this one's lane and rank, at most so many, and
+    -- the lane. Nil if the message, which is loaded, has to be decoded.
+    function messages.due_with(mid, most)
+        local stored = unread[mid]
+        local topic = stored and messages.names(mid)
+        local lane = topic and lanes.find(topic)
+        if lane then
+            local begin = 'd' .. sub(stored, 3, 4)
+            return call('ZRANGE', lanes.key_of('a', lane), '[' .. begin, '(' .. begin
+                .. sortable(shard.now + 1), 'BYLEX', 'LIMIT', 0, most), lane
+        end
+    end
+
+    -- The serial key of a delayed message, which is loaded, if it can arrive by its member in
+    -- `a:N`; false: it has none; nil: it cannot.
+    function messages.line_of_due(mid)
+        local stored = unread[mid]
+        if not stored or sub(stored, NO_RARE_AT, HEAD_BYTES) ~= NO_RARE then
+            return nil
+        end
+        local expires, flags = unpack_from('>I8', stored, EXPIRES_AT), byte(stored, 2)
+        if flags % 4 ~= DELAYED or (expires > 0 and expires <= shard.now) then
+            return nil
+        elseif flags == DELAYED then
+            return false
+        end
+        local topic, line = messages.names(mid)
+        return topic and line
+    end
+
+    -- Delayed messages of a lane become ready, by their members in `a:N`. `lines`: what
+    -- `line_of_due` has found; those whose keys are taken, and others for which it is nil, stay.
+    -- Returns the events of those that are ready.
+    function messages.arrive_together(lane, members, lines)
+        local aside, sorted, events = {}, {}, {}
+        for n = 1, #members do
+            local member, line = members[n], lines[n]
+            local rank, _, seq, mid = unpack_from('>I2I7I7I7', member, 2)
+            if line == false or (line and messages.is_free(line)) then
+                local place, stored = #aside + 1, unread[mid]
+                if line then
+                    messages.set_holder(line, mid, false)
+                end
+                aside[place], sorted[2 * place - 1], sorted[2 * place] = member, 0, rank % 2 == 1
+                    and sub(member, 2) or member_of(rank - RANK_0, FRONT - seq, seq, mid)
+                events[place] = DUE .. sub(member, -7)
+                unread[mid], copied[mid] = sub(stored, 1, 1) .. string.char(byte(stored, 2)
+                    - DELAYED + READY) .. sub(stored, 3), true
+            end
+        end
+        lane.delayed, lane.ready, lane.sorted = lane.delayed - #aside, lane.ready + #aside,
+            lane.sorted + #aside
+        call_many('ZREM', lanes.key_of('a', lane), aside, 1)
+        call_many('ZADD', lanes.key_of('z', lane), sorted, 2)
+        return events
     end
 
     -- The message becomes ready, or is parked behind the message that has its serial key.

@@ -8,32 +8,54 @@ local putting = part(function(putting)
     -- Arguments, then the content. -1 stands for none, as the time to live is positive.
     local DRAFT = '>Bi8i8i8i8i8i8i8'
     local DRAFT_BYTES = 57
-    local TOPIC, KEY, ID, HEADERS, IS_STICKY, MKEY = 1, 2, 3, 4, 5, 6 -- of the content
+    -- Most have a rank near 0, nothing but a delay and a time to live (less 1; 0: none).
+    local USUAL = '>BI2I8I8'
+    local USUAL_BYTES = 19
+    local IS_USUAL = 2 -- the first byte; others: 0, or 1 for Laneway's own
 
-    -- Tables of drafts are used again in later calls, because creating them is slow.
+    -- Tables of drafts are used again in later calls, because creating them is slow. Usual ones
+    -- never have the other fields.
     local POOL = 512
-    local pool, taken = {}, 0
+    local pool, taken, usual_pool, usual_taken = {}, 0, {}, 0
 
     at_begin(function()
-        taken = 0
+        taken, usual_taken = 0, 0
     end)
 
-    local function draft_table()
-        taken = taken + 1
-        local draft = pool[taken]
+    local function draft_table(tables, number)
+        local draft = tables[number]
         if not draft then
             draft = { topic = '', key = false, id = false, headers = false, sticky = false, mkey =
                 false, rank = 0, delay = 0, at = false, ttl = false, generated_mid = false, spread =
-                false, signal = false, own = false, content = '', size = 0 }
-            if taken <= POOL then
-                pool[taken] = draft
+                false, signal = false, own = false, content = '', size = 0, policy = false,
+                lane = false }
+            if number <= POOL then
+                tables[number] = draft
             end
         end
         return draft
     end
 
+    local function decode_usual(stored)
+        usual_taken = usual_taken + 1
+        local draft = draft_table(usual_pool, usual_taken)
+        local _, code, delay, ttl, size = unpack_from(USUAL .. 'I2', stored)
+        local body_at = USUAL_BYTES + 3 + size
+        local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, USUAL_BYTES
+            + 4, body_at - 1))
+        draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic, key_of
+            or false, id or false, headers or false, sticky, mkey or false
+        draft.rank, draft.delay, draft.ttl = code - RANK_0, delay, ttl > 0 and ttl - 1
+        draft.content, draft.size = sub(stored, USUAL_BYTES + 1), #stored - body_at + 1
+        return draft
+    end
+
     function putting.decode(stored)
-        local draft = draft_table()
+        if byte(stored) == IS_USUAL then
+            return decode_usual(stored)
+        end
+        taken = taken + 1
+        local draft = draft_table(pool, taken)
         local own, rank, delay, at, ttl, generated_mid, spread, signal, size = unpack_from(DRAFT
             .. 'I2', stored)
         local body_at = DRAFT_BYTES + 3 + size
@@ -55,20 +77,31 @@ local putting = part(function(putting)
         for n = 1, min(taken, POOL) do
             pool[n].content = ''
         end
+        for n = 1, min(usual_taken, POOL) do
+            usual_pool[n].content = ''
+        end
     end
 
-    -- Read at once what the drafts need.
+    -- Read at once what the drafts need. Those of topics with a lane of their own get its name.
     function putting.load(drafts)
         local names, merge_keys, lines, known = {}, {}, {}, {}
-        for _, draft in pairs(drafts) do
-            names[#names + 1] = draft.topic
+        if shard.own > 0 then
+            for _, draft in pairs(drafts) do
+                names[#names + 1] = draft.topic
+            end
+            rules.load(names)
+            names = {}
         end
-        rules.load(names)
-        names = {}
         for _, draft in pairs(drafts) do
-            local topic, policy = draft.topic, rules.of(draft.topic)
-            if policy.partitions == 1 or draft.spread then
-                names[#names + 1] = lanes.name_for(policy, topic, draft.spread)
+            local topic = draft.topic
+            local policy = rules.of(topic)
+            draft.policy = policy
+            if policy.partitions == 1 and not policy.buckets then
+                draft.lane, names[#names + 1] = topic, topic
+            elseif policy.partitions == 1 or draft.spread then
+                draft.lane, names[#names + 1] = false, lanes.name_for(policy, topic, draft.spread)
+            else
+                draft.lane = false
             end
             if draft.mkey then
                 merge_keys[#merge_keys + 1] = topic .. '\0' .. draft.mkey
@@ -93,18 +126,20 @@ local putting = part(function(putting)
 
     local function insert(draft, policy, lane)
         local mid, topic, now = next_number(), draft.topic, shard.now
-        local waits = signals.waits(draft)
-        local due = waits and UNTIL_SIGNALLED or merging.explicit_due(draft)
-        if not due and draft.mkey and policy.window then
-            due = merging.window_due(topic, draft.mkey, policy)
+        local since, expires = now, draft.ttl and now + draft.ttl
+        if draft.headers and signals.waits(draft) then
+            since, expires = UNTIL_SIGNALLED, false
+        elseif draft.at or draft.delay > 0 then
+            since = merging.explicit_due(draft)
+        elseif draft.mkey and policy.window then
+            since = merging.window_due(topic, draft.mkey, policy)
         end
-        local since, expires = due or now, draft.ttl and not waits and now + draft.ttl
         local serial = draft.key and SERIAL[policy.serial] or NO
         local line = serial ~= NO and topic .. '\0' .. draft.key
         if draft.id then
             ids.set(topic, draft.id, mid)
         end
-        if lane.name == topic and (not line or since > now or messages.is_free(line)) then
+        if draft.lane and (not line or since > now or messages.is_free(line)) then
             messages.insert(lane, draft, mid, since, expires, serial, line)
             return mid
         end
@@ -124,20 +159,22 @@ local putting = part(function(putting)
         if draft.signal then
             return signals.receive(draft, arrivals)
         end
-        local policy = rules.of(draft.topic)
+        local policy = draft.policy
         if draft.id and ids.is_known(draft.topic, draft.id, draft.generated_mid) then
             return { 'duplicate' }
         end
-        local joined = draft.mkey and merging.join_brief(draft, policy)
-        if joined then
-            return { 'merged', joined }
-        end
-        local name = lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)
-        local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)
-        if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane), waiting,
-            draft, policy) then
-            arrivals[#arrivals + 1] = lanes.find(waiting.lane)
-            return { 'merged', ids.of(waiting) }
+        local name = draft.lane or lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)
+        if draft.mkey then
+            local joined, waiting = merging.join_brief(draft, policy), nil
+            if joined then
+                return { 'merged', joined }
+            end
+            waiting = merging.waiting_one(draft.topic, draft.mkey)
+            if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane),
+                waiting, draft, policy) then
+                arrivals[#arrivals + 1] = lanes.find(waiting.lane)
+                return { 'merged', ids.of(waiting) }
+            end
         end
         if not draft.own and (policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog
             or shard.max_backlog_bytes) then
@@ -147,6 +184,7 @@ local putting = part(function(putting)
             end
         end
         local lane = lanes.make(name)
+        lane.policy = lane.policy or draft.lane and policy
         arrivals[#arrivals + 1] = lane
         return insert(draft, policy, lane)
     end

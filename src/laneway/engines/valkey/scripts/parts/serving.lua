@@ -477,7 +477,8 @@ local serving = part(function(serving)
         local given = calls.given[lane]
         if not given then
             given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
-                place = 0, line_tail = false, is_limited = false, gate = '' }
+                place = 0, line_tail = false, quick_tail = false, other_tail = false,
+                quick_slot_tail = false, other_slot_tail = false, is_limited = false, gate = '' }
             calls.given[lane] = given
             calls.order[#calls.order + 1] = given
         end
@@ -881,6 +882,12 @@ local serving = part(function(serving)
     local function first_of(lane, wanted, listed, stored)
         local sorted = call('ZRANGE', lanes.key_of('z', lane), 0, wanted - 1)
         local found, members, p, s = {}, {}, 1, 1
+        if not listed[1] then
+            for n = 1, #sorted do
+                found[n] = unpack_from('>I7', sorted[n], #sorted[n] - 6)
+            end
+            return found, 0, sorted
+        end
         while #found < wanted and (listed[p] or sorted[s]) do
             local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
@@ -903,9 +910,11 @@ local serving = part(function(serving)
     -- Take these first messages out of the lane.
     local function fetch(lane, wanted, listed, stored)
         local found, plain_ones, members = first_of(lane, wanted, listed, stored)
-        plain.drop(lane, plain_ones)
+        if plain_ones > 0 then
+            plain.drop(lane, plain_ones)
+        end
         if #members > 0 then
-            run_many('ZREM', lanes.key_of('z', lane), members, 1)
+            call('ZREMRANGEBYRANK', lanes.key_of('z', lane), 0, #members - 1)
             lane.sorted = lane.sorted - #members
         end
         return found
@@ -1060,16 +1069,6 @@ local serving = part(function(serving)
         return ends
     end
 
-    -- The next fence.
-    local function expect(mid, deadline)
-        local fence = shard.fence + 1
-        shard.fence, shard.leased = fence, shard.leased + 1
-        local ends = ends_at(deadline)
-        local n = #ends
-        ends[n + 1], ends[n + 2] = mid, fence
-        return fence
-    end
-
     local function uncount(lane, policy)
         lane.leased, lane.delivered = lane.leased - 1, lane.delivered - 1
         shard.delivered = shard.delivered - 1
@@ -1078,16 +1077,22 @@ local serving = part(function(serving)
 
     -- Most leases of a lane without the fence, which they share. `quick`: see settling.lua.
     local function tail_of(given, policy, quick)
-        local charge = given.charge
-        -- lanes of a policy share their gates, except those of groups with limits
-        local is_shared = charge == 0 and given.gate == (policy.gate or '')
-        local rest = is_shared and out.tails[quick][policy]
-        if not rest then
-            rest = settling.tail(deadline_of(policy), shard.now, charge, false, given.gate, false,
-                false, false, quick)
-            out.tails[quick][policy] = is_shared and rest
+        local field = quick and 'quick_tail' or 'other_tail'
+        local tail = given[field]
+        if not tail then
+            local charge = given.charge
+            -- lanes of a policy share their gates, except those of groups with limits
+            local is_shared = charge == 0 and given.gate == (policy.gate or '')
+            local rest = is_shared and out.tails[quick][policy]
+            if not rest then
+                rest = settling.tail(deadline_of(policy), shard.now, charge, false, given.gate,
+                    false, false, false, quick)
+                out.tails[quick][policy] = is_shared and rest
+            end
+            tail = packed(given.lane.name) .. rest
+            given[field] = tail
         end
-        return packed(given.lane.name) .. rest
+        return tail
     end
 
     -- The same of a message whose ack only frees its serial key. `line`: that key.
@@ -1101,24 +1106,24 @@ local serving = part(function(serving)
 
     -- The same of a message that has a slot of its key.
     local function tail_with_slot(given, policy, quick, slot)
-        local tails = given.slot_tails or {}
-        given.slot_tails = tails
-        local tail = tails[quick]
+        local field = quick and 'quick_slot_tail' or 'other_slot_tail'
+        local tail = given[field]
         if not tail then
             tail = packed(deadline_of(policy), shard.now, given.charge, false,
                 lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
-            tails[quick] = tail
+            given[field] = tail
         end
         return packed(given.lane.name) .. settling.with_slot(tail, slot)
     end
 
     -- `line`: the serial key that the message holds from now on; false: none.
-    local function add_lease(policy, mid, stored, tail, line)
-        local leases, found = out.leases, out.messages
-        local n, m = #leases, #found
-        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid,
-            deadline_of(policy)), tail)
+    local function add_lease(deadline, mid, stored, tail, line)
+        local leases, found, ends = out.leases, out.messages, ends_at(deadline)
+        local n, m, e, fence = #leases, #found, #ends, shard.fence + 1
+        shard.fence, shard.leased = fence, shard.leased + 1
+        leases[n + 1], leases[n + 2] = mid, pack(settling.LEASE, 207, fence, tail)
         found[m + 1], found[m + 2] = mid, stored
+        ends[e + 1], ends[e + 2] = mid, fence
         if line then
             messages.set_holder(line, mid, true)
         end
@@ -1135,6 +1140,16 @@ local serving = part(function(serving)
         tallies.waited(lane, since, since, 1)
     end
 
+    -- The tail of a message that was not decoded.
+    local function tail_of_brief(given, policy, slot, line, has_ids)
+        if slot then
+            return tail_with_slot(given, policy, not has_ids, slot)
+        elseif line and not has_ids then
+            return tail_with_line(given, policy, line)
+        end
+        return tail_of(given, policy, not (line or has_ids))
+    end
+
     -- The slot of a message's key; false: no limits hold for it.
     local function slot_for(lane, mid, stored)
         local slot = calls.slot_of[mid]
@@ -1144,19 +1159,17 @@ local serving = part(function(serving)
         return slot
     end
 
-    local function deliver(given, policy, mid, stored)
+    local function deliver(given, policy, deadline, mid, stored)
         local lane = given.lane
         local slot = policy.key_limited and slot_for(lane, mid, stored)
-        local brief_line, id, mkey, joined = nil, nil, nil, nil
+        local brief_line, id, mkey, joined, since = nil, nil, nil, nil, nil
         if not policy.at_most_once then
-            brief_line, id, mkey, joined = messages.leave_brief(lane, mid, stored)
+            brief_line, id, mkey, joined, since = messages.leave_brief(lane, mid, stored)
         end
         if brief_line ~= nil then
-            local has_ids = id or joined > 0
-            waited(lane, stored)
-            add_lease(policy, mid, stored, slot and tail_with_slot(given, policy, not has_ids, slot)
-                or brief_line and not has_ids and tail_with_line(given, policy, brief_line)
-                or tail_of(given, policy, not (brief_line or has_ids)), brief_line)
+            tallies.waited(lane, since, since, 1)
+            add_lease(deadline, mid, stored, tail_of_brief(given, policy, slot, brief_line, id
+                or joined > 0), brief_line)
             if mkey and policy.merge == 'all' then
                 add_bodies({})
             end
@@ -1181,7 +1194,7 @@ local serving = part(function(serving)
         elseif record.mkey and policy.merge == 'all' then
             bodies = {}
         end
-        local deadline, tail = deadline_of(policy), nil
+        local tail
         if is_empty or (record.suspect and calls.record_start) then
             tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
                 record.suspect and calls.record_start, lanes.gate_of(lane, policy) or '', is_empty,
@@ -1192,7 +1205,7 @@ local serving = part(function(serving)
             tail = slot and tail_with_slot(given, policy, is_quick, slot) or tail_of(given, policy,
                 is_quick)
         end
-        add_lease(policy, mid, stored, tail, line)
+        add_lease(deadline, mid, stored, tail, line)
         messages.mirror(lane, record, 'l')
         if bodies then
             add_bodies(bodies)
@@ -1216,7 +1229,7 @@ local serving = part(function(serving)
             if not kind then
                 uncount(lane, policy)
             elseif kind == RICH or policy.at_most_once then
-                deliver(given, policy, mid, stored)
+                deliver(given, policy, deadline, mid, stored)
             else
                 local is_quick = kind == PLAIN
                 local slot = policy.key_limited and slot_for(lane, mid, stored)

@@ -81,7 +81,7 @@ local string, math, ipairs, pairs, tonumber, unpack
 local run, pack, unpack_from, values_of, packed
 local max, min, floor, byte, sub, find_in, match, format
 
--- Keys of which something is held back, and the function that writes it; see writes.lua.
+-- Keys of which something is held back (not nil), and the function that writes it; see writes.lua.
 local held_keys, write_held = {}, nil
 
 -- Run a command of the server. What it reads includes what this call has changed.
@@ -253,11 +253,9 @@ local function save_shard()
 end
 
 local function next_number()
-    if shard.seq < least then
-        shard.seq = least
-    end
-    shard.seq = shard.seq + 1
-    return shard.seq
+    local number = max(shard.seq, least) + 1
+    shard.seq = number
+    return number
 end
 
 -- The fence before the first one of this call.

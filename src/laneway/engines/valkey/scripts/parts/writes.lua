@@ -5,15 +5,15 @@
 -- Changes of a key are written when the call ends, or before a command of `call` names the key.
 
 local writes = part(function(writes)
-    -- by key: its first changed member, and the score; false: removed. Most keys have one only,
-    -- which needs no table.
-    local first, first_score
+    -- by key: its first changed member. Most keys have one only, which needs no table: its score is
+    -- in `held_keys` (true: removed)
+    local first
     local members -- by key: the score of each changed member, where there are several
     local fields  -- by key: the value of each field that was read or changed; false: none
     local changed -- by key: the fields that were changed
 
     local function reset()
-        first, first_score, members, fields, changed = {}, {}, {}, {}, {}
+        first, members, fields, changed = {}, {}, {}, {}
         for name in pairs(held_keys) do
             held_keys[name] = nil
         end
@@ -24,9 +24,9 @@ local writes = part(function(writes)
     function writes.set_member(name, member, score)
         local other = first[name]
         if other == nil then
-            first[name], first_score[name], held_keys[name] = member, score, true
+            first[name], held_keys[name] = member, score or true
         elseif other == member then
-            first_score[name] = score
+            held_keys[name] = score or true
         else
             local scores = members[name]
             if not scores then
@@ -40,26 +40,26 @@ local writes = part(function(writes)
     -- Whether a member was removed and this is not written yet.
     function writes.is_removed(name, member)
         if first[name] == member then
-            return first_score[name] == false
+            return held_keys[name] == true
         end
         return members[name] ~= nil and members[name][member] == false
     end
 
     local function write_members(name)
-        local one, score_of_one, scores = first[name], first_score[name], members[name]
+        local one, score_of_one, scores = first[name], held_keys[name], members[name]
         if not scores then
-            if score_of_one then
-                run('ZADD', name, score_of_one, one)
-            else
+            if score_of_one == true then
                 run('ZREM', name, one)
+            else
+                run('ZADD', name, score_of_one, one)
             end
             return
         end
         local added, gone = {}, {}
-        if score_of_one then
-            added[1], added[2] = score_of_one, one
-        else
+        if score_of_one == true then
             gone[1] = one
+        else
+            added[1], added[2] = score_of_one, one
         end
         for member, score in pairs(scores) do
             if score then
@@ -144,7 +144,6 @@ local writes = part(function(writes)
 
     -- Write the changes of one key, and forget what was read of it.
     function write_held(name)
-        held_keys[name] = nil
         if first[name] then
             write_members(name)
             first[name], members[name] = nil, nil
@@ -154,6 +153,7 @@ local writes = part(function(writes)
             end
             fields[name], changed[name] = nil, nil
         end
+        held_keys[name] = nil
     end
 
     -- Write everything: the end of a call.
