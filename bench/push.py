@@ -27,7 +27,7 @@ from bench.common import options, pick, publish_table
 from laneway import Laneway, Message
 from laneway.push.address_guard import Guard
 from laneway.push.secret_store import new_key
-from laneway.push.transport import Request, Transport
+from laneway.push.transport import Destination, Request, Settings, Transport
 
 IN_FLIGHT = 64
 BODY = bad.BODY
@@ -67,19 +67,20 @@ def with_pycurl(port: int, count: int, _: int) -> tuple[float, float]:
         transport = Transport(asyncio.get_running_loop(), Guard(["127.0.0.0/8"]))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         left, running = count, 0
+        destination = Destination(
+            url=f"http://127.0.0.1:{port}/hooks",
+            host="127.0.0.1",
+            settings=Settings(timeout_ms=15_000, connect_timeout_ms=5_000, http2=False),
+        )
 
         def begin() -> None:
             nonlocal left, running
             left, running = left - 1, running + 1
             transport.start(
                 Request(
-                    url=f"http://127.0.0.1:{port}/hooks",
-                    host="127.0.0.1",
+                    destination=destination,
                     headers=[b"content-type: application/json", b"expect:"],
                     body=BODY,
-                    timeout_ms=15_000,
-                    connect_timeout_ms=5_000,
-                    http2=False,
                     finished=ended,
                 )
             )

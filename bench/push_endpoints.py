@@ -20,7 +20,7 @@ from typing import Any
 
 from laneway import Laneway, Message
 from laneway.push import breaker
-from laneway.push.transport import Request, Transport
+from laneway.push.transport import Destination, Request, Settings, Transport
 
 BODY = b'{"order":42,"text":"' + b"x" * 80 + b'"}'
 PAGE = 10_000
@@ -250,20 +250,20 @@ async def _send_cold(count: int, port: int, certificate: str) -> None:
     loop = asyncio.get_running_loop()
     transport = Transport(loop, None)
     left = iter(range(count))
+    destination = Destination(
+        url=f"https://127.0.0.1:{port}/close",
+        host="127.0.0.1",
+        settings=Settings(timeout_ms=15_000, connect_timeout_ms=5_000, ca=certificate, http2=False),
+    )
 
     async def several() -> None:
         for _ in left:
             done: asyncio.Future[Any] = loop.create_future()
             transport.start(
                 Request(
-                    url=f"https://127.0.0.1:{port}/close",
-                    host="127.0.0.1",
+                    destination=destination,
                     headers=[b"content-type: application/json", b"expect:"],
                     body=BODY,
-                    timeout_ms=15_000,
-                    connect_timeout_ms=5_000,
-                    ca=certificate,
-                    http2=False,
                     finished=done.set_result,
                 )
             )

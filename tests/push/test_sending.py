@@ -351,6 +351,31 @@ def test_changed_url_holds_for_the_next_attempt(app: Laneway, receiver: Receiver
     assert [each.path for each in receiver.requests] == ["/500", "/200"]
 
 
+def test_endpoints_are_read_with_each_lease(
+    app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each message, which would be a hop to a thread and back."""
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        call = getattr(app.engine, name)
+
+        def count(*arguments: Any, **named: Any) -> Any:
+            calls.append(name)
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(app.engine, name, count)
+
+    for n in range(20):
+        app.endpoint(f"push.{n}", url=receiver.url("/200"), allow_private=True)
+    app.publish_many(Message(f"push.{n % 20}", n) for n in range(200))
+    counted("lease")
+    counted("record_read")
+    app.run_worker(burst=True)
+    assert len(receiver.requests) == 200
+    assert calls.count("record_read") <= calls.count("lease")
+
+
 def test_retry_after() -> None:
     """Seconds or a date, cut to an hour; what is neither is not there."""
     now = 1_800_000_000.0

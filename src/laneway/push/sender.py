@@ -3,8 +3,9 @@ The part of a worker that sends messages to endpoints: an executor, like that of
 
 The life of a message here:
 
-1. `start` puts it into a batch, with all others that begin in the same moment.
-2. A thread reads the endpoints of the batch's topics; the next batch gathers meanwhile.
+1. `prepare` reads the endpoints of the topics of all messages that were leased together, in the
+   engine's thread. For a message that was leased in another way, `start` has a thread read it.
+2. `start` begins it as soon as it has a slot.
 3. `_send` forms and signs the request, or decides that none is made.
 4. The transport sends it, and `_answered` gets the answer.
 5. The answer's verdict is reported to the worker, which settles the message.
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,9 @@ log = logging.getLogger("laneway.push")
 LEAST_OF_TOPIC, PARTS = 8, 8
 """One endpoint has at most an eighth of a sender's slots, and at least 8, while others wait."""
 
+NO_ENDPOINT = object()
+"""Of a message that was prepared, and whose topic has no endpoint."""
+
 MAX_TARGETS = 50_000
 """Endpoints that a sender has in memory; of the others, only their counts are forgotten."""
 
@@ -65,10 +70,22 @@ NO_KEY_SECONDS = 60.0
 PROBE_SECONDS = 1.0
 """How long a message waits behind the probe of its endpoint."""
 
+BUSY_SECONDS = 0.5
+"""
+How long messages go back that were leased before their endpoint asked for a pause. Then their topic
+backs off in the store, for longer.
+"""
+
 MAX_NOTES = 1_000
 """Conditions that wait to be written; more are dropped."""
 
 WARN_SECONDS = 60.0
+
+PREFETCH_SECONDS = 0.1
+"""
+How many seconds of work are leased ahead: a message of a large lease costs less. A message of a
+quiet topic does not wait behind them, see `buffer`.
+"""
 
 CLOSE_SECONDS = 5.0
 """How long the end of a sender waits for its delivery log."""
@@ -78,6 +95,7 @@ class Sender:
     """Sends the messages of one worker. An `Executor`."""
 
     reports_begin = False
+    prefetch_seconds = PREFETCH_SECONDS
 
     def __init__(
         self,
@@ -99,6 +117,8 @@ class Sender:
         self._public = Transport(self._loop, None if self._guard.is_open else self._guard)
         self._private: Transport | None = None
         self._targets: dict[str, Target] = {}
+        """By topic; changed with the lock held."""
+        self._lock = threading.Lock()
         self._running: dict[str, int] = {}
         """How many units of a topic were started and have not ended, by topic."""
         self._pending: list[WorkerDelivery] = []
@@ -126,11 +146,25 @@ class Sender:
         """Whether a topic has so many slots that others go first."""
         return self._running.get(topic, 0) >= self._most_of_topic
 
+    def prepare(self, deliveries: list[WorkerDelivery]) -> None:
+        topics = list({each.lease.topic: None for each in deliveries})
+        try:
+            targets = self._read(topics)
+        except Exception:  # noqa: BLE001  # `start` reads them again, and reports it
+            return
+        for each in deliveries:
+            each.prepared = targets[each.lease.topic] or NO_ENDPOINT
+
     def start(self, unit: WorkerDelivery) -> None:
         topic = unit.lease.topic
         self._running[topic] = self._running.get(topic, 0) + 1
         unit.began = time.perf_counter()
         unit.runner = self._runner
+        prepared = unit.prepared
+        if prepared is not None:
+            target = self._targets.get(topic) or (prepared if prepared is not NO_ENDPOINT else None)
+            self._begin(unit, target, table.now())
+            return
         self._pending.append(unit)
         if not self._is_read_due and not self._is_reading:
             self._is_read_due = True
@@ -205,18 +239,22 @@ class Sender:
         reading.add_done_callback(have_read)
 
     def _read(self, topics: list[str]) -> dict[str, Target | None]:
-        """Read the endpoints of topics; in a thread. Those that did not change are kept."""
+        """Read the endpoints of topics, in a thread. Those that did not change are kept."""
         known = self._targets
         found: dict[str, Target | None] = {}
-        stored = self._engine.record_read(table.KIND, topics)
-        for topic, text in zip(topics, stored, strict=True):
-            target = known.get(topic)
-            if text is None:
-                found[topic] = None
-            elif target is not None and target.stored == text:
+        with self._lock:
+            stored = self._engine.record_read(table.KIND, topics)
+            for topic, text in zip(topics, stored, strict=True):
+                target = known.get(topic)
+                if text is None:
+                    known.pop(topic, None)
+                    found[topic] = None
+                    continue
+                if target is None or target.stored != text:
+                    if target is None and len(known) >= MAX_TARGETS:
+                        self._forget_some()
+                    known[topic] = target = self._target(topic, text, target)
                 found[topic] = target
-            else:
-                found[topic] = self._target(topic, text, target)
         return found
 
     def _target(self, topic: str, text: bytes, before: Target | None) -> Target:
@@ -250,23 +288,10 @@ class Sender:
                     )
             return
         targets = reading.result()
-        if len(self._targets) + len(targets) > MAX_TARGETS:
-            self._forget_some()
-        for topic, target in targets.items():
-            if target is None:
-                self._targets.pop(topic, None)
-            else:
-                self._targets[topic] = target
         now_us = table.now()
         for unit in units_:
-            if unit.over:
-                continue
-            try:
-                self._send(unit, targets[unit.lease.topic], now_us)
-            except Reject as refusal:
-                self._end(unit, refusal)
-            except Exception as fault:  # noqa: BLE001  # of one message; others go on
-                self._end(unit, fault)
+            if not unit.over:
+                self._begin(unit, targets[unit.lease.topic], now_us)
 
     def _forget_some(self) -> None:
         """Forget half of the endpoints, the ones that were known first, unless they fail."""
@@ -275,6 +300,14 @@ class Sender:
                 del self._targets[topic]
 
     # Send
+
+    def _begin(self, unit: WorkerDelivery, target: Target | None, now_us: int) -> None:
+        try:
+            self._send(unit, target, now_us)
+        except Reject as refusal:
+            self._end(unit, refusal)
+        except Exception as fault:  # noqa: BLE001  # of one message; others go on
+            self._end(unit, fault)
 
     def _send(self, unit: WorkerDelivery, target: Target | None, now_us: int) -> None:
         lease = unit.lease
@@ -338,8 +371,11 @@ class Sender:
             answer = Answer(error="misconfigured", detail=target.problem)
             self._log_attempt(attempt, answer, verdict, refusal)
             return refusal
-        if target.open_until and time.monotonic() < target.open_until:
+        now = time.monotonic()
+        if now < target.open_until:
             return Released("its endpoint's breaker is open")
+        if now < target.busy_until:
+            return Released("its endpoint asked for a pause")
         condition = record.condition
         is_probe = condition.opened_us or condition.probing_us or target.opens
         if is_probe and self._sending.get(lease.topic):
@@ -440,6 +476,8 @@ class Sender:
         if verdict.effect == "ack" or verdict.health == "gone":
             return None
         if verdict.effect == "back_off":
+            seconds = BUSY_SECONDS if verdict.delay is None else min(verdict.delay, BUSY_SECONDS)
+            target.busy_until = now + seconds
             return DestinationUnavailable(verdict.text, retry_after=verdict.delay)
         counts = verdict.health in ("failure", "auth", "message")
         opens = counts and (target.opens > 0 or self._is_open(target) or window.should_open())

@@ -61,7 +61,7 @@ class Key(NamedTuple):
         return _ed25519_signer(self.secret) if self.is_ed25519 else _hmac_signer(self.secret)
 
 
-Signer = Callable[[bytes], str]
+Signer = Callable[[bytes], bytes]
 """Returns the signature of what is signed, with its version."""
 
 
@@ -94,14 +94,14 @@ def read_key(text: object) -> Key:
     return Key(found)
 
 
-def sign(signers: Iterable[Signer], webhook_id: str, timestamp: int, body: bytes) -> str:
+def sign(signers: Iterable[Signer], webhook_id: bytes, timestamp: int, body: bytes) -> bytes:
     """
     The header `webhook-signature` of a request: one signature of each key.
 
     Arguments: `timestamp`: of the attempt, Unix seconds.
     """
-    signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
-    return " ".join([signer(signed) for signer in signers])
+    signed = b"%b.%d.%b" % (webhook_id, timestamp, body)
+    return b" ".join([signer(signed) for signer in signers])
 
 
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
@@ -118,18 +118,18 @@ def _hmac_signer(secret: bytes) -> Signer:
         hashlib.sha256(padded.translate(_OUTER)),
     )
 
-    def sign(signed: bytes) -> str:
+    def sign(signed: bytes) -> bytes:
         first, second = inner.copy(), outer.copy()
         first.update(signed)
         second.update(first.digest())
-        return "v1," + base64.b64encode(second.digest()).decode()
+        return b"v1," + binascii.b2a_base64(second.digest(), newline=False)
 
     return sign
 
 
 def _ed25519_signer(seed: bytes) -> Signer:
     key = _private_key(seed)
-    return lambda signed: "v1a," + base64.b64encode(key.sign(signed)).decode()
+    return lambda signed: b"v1a," + base64.b64encode(key.sign(signed))
 
 
 def _private_key(seed: bytes) -> Ed25519PrivateKey:

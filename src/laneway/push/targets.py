@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from laneway import units
 from laneway.errors import LanewayError, UsageError
 from laneway.push import breaker, payloads, signature
 from laneway.push.address_guard import check_url, split_url
-from laneway.push.transport import Request
+from laneway.push.transport import Destination, Request, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_CONTENT_TYPE = 200
 USER_AGENT = f"Laneway/{version('laneway')} (+https://github.com/laneway-project/laneway)"
 TRACE_HEADERS = ("traceparent", "tracestate")
+_TRACES = frozenset(TRACE_HEADERS)
 
 
 class Target(msgspec.Struct):
@@ -43,9 +45,13 @@ class Target(msgspec.Struct):
     headers: list[bytes] = []
     host: str = ""
     port: int = 443
+    destination: Destination | None = None
+    """Where its requests go; None: not known yet, or different for each request."""
     problem: str | None = None
     is_ours: bool = False
     open_until: float = 0.0
+    busy_until: float = 0.0
+    """Until when messages go back that were leased before it asked for a pause (monotonic)."""
     opens: int = 0
     is_gone: bool = False
     """Whether it answered 410, and is not yet stored as disabled."""
@@ -96,23 +102,23 @@ def headers_for(
     message_id = lease.id
     if passed_on is not None and signature.REPLAY_HEADER in passed_on:
         message_id = passed_on[signature.REPLAY_HEADER]
-    webhook_id = signature.webhook_id(message_id)
+    webhook_id = signature.webhook_id(message_id).encode()
     timestamp = now_us // units.SECOND
     signers = [each for each, until_us in target.signers if not until_us or until_us > now_us]
     headers = [
         *target.headers,
-        b"content-type: " + _content_type(content_type),
-        b"webhook-id: " + webhook_id.encode(),
+        _content_type(content_type),
+        b"webhook-id: " + webhook_id,
         b"webhook-timestamp: %d" % timestamp,
-        b"webhook-signature: " + signature.sign(signers, webhook_id, timestamp, body).encode(),
+        b"webhook-signature: " + signature.sign(signers, webhook_id, timestamp, body),
         b"webhook-attempt: %d" % lease.attempt,
-        b"idempotency-key: " + webhook_id.encode(),
+        b"idempotency-key: " + webhook_id,
     ]
     if target.record.topic_header and lease.topic.isascii():
         headers.append(b"webhook-topic: " + lease.topic.encode())
     if target.record.content == "cloudevents-binary":
         headers += payloads.event_headers(lease)
-    if passed_on is not None:
+    if passed_on is not None and not _TRACES.isdisjoint(passed_on):
         headers += _passed_on(passed_on)
     return headers
 
@@ -127,13 +133,20 @@ def request_for(
     resolve: Callable[[str, int], list[str]] | None,
 ) -> Request:
     """A request to a target. `proxy`: the sender's, which is trusted."""
+    destination = target.destination
+    if destination is None:
+        destination = _destination(target, proxy, resolve)
+        if resolve is None:
+            target.destination = destination
+    return Request(destination=destination, headers=headers, body=body, finished=finished)
+
+
+def _destination(
+    target: Target, proxy: str | None, resolve: Callable[[str, int], list[str]] | None
+) -> Destination:
     record = target.record
-    return Request(
-        url=record.url,
+    settings = Settings(
         method=record.method,
-        host=target.host,
-        headers=headers,
-        body=body,
         timeout_ms=round(record.timeout * 1000),
         connect_timeout_ms=round(min(record.connect_timeout, record.timeout) * 1000),
         verify_tls=record.verify_tls,
@@ -141,16 +154,27 @@ def request_for(
         proxy=proxy or record.proxy,
         is_proxy_trusted=proxy is not None,
         http2=record.http2 == "auto" and record.url.startswith("https:"),
+    )
+    return Destination(
+        url=record.url,
+        host=target.host,
+        settings=_shared(settings),
         resolve=None if resolve is None else resolve(target.host, target.port),
-        finished=finished,
     )
 
 
+@lru_cache(256)
+def _shared(settings: Settings) -> Settings:
+    """The same object for equal settings, which most endpoints have."""
+    return settings
+
+
+@lru_cache(256)
 def _content_type(text: str) -> bytes:
-    """A content type that can stand in a header: it is the publisher's."""
+    """The header of a content type, if it can stand in one: it is the publisher's."""
     if len(text) <= MAX_CONTENT_TYPE and text.isascii() and text.isprintable():
-        return text.encode()
-    return b"application/octet-stream"
+        return b"content-type: " + text.encode()
+    return b"content-type: application/octet-stream"
 
 
 def _passed_on(headers: Mapping[str, str]) -> list[bytes]:

@@ -12,9 +12,11 @@ used again.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import selectors
 import socket
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,17 +66,13 @@ _CLASSES: dict[int, ErrorClass] = {
 """Error classes by libcurl's code; every other code is a broken connection."""
 
 
-class Request(msgspec.Struct, kw_only=True):
+class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """
-    A request. `headers`: lines. Timeouts are milliseconds. `proxy`: of the sender; the guard does
-    not judge its address. `resolve`: for tests, see `CURLOPT_RESOLVE`.
+    What libcurl is told besides the address. Timeouts are milliseconds. `proxy`: of the sender; the
+    guard does not judge its address if it is trusted.
     """
 
-    url: str
     method: str = "POST"
-    host: str
-    headers: list[bytes]
-    body: bytes
     timeout_ms: int
     connect_timeout_ms: int
     verify_tls: bool = True
@@ -82,7 +80,23 @@ class Request(msgspec.Struct, kw_only=True):
     proxy: str | None = None
     is_proxy_trusted: bool = False
     http2: bool = True
+
+
+class Destination(msgspec.Struct, kw_only=True, frozen=True):
+    """Where requests go, and how. `resolve`: for tests, see `CURLOPT_RESOLVE`."""
+
+    url: str
+    host: str
+    settings: Settings
     resolve: list[str] | None = None
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """A request. `headers`: lines."""
+
+    destination: Destination
+    headers: list[bytes]
+    body: bytes
     finished: Callable[[Answer], None]
 
 
@@ -211,8 +225,10 @@ class Slot:
         "_header_bytes",
         "_headers",
         "_is_cut",
+        "_resolve",
         "_settings",
         "_size",
+        "_url",
         "_was_blocked",
         "curl",
         "request",
@@ -221,7 +237,9 @@ class Slot:
     def __init__(self, guard: Guard | None) -> None:
         self._guard = guard
         self.request: Request
-        self._settings: Any = None
+        self._settings: Settings | None = None
+        self._resolve: list[str] | None = None
+        self._url = ""
         self.curl = curl = pycurl.Curl()
         for option, value in (
             (pycurl.NOSIGNAL, 1),
@@ -247,39 +265,34 @@ class Slot:
         self._size = self._header_bytes = 0
         self._headers: dict[str, str] = {}
         self._is_cut = self._was_blocked = False
-        curl = self.curl
-        curl.setopt(pycurl.URL, request.url)
+        curl, destination = self.curl, request.destination
+        if destination.url != self._url:
+            curl.setopt(pycurl.URL, destination.url)
+            self._url = destination.url
         curl.setopt(pycurl.HTTPHEADER, request.headers)
         curl.setopt(pycurl.POSTFIELDS, request.body)
-        settings = (
-            request.timeout_ms,
-            request.connect_timeout_ms,
-            request.verify_tls,
-            request.ca,
-            request.proxy,
-            request.http2,
-            request.resolve,
-            request.method,
-        )
-        if settings != self._settings:
-            self._configure(request)
+        if destination.resolve != self._resolve:
+            curl.setopt(pycurl.RESOLVE, destination.resolve or [])
+            self._resolve = destination.resolve
+        settings = destination.settings
+        if settings is not self._settings and settings != self._settings:
+            self._configure(settings)
             self._settings = settings
 
-    def _configure(self, request: Request) -> None:
+    def _configure(self, settings: Settings) -> None:
         curl = self.curl
-        curl.setopt(pycurl.TIMEOUT_MS, request.timeout_ms)
-        curl.setopt(pycurl.CUSTOMREQUEST, request.method)
-        curl.setopt(pycurl.CONNECTTIMEOUT_MS, request.connect_timeout_ms)
-        curl.setopt(pycurl.SSL_VERIFYPEER, int(request.verify_tls))
-        curl.setopt(pycurl.SSL_VERIFYHOST, 2 if request.verify_tls else 0)
-        if request.ca is not None:
-            curl.setopt(pycurl.CAINFO_BLOB, request.ca)
-        elif self._settings is not None and self._settings[3] is not None:
+        curl.setopt(pycurl.TIMEOUT_MS, settings.timeout_ms)
+        curl.setopt(pycurl.CUSTOMREQUEST, settings.method)
+        curl.setopt(pycurl.CONNECTTIMEOUT_MS, settings.connect_timeout_ms)
+        curl.setopt(pycurl.SSL_VERIFYPEER, int(settings.verify_tls))
+        curl.setopt(pycurl.SSL_VERIFYHOST, 2 if settings.verify_tls else 0)
+        if settings.ca is not None:
+            curl.setopt(pycurl.CAINFO_BLOB, settings.ca)
+        elif self._settings is not None and self._settings.ca is not None:
             curl.unsetopt(pycurl.CAINFO_BLOB)
-        curl.setopt(pycurl.PROXY, request.proxy or "")  # "" ignores HTTPS_PROXY
-        version = pycurl.CURL_HTTP_VERSION_2TLS if request.http2 else pycurl.CURL_HTTP_VERSION_1_1
+        curl.setopt(pycurl.PROXY, settings.proxy or "")  # "" ignores HTTPS_PROXY
+        version = pycurl.CURL_HTTP_VERSION_2TLS if settings.http2 else pycurl.CURL_HTTP_VERSION_1_1
         curl.setopt(pycurl.HTTP_VERSION, version)
-        curl.setopt(pycurl.RESOLVE, request.resolve or [])
 
     def close(self) -> None:
         self.curl.close()
@@ -315,14 +328,15 @@ class Slot:
     def _open_socket(self, _purpose: int, address: Any) -> Any:
         family, kind, protocol, where = address
         try:
-            request, guard = self.request, self._guard
-            if guard is not None and not request.is_proxy_trusted:
+            destination, guard = self.request.destination, self._guard
+            settings = destination.settings
+            if guard is not None and not settings.is_proxy_trusted:
                 if family not in (socket.AF_INET, socket.AF_INET6):
                     self._was_blocked = True
                     return pycurl.SOCKET_BAD
                 host = where[0].decode() if isinstance(where[0], bytes) else where[0]
                 scope = f"%{where[3]}" if len(where) > 3 and where[3] else ""
-                name = request.host if request.proxy is None else ""
+                name = destination.host if settings.proxy is None else ""
                 if not guard.allows(host + scope, where[1], host=name):
                     self._was_blocked = True
                     return pycurl.SOCKET_BAD
@@ -365,12 +379,19 @@ class _Opened(socket.socket):
 
 
 class _Events:
-    """The sockets of a `CurlMulti`, as one file."""
+    """
+    The sockets of a `CurlMulti`, as one file.
+
+    libcurl stops watching a socket at the end of each request and watches it again for the next
+    one. A socket is left in the epoll meanwhile, and removed when it is ready for what nobody
+    waits for, as one that its peer has closed.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._selector = None if self._epoll is not None else selectors.DefaultSelector()
-        self._watched: set[int] = set()
+        self._watched: dict[int, bool] = {}
+        """By socket that may be registered: whether libcurl waits for it."""
 
     def fileno(self) -> int:
         if self._epoll is not None:
@@ -380,27 +401,19 @@ class _Events:
 
     def watch(self, file: int, event: int) -> None:
         """Watch a socket for what libcurl waits for: `POLL_IN`, `POLL_OUT`, or both."""
-        is_watched = file in self._watched
         if event == pycurl.POLL_REMOVE:
-            if is_watched:
-                self._watched.discard(file)
+            if self._epoll is not None:
+                self._watched[file] = False
+            elif self._watched.pop(file, None) is not None:
                 self._remove(file)
             return
-        reads, writes = (
-            event in (pycurl.POLL_IN, pycurl.POLL_INOUT),
-            event
-            in (
-                pycurl.POLL_OUT,
-                pycurl.POLL_INOUT,
-            ),
-        )
-        self._watched.add(file)
+        is_known = file in self._watched
+        self._watched[file] = True
         if self._epoll is not None:
-            mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
-            (self._epoll.modify if is_watched else self._epoll.register)(file, mask)
+            _register(self._epoll, file, _EPOLL_MASKS[event], is_known=is_known)
         elif self._selector is not None:
-            mask = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0)
-            (self._selector.modify if is_watched else self._selector.register)(file, mask)
+            mask = _SELECTOR_MASKS[event]
+            (self._selector.modify if is_known else self._selector.register)(file, mask)
 
     def _remove(self, file: int) -> None:
         try:
@@ -414,7 +427,15 @@ class _Events:
     def ready(self) -> list[tuple[int, int]]:
         """The sockets that are ready, as libcurl names what they are ready for."""
         if self._epoll is not None:
-            return [(file, _action(mask)) for file, mask in self._epoll.poll(0)]
+            watched = self._watched
+            ready = []
+            for file, mask in self._epoll.poll(0):
+                if watched.get(file):
+                    ready.append((file, _action(mask)))
+                else:
+                    watched.pop(file, None)
+                    self._remove(file)
+            return ready
         found = self._selector.select(0) if self._selector is not None else []
         return [
             (key.fd, (mask & 1) * pycurl.CSELECT_IN | (mask >> 1) * pycurl.CSELECT_OUT)
@@ -428,6 +449,31 @@ class _Events:
             self._selector.close()
 
 
+_EPOLL_MASKS = (
+    {
+        pycurl.POLL_IN: select.EPOLLIN,
+        pycurl.POLL_OUT: select.EPOLLOUT,
+        pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
+    }
+    if hasattr(select, "epoll")
+    else {}
+)
+_SELECTOR_MASKS = {
+    pycurl.POLL_IN: selectors.EVENT_READ,
+    pycurl.POLL_OUT: selectors.EVENT_WRITE,
+    pycurl.POLL_INOUT: selectors.EVENT_READ | selectors.EVENT_WRITE,
+}
+
+
+def _register(epoll: select.epoll, file: int, mask: int, *, is_known: bool) -> None:
+    if is_known:
+        with contextlib.suppress(FileNotFoundError):  # it was closed; another one has its number
+            epoll.modify(file, mask)
+            return
+    epoll.register(file, mask)
+
+
+@cache
 def _action(mask: int) -> int:
     action: int = 0
     if mask & (select.EPOLLIN | select.EPOLLHUP):

@@ -45,6 +45,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
     `request`: the `laneway.Request` of a task that runs.
     `runner`: what stops its handler; None while that does not run.
     `timers`: its time limits; None: it has none.
+    `prepared`: what its executor has read for it since it was leased.
 
     A batch is a WorkerDelivery with `parts`, its deliveries, and the `messages` that its handler
     gets. Each part has it as its `whole`.
@@ -62,6 +63,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
     request: Any = None
     runner: Runner | None = None
     timers: list[asyncio.TimerHandle] | None = None
+    prepared: Any = None
 
     @staticmethod
     def batch_of(parts: list[WorkerDelivery], messages: list[Any]) -> WorkerDelivery:

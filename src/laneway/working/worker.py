@@ -197,6 +197,10 @@ class Worker:
         )
         self._heartbeat = Heartbeat(self._engine, self._handlers, self._options, self)
         self._history = HistoryThread(self._engine, self._handlers.alarms)
+        for executor in self._topic_executors.values():
+            self._engine_thread.prefetch_seconds = max(
+                self._engine_thread.prefetch_seconds, executor.prefetch_seconds
+            )
         self._trials = SuspectTrials(self, self._engine_thread, self._loop)
         self._outcome_log = OutcomeLog(
             self._engine, self._loop, with_tracebacks=_logs_tracebacks(self._options)
@@ -484,6 +488,10 @@ class Worker:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
+
+    def prepare(self, deliveries: list[WorkerDelivery]) -> None:
+        for kind, executor in self._topic_executors.items():
+            executor.prepare([each for each in deliveries if each.handler.kind == kind])
 
     def leased(self, deliveries: list[WorkerDelivery]) -> None:
         self._loop.call_soon_threadsafe(self._add_leased, deliveries)

@@ -189,12 +189,10 @@ class SqliteEngine(Core, PolicyChanges):
     # Records: no part of the queue, either
 
     def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
+        asked = msgspec.json.encode([f"record:{kind}:{name}" for name in names]).decode()
         with self._store.reading() as connection:
-            stored = [
-                connection.execute(SQL["setting_read"], (f"record:{kind}:{name}",)).fetchone()
-                for name in names
-            ]
-        return [each[0].encode() if each is not None else None for each in stored]
+            stored = connection.execute(SQL["records_read"], (asked,)).fetchall()
+        return [each.encode() if each is not None else None for (each,) in stored]
 
     def record_swap(
         self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None

@@ -53,6 +53,16 @@ MakeExecutor = Callable[["FullEngine", "Finished", "Dispatch", int], "TopicExecu
 class TopicExecutor(Executor, Protocol):
     """An executor that knows when one topic has too many slots."""
 
+    prefetch_seconds: float
+    """How many seconds of work the worker leases ahead, of topics with a limit too."""
+
+    def prepare(self, deliveries: list[WorkerDelivery]) -> None:
+        """
+        Read what these need, which were just leased; on the engine's thread. Sets `prepared`. Never
+        raises.
+        """
+        ...
+
     def is_full(self, topic: str) -> bool:
         """Whether messages of other topics begin first, even if they have waited less."""
         ...
