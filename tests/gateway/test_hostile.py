@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,19 +27,27 @@ PATH = b"/v1/topics/hostile/messages"
 OPEN = b"POST " + PATH + b" HTTP/1.1\r\n" + HOST + b"content-type: application/json\r\n"
 
 
-def exchange(port: int, *sent: bytes) -> bytes:
-    """What a server answers until it closes the connection or the answer is complete."""
+def exchange(
+    port: int, *sent: bytes, until_closed: bool = False, half_closes: bool = False
+) -> bytes:
+    """
+    What a server answers until it closes the connection or, unless `until_closed`, the answer is
+    complete. `half_closes`: the client closes its sending side.
+    """
     answer = b""
     with socket.create_connection(("127.0.0.1", port)) as raw:
         raw.settimeout(20)
         try:
             for piece in sent:
                 raw.sendall(piece)
+            if half_closes:
+                raw.shutdown(socket.SHUT_WR)
             while chunk := raw.recv(65_536):
                 answer += chunk
                 length = re.search(rb"content-length: (\d+)", answer)
                 head, end, body = answer.partition(b"\r\n\r\n")
-                if head and end and length is not None and len(body) >= int(length[1]):
+                is_whole = head and end and length is not None and len(body) >= int(length[1])
+                if is_whole and not until_closed:
                     break
         except ConnectionError:
             pass  # it was answered before all was read
@@ -70,7 +80,9 @@ REFUSED: list[tuple[int, bytes]] = [
     (431, get(b"/v1/topics?" + b"a=b&" * 10_000)),
     # Other names of the gateway
     (403, get(b"/v1/topics", b"host: evil.example")),
-    (403, get(b"/v1/topics", b"host: localhost", b"host: evil.example")),
+    (400, get(b"/v1/topics", b"host: localhost", b"host: evil.example")),
+    (400, get(b"/healthz", b"accept: */*")),
+    (405, b"CONNECT evil.example:443 HTTP/1.1\r\nhost: evil.example:443\r\n\r\n"),
     (403, get(b"http://evil.example/v1/topics")),
     # Paths and queries
     (400, get(b"/v1/topics/%")),
@@ -125,7 +137,8 @@ def test_pipeline(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port)) as raw:
         raw.settimeout(20)
         paths = [b"/healthz", b"/problems/not-found"] * 200
-        raw.sendall(b"".join(map(get, paths[:-1])) + get(paths[-1], b"connection: close"))
+        last = get(paths[-1], b"host: localhost", b"connection: close")
+        raw.sendall(b"".join(map(get, paths[:-1])) + last)
         answer = b""
         while chunk := raw.recv(65_536):
             answer += chunk
@@ -137,9 +150,122 @@ def test_refusal_behind_another_request(api: Api) -> None:
     """The client does not take it for the answer to that one."""
     for behind in (b"\x16\x03\x01", get(b"/healthz", b"x: " + b"y" * 40_000)):
         both = post(b'{"body": 2}', b"/v1/topics/before/messages") + behind
-        answer = exchange(api.port, both)
-        assert not answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+        answer = exchange(api.port, both, until_closed=True)
+        assert answer.startswith(b"HTTP/1.1 201 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
         assert api("GET", "/healthz").json == {"status": "ok"}
+
+
+ENDLESS: list[tuple[bytes, bytes]] = [
+    (b"GET / HTTP/1.1\r\nx: ", b"a" * 65_536),
+    (b"GET / HTTP/1.1\r\n", b"a:\r\n" * 16_384),
+    (OPEN + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: ", b"a" * 65_536),
+    (OPEN + b"transfer-encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 10_000),
+    (OPEN + b"transfer-encoding: chunked\r\n\r\n2;", b"a" * 65_536),
+    (OPEN + b"transfer-encoding: chunked\r\n\r\n", b"0" * 65_536),
+    (b"", b"\r\n" * 32_768),
+]
+
+
+@pytest.mark.parametrize(("sent", "rest"), ENDLESS, ids=lambda each: str(each)[-40:])
+def test_parts_without_end(api: Api, sent: bytes, rest: bytes) -> None:
+    """A header, trailer, extension or number that does not end is not collected."""
+    answer = exchange(api.port, sent, rest, until_closed=True)
+    assert re.match(rb"HTTP/1.1 4(00|31) ", answer) or not answer  # reset while it still sent
+
+
+def test_trailers_are_no_headers(api: Api) -> None:
+    """A proxy that checks headers may pass them on unseen."""
+    trailer = b"0\r\nidempotency-key: hidden\r\n\r\n"
+    chunked = OPEN + b"transfer-encoding: chunked\r\n\r\nb\r\n" + b'{"body": 1}\r\n' + trailer
+    last = get(b"/healthz", b"host: localhost", b"connection: close")
+    answer = exchange(api.port, chunked + post(b'{"body": 1}') + last, until_closed=True)
+    assert answer.count(b"HTTP/1.1 201 ") == 2
+    assert b"hidden" not in answer
+
+
+def test_half_closed_client_gets_its_answers(api: Api) -> None:
+    """A client that closes its sending side has them all, of many requests too; then it ends."""
+    for count in (1, 300):
+        sent = post(b'{"body": 1}') * count
+        answer = exchange(api.port, sent, half_closes=True, until_closed=True)
+        assert answer.count(b"HTTP/1.1 201 ") == count
+    for sent in (b"", b"GET /heal", OPEN + b"content-length: 9\r\n\r\n{"):
+        assert exchange(api.port, sent, half_closes=True, until_closed=True) == b""
+
+
+def test_offers_of_other_protocols(api: Api) -> None:
+    """Java's client offers HTTP/2 with each request, also with a body: it is served as usual."""
+    offer = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMA")
+    both = post(b'{"body": 1}', PATH, *offer) + post(b'{"body": 2}', PATH, *offer)
+    last = get(b"/healthz", b"host: localhost", b"connection: close", *offer)
+    head, _, body = both.partition(b"\r\n\r\n")
+    for sent in ((both, last), (head + b"\r\n\r\n", body + last)):
+        answer = exchange(api.port, *sent, until_closed=True)
+        assert (answer.count(b"HTTP/1.1 201 "), answer.count(b"HTTP/1.1 200 ")) == (2, 1)
+
+
+def test_memory_of_a_pipeline(tmp_path: Path) -> None:
+    """A client that sends requests and reads no answers does not fill the gateway's memory."""
+    with serving(f"sqlite:///{tmp_path}/laneway.db") as (api, process):
+        before = memory(process.pid)
+        raws = [socket.create_connection(("127.0.0.1", api.port)) for _ in range(4)]
+        for raw in raws:
+            raw.settimeout(0.5)
+            raw.sendall(post(b'{"wait": 60, "topics": ["pipe"]}', b"/v1/lease"))
+            with pytest.raises(TimeoutError):
+                raw.sendall(get(b"/healthz") * 400_000)
+        assert memory(process.pid) - before < 20 << 20
+        for raw in raws:
+            raw.close()
+
+
+def memory(process: int) -> int:
+    """Bytes that a process has used at most."""
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(peak) << 10
+
+
+def test_stream_to_an_old_client(api: Api) -> None:
+    """HTTP/1.0 has no chunks: the answer ends with the connection."""
+    lines = b'{"topic": "old", "body": 1}\n' * 2
+    head = b"POST /v1/messages HTTP/1.0\r\ncontent-type: application/x-ndjson\r\n" + HOST
+    answer = exchange(
+        api.port, head + b"content-length: %d\r\n\r\n" % len(lines) + lines, until_closed=True
+    )
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert [json.loads(line)["line"] for line in body.splitlines()] == [1, 2]
+
+
+def test_refusal_of_an_announced_body(api: Api) -> None:
+    """A client that waits for a go-ahead is not asked for a body that is too large."""
+    expecting = OPEN + b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n"
+    answer = exchange(api.port, expecting, until_closed=True)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer
+
+
+def test_stop_during_uploads(tmp_path: Path) -> None:
+    """Lines are answered as far as they came, and the rest of them is refused."""
+    line = b'{"topic": "up", "body": 1}\n'
+    head = b"POST /v1/messages HTTP/1.1\r\ncontent-type: application/x-ndjson\r\n" + HOST
+    with (
+        serving(f"sqlite:///{tmp_path}/laneway.db") as (api, process),
+        socket.create_connection(("127.0.0.1", api.port)) as raw,
+    ):
+        raw.settimeout(20)
+        raw.sendall(head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(line), line))
+        answer = b""
+        while b"accepted" not in answer:
+            answer += raw.recv(65_536)
+        process.terminate()
+        began = time.monotonic()
+        while chunk := raw.recv(65_536):
+            answer += chunk
+        assert time.monotonic() - began < 4
+    assert b'"line":2,"problem":"the gateway is stopping' in answer
+    assert answer.endswith(b"0\r\n\r\n")
 
 
 def test_body_without_end(api: Api) -> None:
@@ -172,7 +298,10 @@ def test_stream_to_a_client_that_has_gone() -> None:
     """Nothing more is written to a lost connection: asyncio would log each time."""
 
     class Gone:
-        is_gone = True
+        is_lost = True
+
+        def begin_stream(self) -> None:
+            """Nothing."""
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b"1"

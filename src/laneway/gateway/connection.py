@@ -1,9 +1,10 @@
 """
 One connection of a client: uvicorn's, with limits, and with short ways for small exchanges.
 
-A client that is too slow does not keep a connection, nor one whose head is too large. A request
-whose body is there already is read without waiting, and an answer is sent with one write: the
-`Exchange` of `http`, which `Request` uses where a server has it.
+A client that is too slow does not keep a connection, nor one whose head is too large. Of requests
+that are sent without waiting for answers, few are taken in at once; the others wait as bytes. A
+request whose body is there already is read without waiting, and an answer is sent with one write:
+the `Exchange` of `http`, which `Request` uses where a server has it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ from laneway.gateway.http import EXCHANGE, IDLE_SECONDS, MAX_HEAD, SECURITY_HEAD
 from laneway.gateway.problems import KINDS, ProblemBody
 
 try:
+    import httptools
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:  # pragma: no cover
     raise UsageError(
@@ -40,6 +43,18 @@ CLIENT_ERRORS.addFilter(
     # A request that a stopping server cancels, as one whose body never comes, is no error.
     lambda line: not (line.exc_info and isinstance(line.exc_info[1], asyncio.CancelledError))
 )
+
+PIECE = 4096
+"""Bytes that are parsed at once: a bound of the requests that one piece holds."""
+
+MAX_HELD = 64 << 10
+"""Bytes behind requests without an answer from which on no more is read."""
+
+FAREWELL_SECONDS = 1.0
+"""How long clients may take to close TLS when the server stops."""
+
+HEADER_LINE = len(b": \r\n")
+"""What a header has beside its name and value."""
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
@@ -70,19 +85,22 @@ def _refusal(kind: str, detail: str) -> bytes:
 
 
 _NOT_HTTP = _refusal("bad-request", "what arrived is not HTTP/1.1")
+_NO_HOST = _refusal("bad-request", "expected one Host header")
+_NO_TUNNEL = _refusal("method-not-allowed", "the gateway is no proxy")
 _HEAD_TOO_LARGE = _refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
 
 
-class _HeadTooLarge(Exception):
+class _Refused(Exception):
     """Ends the parser of a connection."""
 
 
 class Exchange:
     """What the server does for one request past ASGI's events. See `http.Exchange`."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_connection", "_cycle")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, connection: _Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
         self._cycle = cycle
 
     def body(self) -> bytes | None:
@@ -97,9 +115,23 @@ class Exchange:
         return content
 
     @property
-    def is_gone(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether nothing more reaches the client."""
         return self._cycle.transport.is_closing()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has ended the connection, or its side of it."""
+        return self._connection.is_gone
+
+    def close(self) -> None:
+        """End the connection without an answer."""
+        self._cycle.disconnected = True
+        self._cycle.transport.close()
+
+    def when_gone(self) -> asyncio.Future[None]:
+        """Is done once the client is gone."""
+        return self._connection.when_gone()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Send a whole answer at once. False: the client reads too slowly; nothing was sent."""
@@ -108,6 +140,8 @@ class Exchange:
             return False
         if cycle.disconnected:
             return True
+        if cycle.waiting_for_100_continue:  # the client may send the body or not: none can tell
+            cycle.keep_alive = False
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]  # `date`
         head = b"".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
@@ -122,20 +156,44 @@ class Exchange:
         cycle.on_response()
         return True
 
+    def begin_stream(self) -> None:
+        """An answer without a length begins. In HTTP/1.0 the end of the connection ends it."""
+        if self._cycle.scope["http_version"] == "1.0":
+            self._cycle.chunked_encoding = False
+            self._cycle.expected_content_length = sys.maxsize
+
+    def end_stream(self) -> None:
+        """The answer ends with the next event."""
+        self._cycle.expected_content_length = 0
+
 
 class _Connection(HttpToolsProtocol):
     """
     A connection with limits.
 
-    uvicorn bounds none of these: the number of connections, the size of a head, the time until it
-    is complete, and the time for which a client does not read.
+    uvicorn bounds none of these: the number of connections, the size of a head or trailer, the time
+    until a head is complete, the requests that wait for an answer, and the time for which a client
+    does not read.
     """
 
     max_connections = 1000
     _head_bytes = 0
+    _hosts = 0
+    _idle_bytes = 0
+    """Bytes since a head was complete or a part of a body came."""
+    _held = b""
+    """What arrived behind requests without an answer, and is not parsed yet."""
+    _offers_upgrade = False
+    """The present head asks for another protocol."""
+    _is_deaf = False
+    """What arrives is not parsed: it follows something that is not HTTP."""
+    _is_half_closed = False
+    _gone: asyncio.Future[None] | None = None
     _awaits_head_since: float | None = None
     _timer: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
+
+    # The connection
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -148,13 +206,124 @@ class _Connection(HttpToolsProtocol):
             return
         self._await_head()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+        """
+        The client sends nothing more. It gets the answers to what it has sent, but whoever waits
+        for something on its behalf is told that it is gone: a client that hung up looks the same.
+        """
+        self._is_half_closed = True
+        self._set_gone()
+        # TLS cannot be closed on one side.
+        return not (self._has_served() or self.scheme == "https" or self.transport.is_closing())
+
+    def _has_served(self) -> bool:
+        """Whether all that arrived has its answer, but for a part of a request."""
+        if self.pipeline or self._held:
+            return False
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.scheme == "https":
+            self.loop.call_later(FAREWELL_SECONDS, self._end_closing)
+
+    def _end_closing(self) -> None:
+        """Do not wait for a client that does not take part in closing TLS."""
+        if self.transport.is_closing():
+            self.transport.abort()
+        else:
+            self.loop.call_later(FAREWELL_SECONDS, self._end_closing)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._set_gone()
+
+    @property
+    def is_gone(self) -> bool:
+        """See `Exchange`."""
+        return self._is_half_closed or self.transport.is_closing()
+
+    def when_gone(self) -> asyncio.Future[None]:
+        """See `Exchange`."""
+        if self._gone is None or self._gone.done():
+            self._gone = self.loop.create_future()
+            if self.is_gone:
+                self._gone.set_result(None)
+        return self._gone
+
+    def _set_gone(self) -> None:
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    # What arrives
+
+    def data_received(self, data: bytes) -> None:
+        if self.pipeline or self._held:
+            self._hold(data)
+        else:
+            self._parse_pieces(data)
+
+    def _parse_pieces(self, data: bytes) -> None:
+        """Parse piece by piece, until a request has to wait for the answer to another one."""
+        if len(data) <= PIECE:
+            self._parse(data)
+            return
+        view = memoryview(data)
+        for start in range(0, len(data), PIECE):
+            if self.pipeline:
+                self._hold(data[start:])
+                return
+            self._parse(view[start : start + PIECE])
+            if self._is_deaf or self.transport.is_closing():
+                return
+
+    def _parse(self, piece: bytes | memoryview) -> None:
+        self._idle_bytes += len(piece)
+        while piece and not self._is_deaf:
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                piece = self._head_without_upgrade() + piece[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self._refuse(_NOT_HTTP)
+                return
+            else:
+                break
+        if self._idle_bytes > MAX_HEAD + PIECE:  # a header or trailer without an end
+            self._refuse(_HEAD_TOO_LARGE)
+
+    def _head_without_upgrade(self) -> bytes:
+        """
+        The head of a request that offers another protocol, without the offer, for a new parser: the
+        old one knows no body of such a request. Java's client offers HTTP/2 with each request.
+        """
+        self._offers_upgrade = False
+        version, method = self.parser.get_http_version().encode(), self.parser.get_method()
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
+
+    def _hold(self, data: bytes) -> None:
+        if not self._is_deaf:
+            self._held += data
+        if self._is_deaf or len(self._held) > MAX_HELD:
+            self.flow.pause_reading()
+
+    def _parse_held(self) -> None:
+        held, self._held = self._held, b""
+        if held:
+            self._parse_pieces(held)
+        if len(self._held) <= MAX_HELD:
+            self.flow.resume_reading()
+
+    # One request
 
     def on_message_begin(self) -> None:
-        self._head_bytes = 0
+        self._head_bytes = self._hosts = 0
         self._await_head()
         super().on_message_begin()
 
@@ -164,32 +333,60 @@ class _Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """As uvicorn's, in one call, because a request has many."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + HEADER_LINE)
+        if self._awaits_head_since is None:
+            return  # a trailer: what a proxy has not seen in the head is no header
         name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
 
-    def send_400_response(self, msg: str) -> None:
-        del msg
-        self._refuse(_NOT_HTTP)
-
     def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(_NO_TUNNEL)
+            raise _Refused
+        if self.parser.should_upgrade():
+            self._offers_upgrade = True
+            return
         self._awaits_head_since = None
+        self._idle_bytes = 0
         if not self.url.startswith((b"/", b"*")):
             self._name_host()
+        elif self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
+            self._refuse(_NO_HOST)
+            raise _Refused
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            self.scope["extensions"] = {EXCHANGE: Exchange(self.cycle)}  # type: ignore[dict-item]
+            self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}  # type: ignore[dict-item]
+        if self.pipeline:  # the base class reads no more, and would not see that the client goes
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._offers_upgrade:
+            self._idle_bytes = 0
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        if self.pipeline or self.transport.is_closing():
-            super().on_response_complete()
-            return
         self.server_state.total_requests += 1
-        self.flow.resume_reading()
-        self._await_head()
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._await_head()
+        if not self.pipeline:
+            self._parse_held()
+        if self._is_half_closed and self._has_served():
+            self.transport.close()
+
+    # What is answered
 
     def pause_writing(self) -> None:
         self._writing = self.loop.call_later(IDLE_SECONDS, self.transport.abort)
@@ -229,19 +426,23 @@ class _Connection(HttpToolsProtocol):
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD:
             self._refuse(_HEAD_TOO_LARGE)
-            raise _HeadTooLarge  # the parser ends, so nobody serves the request
+            raise _Refused  # the parser ends, so nobody serves the request
 
     def _refuse(self, answer: bytes) -> None:
         """
-        Close the connection, and say why, unless an answer is being sent or a request before this
-        one has none yet: its client would take this for it.
+        Close the connection, and say why, unless an answer is being sent. If requests before have
+        no answer yet, they get it first; then nothing is said, because their clients would take it
+        for an answer of theirs.
         """
-        if self.transport.is_closing():
+        if self._is_deaf or self.transport.is_closing():
             return
+        self._is_deaf = True
         cycle = self.cycle
         is_done = cycle is None or cycle.response_complete
-        is_of_this = not self.pipeline and not is_done and cycle.more_body
-        if is_done or (is_of_this and not cycle.response_started):
+        if not is_done and not cycle.more_body:
+            cycle.keep_alive = False  # it is the last one
+            return
+        if is_done or not (self.pipeline or cycle.response_started):
             self.transport.write(answer)
         self.transport.close()
 

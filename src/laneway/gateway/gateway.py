@@ -115,7 +115,7 @@ class Gateway:
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], "unknown"
-        request = Request(scope, receive, send, self.prefix)
+        request = Request(scope, receive, send, self.prefix, self.services.readers)
         if self.cors_origins and cors.is_allowed(request, self.cors_origins):
             request.more_headers = cors.headers(request)
             if cors.is_preflight(request):
@@ -130,6 +130,7 @@ class Gateway:
                 request.security = self._embedded
             answer = await self._answer(request, route, parameters)
         except Disconnected:
+            request.give_up()
             return
         except Exception as error:  # noqa: BLE001  # every error has an answer
             answer = self._problem(request, route, error)
@@ -140,7 +141,7 @@ class Gateway:
             else:
                 await request.respond(answer)
         except Disconnected:
-            pass
+            request.give_up()
 
     async def _answer(
         self, request: Request, route: Route, parameters: Mapping[str, str]

@@ -94,8 +94,21 @@ class Exchange(Protocol):
     """
 
     @property
-    def is_gone(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether nothing more reaches the client."""
+        ...
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has ended the connection, or its side of it."""
+        ...
+
+    def close(self) -> None:
+        """End the connection without an answer."""
+        ...
+
+    def when_gone(self) -> asyncio.Future[None]:
+        """Is done once the client is gone."""
         ...
 
     def body(self) -> bytes | None:
@@ -106,6 +119,14 @@ class Exchange(Protocol):
         """
         Send a whole answer with these headers and `SECURITY_HEADERS`. False: send it by events.
         """
+        ...
+
+    def begin_stream(self) -> None:
+        """An answer without a length begins with the next event."""
+        ...
+
+    def end_stream(self) -> None:
+        """It ends with the next event."""
         ...
 
 
@@ -143,15 +164,22 @@ class Stream(msgspec.Struct):
     headers: list[tuple[bytes, bytes]] = []
 
 
+Readers = dict["Request", asyncio.AbstractEventLoop]
+"""The requests that wait for more of their bodies, with their event loops."""
+
+
 class Request:
     """One request. Its body is read by `body`, `chunks` or `lines`, once."""
 
     __slots__ = (
+        "_ends_at",
         "_exchange",
         "_is_read",
+        "_limit",
         "_media_type",
         "_prefix",
         "_query",
+        "_readers",
         "_receive",
         "_send",
         "header_bytes",
@@ -162,8 +190,21 @@ class Request:
         "security",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
-        """`prefix`: of the path, which a proxy may have removed."""
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        prefix: str = "",
+        readers: Readers | None = None,
+    ) -> None:
+        """
+        `prefix`: of the path, which a proxy may have removed. `readers`: has the request while it
+        waits for more of its body.
+        """
+        self._readers = readers
+        self._limit: asyncio.Timeout | None = None
+        self._ends_at: float | None = None
         self.scope = scope
         self._prefix: str = scope.get("root_path") or prefix
         self.method: str = scope["method"]
@@ -323,17 +364,39 @@ class Request:
     async def _next_chunk(self) -> tuple[bytes, bool]:
         if self._is_read:
             return b"", True
-        try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                event = await self._receive()
-        except TimeoutError:
-            raise Problem(
-                "timeout", f"nothing arrived of the request for {IDLE_SECONDS:g} s"
-            ) from None
+        event = await self._next_event()
         if event["type"] == "http.disconnect":
             raise Disconnected
         self._is_read = not event.get("more_body", False)
         return event.get("body", b""), self._is_read
+
+    async def _next_event(self) -> MutableMapping[str, Any]:
+        if self._readers is not None:
+            self._readers[self] = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(IDLE_SECONDS) as self._limit:
+                if self._ends_at is not None:
+                    self._limit.reschedule(self._ends_at)
+                return await self._receive()
+        except TimeoutError:
+            if self._ends_at is not None:
+                raise Problem(
+                    "stopping", "the gateway is stopping; send the rest to another one"
+                ) from None
+            raise Problem(
+                "request-timeout", f"nothing arrived of the request for {IDLE_SECONDS:g} s"
+            ) from None
+        finally:
+            self._limit = None
+            if self._readers is not None:
+                self._readers.pop(self, None)
+
+    def end_reading(self, seconds: float) -> None:
+        """The gateway stops: what has not arrived by then is a Problem. On the event loop."""
+        if self._ends_at is None:
+            self._ends_at = asyncio.get_running_loop().time() + seconds
+            if self._limit is not None:
+                self._limit.reschedule(self._ends_at)
 
     # A client that goes away
 
@@ -344,9 +407,10 @@ class Request:
         For a request whose body has been read.
         """
         task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._wait_gone())
+        gone = self._when_gone()
+        waits: set[asyncio.Future[Any]] = {task, gone}
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise Disconnected
@@ -356,15 +420,29 @@ class Request:
 
     async def is_gone(self) -> bool:
         """Whether the client has gone by now, as far as the server knows."""
-        gone = asyncio.ensure_future(self._wait_gone())
+        if self._exchange is not None:
+            await asyncio.sleep(0)  # in the next iteration the server sees it,
+            await asyncio.sleep(0)  # and in this one it has
+            return self._exchange.is_gone
+        gone = self._when_gone()
         await asyncio.sleep(0)
         is_gone = gone.done() and not gone.cancelled() and gone.exception() is None
         await _cancel(gone)
         return is_gone
 
+    def _when_gone(self) -> asyncio.Future[None]:
+        if self._exchange is not None:
+            return self._exchange.when_gone()
+        return asyncio.ensure_future(self._wait_gone())
+
     async def _wait_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer: the client is gone."""
+        if self._exchange is not None:
+            self._exchange.close()
 
     # The answer
 
@@ -405,7 +483,10 @@ class Request:
 
     async def stream(self, stream: Stream) -> None:
         """Send an answer piece by piece. It ends early if the client goes."""
+        exchange = self._exchange
         async with contextlib.aclosing(stream.chunks) as chunks:  # type: ignore[type-var]
+            if exchange is not None:
+                exchange.begin_stream()
             await self._send(
                 {
                     "type": "http.response.start",
@@ -421,11 +502,13 @@ class Request:
             )
             if self.method != "HEAD":
                 async for chunk in chunks:
-                    if self._exchange is not None and self._exchange.is_gone:
+                    if exchange is not None and exchange.is_lost:
                         raise Disconnected  # asyncio logs writes to a lost connection
                     await self._send(
                         {"type": "http.response.body", "body": chunk, "more_body": True}
                     )
+            if exchange is not None:
+                exchange.end_stream()
             await self._send({"type": "http.response.body", "body": b""})
 
 

@@ -30,11 +30,12 @@ KINDS: dict[str, tuple[int, str]] = {
     "not-found": (404, "There is no such thing"),
     "unknown-handler": (404, "Nothing is registered under that name"),
     "method-not-allowed": (405, "The path does not support this method"),
-    "timeout": (408, "The request took too long"),
+    "request-timeout": (408, "The request took too long"),
     "conflict": (409, "The request does not fit the present state"),
     "refused": (409, "The present state does not allow this"),
     "topic-in-use": (409, "The topic is in use"),
     "lease-lost": (409, "The lease has ended"),
+    "gone": (410, "It has ended, and is no longer kept"),
     "too-large": (413, "The request is too large"),
     "unsupported-media": (415, "The content type is not supported"),
     "backlog-full": (429, "The backlog is full"),
@@ -47,6 +48,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "engine-corrupt": (503, "The store is damaged"),
     "schema-mismatch": (503, "The store belongs to another version"),
     "stopping": (503, "The gateway is stopping"),
+    "timeout": (504, "The store took too long"),
 }
 """Status and title by kind."""
 

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
     from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
-    from laneway.gateway.http import Request, Response
+    from laneway.gateway.http import Readers, Request, Response
     from laneway.gateway.routing import Route
 
 T = TypeVar("T")
+
+BODY_SECONDS = 5.0
+"""How long the rest of a request's body may take once the gateway stops."""
 
 THREADS = 16
 """Reads and settlements that run at the same time; publishes have the application's threads."""
@@ -69,6 +72,7 @@ class Services:
         self._probe_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-gateway-probe")
         self._question: asyncio.Future[int] | None = None
         """What was asked of the store last: probes that come meanwhile share the answer."""
+        self.readers: Readers = {}
         self._ends: dict[Callable[[], object], asyncio.AbstractEventLoop] = {}
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -116,6 +120,8 @@ class Services:
         self.operations.stop()
         for end, loop in list(self._ends.items()):
             loop.call_soon_threadsafe(self._end, end)
+        for reader, loop in list(self.readers.items()):
+            loop.call_soon_threadsafe(reader.end_reading, BODY_SECONDS)
 
     def close(self) -> None:
         """Wait for what runs in threads."""

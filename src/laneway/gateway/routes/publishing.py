@@ -148,14 +148,15 @@ async def _put(
 
 async def _lines(call: Call) -> AsyncIterator[bytes]:
     """The answers to the lines, as they arrive."""
-    number = 0
+    number, request = 0, call.request
     try:
-        async for lines in call.request.lines():
-            for first in range(0, len(lines), MAX_BATCH):
-                part = lines[first : first + MAX_BATCH]
-                answers = await _answer_lines(call, number, part)
-                number += len(part)
-                yield _write_lines(answers)
+        with call.services.ended_by(functools.partial(request.end_reading, 0.0)):
+            async for lines in request.lines():
+                for first in range(0, len(lines), MAX_BATCH):
+                    part = lines[first : first + MAX_BATCH]
+                    answers = await _answer_lines(call, number, part)
+                    number += len(part)
+                    yield _write_lines(answers)
     except Problem as problem:  # a line that is too large, or does not end in time
         yield encode(LineAnswer(number + 1, problem=str(problem))) + b"\n"
 
