@@ -37,7 +37,16 @@ from laneway.engines.base import (
 from laneway.errors import EngineUnavailable
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
-from laneway.history.records import RINGS, Cell, Row, encode, name_of
+from laneway.history.records import (
+    AGE_BUCKETS,
+    RINGS,
+    Cell,
+    HandlerCounts,
+    Row,
+    bucket_of,
+    encode,
+    name_of,
+)
 from laneway.message import Settlement
 from laneway.push import table
 from laneway.push.delivery_log import Entry
@@ -62,7 +71,7 @@ SHOWN = {
     "workers": "/workers",
     "endpoints": "/endpoints",
     "endpoint": "/endpoint?topic=push.acme",
-    "jobs": "/jobs",
+    "jobs": "/jobs?task=shop.deliver",
     "store": "/store",
     "audit": "/audit",
     "tokens": "/tokens",
@@ -253,7 +262,44 @@ def _history_row(at_us: int, seconds: int, now_us: int) -> Row:
         rest = [0] * (len(WAIT_BOUNDS_US) + 1 - len(quick))
         slow = [0, 0, 0, int(per * 0.05), int(per * 0.2), int(per * 0.3), int(per * 0.3)]
         waits.append(WaitCounts(tier, slow + rest, quick + rest))
-    return Row(at_us, at_us, at_us + seconds * SECOND, waiting, cells, waits)
+    row = Row(at_us, at_us, at_us + seconds * SECOND, waiting, cells, waits)
+    row.ages = _ages(ago)
+    row.gates = {"psp": round(seconds * SECOND * 0.64)} if ago < 2400 else {}
+    row.handlers = {
+        name: _durations(seconds, *each, slower=name == "shop.deliver" and ago < 1500)
+        for name, each in HANDLERS.items()
+    }
+    return row
+
+
+HANDLERS = {
+    "shop.deliver": (140, 0.06, 4.5),
+    "shop.receipt": (48, 0.001, 2.2),
+    "billing.capture": (9, 0.02, 5.2),
+    "reports.nightly": (0.2, 0.0, 8.4),
+}
+"""Handlers: attempts a second, the part that fails, and the class of their usual duration."""
+
+
+def _ages(ago: float) -> bytes:
+    """One bucket floods for 25 minutes, two are slow all the time; the rest is quick."""
+    found = bytearray(random.choice((3, 4, 5, 5, 6)) for _ in range(AGE_BUCKETS))
+    found[17] = 8 if ago > 2400 else 9
+    found[41] = 7 + (ago < 3000)
+    if ago < 1500:
+        found[bucket_of("push.acme")] = 9 + (ago < 1200) + (ago < 300)
+    return bytes(found)
+
+
+def _durations(
+    seconds: int, rate: float, failing: float, usual: float, *, slower: bool
+) -> HandlerCounts:
+    counts = [0] * (len(WAIT_BOUNDS_US) + 1)
+    for _ in range(200):
+        place = round(random.gauss(usual + 1.5 * slower, 0.9 if slower else 0.6))
+        counts[min(len(counts) - 1, max(0, place))] += 1
+    counts = [round(count * rate * seconds / 200) for count in counts]
+    return HandlerCounts(round(sum(counts) * failing * (4 if slower else 1)), counts)
 
 
 # Serving and taking pictures

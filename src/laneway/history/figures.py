@@ -263,6 +263,15 @@ def covers(pattern: str, other: str) -> bool:
     return is_pattern(other) and other != "*" and matches(pattern, other[:-1] + "x")
 
 
+def read_rows(engine: FullEngine, last: float, latest: Row) -> list[Row]:
+    """
+    The stored rows of the last seconds, in the shortest step that is kept for so long, the oldest
+    first. `latest`: of `sampling.latest_row`; it is the last one, or part of it.
+    """
+    now_us = latest.end_us
+    return _rows(engine, round(step_for(last, None)), now_us - round(last * SECOND), now_us, latest)
+
+
 def _rows(engine: FullEngine, seconds: int, since_us: int, now_us: int, latest: Row) -> list[Row]:
     """The rows of a ring since then, with the latest one, which is not stored yet."""
     length = seconds * SECOND

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import zlib
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from laneway.engines.base import Tally, WaitCounts  # noqa: TC001  # msgspec needs them
+from laneway.engines.base import WAIT_BOUNDS_US, Tally, WaitCounts
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ SAMPLE_US = min(RINGS) * SECOND
 
 HEAD, TIME = "head", "time"
 """The record of what was counted at the last sample, and that of when it was, in microseconds."""
+
+AGE_BUCKETS = 64
+"""
+Buckets of topics by the checksum of their names, of which a row has the age of the oldest message.
+"""
 
 FLOWS = ("published", "delivered", "done", "retried", "died", "merged", "throttled_us")
 """The counters of a tally, which add up over intervals."""
@@ -58,6 +65,26 @@ class Cell(msgspec.Struct, array_like=True, gc=False):
         self.oldest_us = oldest(self.oldest_us, later.oldest_us)
 
 
+class HandlerCounts(msgspec.Struct, array_like=True, gc=False):
+    """
+    How often a handler or task ran in an interval: the attempts that failed, and all attempts by
+    how long they took, in the classes of `WAIT_BOUNDS_US`.
+    """
+
+    failed: int
+    counts: list[int]
+
+    @property
+    def count(self) -> int:
+        """All attempts."""
+        return sum(self.counts)
+
+    def add(self, later: HandlerCounts) -> None:
+        """Add those of the next interval."""
+        self.failed += later.failed
+        self.counts = added(self.counts, later.counts)
+
+
 class Row(msgspec.Struct, array_like=True, gc=False):
     """
     An interval: from `begin_us` to `end_us`, microseconds of the store's clock.
@@ -65,6 +92,11 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     It is longer than its ring says if nobody took samples meanwhile; then it is where it ends.
     `at_us`: a time in the interval of the ring that it belongs to. `waiting`: of the namespace, at
     its end. `cells`: those in which something happened or waited.
+
+    `ages`: for each of the `AGE_BUCKETS` buckets of topics a byte: 0 if nothing waited, else one
+    more than the class of `WAIT_BOUNDS_US` of the age of its oldest message. `gates`: for how long
+    lanes waited at a gate, in microseconds, as far as samples saw it. `handlers`: by name. The row
+    since the last sample has ages only.
     """
 
     at_us: int
@@ -73,9 +105,22 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     waiting: int
     cells: list[Cell]
     waits: list[WaitCounts]
+    ages: bytes = b""
+    gates: dict[str, int] = {}
+    handlers: dict[str, HandlerCounts] = {}
 
     def add(self, later: Row) -> None:
         """Add the next interval."""
+        self.ages = oldest_ages(self.ages, later.ages)
+        self.gates = {
+            name: self.gates.get(name, 0) + later.gates.get(name, 0)
+            for name in (self.gates | later.gates)
+        }
+        for name, counts in later.handlers.items():
+            if name in self.handlers:
+                self.handlers[name].add(counts)
+            else:
+                self.handlers[name] = msgspec.structs.replace(counts)
         self.at_us = later.at_us
         self.begin_us = min(self.begin_us, later.begin_us)
         self.end_us = max(self.end_us, later.end_us)
@@ -100,6 +145,25 @@ class Head(msgspec.Struct, array_like=True):
     at_us: int
     tallies: list[Tally]
     waits: list[WaitCounts]
+    handlers: dict[str, dict[str, list[int]]] = {}
+    """By worker: what it had counted of its handlers, see `WorkerFacts.durations`."""
+
+
+def bucket_of(topic: str) -> int:
+    """The bucket of a topic, of `AGE_BUCKETS`."""
+    return zlib.crc32(topic.encode()) % AGE_BUCKETS
+
+
+def age_class(age_us: int) -> int:
+    """The class of an age in `Row.ages`."""
+    return 1 + bisect.bisect_right(WAIT_BOUNDS_US, age_us)
+
+
+def oldest_ages(one: bytes, other: bytes) -> bytes:
+    """The larger class of each bucket."""
+    if not one or not other:
+        return one or other
+    return bytes(map(max, one, other))
 
 
 def add_waits(waits: list[WaitCounts], more: Sequence[WaitCounts]) -> None:

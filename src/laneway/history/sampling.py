@@ -8,20 +8,25 @@ nobody takes samples: the next row is longer.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import WaitCounts
+from laneway.engines.base import WAIT_BOUNDS_US, WaitCounts
 from laneway.history.records import (
+    AGE_BUCKETS,
     FLOWS,
     HEAD,
     RINGS,
     SAMPLE_US,
     TIME,
     Cell,
+    HandlerCounts,
     Head,
     Row,
+    age_class,
+    bucket_of,
     decode,
     encode,
     is_in,
@@ -30,7 +35,7 @@ from laneway.history.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from laneway.engines.base import FullEngine, Tallies, TopicStats
 
@@ -39,6 +44,18 @@ TOPICS = 500
 Topics that a sample reads. With more, the backlogs of patterns are those that the engine counted,
 and only patterns of the oldest topics have an oldest message.
 """
+
+MOST_GATES = 20
+"""Gates at which lanes wait that a row names."""
+
+WORKERS = 200
+"""Workers whose handlers a sample counts."""
+
+MOST_HANDLERS = 100
+"""Handlers that a row names."""
+
+CLASSES = range(len(WAIT_BOUNDS_US) + 2)
+"""The places of `WorkerFacts.durations`."""
 
 TRIES = 3
 """How often a reader tries to take a sample while others take them."""
@@ -66,11 +83,14 @@ def take(engine: FullEngine) -> int:
     head = decode(before, Head) or Head(counted.since_us, [], [])
     if not is_due(head.at_us, counted.now_us):
         return counted.now_us
+    durations = _durations(engine)
     new = {
-        HEAD: encode(Head(counted.now_us, counted.tallies, counted.waits)),
+        HEAD: encode(Head(counted.now_us, counted.tallies, counted.waits, durations)),
         TIME: str(counted.now_us).encode(),
     }
     row = row_since(engine, head, counted)
+    row.handlers = handlers_since(head.handlers, durations)
+    row.gates = _gates(engine, row.end_us - row.begin_us)
     row.at_us = row.end_us - SAMPLE_US
     names = {seconds: name_of(seconds, row.at_us) for seconds in RINGS}
     stored = engine.history_read(list(names.values()))
@@ -100,7 +120,8 @@ def latest_row(engine: FullEngine) -> Row:
 def row_since(engine: FullEngine, head: Head, counted: Tallies) -> Row:
     """What happened since a sample."""
     overview = engine.overview()
-    waiting, ages, is_exact = _backlogs(engine, counted.now_us, overview.topics)
+    topics, is_exact = _topics(engine, overview.topics)
+    waiting, ages = _backlogs(engine, topics, counted.now_us)
     before = {(tally.tier, tally.pattern): tally for tally in head.tallies}
     cells: dict[tuple[str, str], Cell] = {}
     for tally in counted.tallies:
@@ -126,6 +147,7 @@ def row_since(engine: FullEngine, head: Head, counted: Tallies) -> Row:
         waiting=overview.waiting,
         cells=[cell for cell in cells.values() if _has_any(cell)],
         waits=_waits_since(head.waits, counted.waits),
+        ages=_ages(topics, counted.now_us),
     )
 
 
@@ -152,20 +174,22 @@ def _more(before: Sequence[int], now: Sequence[int]) -> list[int]:
     return [max(0, after - then) for then, after in zip(before, now, strict=True)]
 
 
-def _backlogs(
-    engine: FullEngine, now_us: int, lanes: int
-) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int], bool]:
+def _topics(engine: FullEngine, lanes: int) -> tuple[list[TopicStats], bool]:
     """
-    By tier and pattern: what waits, and the age of the oldest in microseconds; and whether all
-    topics were read. `lanes`: how many the namespace has.
+    The topics, or the oldest ones of many, and whether these are all. `lanes`: how many the
+    namespace has.
     """
-    topics: list[TopicStats] = []
-    is_exact = lanes <= 2 * TOPICS  # to list the topics by name costs as much as by age
-    if is_exact:
+    if lanes <= 2 * TOPICS:  # to list the topics by name costs as much as by age
         topics = engine.topic_list(order="name", limit=TOPICS + 1)
-        is_exact = len(topics) <= TOPICS
-    if not is_exact:
-        topics = engine.topic_list(order="age", limit=TOPICS)
+        if len(topics) <= TOPICS:
+            return topics, True
+    return engine.topic_list(order="age", limit=TOPICS), False
+
+
+def _backlogs(
+    engine: FullEngine, topics: Sequence[TopicStats], now_us: int
+) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
+    """By tier and pattern: what waits, and the age of the oldest in microseconds."""
     policies = engine.policies()
     waiting: dict[tuple[str, str], int] = {}
     ages: dict[tuple[str, str], int] = {}
@@ -176,4 +200,51 @@ def _backlogs(
         if stats.oldest_us is not None:
             age = oldest(ages.get(key), max(0, now_us - stats.oldest_us))
             ages[key] = age if age is not None else 0
-    return waiting, ages, is_exact
+    return waiting, ages
+
+
+def _ages(topics: Sequence[TopicStats], now_us: int) -> bytes:
+    """
+    The age of the oldest message by bucket, see `Row.ages`. The oldest topics are read in any case,
+    so only the ages of buckets without an old topic are unknown.
+    """
+    found = bytearray(AGE_BUCKETS)
+    for stats in topics:
+        if stats.oldest_us is not None:
+            bucket = bucket_of(stats.topic)
+            found[bucket] = max(found[bucket], age_class(max(0, now_us - stats.oldest_us)))
+    return bytes(found)
+
+
+def _gates(engine: FullEngine, interval_us: int) -> dict[str, int]:
+    """The gates at which lanes wait, each with the interval."""
+    waiting = [gate["name"] for gate in engine.gate_list() if gate["waiting"]]
+    return dict.fromkeys(waiting[:MOST_GATES], interval_us)
+
+
+def _durations(engine: FullEngine) -> dict[str, dict[str, list[int]]]:
+    """By worker: what it has counted of its handlers."""
+    workers = engine.workers(limit=WORKERS, after="")
+    return {each.facts.id: each.facts.durations for each in workers if each.facts.durations}
+
+
+def handlers_since(
+    before: Mapping[str, Mapping[str, Sequence[int]]],
+    now: Mapping[str, Mapping[str, Sequence[int]]],
+) -> dict[str, HandlerCounts]:
+    """By handler: what workers have counted since a sample."""
+    found: dict[str, HandlerCounts] = {}
+    for worker, by_handler in now.items():
+        for name, counted in by_handler.items():
+            then = before.get(worker, {}).get(name, ())
+            failed, *counts = [
+                max(0, count - earlier)
+                for count, earlier, _ in zip_longest(counted, then, CLASSES, fillvalue=0)
+            ]
+            if failed or any(counts):
+                more = HandlerCounts(failed, counts)
+                if name in found:
+                    found[name].add(more)
+                elif len(found) < MOST_HANDLERS:
+                    found[name] = more
+    return found

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from laneway.errors import LanewayError
+from laneway.push import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.engines.base import Records
+    from laneway.push.table import Condition, Record
 
 log = logging.getLogger("laneway.push")
 
@@ -71,6 +73,25 @@ def _found(engine: Records, numbers: range) -> Iterator[Event]:
     for number, record in zip(numbers, stored, strict=True):
         if record is not None and (event := _read(record)).number == number:
             yield event
+
+
+def open_endpoints(engine: Records) -> list[tuple[str, Condition]]:
+    """
+    The endpoints whose breaker is open, as far as the last `KEPT` events name them, with their
+    condition; the longest open ones first. Two or three reads, however many endpoints there are.
+    """
+    topics = list({event.topic for event in since(engine, 0) if event.kind == "opened"})
+    found = [
+        (topic, endpoint.condition)
+        for topic, record in zip(topics, engine.record_read("endpoint", topics), strict=True)
+        if record is not None and is_open(endpoint := table.read(record))
+    ]
+    return sorted(found, key=lambda each: each[1].opened_us)
+
+
+def is_open(record: Record) -> bool:
+    """Whether an endpoint's breaker is open."""
+    return record.disabled is None and record.condition.opened_us > 0
 
 
 class EndpointEvents:

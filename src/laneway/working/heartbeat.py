@@ -43,6 +43,10 @@ if TYPE_CHECKING:
             """How many leases the worker holds."""
             ...
 
+        def durations(self) -> dict[str, list[int]]:
+            """How long its handlers took, see `WorkerFacts`."""
+            ...
+
         def is_stopping(self) -> bool:
             """Whether it leases nothing any more."""
             ...
@@ -168,6 +172,7 @@ class Heartbeat(threading.Thread):
         facts.busy = len(running)
         facts.busy_topics = self._busy_topics(running)
         facts.leased = self._observed.lease_count()
+        facts.durations = self._observed.durations()
         facts.oldest = self._oldest(running)
         facts.stopping = self._observed.is_stopping()
         facts.loop_lag = self._loop_lag()

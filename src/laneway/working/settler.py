@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from laneway import codec, texts, units
 from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
 from laneway.message import Settlement
+from laneway.working.durations import Durations
 from laneway.working.options import Summary
 from laneway.working.outcome import CANNOT_SETTLE
 
@@ -75,6 +76,7 @@ class Settler:
         settled: Callable[[bool], None],
     ) -> None:
         self.summary = Summary()
+        self.durations = Durations()
         self.settlements: deque[Settlement] = deque()
         """Leases to end."""
         self.followers: dict[int, Sequence[Draft]] = {}
@@ -142,6 +144,7 @@ class Settler:
     def _settled(self, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
         held, summary, followers = self._held, self.summary, self.followers
         is_lease_due = False
+        self.durations.add(settlements, held)
         for settlement, answer in zip(settlements, answers, strict=True):
             delivery = held.pop(settlement.fence, None)
             if followers:
@@ -150,6 +153,8 @@ class Settler:
                 summary.acked += 1
             else:
                 self._count_answer(answer, settlement)
+                if delivery is not None and answer in ("retried", "died"):
+                    self.durations.add_failure(delivery)
             if delivery is not None and (delivery.lease.limited or delivery.lease.key is not None):
                 is_lease_due = True  # its topic or its key may deliver again
         if self._is_burst and not held:

@@ -456,6 +456,9 @@ class Worker:
     def lease_count(self) -> int:
         return len(self._engine_thread.held)
 
+    def durations(self) -> dict[str, list[int]]:
+        return self._engine_thread.settler.durations.counts()
+
     def is_stopping(self) -> bool:
         return self._stop_count > 0
 

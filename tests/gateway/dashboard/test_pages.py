@@ -36,7 +36,7 @@ def test_now(browser: Browser, app: Laneway) -> None:
     assert "1 worker runs" in page.words
     assert "3 of 4 handlers are busy" in page.words
     assert "push.flood holds 99% of the backlog" in page.words
-    assert "Pool gpu has work that could run, and no worker" in page.words
+    assert "Pool gpu has 1 message that could run, and no worker" in page.words
     assert 'href="/topic?name=push.flood"' in page.text
     table = browser.get("/?range=15m&table=true").words
     assert "What happened, the newest first" in table

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from laneway import Laneway, Message
+from laneway.push import events, table
+from laneway.push.secret_store import KEY_VARIABLE, new_key
 from tests.gateway.dashboard.conftest import running
 
 
@@ -23,3 +28,29 @@ def test_the_largest_backlog_is_named_whatever_else_is_wrong(tmp_path: Path) -> 
         assert "7 pools have work that could run, and no worker: default, pool-0, pool-1" in words
         assert "push.flood holds 9" in words
         assert "of the backlog" in words
+
+
+def opened(record: Any) -> Any:
+    record.condition.opened_us, record.condition.text = 1, "HTTP 503"
+    return record
+
+
+def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints whose breaker is open stand out; those that recovered or were disabled do not."""
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        log = events.EndpointEvents(app.engine)
+        for n in range(3):
+            app.endpoint(f"push.{n}", url="https://shop.example/hooks")
+            log.add("opened", f"push.{n}", "HTTP 503")
+        assert "breaker" not in browser.get("/").words
+        table.update(app.engine, "push.1", opened)
+        words = browser.get("/").words
+        assert "push.1 its endpoint's breaker is open: HTTP 503, since 1970-01-01" in words
+        for n in (0, 2):
+            table.update(app.engine, f"push.{n}", opened)
+        assert "3 endpoints opened their breaker" in browser.get("/").words
+        app.endpoint("push.2").disable("by hand")
+        page = browser.get("/")
+        assert "2 endpoints opened their breaker" in page.words
+        assert "/endpoints?state=open" in page.text

@@ -54,8 +54,10 @@ from laneway.engines.base.constants import (
 )
 from laneway.engines.base.coordination import (
     MAX_BUSY_TOPICS,
+    MAX_HANDLERS,
     MAX_WORKER_NAMES,
     MAX_WORKER_TEXT,
+    OTHER_HANDLERS,
     PING,
     Coordination,
     RunningMessage,
@@ -121,10 +123,12 @@ __all__ = [
     "HOUSEKEEPING_LIMIT",
     "MAX_BUSY_TOPICS",
     "MAX_DELAYED_COUNTED",
+    "MAX_HANDLERS",
     "MAX_PASSED_OVER",
     "MAX_TALLIES",
     "MAX_WORKER_NAMES",
     "MAX_WORKER_TEXT",
+    "OTHER_HANDLERS",
     "OTHER_PATTERNS",
     "PING",
     "RESULT_TTL_HEADER",

@@ -24,6 +24,11 @@ MAX_WORKER_NAMES = 100
 MAX_BUSY_TOPICS = 20
 """The most topics in `WorkerFacts.busy_topics`."""
 
+MAX_HANDLERS = 50
+"""The most handlers in `WorkerFacts.durations`; the others count as `OTHER_HANDLERS`."""
+
+OTHER_HANDLERS = "(other)"
+
 WorkerState = Literal["running", "stopping", "dead"]
 """
 The state of a worker: it takes messages; it only ends what runs; or it has not sent a heartbeat in
@@ -53,6 +58,9 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     - `concurrency`: how many handlers it runs at once at most; `busy`: how many run.
     - `busy_topics`: topics whose handlers run, and how many of them, as a mean of the last
       heartbeats; the `MAX_BUSY_TOPICS` with most.
+    - `durations`: by handler or task, since the worker began: how many attempts failed, then how
+      many attempts took how long, by class of `WAIT_BOUNDS_US` and without the zeros at the end.
+      Of several messages that end at once, one counts for all.
     - `leased`: the leases that it holds.
     - `oldest`: the message whose handler has run for the longest time; None: no handler runs.
     - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
@@ -72,6 +80,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     concurrency: int = 0
     busy: int = 0
     busy_topics: dict[str, float] = {}
+    durations: dict[str, list[int]] = {}
     leased: int = 0
     oldest: RunningMessage | None = None
     loop_lag: float | None = None

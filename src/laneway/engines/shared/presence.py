@@ -36,6 +36,7 @@ def encode(facts: WorkerFacts) -> bytes:
             topics=None if facts.topics is None else _first(facts.topics),
             patterns=None if facts.patterns is None else _first(facts.patterns),
             busy_topics=_busiest(facts.busy_topics),
+            durations={_cut(name): facts.durations[name] for name in _first(facts.durations)},
             is_cut=facts.is_cut or any(len(names) > MAX_WORKER_NAMES for names in lists),
             oldest=oldest
             and msgspec.structs.replace(oldest, topic=_cut(oldest.topic), id=_cut(oldest.id)),

@@ -112,10 +112,15 @@ class EndpointQuery(PageQuery):
 
 
 class JobQuery(PageQuery):
-    """`id`: of the job. `topic`: needed for ids of the user's own."""
+    """
+    `id`: of the job. `topic`: needed for ids of the user's own. `range`: of the tables. `task`:
+    whose durations are shown at large.
+    """
 
     id: str = ""
     topic: str = ""
+    range: str = "1h"
+    task: str = ""
 
 
 class AuditQuery(PageQuery):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WorkerView,
     )
     from laneway.history.figures import History
+    from laneway.history.records import Row
     from laneway.policy import PolicyTable
 
 T = TypeVar("T")
@@ -141,6 +142,15 @@ class Reader:
             return figures.read(self.engine, last=seconds, latest=latest)
 
         return self.seldom(("history", seconds), read)
+
+    def rows(self, seconds: float) -> list[Row]:
+        """The stored rows of the history of the last seconds."""
+
+        def read() -> list[Row]:
+            latest = self.once("latest", lambda: sampling.latest_row(self.engine))
+            return figures.read_rows(self.engine, seconds, latest)
+
+        return self.seldom(("rows", seconds), read)
 
     def seldom(self, key: Hashable, read: Callable[[], T]) -> T:
         """As `once`, for 10 seconds: what costs more, and changes less."""

@@ -34,6 +34,7 @@ FILTERS = (
     words.kind,
     words.reason_kind,
     words.spark,
+    words.lines_of_parts,
 )
 
 

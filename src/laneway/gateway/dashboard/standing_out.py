@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ LARGE_PART = 0.5
 MANY = 100
 """Fewer messages are nothing to speak of."""
 
+LOOKED_AT = 200
+"""Topics with the largest backlogs in which a pool's messages are counted."""
+
 SHOWN_NAMES = 3
 """Pools without workers that are named; of the others, the number."""
 
@@ -33,14 +37,15 @@ FULL_SECONDS = 3600.0
 
 class Sentence(msgspec.Struct, frozen=True):
     """
-    What stands out. `about`: the name in bold before the text; "" if there is none. `kind`: as
-    those of states.
+    What stands out. `about`: the name in bold before the text; "" if there is none. `since_us`:
+    shown behind the text. `kind`: as those of states.
     """
 
     about: str
     text: str
     link: str
     kind: str = "slow"
+    since_us: int | None = None
 
 
 def sentences(view: View) -> list[Sentence]:
@@ -50,7 +55,7 @@ def sentences(view: View) -> list[Sentence]:
     """
     found = [
         (each.kind != "bad", place, each)
-        for rule in (_unserved, _dead_workers, _failing, _backlog, _full, _gates, _rates, _stuck)
+        for rule in RULES
         for place, each in enumerate(islice(rule(view), MOST))
     ]
     found.sort(key=lambda ranked: ranked[:2])
@@ -62,11 +67,48 @@ def _unserved(view: View) -> Iterator[Sentence]:
     if pools:
         yield Sentence(
             f"Pool {pools[0]}" if len(pools) == 1 else f"{len(pools)} pools",
-            "has work that could run, and no worker"
+            f"has {_waiting_in(view, pools[0])}, and no worker"
             if len(pools) == 1
             else f"have work that could run, and no worker: {_named(pools)}",
             view.urls.page("/workers"),
             "bad",
+        )
+
+
+def _waiting_in(view: View, pool: str) -> str:
+    """What waits in a pool, of the topics with the largest backlogs."""
+    topics = view.reader.topics("backlog", ("*",), LOOKED_AT)
+    waiting = sum(stats.ready for stats in topics if stats.pool == pool)
+    if not waiting:
+        return "work that could run"
+    more = " or more" if len(topics) == LOOKED_AT else ""
+    return f"{waiting:,}{more} message{'s' * (waiting > 1)} that could run"
+
+
+def _breakers(view: View) -> Iterator[Sentence]:
+    if not view.may("endpoints"):
+        return
+    # Only programs that push need it.
+    from laneway.push import events  # noqa: PLC0415
+
+    found = view.reader.seldom("open endpoints", lambda: events.open_endpoints(view.engine))
+    if len(found) == 1:
+        topic, condition = found[0]
+        yield Sentence(
+            topic,
+            f"its endpoint's breaker is open: {condition.text or 'it failed too often'}",
+            view.urls.page("/endpoint", topic=topic),
+            "bad",
+            condition.opened_us,
+        )
+    elif found:
+        names = [topic for topic, _ in found]
+        yield Sentence(
+            f"{len(found)} endpoints",
+            f"opened their breaker: {_named(names)}",
+            view.urls.page("/endpoints", state="open"),
+            "bad",
+            found[0][1].opened_us,
         )
 
 
@@ -116,6 +158,7 @@ def _backlog(view: View) -> Iterator[Sentence]:
                 f"holds {words.part(stats.waiting / waiting)} of the backlog"
                 f" ({stats.waiting:,} messages)",
                 view.urls.topic(stats.topic),
+                since_us=stats.oldest_us,
             )
     history = reader.history(900)
     if history.drain_seconds is None and history.inflow > history.outflow:
@@ -144,10 +187,15 @@ def _full(view: View) -> Iterator[Sentence]:
 
 
 def _gates(view: View) -> Iterator[Sentence]:
+    held = gates_held(view.reader.rows(HELD_SECONDS))
     for gate in view.reader.gates():
         if gate["waiting"]:
             topics = "1 topic waits" if gate["waiting"] == 1 else f"{gate['waiting']:,} topics wait"
-            yield Sentence(f"Gate {gate['name']}:", topics + " for it", view.urls.page("/limits"))
+            part = held.get(gate["name"], 0.0)
+            often = f", as {words.part(part)} of the last hour" if part else ""
+            yield Sentence(
+                f"Gate {gate['name']}:", f"{topics} for it{often}", view.urls.page("/limits")
+            )
 
 
 def _rates(view: View) -> Iterator[Sentence]:
@@ -178,3 +226,17 @@ def _stuck(view: View) -> Iterator[Sentence]:
                 f"has a handler that has run for {words.span(seconds)}",
                 view.urls.message(oldest.topic, oldest.id),
             )
+
+
+RULES = (
+    _unserved,
+    _dead_workers,
+    _breakers,
+    _failing,
+    _backlog,
+    _full,
+    _gates,
+    _rates,
+    _stuck,
+)
+"""The rules; of equally urgent sentences those of earlier rules come first."""

@@ -87,6 +87,14 @@ def span(seconds: float | None) -> str:
     return presenting.duration(max(0.0, seconds)) or "–"
 
 
+def bound(seconds: float) -> str:
+    """A duration that is a whole number of its unit: 5 ms, 15 s, 1 min, 6 h."""
+    for unit, length in (("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= length:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds * 1000:g} ms"
+
+
 def size(count: int) -> str:
     """Bytes, rounded."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
@@ -192,3 +200,15 @@ def spark(points: Sequence[float], width: int = 72, height: int = 18) -> str:
         f"{n * step:.0f},{height - 1 - (height - 2) * value / top:.0f}"
         for n, value in enumerate(points)
     )
+
+
+def lines_of_parts(parts: Sequence[float | None], width: int = 120, height: int = 24) -> list[str]:
+    """The `points` of SVG polylines for parts of 1 over time, one for each run without a gap."""
+    step = width / max(1, len(parts) - 1)
+    lines: list[list[str]] = [[]]
+    for n, value in enumerate(parts):
+        if value is None:
+            lines.append([])
+        else:
+            lines[-1].append(f"{n * step:.0f},{height - 1 - (height - 2) * value:.1f}")
+    return [" ".join(line) for line in lines if len(line) > 1]

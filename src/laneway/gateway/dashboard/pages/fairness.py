@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laneway.gateway.dashboard import charts
+from laneway.engines.base import WAIT_BOUNDS_US
+from laneway.gateway.dashboard import charts, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.now import tiers_of
 from laneway.gateway.dashboard.queries import RangeQuery
+from laneway.history.records import AGE_BUCKETS, oldest_ages
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from laneway.gateway.dashboard.view import View
     from laneway.history.figures import WaitingTimes
+    from laneway.history.records import Row
+
+NAMED_BUCKETS = 8
+"""Buckets of topics that are named beside the map."""
 
 COMPARED = 200
 """Topics with the largest backlogs whose rates are compared."""
@@ -26,6 +33,7 @@ def build(view: View) -> dict[str, Any]:
     history = reader.history(seconds)
     noisy, others = history.noisy, history.others
     topics = reader.topics("backlog", ("*",), COMPARED)
+    columns = heat.columns_of(reader.rows(seconds), seconds, reader.now_us())
     groups: dict[str, list[float]] = {}
     for stats in topics:
         if stats.state == "runnable" and stats.rate_now > 0:
@@ -33,7 +41,17 @@ def build(view: View) -> dict[str, Any]:
     return {
         "range": view.query.range,
         "ranges": list(charts.RANGES),
-        "tiers": tiers_of(view.engine.tiers, reader.overview(), history),
+        "tiers": [
+            tier | {"over_time": _parts_over_time(columns, tier["name"])}
+            for tier in tiers_of(view.engine.tiers, reader.overview(), history)
+        ],
+        "ages": columns.map_of(AGE_BUCKETS, _ages),
+        "oldest_buckets": _oldest_buckets(columns),
+        "buckets": list(range(AGE_BUCKETS)),
+        "waits_of": [
+            ("the noisiest 1% of the topics", columns.map_of(heat.CLASSES, _waits("noisy"))),
+            ("the others", columns.map_of(heat.CLASSES, _waits("others"))),
+        ],
         "classes": _classes(noisy, others),
         "quantiles": [
             {
@@ -53,6 +71,55 @@ def build(view: View) -> dict[str, Any]:
         "compared": len(topics),
         "may_operate": view.may("operate"),
     }
+
+
+def _parts_over_time(columns: heat.Columns, tier: str) -> list[float | None]:
+    """By column: the part of the deliveries that a tier got; None: there were none."""
+    found: list[float | None] = []
+    for rows in columns.rows:
+        delivered = [(cell.tier, cell.delivered) for row in rows for cell in row.cells]
+        total = sum(count for _, count in delivered)
+        own = sum(count for name, count in delivered if name == tier)
+        found.append(own / total if total else None)
+    return found
+
+
+def _ages(rows: list[Row]) -> list[int]:
+    """By bucket of topics: the level of the age of its oldest message."""
+    found = b""
+    for row in rows:
+        found = oldest_ages(found, row.ages)
+    return heat.age_levels(found)
+
+
+def _oldest_buckets(columns: heat.Columns) -> list[dict[str, Any]]:
+    """The buckets with the oldest messages now, as far as they are older than the first bound."""
+    last = next((rows[-1] for rows in reversed(columns.rows) if rows and rows[-1].ages), None)
+    if last is None:
+        return []
+    found = [
+        {"bucket": bucket, "level": level, "class": age}
+        for bucket, (age, level) in enumerate(
+            zip(last.ages, heat.age_levels(last.ages), strict=True)
+        )
+        if level > 1
+    ]
+    found.sort(key=lambda each: (-each["class"], each["bucket"]))
+    return [each | {"age": _age_text(each["class"])} for each in found[:NAMED_BUCKETS]]
+
+
+def _age_text(age: int) -> str:
+    """A class of `Row.ages` in words."""
+    if age > len(WAIT_BOUNDS_US):
+        return f"over {words.bound(WAIT_BOUNDS_US[-1] / SECOND)}"
+    low = words.bound(WAIT_BOUNDS_US[age - 2] / SECOND) if age > 1 else "0 s"
+    return f"{low} to {words.bound(WAIT_BOUNDS_US[age - 1] / SECOND)}"
+
+
+def _waits(which: str) -> Callable[[list[Row]], list[int]]:
+    return lambda rows: heat.part_levels(
+        heat.sums(getattr(each, which) for row in rows for each in row.waits)
+    )
 
 
 def _bound(times: WaitingTimes, part: float) -> float | str | None:
@@ -105,6 +172,6 @@ PAGE = Page(
     key="f",
     build=build,
     query=RangeQuery,
-    fragments=("tiers", "waits", "evenness"),
+    fragments=("tiers", "ages", "waits", "evenness"),
     is_whole=True,
 )

@@ -1,4 +1,4 @@
-"""Jobs: one task call, and the task topics that have something."""
+"""Jobs: which task got slow or fails, and what became of one call."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from laneway import arguments
-from laneway.gateway.dashboard import charts
+from laneway.engines.base import WAIT_BOUNDS_US
+from laneway.gateway.dashboard import charts, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import JobQuery
 from laneway.policy import check_topic
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.gateway.dashboard.view import View
     from laneway.tasks.job import JobState
 
 MAX_RESULT = 4000
+MAX_TASKS = 20
+"""Tasks that are listed, those with the most working time."""
 
 
 def build(view: View) -> dict[str, Any]:
     """The variables of the page."""
     query: JobQuery = view.query
     job = _job(view, query) if query.id else None
-    history = view.reader.history(charts.RANGES["1h"])
+    seconds = charts.seconds_of(query.range)
+    history = view.reader.history(seconds)
+    columns = heat.columns_of(view.reader.rows(seconds), seconds, view.reader.now_us())
+    tasks = heat.handler_rows(columns, seconds)
+    chosen = next((each["name"] for each in tasks if each["name"] == query.task), None)
     return {
         "id": query.id,
         "topic": query.topic,
@@ -30,8 +38,23 @@ def build(view: View) -> dict[str, Any]:
         "result": _text(job.result) if job is not None and view.shows_bodies else None,
         "shows_bodies": view.shows_bodies,
         "parts": history.parts[:50],
+        "range": query.range,
+        "ranges": list(charts.RANGES),
+        "tasks": [
+            each | {"map": heat.handler_map(columns, each["name"])} for each in tasks[:MAX_TASKS]
+        ],
+        "tasks_left": max(0, len(tasks) - MAX_TASKS),
+        "task": chosen,
+        "task_map": heat.handler_map(columns, chosen) if chosen is not None else None,
+        "classes": _classes(),
         "may_operate": view.may("operate"),
     }
+
+
+def _classes() -> list[str]:
+    """The classes of durations in words, the longest first."""
+    bounds = [words.bound(bound / SECOND) for bound in WAIT_BOUNDS_US]
+    return [f"over {bounds[-1]}", *(f"under {bound}" for bound in reversed(bounds))]
 
 
 def _job(view: View, query: JobQuery) -> JobState:
@@ -54,6 +77,6 @@ PAGE = Page(
     key="j",
     build=build,
     query=JobQuery,
-    fragments=("found", "parts"),
+    fragments=("found", "tasks", "parts"),
     is_whole=True,
 )

@@ -12,10 +12,14 @@ from laneway.policy import is_pattern
 if TYPE_CHECKING:
     from laneway.engines.base import TopicStats
     from laneway.gateway.dashboard.view import View
+    from laneway.history.records import Row
 
 LOOKED_AT = 200
 SHOWN = 20
 MOST_GATES = 100
+
+HELD_SECONDS = 3600.0
+"""The time of which the part is shown in which topics waited for a gate."""
 
 
 def build(view: View) -> dict[str, Any]:
@@ -29,8 +33,12 @@ def build(view: View) -> dict[str, Any]:
     ):
         first.setdefault(stats.topic, stats)
     gates, groups = reader.gates(), reader.groups()
+    held = gates_held(reader.rows(HELD_SECONDS))
     return {
-        "gates": [_limit(each, now_us) for each in gates[:MOST_GATES]],
+        "gates": [
+            _limit(each, now_us) | {"held": held.get(each["name"], 0.0)}
+            for each in gates[:MOST_GATES]
+        ],
         "gates_left": max(0, len(gates) - MOST_GATES),
         "groups": [_limit(each, now_us) for each in groups[:MOST_GATES]],
         "groups_left": max(0, len(groups) - MOST_GATES),
@@ -46,6 +54,16 @@ def build(view: View) -> dict[str, Any]:
         "looked_at": len(first),
         "may_operate": view.may("operate"),
     }
+
+
+def gates_held(rows: list[Row]) -> dict[str, float]:
+    """By gate: the part of the time in which topics waited for it, as far as samples saw it."""
+    whole = sum(row.end_us - row.begin_us for row in rows)
+    held: dict[str, int] = {}
+    for row in rows:
+        for name, us in row.gates.items():
+            held[name] = held.get(name, 0) + us
+    return {name: min(1.0, us / whole) for name, us in held.items()} if whole else {}
 
 
 def _backs_off(stats: TopicStats, now_us: int) -> bool:

@@ -14,6 +14,7 @@ from laneway.gateway.dashboard.queries import TopicsQuery
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import TopicAnswer
 from laneway.gateway.wire import topic_fields
+from laneway.history.records import bucket_of
 from laneway.policy import check_pattern, is_pattern
 from laneway.subscriptions import is_copy
 
@@ -46,26 +47,27 @@ OWN_COLUMNS = {
 }
 """What the list has a column for, if it is ordered by it."""
 
-QUALIFIERS = ("state", "tier", "pool", "group")
+QUALIFIERS = ("state", "tier", "pool", "group", "bucket")
 
 
 class Filter(msgspec.Struct):
     """
-    What is typed above the list: a pattern, and `state:`, `tier:`, `pool:` or `group:` with a
-    value. A word without `*` is the beginning of a name.
+    What is typed above the list: a pattern, and `state:`, `tier:`, `pool:`, `group:` or `bucket:`
+    (of the map on the page Fairness) with a value. A word without `*` is the beginning of a name.
     """
 
     pattern: str = "*"
     wanted: dict[str, str] = {}
 
     def takes(self, stats: TopicStats) -> bool:
-        """Whether a topic has the state, tier, pool and group."""
+        """Whether a topic has the state, tier, pool, group and bucket."""
         state = words.topic_state(stats)
         found = {
             "state": state,
             "tier": stats.tier,
             "pool": stats.pool,
             "group": stats.group or "",
+            "bucket": str(bucket_of(stats.topic)),
         }
         return all(found[name] == value for name, value in self.wanted.items())
 
