@@ -208,7 +208,7 @@ class _Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
         """
-        The client sends nothing more. It gets the answers to what it has sent, but whoever waits
+        The client sends nothing more. It gets the answers to what it has sent, but what waits
         for something on its behalf is told that it is gone: a client that hung up looks the same.
         """
         self._is_half_closed = True
