@@ -10,6 +10,9 @@ their seed. A call takes 0.2 s. What a destination does with calls above its cap
 - `refuses`: it answers 503 at once.
 - `unavailable`: as `refuses`, and the handler raises DestinationUnavailable.
 
+The same of a topic with 4 partitions, which share the limit, in one shard and on 4; a virtual
+second apart the limit is divided among the shards again.
+
 A phase lasts 60 s. The best fixed limit is the best of several in a run of its own, in which the
 capacity stays the same; nobody knows it beforehand.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 from bench.common import options, pick, publish_table, store
@@ -34,7 +38,12 @@ REFUSAL_US = 5_000
 PATIENCE_US = 1_000_000
 CAPACITIES = (40, 10, 40)
 PHASE_SECONDS = 60
+TOPIC = "push.acme"
 KINDS = ("queues", "times out", "refuses", "unavailable")
+PARTITIONS = 4
+KEYS = ("k5", "k1", "k4", "k0")
+"""One for each of four partitions, which are on four shards."""
+
 BACKLOG = 500
 """Messages that wait at least."""
 
@@ -99,18 +108,29 @@ class Destination:
 class Simulation:
     """One topic with a backlog that does not end, and its destination."""
 
-    def __init__(self, engine: FullEngine, kind: str, capacity: int, seed: int) -> None:
+    def __init__(
+        self,
+        engine: FullEngine,
+        kind: str,
+        capacity: int,
+        seed: int,
+        keys: Sequence[str | None] = (None,),
+    ) -> None:
         self.engine = engine
+        self.keys = keys
+        """The keys that messages have in turns."""
         self.destination = Destination(kind, capacity, seed)
         self.now = START
         self.counts: Counter[str] = Counter()
         """How calls ended."""
-        self._waiting = 0
+        self.waiting = 0
 
     def run(self, seconds: float) -> Counter[str]:
         """Go on for so long; returns how the calls of that time ended."""
         self.counts = Counter()
-        for _ in range(round(seconds * SECOND / TICK_US)):
+        for n in range(round(seconds * SECOND / TICK_US)):
+            if n * TICK_US % SECOND == 0:
+                divide_again(self.engine)
             self._step()
         return self.counts
 
@@ -120,21 +140,38 @@ class Simulation:
         for lease, how, took in self.destination.ended(self.now):
             self.counts[how] += 1
             settlements.append(Settlement(lease.handle, lease.fence, cost_us=took, **ENDS[how]))
-            self._waiting += how != "done"
+            self.waiting += how != "done"
         if settlements:
             self.engine.settle(settlements, now_us=self.now)
-        if self._waiting < BACKLOG:
-            self.engine.put([Draft("push.acme", b"{}")] * BACKLOG, now_us=self.now)
-            self._waiting += BACKLOG
+        if self.waiting < BACKLOG:
+            drafts = [Draft(TOPIC, b"{}", key=key) for key in self.keys]
+            self.engine.put(drafts * (BACKLOG // len(drafts)), now_us=self.now)
+            self.waiting += BACKLOG
         for lease in self.engine.lease(100, now_us=self.now).leases:
-            self._waiting -= 1
+            self.waiting -= 1
             self.destination.call(lease, self.now)
 
 
-def phases(engine: FullEngine, kind: str, seed: int, seconds: float) -> list[Counter[str]]:
+def divide_again(engine: FullEngine) -> None:
+    """With several shards: divide limits among them now, and then not before the next time."""
+    grants = getattr(engine, "_grants", None)
+    space = getattr(engine, "_space", None)
+    if grants is None or space is None or space.shards == 1:
+        return
+    space.claim_grants = lambda seconds: seconds > 0
+    grants._next = 0.0
+    grants.renew()
+    grants._next = float("inf")
+
+
+def phases(
+    engine: FullEngine, kind: str, seed: int, seconds: float, partitions: int = 1
+) -> list[Counter[str]]:
     """How calls ended in each phase with `concurrency="auto"`."""
-    engine.policy_set("code", "push.acme", {"concurrency": "auto", "retries": 1_000}, now_us=START)
-    simulation = Simulation(engine, kind, CAPACITIES[0], seed)
+    policy = {"concurrency": "auto", "retries": 1_000, "partitions": partitions}
+    engine.policy_set("code", TOPIC, policy, now_us=START)
+    keys = KEYS if partitions > 1 else (None,)
+    simulation = Simulation(engine, kind, CAPACITIES[0], seed, keys)
     found = []
     for capacity in CAPACITIES:
         simulation.destination.capacity = capacity
@@ -144,13 +181,17 @@ def phases(engine: FullEngine, kind: str, seed: int, seconds: float) -> list[Cou
 
 def fixed(engine: FullEngine, kind: str, limit: int, capacity: int, seconds: float) -> int:
     """How many calls succeed with a fixed limit in a phase."""
-    engine.policy_set("code", "push.acme", {"concurrency": limit, "retries": 1_000}, now_us=START)
+    engine.policy_set("code", TOPIC, {"concurrency": limit, "retries": 1_000}, now_us=START)
     return Simulation(engine, kind, capacity, seed=1).run(seconds)["done"]
 
 
-def opened(url: str, name: str) -> FullEngine:
+def opened(url: str, name: str, shards: int = 1) -> FullEngine:
     """A namespace for one run."""
-    return open_engine(url, Settings(namespace=name.replace(" ", "-")))
+    space = f"{name}-{shards}".replace(" ", "-")
+    if shards > 1 and url.startswith("sqlite"):
+        return open_engine(f"{url}-{space}?shards={shards}", Settings())
+    address = f"{url}?shards={shards}" if shards > 1 else url
+    return open_engine(address, Settings(namespace=space))
 
 
 def best_fixed(url: str, kind: str, capacity: int, seconds: float) -> int:
@@ -173,26 +214,30 @@ def main() -> None:
                 capacity: best_fixed(place.url, kind, capacity, seconds)
                 for capacity in set(CAPACITIES)
             }
-            engine = opened(place.url, kind)
-            for capacity, counts in zip(
-                CAPACITIES, phases(engine, kind, seed=1, seconds=seconds), strict=True
-            ):
-                others = sum(counts.values()) - counts["done"]
-                rows.append(
-                    (
-                        kind,
-                        capacity,
-                        best[capacity] / seconds,
-                        counts["done"] / seconds,
-                        counts["done"] / best[capacity],
-                        others / seconds,
-                    )
+            for partitions, shards in ((1, 1), (PARTITIONS, 1), (PARTITIONS, PARTITIONS)):
+                what = (
+                    "a topic" if partitions == 1 else f"{partitions} partitions, shards: {shards}"
                 )
-            engine.close()
+                engine = opened(place.url, f"{kind}-{partitions}", shards)
+                found = phases(engine, kind, 1, seconds, partitions)
+                engine.close()
+                for capacity, counts in zip(CAPACITIES, found, strict=True):
+                    others = sum(counts.values()) - counts["done"]
+                    rows.append(
+                        (
+                            kind,
+                            what,
+                            capacity,
+                            best[capacity] / seconds,
+                            counts["done"] / seconds,
+                            counts["done"] / best[capacity],
+                            others / seconds,
+                        )
+                    )
     publish_table(
         "adaptive",
         chosen,
-        ("above its capacity it", "capacity", "best fixed/s", "auto/s", "ratio", "failed/s"),
+        ("above its capacity it", "of", "capacity", "best fixed/s", "auto/s", "ratio", "failed/s"),
         rows,
         f"phases of {seconds} s in virtual time; a call takes {SERVICE_US / SECOND} s",
     )

@@ -170,8 +170,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """The limits per key as text, to compare them; empty: none."""
     shared: Gate | None = None
     """
-    What the partitions of the topic share: its rate, and its concurrency unless that adapts. They
-    go through a gate of the topic with these limits. None: the limits are those of its one lane.
+    What the partitions of the topic share: its rate and its concurrency. They go through a gate of
+    the topic with these limits. None: the limits are those of its one lane.
     """
     lane_rate: float = 0.0
     """The rate of each lane; 0: not limited, or `shared`."""
@@ -179,13 +179,12 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """The burst of that rate, at least 1; by default its `default_burst`."""
     lane_concurrency: int | None = None
     """
-    The concurrency of each lane; None: not limited, or `shared`. Of one that adapts, each lane's
-    part of the most.
+    The concurrency of each lane; None: not limited, or `shared`. Of one that adapts, the most.
     """
     adapts: bool = False
-    """Whether the concurrency adapts to the destination: each lane has a limit of its own."""
-    lane_least: int = 1
-    """Each lane's part of the least concurrency, if it adapts."""
+    """Whether the concurrency adapts to the destination."""
+    lane_adapts: bool = False
+    """Whether it does, and each lane has a limit of its own."""
     is_copied: bool = False
     """Whether a message may have copies, or is not stored itself."""
     stores_plainly: bool = False
@@ -219,16 +218,17 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         adapts = self.concurrency == AUTO
         if adapts:
             derive(self, "adapts", True)  # a value, not an option
-            derive(self, "lane_concurrency", max(1, self.max_concurrency // self.partitions))
-            derive(self, "lane_least", max(1, self.min_concurrency // self.partitions))
-        shared = Gate(self.rate, self.burst, None if adapts else self.concurrency)
+            most = max(self.min_concurrency, self.max_concurrency)
+            shared = Gate(self.rate, self.burst, most, least=self.min_concurrency)
+        else:
+            shared = Gate(self.rate, self.burst, self.concurrency)
         if self.partitions > 1:
             derive(self, "shared", shared if shared.is_limited else None)
         elif shared.is_limited:
             derive(self, "lane_rate", shared.rate or 0.0)
             derive(self, "lane_burst", max(1.0, shared.effective_burst))
-            if not adapts:
-                derive(self, "lane_concurrency", shared.concurrency)
+            derive(self, "lane_concurrency", shared.concurrency)
+            derive(self, "lane_adapts", adapts)
         is_one_lane = self.partitions == 1 and self.buckets is None
         is_copied = bool(self.subscriptions) or not self.own_backlog
         derive(self, "is_copied", is_copied)
@@ -1236,13 +1236,6 @@ class PolicyTable:
                 f" of a topic, got {len(policy.subscriptions):,}; remove some, or let their readers"
                 " share one"
             )
-        limit = values.get("max_concurrency")
-        if policy.adapts and limit is not None and limit < policy.partitions:
-            raise refuse(
-                "max_concurrency",
-                f"max_concurrency {limit} is less than partitions {policy.partitions}; "
-                "each partition needs at least one",
-            )
         for field in ("min_concurrency", "max_concurrency"):
             if field in values and not policy.adapts:
                 raise refuse(
@@ -1333,12 +1326,18 @@ class Gate(msgspec.Struct, frozen=True):
     `rate`: deliveries per second. `burst`: permits at once after a pause. `concurrency`: most
     leases at once. None: no limit; for the burst `default_burst`. `weight`: of a topic group only;
     None: 1.
+
+    Only of what the partitions of a topic share: `least`: the concurrency adapts, between this and
+    `concurrency`. `out_of`: the `concurrency` is a shard's part of a limit that was so large when
+    it was divided; None: of the whole concurrency.
     """
 
     rate: float | None = None
     burst: float | None = None
     concurrency: int | None = None
     weight: float | None = None
+    least: int | None = None
+    out_of: int | None = None
 
     @staticmethod
     def of(name: str, rate: float | str | None, burst: int | None, concurrency: int | None) -> Gate:

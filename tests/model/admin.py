@@ -723,11 +723,12 @@ class Model(Engine):
             **counters,
         )
 
-    @staticmethod
-    def _adaptive_limit(policy: Resolved, lanes: list[Lane]) -> int | None:
+    def _adaptive_limit(self, policy: Resolved, lanes: list[Lane]) -> int | None:
         if not policy.adapts or not lanes:
             return None
-        bounds = policy.lane_least, policy.lane_concurrency or 1
+        if policy.shared is not None:
+            return self.gates[TOPIC + lanes[0].rule].concurrency
+        bounds = policy.min_concurrency, policy.max_concurrency
         return sum(adaptive.limit_of(lane.flow, *bounds) for lane in lanes)
 
     def topic_list(

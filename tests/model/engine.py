@@ -784,14 +784,10 @@ class Engine(Lanes):
             clock = (self.gates[TOPIC + lane.rule].tat, self.now, shared.rate)
             permit = fairness.next_permit_us(*clock, shared.effective_burst)
             lane.throttled += permit - self.now
-        if policy.adapts:
+        if policy.lane_adapts:
             lane.flow = lane.flow or adaptive.Flow(changed=self.now)
-            adaptive.delivered(
-                lane.flow,
-                self._leased(lane) + take,
-                policy.lane_least,
-                policy.lane_concurrency or 1,
-            )
+            limit = adaptive.limit_of(lane.flow, policy.min_concurrency, policy.max_concurrency)
+            adaptive.delivered(lane.flow, self._leased(lane) + take, limit)
         for message in ready[:take]:
             if (key := self._limited_key(message, policy)) is not None:
                 self._take_key(lane, key, policy)
@@ -852,6 +848,9 @@ class Engine(Lanes):
         if gate.limits.rate is not None:
             gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))
             gate.owes = max(costs)
+        if gate.limits.least is not None:
+            gate.flow = gate.flow or adaptive.Flow(changed=self.now)
+            adaptive.delivered(gate.flow, gate.leased, gate.concurrency or 0)
         self._set_gate_wake(gate)
 
     def _charge(self, lane: Lane, policy: Resolved, costs: list[int], *, alone: bool) -> None:
@@ -1102,22 +1101,29 @@ class Engine(Lanes):
         Above the least limit an unavailable destination only delays its message.
         """
         policy = self._policy(lane)
-        if lane.flow is None or not policy.adapts:
+        flow, gate = lane.flow, None
+        if policy.shared is not None:
+            gate = self.gates[TOPIC + lane.rule]
+            flow = gate.flow
+        if flow is None or not policy.adapts:
             return settlement
-        least, most = policy.lane_least, policy.lane_concurrency or 1
+        least, most = policy.min_concurrency, max(policy.min_concurrency, policy.max_concurrency)
         reason = adaptive.reason_of(settlement.action, settlement.overload)
         if reason is not None:
-            is_borne = adaptive.bears(lane.flow, settlement.fence, least, most)
-            adaptive.overloaded(
-                lane.flow, reason, settlement.fence, self.fence, least, most, self.now
-            )
+            is_borne = adaptive.bears(flow, settlement.fence, least, most)
+            adaptive.overloaded(flow, reason, settlement.fence, self.fence, least, most, self.now)
+            if gate is not None:
+                self._set_gate_wake(gate)
             is_for_a_time = settlement.action != "back_off" or settlement.delay_us is not None
             if is_borne and not is_for_a_time and not lane.back_off_us:
                 return msgspec.structs.replace(
                     settlement, action="release", delay_us=BACK_OFF_FIRST_US, begun=True
                 )
         elif settlement.action == "ack":
-            adaptive.succeeded(lane.flow, settlement.cost_us, least, most, self.now)
+            here = adaptive.limit_of(flow, least, most)
+            adaptive.succeeded(flow, settlement.cost_us, least, most, here, self.now)
+            if gate is not None:
+                self._set_gate_wake(gate)
         return settlement
 
     def _end(self, lease: HeldLease, cost_us: int) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
 from laneway.engines.shared import adaptive, fairness, key_limits
+from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, Gate, PolicyTable, Resolved, gate_names
@@ -391,7 +392,7 @@ class Lanes:
         at = (
             lane.wake
             if lane.place == "idle" and lane.wake is not None
-            else self.now + (linger if lane.flow is None else adaptive.KEPT_US)
+            else self.now + (adaptive.KEPT_US if self._flow_of(lane, policy) else linger)
         )
         if lane.back_off_us:
             at = max(at, lane.backs_off_until)
@@ -411,8 +412,8 @@ class Lanes:
     def _slots(self, lane: Lane, policy: Resolved) -> int:
         """How many leases its concurrency still admits; one while the topic probes."""
         limit = 1 if lane.back_off_us else policy.lane_concurrency
-        if limit is not None and policy.adapts and not lane.back_off_us:
-            limit = adaptive.limit_of(lane.flow, policy.lane_least, limit)
+        if limit is not None and policy.lane_adapts and not lane.back_off_us:
+            limit = adaptive.limit_of(lane.flow, policy.min_concurrency, limit)
         return limit - self._leased(lane) if limit is not None else 1 << 30
 
     def _allowance(self, lane: Lane, policy: Resolved) -> int:
@@ -439,6 +440,12 @@ class Lanes:
         if lane.group is not None and self._group_settings(lane.group).is_limited:
             names += (GROUP + lane.group.name,)
         return names
+
+    def _flow_of(self, lane: Lane, policy: Resolved) -> Flow | None:
+        """What is known of the destination, by the lane or by what its topic's partitions share."""
+        if policy.shared is not None and TOPIC + lane.rule in self.gates:
+            return lane.flow or self.gates[TOPIC + lane.rule].flow
+        return lane.flow
 
     def _share(self, name: str, limits: Gate) -> None:
         """Set the gate that the partitions of a topic share."""
@@ -469,8 +476,8 @@ class Lanes:
             clock = (gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst)
             need = gate.need if self.now < gate.held_until else 1
             room = fairness.permits(*clock) if fairness.admits(*clock, need) else 0
-        if gate.limits.concurrency is not None:
-            room = min(room, gate.limits.concurrency - gate.leased)
+        if gate.concurrency is not None:
+            room = min(room, gate.concurrency - gate.leased)
         return max(room, 0)
 
     def _set_gate_wake(self, gate: GateState) -> None:
@@ -480,7 +487,7 @@ class Lanes:
         if (
             not self._gate_room(gate.name)
             and limits.rate is not None
-            and (limits.concurrency is None or gate.leased < limits.concurrency)
+            and (gate.concurrency is None or gate.leased < gate.concurrency)
         ):
             clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
             gate.wake = fairness.next_permit_us(*clock)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, LaneState
-from laneway.engines.shared.adaptive import Flow
+from laneway.engines.shared.adaptive import Flow, limit_of
 from laneway.engines.shared.key_limits import KeyState
 from laneway.headers import COST, FLOW
 from laneway.message import Draft, Lease
@@ -207,6 +207,13 @@ class GateState:
     need: int = 0  # the permits for which it is held
     held_until: int = 0
     owes: int = 1  # the cost of its last delivery
+    flow: Flow | None = None  # of a topic whose partitions share a concurrency that adapts
+
+    @property
+    def concurrency(self) -> int | None:
+        """How many leases it admits now."""
+        least, most = self.limits.least, self.limits.concurrency
+        return most if least is None or most is None else limit_of(self.flow, least, most)
 
     @property
     def limits(self) -> Gate:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import adaptive
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite.shard_engine import FilesEngine
@@ -224,6 +225,41 @@ def test_partitions_share_a_rate_over_shards(opened: Callable[[], Shards]) -> No
     shards.steps_of(4)
     assert records_of(shards.engine) == []
     assert all(check.ok for check in shards.engine.doctor())
+
+
+def test_partitions_share_a_limit_that_adapts_over_shards(opened: Callable[[], Shards]) -> None:
+    """It finds what the destination bears, wherever the messages are, also below one a shard."""
+    shards = opened()
+    engine, topic = shards.engine, adaptive.TOPIC
+    policy = {"partitions": 4, "concurrency": "auto", "max_concurrency": 24, "retries": 1000}
+    engine.policy_set("code", topic, policy, now_us=shards.now)
+    simulation = adaptive.Simulation(engine, "refuses", 12, 1, KEYS)
+    simulation.now = shards.now
+    simulation.run(6)
+    counts = simulation.run(10)
+    print(counts)
+    assert counts["done"] >= 0.8 * 12 * 10 / 0.2
+    assert counts["refuses"] <= 0.1 * counts["done"]
+    simulation.destination.capacity = 2
+    simulation.run(6)
+    counts = simulation.run(10)
+    print(counts)
+    assert counts["done"] >= 0.7 * 2 * 10 / 0.2
+    assert counts["refuses"] <= 60
+    engine.topic_purge(topic, now_us=simulation.now)
+    simulation.keys, simulation.destination.capacity, simulation.waiting = KEYS[:1], 60, 0
+    simulation.run(12)
+    stats = engine.topic_stats(topic, now_us=simulation.now)
+    assert (stats.limit, stats.leased) == (24, 24), "one partition gets all of it"
+    last = engine.put([Draft(topic, b"x", key=KEYS[0])], now_us=simulation.now)[0].id
+    (reason, _) = engine.explain(last, topic, now_us=simulation.now).reasons
+    assert (
+        "24 messages of its topic run, and its concurrency is 24 now (auto, 1 to 24): r" in reason
+    )
+    engine.topic_delete(topic, now_us=simulation.now)
+    shards.now = simulation.now + 15 * 60 * 1_000_000
+    shards.steps_of(4)
+    assert records_of(engine) == []
 
 
 @pytest.mark.parametrize("is_moved", [False, True], ids=["parts", "grants"])

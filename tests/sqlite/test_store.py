@@ -226,6 +226,23 @@ def test_a_file_without_policies_of_subscriptions_by_pattern(tmp_path: Path) -> 
         assert store.SCHEMA_VERSION >= 16
 
 
+def test_partitions_of_an_older_file_share_a_limit_that_adapts(tmp_path: Path) -> None:
+    """A file of layout 17, whose lane was full by its own limit, waits at the topic's then."""
+    path = tmp_path / "q.db"
+    own = json.dumps({"code": {"partitions": 4, "concurrency": "auto"}})
+    full = f"""
+        INSERT INTO own_set (no, layers, uses) VALUES (1, '{own}', 1);
+        INSERT INTO own_policy (topic, own) VALUES ('a', 1);
+        UPDATE lane SET name = 'a' || char(31) || '0', rule = 'a', own = 1, place = 4;
+        UPDATE shard SET own = 1;
+    """
+    make_layout(path, 17, ONE_MESSAGE, full)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        assert [lease.body for lease in engine.lease(5).leases] == [b"kept"]
+        assert engine.topic_stats("a").limit == 2
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_a_file_without_coordination_gets_it(tmp_path: Path) -> None:
     """A file of layout 6; its messages stay."""
     path = tmp_path / "q.db"

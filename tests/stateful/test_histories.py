@@ -144,6 +144,7 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"gate": "h", "concurrency": 2},
     {"gate": ["g", "h"]},
     {"gate": ["h", "g"], "tier": "low", "rate": 5},
+    {"concurrency": "auto", "min_concurrency": 2, "rate": 25, "gate": "g"},
     {"delivery": "at_most_once", "serial": "hold"},
     {"delivery": "at_most_once", "dedupe": 1, "gate": "g"},
     {"merge": "last"},

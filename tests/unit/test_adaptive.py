@@ -16,10 +16,12 @@ def _run(flow: Flow, capacity: int, windows: int, base_us: int = BASE_US) -> Non
     chance = random.Random(SEED)
     for _ in range(windows):
         limit = adaptive.limit_of(flow, 1, 64)
-        adaptive.delivered(flow, limit, 1, 64)
+        adaptive.delivered(flow, limit, limit)
         latency = base_us * max(1.0, limit / capacity)
         for _ in range(limit):
-            adaptive.succeeded(flow, round(latency * chance.uniform(0.9, 1.1)), 1, 64, now_us=0)
+            took = round(latency * chance.uniform(0.9, 1.1))
+            here = adaptive.limit_of(flow, 1, 64)
+            adaptive.succeeded(flow, took, 1, 64, here, now_us=0)
 
 
 def test_queue_at_the_destination_stays_short() -> None:
@@ -78,6 +80,37 @@ def test_leases_without_a_latency() -> None:
     """Successes that nobody has measured count as quick."""
     flow = Flow()
     for _ in range(200):
-        adaptive.delivered(flow, 64, 1, 64)
-        adaptive.succeeded(flow, 0, 1, 64, now_us=0)
+        here = adaptive.limit_of(flow, 1, 64)
+        adaptive.delivered(flow, 64, here)
+        adaptive.succeeded(flow, 0, 1, 64, here, now_us=0)
     assert flow.limit >= 15
+
+
+def test_parts_of_shards() -> None:
+    """They move with the limit and are never more than it; before it is divided, perhaps so."""
+    assert [adaptive.part_of(limit, 4, 64, 16) for limit in (16, 15, 9, 4, 1)] == [4, 3, 2, 1, 0]
+    assert [adaptive.part_of(limit, 4, 64, 16) for limit in (17, 19, 20, 64)] == [4, 4, 5, 16]
+    assert [adaptive.part_of(limit, 16, 64, None) for limit in (1, 4, 5, 64)] == [1, 1, 2, 16]
+    chance = random.Random(SEED)
+    for _ in range(500):
+        out_of = chance.randint(1, 64)
+        parts = [0, 0, 0, 0]
+        for _ in range(out_of):
+            parts[chance.randrange(4)] += 1
+        for limit in range(1, 65):
+            whole = sum(adaptive.part_of(limit, part, 64, out_of) for part in parts)
+            assert limit - 4 < whole <= limit, f"seed {SEED}"
+
+
+def test_the_limit_of_all_shards() -> None:
+    """The mean by parts, of the shards that know something; fractions are not lost on average."""
+
+    def share(limit: int, part: float, flow: Flow | None) -> adaptive.Share:
+        return adaptive.Share(limit, part, 0, flow)
+
+    assert adaptive.limit_of_all([share(2, 0.25, None)] * 4) == 2
+    assert adaptive.limit_of_all([share(2, 0.25, None), share(12, 0.25, Flow())]) == 12
+    assert adaptive.limit_of_all([share(2, 0.0, Flow()), share(12, 1.0, Flow())]) == 12
+    shares = [share(4, 0.75, Flow()), share(5, 0.25, Flow())]
+    lucks = [n / 100 for n in range(100)]
+    assert sum(adaptive.limit_of_all(shares, luck) for luck in lucks) == 425

@@ -71,7 +71,6 @@ def test_invalid_field_is_refused_with_its_name(fields: dict[str, object], text:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"concurrency": "auto", "max_concurrency": 2, "partitions": 4},
         {"concurrency": "auto", "min_concurrency": 9, "max_concurrency": 8},
         {"concurrency": "auto", "min_concurrency": 65},
         {"concurrency": 5, "min_concurrency": 2},

@@ -185,6 +185,31 @@ def test_rules_of_layout_8_get_the_limits_of_all_partitions(opened: Opened) -> N
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_rules_of_layout_11_get_the_bounds_of_all_partitions(opened: Opened) -> None:
+    """Of a concurrency that adapts; they had the part of one partition."""
+    with Server() as server:
+        engine = opened(server.url, namespace="before")
+        fields = {"partitions": 4, "concurrency": "auto", "max_concurrency": 41}
+        engine.policy_set("code", "hot", fields)
+        engine.put([Draft("hot", b"x", key=f"k{n}") for n in range(50)])
+        engine.close()
+        counters = records.Counters.__struct_fields__
+        with client(server) as raw:
+            key = "laneway:{before/0}:"
+            rule = raw.hget(key + "rules", "hot")
+            raw.hset(key + "rules", "hot", rule.replace(b"\x29", b"\x0a", 1))
+            raw.delete(key + "gates")
+            raw.hset(key + "settings", "layout", 11)
+            values = records.unpack_values(raw.get(key + "shard"), len(counters))
+            values[0] = 11
+            raw.set(key + "shard", records.pack_values(*values))
+            engine = opened(server.url, namespace="before")
+            assert raw.hget(key + "rules", "hot") == rule
+        assert len(engine.lease(50).leases) == 2
+        assert engine.topic_stats("hot").limit == 2
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_rules_of_layout_9_say_who_consumes(opened: Opened) -> None:
     """Subscriptions of a pattern have policies and one consumer from then on."""
     with Server() as server:

@@ -204,11 +204,14 @@ def test_adaptive_limits_are_the_same_number_for_number() -> None:
             "local policy = { least = tonumber(ARGV[1]), most = tonumber(ARGV[2]) }",
             "local flow, answers = adaptive.begin(0), {}",
             "for n = 3, #ARGV, 4 do",
-            "adaptive.delivered(flow, tonumber(ARGV[n]), policy)",
+            "local leased, here = tonumber(ARGV[n]), adaptive.limit(flow, policy)",
+            "adaptive.delivered(flow, leased, here)",
+            "local out_of = (n + 1) % 8 == 4 and here",
+            "here = adaptive.part_of(here, math.min(leased, here), policy.most, out_of)",
             "answers[#answers + 1] = adaptive.bears(flow, n, policy) and 1 or 0",
             "local overload = ARGV[n + 2] ~= '' and ARGV[n + 2]",
             "local took = tonumber(ARGV[n + 3])",
-            "adaptive.settled(flow, policy, n, n + 40, ARGV[n + 1], overload, took, n)",
+            "adaptive.settled(flow, policy, here, n, n + 40, ARGV[n + 1], overload, took, n)",
             "for _, each in ipairs(adaptive.encode(flow)) do answers[#answers + 1] = each end",
             "answers[#answers + 1] = adaptive.limit(flow, policy) end return answers",
         ]
@@ -227,13 +230,16 @@ def test_adaptive_limits_are_the_same_number_for_number() -> None:
             flow, expected = adaptive.Flow(), []
             for n, (leased, action, overload, took) in enumerate(ends):
                 fence = 3 + 4 * n
-                adaptive.delivered(flow, leased, least, most)
+                here = adaptive.limit_of(flow, least, most)
+                adaptive.delivered(flow, leased, here)
+                out_of = here if (fence + 1) % 8 == 4 else None
+                here = adaptive.part_of(here, min(leased, here), most, out_of)
                 expected.append(int(adaptive.bears(flow, fence, least, most)))
                 reason = adaptive.reason_of(action, overload or None)  # type: ignore[arg-type]
                 if reason is not None:
                     adaptive.overloaded(flow, reason, fence, fence + 40, least, most, fence)
                 elif action == "ack":
-                    adaptive.succeeded(flow, took, least, most, fence)
+                    adaptive.succeeded(flow, took, least, most, here, fence)
                 expected += [*msgspec.structs.astuple(flow), adaptive.limit_of(flow, least, most)]
             assert found == expected, f"seed {SEED}"
 

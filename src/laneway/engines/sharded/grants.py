@@ -9,7 +9,8 @@ others have what they need. Independent of the kind of server.
 
 What the partitions of a topic share is a gate, too. Each shard has a part of it by the number of
 its partitions, without a grant, so an idle topic needs no record. Grants move these parts where
-lanes wait, and end when nothing of the topic waits or is leased.
+lanes wait, and end when nothing of the topic waits or is leased. Of a concurrency that adapts, the
+limit that the shards have found together is divided, see `adaptive`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from laneway.engines.sharded.splitting import pages
+from laneway.engines.shared import adaptive, gates
+from laneway.policy import Gate
 from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from laneway.policy import Gate
+    from laneway.engines.shared.adaptive import Share
 
 EVERY = 1.0
 """Seconds between two looks at the demand."""
@@ -56,6 +59,8 @@ class Usage(msgspec.Struct):
     granted: int | None
     part: Grant | None = None
     """Of a topic's gate: what the shard has without a grant; None: it has no partition there."""
+    share: Share | None = None
+    """Of a topic whose concurrency adapts, where it has partitions."""
 
     @property
     def demand(self) -> int:
@@ -64,11 +69,19 @@ class Usage(msgspec.Struct):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A shard's part of a gate's limits; None: that one is not limited."""
+    """
+    A shard's part of a gate's limits; None: that one is not limited.
+
+    Of a concurrency that adapts: `out_of`: the limit that was divided; `moves`: by how much the
+    shard's own limit changes, so that it is that one. (A sum: what the shard has learned since it
+    was read is not lost.)
+    """
 
     rate: float | None
     burst: float | None
     concurrency: int | None
+    out_of: int | None = None
+    moves: int = 0
 
 
 class Gates(Protocol):
@@ -171,7 +184,10 @@ class Grants:
             return self._gates.grant(gate, shard, grant)
 
         if any(each.demand for each in usage):
-            divide(limits, usage, luck, write)
+            if limits.least is not None:
+                divide_adapting(limits, usage, luck, write)
+            else:
+                divide(limits, usage, luck, write)
         elif is_topic:
             self._end(gate, usage)
 
@@ -191,10 +207,13 @@ def divide(
     usage: Sequence[Usage],
     luck: Sequence[float],
     write: Callable[[int, Grant], int],
+    *,
+    is_moved: bool = False,
 ) -> None:
     """
     Divide a gate's limits by demand. `write(shard, grant)` returns the concurrency that the shard
     has then (negative: not limited): a shard cannot give up what is leased. `luck`: see `slots`.
+    `is_moved`: also write a concurrency that stays.
     """
     total = sum(each.demand for each in usage)
     wanted = slots(limits.concurrency, usage, luck)
@@ -208,20 +227,53 @@ def divide(
         if left is not None and share:
             held = sum(max(usage[n].granted or 0, 0) for n in range(len(usage)) if n != shard)
             most = max(0, min(most, left - held))
-        if limits.rate is None and most == usage[shard].granted:
+        if limits.rate is None and most == usage[shard].granted and not is_moved:
             continue
         granted = write(shard, grant_of(limits, share, most))
         usage[shard].granted = granted if granted >= 0 else None
 
 
-def topic_usage(part: Grant | None, limits: Gate | None, leased: int, waiting: int) -> Usage:
+def divide_adapting(
+    limits: Gate,
+    usage: Sequence[Usage],
+    luck: Sequence[float],
+    write: Callable[[int, Grant], int],
+) -> None:
+    """As `divide`, of a concurrency that adapts."""
+    shares = [each.share for each in usage if each.share is not None]
+    if not shares:
+        return
+    limit = adaptive.limit_of_all(shares, luck[0])
+
+    def write_part(shard: int, grant: Grant) -> int:
+        share, most = usage[shard].share, grant.concurrency
+        if share is None or most is None:
+            return write(shard, grant)
+        if limits.rate is None and share.limit == limit and share.part == most / limit:
+            return most
+        moves = limit - share.limit
+        return write(shard, Grant(grant.rate, grant.burst, most, limit, moves))
+
+    divide(Gate(limits.rate, limits.burst, limit), usage, luck, write_part, is_moved=True)
+
+
+def topic_usage(
+    part: Grant | None, limits: Gate | None, share: Share | None, leased: int, waiting: int
+) -> Usage:
     """
     A topic's gate on a shard with this part of it. `limits`: those in force there; None: it has no
     record.
     """
     if part is None:
         return Usage(0, 0, 0)
-    return Usage(leased, waiting, (limits or part).concurrency, part)
+    return Usage(leased, waiting, (limits or part).concurrency, part, share)
+
+
+def no_share(limits: Gate, part: Grant | None) -> Share | None:
+    """The share of a shard without a record of the topic's gate."""
+    if part is None:
+        return None
+    return gates.share_of(limits, Gate(concurrency=part.concurrency), None, 0)
 
 
 def at_most(part: Grant, granted: int | None) -> Grant:

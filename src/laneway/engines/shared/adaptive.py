@@ -19,15 +19,23 @@ alone.
   best median that is forgotten by time would follow the queue that the limit itself causes.)
 
 Pure functions on integers; the Lua copy computes the same numbers.
+
+The partitions of a topic have one limit. On several shards each has a flow of its own, which takes
+what it sees for a sample of the topic: its limit is that of the whole topic, of which the shard may
+use its part (`part_of`), and its window is as large as this part. So the limits of all shards
+together move as fast as one lane's. About once a second clients divide the topic's limit again, by
+demand, and tell each shard what it is (`limit_of_all`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.message import Action, Overload
 
 FIRST_LIMIT = 2
@@ -72,9 +80,10 @@ def reason_of(action: Action, overload: Overload | None) -> int | None:
 
 class Flow(msgspec.Struct, array_like=True, gc=False):
     """
-    What a lane knows of its destination. Times and latencies are microseconds.
+    What a lane, or a topic with partitions on a shard, knows of its destination. Times and
+    latencies are microseconds.
 
-    - `limit`: how many leases the lane may have now.
+    - `limit`: how many leases the lane or the whole topic may have now.
     - `is_used`: 1: the limit was used up in this window.
     - `count`, `quick`: successes in this window, and those of them that were not slow.
     - `median`, `best`: of the latencies; 0: none is known yet.
@@ -103,18 +112,32 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
 
 
 def limit_of(flow: Flow | None, least: int, most: int) -> int:
-    """How many leases a lane may have; `flow`: None: it has had none."""
+    """How many leases a lane or topic may have; `flow`: None: it has had none."""
     return max(least, min(flow.limit if flow is not None else FIRST_LIMIT, most))
 
 
-def delivered(flow: Flow, leased: int, least: int, most: int) -> None:
-    """The lane has so many leases after a delivery."""
-    if leased >= limit_of(flow, least, most):
+def part_of(limit: int, part: int, most: int, out_of: int | None) -> int:
+    """
+    A shard's part of a topic's limit: in proportion to `part` of `out_of`, what the limit was when
+    it was divided. So a shard with a single slot that reports an overload has none until then.
+
+    While nothing was divided (None), its part of `most` in proportion, rounded up: an idle topic's
+    first messages do not wait.
+    """
+    return -(-part * limit // most) if out_of is None else part * limit // out_of
+
+
+def delivered(flow: Flow, leased: int, here: int) -> None:
+    """There are so many leases after a delivery, of `here` that the limit admits on this shard."""
+    if leased >= here:
         flow.is_used = 1
 
 
-def succeeded(flow: Flow, latency_us: int, least: int, most: int, now_us: int) -> None:
-    """A message was acked; its handler ran that long (0: nobody has measured it)."""
+def succeeded(flow: Flow, latency_us: int, least: int, most: int, here: int, now_us: int) -> None:
+    """
+    A message was acked; its handler ran that long (0: nobody has measured it). `here`: what the
+    limit admits on this shard.
+    """
     if latency_us > 0:
         if flow.median == 0:
             flow.median = latency_us
@@ -125,9 +148,8 @@ def succeeded(flow: Flow, latency_us: int, least: int, most: int, now_us: int) -
     flow.count += 1
     if flow.best == 0 or latency_us <= SLOW * flow.best:
         flow.quick += 1
-    limit = limit_of(flow, least, most)
-    if flow.count >= limit:
-        flow.limit = limit
+    if flow.count >= here:
+        flow.limit = limit_of(flow, least, most)
         _end_window(flow, least, most, now_us)
 
 
@@ -154,6 +176,38 @@ def bears(flow: Flow, fence: int, least: int, most: int) -> bool:
     `fence` reports; ask before `overloaded`.
     """
     return fence <= flow.fence or limit_of(flow, least, most) > least
+
+
+class Share(NamedTuple):
+    """
+    What a shard has of a topic's limit. `limit`: what it takes for that of the whole topic; `part`:
+    0 to 1; `leased`: the leases there; `flow`: None: it knows nothing yet.
+    """
+
+    limit: int
+    part: float
+    leased: int
+    flow: Flow | None
+
+
+def limit_of_all(shares: Sequence[Share], luck: float = 0.5) -> int:
+    """
+    A topic's limit: the mean of what its shards take it for, by their parts.
+
+    Rounded up if its fraction is above `luck` (0 to 1): with a random number for each division,
+    what one shard has learned is not lost on average, however small its part is.
+    """
+    known = [share for share in shares if share.flow is not None and share.part]
+    if not known:
+        return min(share.limit for share in shares)
+    mean = sum(share.part * share.limit for share in known) / sum(share.part for share in known)
+    return max(1, int(mean) + (mean - int(mean) > luck))
+
+
+def latest(shares: Sequence[Share]) -> Flow:
+    """The flow of the shard that has changed its limit last."""
+    flows = [share.flow for share in shares if share.flow is not None]
+    return max(flows, key=lambda flow: flow.changed, default=Flow())
 
 
 def _end_window(flow: Flow, least: int, most: int, now_us: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.base import Cause, MessageView
-    from laneway.engines.shared.adaptive import Flow
+    from laneway.engines.shared.adaptive import Flow, Share
     from laneway.policy import Resolved
 
 CLOCK_SLACK_US = SECOND
@@ -38,6 +38,8 @@ class GateFacts(msgspec.Struct, kw_only=True):
     wake_us: int | None
     need: int = 1
     """The permits for which it is held."""
+    shares: Sequence[Share] = ()
+    """Of the gate of a topic whose concurrency adapts: those of all shards."""
 
 
 class GroupFacts(msgspec.Struct, kw_only=True):
@@ -331,10 +333,26 @@ def _shared(facts: Facts, gate: GateFacts) -> str:
             f"the topic's rate ({rate_text(policy.rate)}) admits the next delivery{cost} in"
             f" {facts.left(gate.wake_us)}"
         )
+    rest = "; partitions on other shards have the rest for now"
+    if gate.shares:
+        leased = sum(share.leased for share in gate.shares)
+        limit = adaptive.limit_of_all(gate.shares)
+        run = _adapting(facts, leased, limit, adaptive.latest(gate.shares))
+        return run + rest if leased < limit else run
     run = f"{gate.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
     if isinstance(policy.concurrency, int) and gate.leased < policy.concurrency:
-        run += "; partitions on other shards have the rest for now"
+        run += rest
     return run
+
+
+def _adapting(facts: Facts, leased: int, limit: int, flow: Flow) -> str:
+    """What a limit that adapts is, and why."""
+    policy = facts.policy
+    why = adaptive.REASONS[flow.reason].format(ago=_duration(facts.now_us - flow.changed))
+    return (
+        f"{leased} messages of its topic run, and its concurrency is {limit} now (auto,"
+        f" {policy.min_concurrency} to {policy.max_concurrency}): {why}"
+    )
 
 
 def _key_limits(facts: Facts, key: KeyFacts, explanation: Explanation) -> int | None:
@@ -363,15 +381,13 @@ def _full(facts: Facts) -> str | None:
     policy, limit = facts.policy, facts.policy.lane_concurrency
     if limit is None:
         return None
-    run = f"{facts.leased} messages of its topic run, and its concurrency is"
-    if not policy.adapts:
-        return f"{run} {policy.concurrency}" if facts.leased >= limit else None
-    limit = adaptive.limit_of(facts.flow, policy.lane_least, limit)
+    if policy.lane_adapts:
+        limit = adaptive.limit_of(facts.flow, policy.min_concurrency, limit)
     if facts.leased < limit:
         return None
-    flow = facts.flow or adaptive.Flow()
-    why = adaptive.REASONS[flow.reason].format(ago=_duration(facts.now_us - flow.changed))
-    return f"{run} {limit} now (auto, {policy.min_concurrency} to {policy.max_concurrency}): {why}"
+    if policy.lane_adapts:
+        return _adapting(facts, facts.leased, limit, facts.flow or adaptive.Flow())
+    return f"{facts.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
 
 
 def _time_ahead(facts: Facts) -> int:

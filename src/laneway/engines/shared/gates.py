@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from laneway.engines.shared import fairness
+from laneway.engines.shared import adaptive, fairness
 from laneway.policy import Gate
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from laneway.engines.shared.adaptive import Flow
 
 T = TypeVar("T", int, float)
 
@@ -123,6 +125,15 @@ def part_of_topic(limits: Gate, here: int, partitions: int) -> Gate:
     )
 
 
+def moved(limits: Gate, flow: Flow | None, by: int) -> Flow | None:
+    """The flow of a shard that takes the topic's limit for one that is so much larger now."""
+    if limits.least is None or limits.concurrency is None:
+        return flow
+    flow = flow or adaptive.Flow()
+    flow.limit = adaptive.limit_of(flow, limits.least, limits.concurrency) + by
+    return flow
+
+
 def of_groups(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The views of topic groups by their names, without those of gates."""
     return [
@@ -155,20 +166,51 @@ def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
     `part`: what it has of a limit that is new. If only that has changed, the grant is at most this.
     """
     if now == before:
+        most = least(granted.concurrency, part.concurrency), granted.out_of
+        if now.least is not None and _is_more(granted, part, now):
+            most = part.concurrency, None
         return Gate(
             least(granted.rate, part.rate),
             least(granted.burst, part.burst),
-            least(granted.concurrency, part.concurrency),
+            most[0],
+            out_of=most[1],
         )
-    rate, burst, concurrency = part.rate, part.burst, part.concurrency
+    rate, burst, concurrency, out_of = part.rate, part.burst, part.concurrency, None
     if now.rate is not None and granted.rate is not None and before.rate is not None:
         share = granted.rate / before.rate
         rate, burst = now.rate * share, max(1.0, now.effective_burst * share)
+    whole = granted.out_of or before.concurrency
     if granted.concurrency == 0:
         concurrency = 0
-    elif now.concurrency is not None and granted.concurrency and before.concurrency:
-        concurrency = granted.concurrency * now.concurrency // before.concurrency
-    return Gate(rate, burst, concurrency)
+    elif now.concurrency is not None and granted.concurrency and whole:
+        concurrency = granted.concurrency * now.concurrency // whole
+        if now.least is not None:
+            concurrency, out_of = granted.concurrency, whole
+    return Gate(rate, burst, concurrency, out_of=out_of)
+
+
+def _is_more(granted: Gate, part: Gate, limits: Gate) -> bool:
+    """Whether a grant is a larger part of a limit that adapts than the other one."""
+    out_of, most = granted.out_of or limits.concurrency or 1, limits.concurrency or 1
+    return (granted.concurrency or 0) * most > (part.concurrency or 0) * out_of
+
+
+def adapted(limits: Gate, here: Gate, flow: Flow | None) -> Gate:
+    """What a shard with this part of a topic's limits admits, if the concurrency adapts."""
+    if limits.least is None or limits.concurrency is None or here.concurrency is None:
+        return here
+    limit = adaptive.limit_of(flow, limits.least, limits.concurrency)
+    part = adaptive.part_of(limit, here.concurrency, limits.concurrency, here.out_of)
+    return Gate(here.rate, here.burst, part)
+
+
+def share_of(limits: Gate, here: Gate, flow: Flow | None, leased: int) -> adaptive.Share | None:
+    """The same shard's share of a limit that adapts; None: the concurrency does not."""
+    if limits.least is None or limits.concurrency is None:
+        return None
+    limit = adaptive.limit_of(flow, limits.least, limits.concurrency)
+    part = (here.concurrency or 0) / (here.out_of or limits.concurrency)
+    return adaptive.Share(limit, part, leased, flow)
 
 
 def least(one: T | None, other: T | None) -> T | None:

@@ -134,8 +134,8 @@ def add_lane(
         return
     for name in _LANE_TOTALS:
         setattr(stats, name, getattr(stats, name) + getattr(lane, name))
-    if policy.adapts:
-        bounds = policy.lane_least, policy.lane_concurrency or 1
+    if policy.lane_adapts:
+        bounds = policy.min_concurrency, policy.max_concurrency
         stats.limit = (stats.limit or 0) + adaptive.limit_of(lane.flow, *bounds)
     stats.throttled_us += lane.throttled
     stats.rate_now += size_classes.rate(now_us, lane.seen, lane.lately, lane.before)

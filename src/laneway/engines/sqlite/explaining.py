@@ -10,23 +10,32 @@ from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.states import DELAYED, PARKED, RUNNABLE
 from laneway.engines.sqlite import key_limits, messages, views
 from laneway.tiers import share_text
+from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.engines.base import Explanation, MessageView
     from laneway.engines.sqlite.rows import Lane, Row
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Resolved
 
 
-def explain(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
-    """What the message waits for, the decisive reason first, and when it will probably start."""
+def explain(
+    tx: Transaction, message_id: str, topic: str | None, files: Sequence[Transaction] = ()
+) -> Explanation:
+    """
+    What the message waits for, the decisive reason first, and when it will probably start.
+
+    `files`: all of the namespace, if it has several.
+    """
     row = messages.find(tx, message_id, topic)
     view = views.message_view(tx, row, views.Leased(tx)) if row is not None else None
     if row is None or view is None:
         return _absent(tx, message_id, topic)
     if view.state in ("dead", "leased"):
         return explaining.not_waiting(view, tx.now, tx.clock)
-    return explaining.waiting(_facts(tx, row, view))
+    return explaining.waiting(_facts(tx, row, view, files or [tx]))
 
 
 def _absent(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
@@ -40,7 +49,7 @@ def _absent(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
     return explaining.absent(message_id, topic or known[0], finished=True)
 
 
-def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
+def _facts(tx: Transaction, row: Row, view: MessageView, files: Sequence[Transaction]) -> Facts:
     lane = tx.lane(row.lane)
     policy = tx.policy_of(lane)
     is_runnable = lane.place == RUNNABLE
@@ -69,7 +78,7 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
         key=_key(tx, lane, policy, row),
         busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None,
         flow=lane.flow,
-        gates=_gates(tx, lane, policy),
+        gates=_gates(tx, lane, policy, files),
         unhandled_us=(tx.one("note_read", row.mid) or (None,))[0],
     )
 
@@ -106,8 +115,11 @@ def _group(tx: Transaction, lane: Lane) -> GroupFacts | None:
     return GroupFacts(name=group.name, before=before)
 
 
-def _gates(tx: Transaction, lane: Lane, policy: Resolved) -> list[GateFacts]:
+def _gates(
+    tx: Transaction, lane: Lane, policy: Resolved, files: Sequence[Transaction]
+) -> list[GateFacts]:
     key = tx.gate_of(lane, policy)
+    shares = views.shares_of(lane.rule, policy, files)
     return [
         GateFacts(
             name=gate.name,
@@ -115,6 +127,7 @@ def _gates(tx: Transaction, lane: Lane, policy: Resolved) -> list[GateFacts]:
             leased=gate.leased,
             wake_us=gate.wake,
             need=gate.need if tx.now < gate.held_until else 1,
+            shares=shares if gate.name.startswith(TOPIC) else (),
         )
         for gate in (tx.lane_gates(key).defined if key is not None else ())
     ]

@@ -84,15 +84,20 @@ def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None
 
 def adapt(tx: Transaction, lane: Lane, settlement: Settlement) -> Settlement:
     """
-    Adapt the lane's limit to how a lease of it ended, if its concurrency is "auto".
+    Adapt the limit of the lane, or of what its topic's partitions share, to how a lease ended, if
+    the concurrency is "auto".
 
     Returns the settlement; one that reports an unavailable destination becomes a release with a
     delay if the smaller limit is enough.
     """
-    policy, flow = tx.policy_of(lane), lane.flow
+    policy, flow, gate = tx.policy_of(lane), lane.flow, None
+    least, most = policy.min_concurrency, max(policy.min_concurrency, policy.max_concurrency)
+    here = adaptive.limit_of(flow, least, most)
+    if policy.shared is not None:
+        gate = tx.topic_gate(lane.rule, policy)
+        flow, here = (gate.flow, gate.limits.concurrency or 1) if gate is not None else (None, 1)
     if flow is None or not policy.adapts:
         return settlement
-    least, most = policy.lane_least, policy.lane_concurrency or 1
     reason = adaptive.reason_of(settlement.action, settlement.overload)
     if reason is not None:
         if (
@@ -107,8 +112,11 @@ def adapt(tx: Transaction, lane: Lane, settlement: Settlement) -> Settlement:
         fence = tx.last_fence()
         adaptive.overloaded(flow, reason, settlement.fence, fence, least, most, tx.now)
     elif settlement.action == "ack":
-        adaptive.succeeded(flow, settlement.cost_us, least, most, tx.now)
+        adaptive.succeeded(flow, settlement.cost_us, least, most, here, tx.now)
     tx.touch(lane)
+    if gate is not None:
+        gate.adapt()
+        tx.touch_gate(gate)
     return settlement
 
 

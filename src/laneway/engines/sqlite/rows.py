@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import gates
+from laneway.engines.shared import adaptive, gates
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.base import Tally
+    from laneway.engines.shared.adaptive import Share
 
 
 @dataclass(slots=True, eq=False)
@@ -318,7 +319,8 @@ class GateState(msgspec.Struct, gc=False):
 
     `need`, `held_until`, `owes`: see `gates.Debt`.
     `granted`: this file's part of the gate, where the namespace has several files. `whole`: the
-    limits of the gate, `limits`: those of this file.
+    limits of the gate, `limits`: those of this file, and `here` these without what adapts. `flow`:
+    of a topic whose concurrency adapts, from its first delivery on.
 
     The gate of a topic with partitions is set when its lanes are placed: `code` is the limits of
     the topic, `operator` this file's part of them while nothing is granted.
@@ -334,12 +336,21 @@ class GateState(msgspec.Struct, gc=False):
     need: int = 0
     held_until: int = 0
     owes: int = 0
+    flow: Any = None  # a Flow; as it is stored: JSON
     granted: str | None = None
     whole: Gate = Gate()
+    here: Gate = Gate()
     limits: Gate = Gate()
 
     def __post_init__(self) -> None:
+        if self.flow is not None:
+            self.flow = msgspec.json.decode(self.flow, type=Flow)
         self.set_limits()
+
+    @property
+    def share(self) -> Share | None:
+        """What the file has of a limit that adapts."""
+        return gates.share_of(self.whole, self.here, self.flow, self.leased)
 
     def set_limits(self) -> None:
         """Read the limits from the layers and the grant."""
@@ -347,13 +358,18 @@ class GateState(msgspec.Struct, gc=False):
             msgspec.json.decode(text, type=Gate) for text in (self.operator, self.code) if text
         ]
         if len(layers) == 2 and self.name.startswith(GROUP):
-            self.whole = self.limits = layers[0].over(layers[1])
+            self.whole = self.here = layers[0].over(layers[1])
         elif layers:
-            self.whole = self.limits = layers[0]
+            self.whole = self.here = layers[0]
             if self.name.startswith(TOPIC):
                 self.whole = layers[-1]
         if self.granted is not None:
-            self.limits = msgspec.json.decode(self.granted, type=Gate)
+            self.here = msgspec.json.decode(self.granted, type=Gate)
+        self.adapt()
+
+    def adapt(self) -> None:
+        """The limit that adapts may have changed."""
+        self.limits = gates.adapted(self.whole, self.here, self.flow)
 
     def room(self, now: int) -> int:
         """How many deliveries it admits now."""
@@ -395,6 +411,9 @@ class GateState(msgspec.Struct, gc=False):
         self.owes = largest if largest > 1 else 0
         if largest >= self.need:
             self.need = self.held_until = 0
+        if self.whole.least is not None:
+            self.flow = self.flow or Flow(changed=now)
+            adaptive.delivered(self.flow, self.leased, self.limits.concurrency or 0)
 
     def give_back(self, returned: int) -> None:
         """Return the permits of deliveries that never began."""

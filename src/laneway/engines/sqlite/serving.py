@@ -806,11 +806,10 @@ class _Plan:
             lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, permits)
         lane.ready -= take
         lane.leased += take
-        if policy.adapts:
-            lane.flow = lane.flow or adaptive.Flow(changed=tx.now)
-            adaptive.delivered(
-                lane.flow, lane.leased, policy.lane_least, policy.lane_concurrency or 1
-            )
+        if policy.lane_adapts:
+            flow = lane.flow = lane.flow or adaptive.Flow(changed=tx.now)
+            bounds = policy.min_concurrency, policy.lane_concurrency or 1
+            adaptive.delivered(flow, lane.leased, adaptive.limit_of(flow, *bounds))
         tier_queue.delivered += take
         tx.count_deliveries(lane, take)
 

@@ -148,19 +148,22 @@ def _quick_acks(
     mids: list[int] = []
     touched: dict[int, Lane] = {}
     featured: list[tuple[Lane, Ended]] = []
-    last, dedupes = -1, False
+    last, dedupes, is_quick = -1, False, True
     for n, (settlement, lease) in enumerate(zip(settlements, cached, strict=True)):
         if lease is None or settlement.action != "ack":
             left.append(n)
             continue
         mid, number, message = lease
         lane = lanes[number]
-        if lane.back_off_step or lane.flow is not None:
+        if number != last:
+            last, policy = number, tx.policy_of(lane)
+            dedupes = policy.dedupe is not None
+            is_quick = not (lane.back_off_step or policy.adapts or lane.flow is not None)
+            if is_quick:
+                touched[number] = lane
+        if not is_quick:
             left.append(n)
             continue
-        if number != last:
-            last, touched[number] = number, lane
-            dedupes = tx.policy_of(lane).dedupe is not None
         mids.append(mid)
         lane.leased -= 1
         lane.done += 1
@@ -335,7 +338,7 @@ class _Settling:
         lane = tx.lane(held.lane)
         self.lanes[lane.lane] = lane
         leases.release_slots(tx, lane, held, settlement.cost_us)
-        if lane.flow is not None:
+        if lane.flow is not None or tx.policy_of(lane).adapts:
             settlement = leases.adapt(tx, lane, settlement)
         if held.empty is not None:
             return self._settle_empty(lane, held, settlement), generated_id(

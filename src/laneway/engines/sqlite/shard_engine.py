@@ -23,7 +23,7 @@ from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import nobody_follows
-from laneway.engines.sqlite import messages, purging, results, views
+from laneway.engines.sqlite import explaining, messages, purging, results, views
 from laneway.engines.sqlite.engine import DURABILITIES
 from laneway.engines.sqlite.rows import Held
 from laneway.engines.sqlite.shard_namespace import FileNamespace, FileNumbers
@@ -562,9 +562,9 @@ class FilesEngine(FilesQueue, ShardedAdmin):
     ) -> Explanation:
         shard = self._shard_of(message_id, topic)
         shards = range(self._space.shards) if shard is None else [shard]
-        answers = (
-            self._space.files[each].explain(message_id, topic, now_us=now_us) for each in shards
-        )
+        with self._view(now_us) as view:
+            files = view.transactions
+            answers = [explaining.explain(files[n], message_id, topic, files) for n in shards]
         return min(answers, key=lambda answer: answer.state == "unknown")
 
     def cancel(

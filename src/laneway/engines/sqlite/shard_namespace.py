@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, topic_usage
+from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, no_share, topic_usage
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -173,7 +173,7 @@ class FileNamespace(ShardedNamespace):
         folder = self.folder
         if folder.is_dir():
             return
-        if folder.exists():
+        if folder.exists() and not folder.is_dir():  # else another process has just made it
             raise UsageError(
                 f"{folder}: this is a file, and ?shards= asks for a folder of several; leave"
                 " ?shards= out, or move to a new folder with `laneway migrate`"
@@ -396,6 +396,7 @@ class FileNamespace(ShardedNamespace):
             topic_usage(
                 part,
                 state.limits if state is not None else None,
+                state.share if state is not None else no_share(limits, part),
                 state.leased if state is not None else 0,
                 lanes,
             )
@@ -421,8 +422,11 @@ class FileNamespace(ShardedNamespace):
             concurrency = grant.concurrency
             if concurrency is not None:
                 concurrency = max(concurrency, state.leased)
-            granted = _dumps(Gate(grant.rate, grant.burst, concurrency)).decode()
-            if granted != state.granted:
+            part = Gate(grant.rate, grant.burst, concurrency, out_of=grant.out_of)
+            granted = _dumps(part).decode()
+            if grant.moves:
+                state.flow = gates.moved(state.whole, state.flow, grant.moves)
+            if granted != state.granted or grant.moves:
                 tx.run("setting_write", GRANT + gate, granted)
                 before, state.granted = state.limits, granted
                 state.set_limits()

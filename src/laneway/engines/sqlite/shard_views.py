@@ -59,7 +59,16 @@ class FilesView(ExitStack):
                 known = found.setdefault(stats.topic, stats)
                 if known is not stats:
                     _add(known, stats)
+        for stats in found.values():
+            self._add_limit(stats)
         return [found[topic] for topic in topics]
+
+    def _add_limit(self, stats: TopicStats) -> None:
+        """The partitions of a topic in all files share one limit, if it adapts."""
+        files = self.of_topic(stats.topic)
+        if stats.limit is not None and len(files) > 1:
+            policy = files[0].policy(stats.topic)
+            stats.limit = views.shared_limit(stats.topic, policy, files) or stats.limit
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """By priority: the scan and the done cursor; each file counts its messages by itself."""
@@ -136,8 +145,8 @@ def _add(stats: TopicStats, part: TopicStats) -> None:
     if stats.state == "idle":
         stats.state, stats.wake_us = part.state, part.wake_us
     shared.add_oldest(stats, part.oldest_us)
-    if part.limit is not None:
-        stats.limit = (stats.limit or 0) + part.limit
+    if stats.limit is None:
+        stats.limit = part.limit
     if part.backs_off_until_us is not None:
         stats.backs_off_until_us = max(stats.backs_off_until_us or 0, part.backs_off_until_us)
 

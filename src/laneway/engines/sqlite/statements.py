@@ -68,7 +68,7 @@ GRANT = "grant:"
 """The name of the setting with a file's part of a gate is this and the gate's name."""
 
 _GATE = (
-    "name, code, operator, tat, leased, open, wake, need, held_until, owes,"
+    "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow,"
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)"
 )
 

@@ -754,7 +754,7 @@ class Transaction(Statements):
             return gate
         gate = self.ensure_gate(name)
         if gate.granted is not None:
-            granted = gates.rescaled(gate.limits, gate.whole, limits, part)
+            granted = gates.rescaled(gate.here, gate.whole, limits, part)
             gate.granted = _dumps(granted).decode()
             self.run("setting_write", GRANT + name, gate.granted)
         gate.code, gate.operator = _dumps(limits).decode(), operator
@@ -882,8 +882,8 @@ class Transaction(Statements):
         concurrency = policy.lane_concurrency
         if lane.back_off_step:
             concurrency = 1
-        elif concurrency is not None and policy.adapts:
-            concurrency = adaptive.limit_of(lane.flow, policy.lane_least, concurrency)
+        elif concurrency is not None and policy.lane_adapts:
+            concurrency = adaptive.limit_of(lane.flow, policy.min_concurrency, concurrency)
         if concurrency is not None and lane.leased >= concurrency:
             return FULL, None
         if is_used:
@@ -907,7 +907,7 @@ class Transaction(Statements):
     ) -> int:
         if lane.place == IDLE and lane.wake is not None:
             at = lane.wake
-        elif lane.flow is not None:
+        elif lane.flow is not None or (shared is not None and shared.flow is not None):
             at = self.now + adaptive.KEPT_US
         else:
             at = self.now + LINGER_US["time" if self.fair_by_time(tier_queue) else "messages"]
@@ -949,8 +949,8 @@ class Transaction(Statements):
         concurrency = policy.lane_concurrency
         if lane.back_off_step:
             concurrency = 1
-        elif concurrency is not None and policy.adapts:
-            concurrency = adaptive.limit_of(lane.flow, policy.lane_least, concurrency)
+        elif concurrency is not None and policy.lane_adapts:
+            concurrency = adaptive.limit_of(lane.flow, policy.min_concurrency, concurrency)
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
         if policy.lane_rate and allowed > 0:
@@ -1101,6 +1101,7 @@ class Transaction(Statements):
                 gate.need,
                 gate.held_until,
                 gate.owes,
+                _dumps(gate.flow).decode() if gate.flow is not None else None,
             )
         self._dirty_gates.clear()
 

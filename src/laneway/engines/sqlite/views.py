@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.base import MAX_DELAYED_COUNTED
-from laneway.engines.shared import gates
+from laneway.engines.shared import adaptive, gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, lane_name
 from laneway.engines.shared.states import (
@@ -18,13 +18,16 @@ from laneway.engines.shared.states import (
 )
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Held, Lane, Row
+from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import HeldState, MessageView, TopicStats
+    from laneway.engines.shared.adaptive import Share
     from laneway.engines.sqlite.rows import GateState
     from laneway.engines.sqlite.transaction import Transaction
+    from laneway.policy import Resolved
 
 ALL = 1 << 40
 _FIRST_RANK = -(1 << 40)
@@ -136,9 +139,26 @@ def _stats(
         shared.add_lane(stats, lane, policy, tx.now, is_bucket=lane.topic is None)
         if lane.topic is not None:
             shared.add_oldest(stats, oldest.get(lane.lane))
+    if lanes:
+        stats.limit = stats.limit or shared_limit(topic, policy, [tx])
     if policy.buckets is not None:
         _count_folded(tx, stats)
     return shared.finish_topic(stats)
+
+
+def shared_limit(topic: str, policy: Resolved, files: Sequence[Transaction]) -> int | None:
+    """The limit that the topic's partitions in these files share, if it adapts."""
+    shares = shares_of(topic, policy, files)
+    return adaptive.limit_of_all(shares) if shares else None
+
+
+def shares_of(topic: str, policy: Resolved, files: Sequence[Transaction]) -> list[Share]:
+    """What each of these files has of that limit."""
+    if policy.shared is None or policy.shared.least is None:
+        return []
+    states = [tx.gate(TOPIC + topic) for tx in files]
+    shares = [state.share for state in states if state is not None]
+    return [share for share in shares if share is not None]
 
 
 def oldest_of(tx: Transaction, lanes: Sequence[int]) -> dict[int, int]:

@@ -136,7 +136,7 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
 def _gates(
     view: View, shard: int, topic: str, policy: Resolved, group: GroupRecord | None
 ) -> list[GateFacts]:
-    names = gate_names(policy.gate)
+    names, shares = gate_names(policy.gate), views.shares_of(view, topic)
     if policy.shared is not None:
         names.append(TOPIC + topic)
     if group is not None and group.limited:
@@ -155,6 +155,7 @@ def _gates(
                     leased=gate.leased,
                     wake_us=gates.opens_us(limits, gate.tat, gate.leased, now, gate.debt),
                     need=gate.debt.need_at(now),
+                    shares=shares if name.startswith(TOPIC) else (),
                 )
             )
     return found

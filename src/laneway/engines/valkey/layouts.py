@@ -213,6 +213,14 @@ def _dead_counts(space: Namespace) -> None:
                 space.read(shard, "ZADD", "top:dead", count, name)
 
 
+def _shared_flows(space: Namespace) -> None:
+    """
+    11 to 12: the partitions of a topic share a concurrency that adapts; its rule has the bounds of
+    all of them.
+    """
+    Policies(space).spread()
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -231,4 +239,5 @@ STEPS = {
     8: Step([], _shared_limits),
     9: Step([], _subscription_patterns),
     10: Step([], _dead_counts),
+    11: Step([], _shared_flows),
 }

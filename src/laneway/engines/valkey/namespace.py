@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.base import Settings
-from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, topic_usage
+from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, no_share, topic_usage
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -596,6 +596,7 @@ class Namespace(ShardedNamespace):
             topic_usage(
                 part,
                 record.limits_here if record is not None else None,
+                (record.share if record is not None else None) or no_share(limits, part),
                 record.leased if record is not None else 0,
                 waiting,
             )
@@ -614,8 +615,9 @@ class Namespace(ShardedNamespace):
     def _write_grants(self, gate: str, grants: Sequence[tuple[int, Grant]]) -> list[int]:
         calls: list[Call] = []
         for shard, grant in grants:
-            limits = (grant.rate or None, grant.burst, grant.concurrency)
-            packed = records.pack([False if limit is None else limit for limit in limits])
+            limits = (grant.rate or None, grant.burst, grant.concurrency, None, None, grant.out_of)
+            values = [False if limit is None else limit for limit in limits]
+            packed = records.pack([*values, grant.moves])
             calls.append((shard, "gate", (gate, "grant", packed)))
         return self.write_many(calls, None)
 

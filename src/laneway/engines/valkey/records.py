@@ -14,6 +14,7 @@ import msgspec
 
 from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
+from laneway.engines.shared import gates
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.gates import Debt
 from laneway.engines.shared.key_limits import KeyState
@@ -26,10 +27,11 @@ from laneway.topic_groups import GROUP
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from laneway.engines.shared.adaptive import Share
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 11
+LAYOUT = 12
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -104,8 +106,8 @@ def rule_fields(
         "by_operator": {
             name: True for field in by_operator for name in _IN_LUA.get(field, (field,))
         },
-        "min_concurrency": policy.lane_least if policy.adapts else False,
-        "max_concurrency": policy.lane_concurrency if policy.adapts else False,
+        "min_concurrency": policy.min_concurrency if policy.adapts else False,
+        "max_concurrency": policy.max_concurrency if policy.adapts else False,
         "group": policy.group or False,
         "key_concurrency": policy.key_concurrency or False,
         "key_rate": policy.key_rate or False,
@@ -867,10 +869,14 @@ def read_held(stored: bytes) -> Held:
     return _HELD.decode(b"\xdc" + struct.pack(">H", len(Held.__struct_fields__)) + stored)
 
 
+_NO_LIMITS = (False, False, False)
+
+
 class GateRecord(msgspec.Struct, array_like=True):
     """
     A gate on a shard. Each layer is [rate or False, burst or False, concurrency or False, weight
-    or False]. The fields are in the order of `gates.lua`.
+    or False]; the fields are in the order of `gates.lua`, which says what else those of topics
+    have.
     """
 
     code: Any
@@ -883,6 +889,18 @@ class GateRecord(msgspec.Struct, array_like=True):
     need: int
     held_until: int
     owes: int
+    flow: Any = None
+
+    @property
+    def known_flow(self) -> Flow | None:
+        """What it knows of the destination."""
+        return msgspec.convert(self.flow, Flow) if self.flow else None
+
+    @property
+    def share(self) -> Share | None:
+        """What the shard has of a limit that adapts."""
+        limits, here = gate_of(self.code or _NO_LIMITS), self._divided
+        return gates.share_of(limits, here, self.known_flow, self.leased)
 
     @property
     def debt(self) -> Debt:
@@ -892,12 +910,17 @@ class GateRecord(msgspec.Struct, array_like=True):
     @property
     def limits(self) -> Gate:
         """The limits that were set; the operator's precede the code's."""
-        return gate_of(self.operator or self.code or (False, False, False))
+        return gate_of(self.operator or self.code or _NO_LIMITS)
 
     @property
     def limits_here(self) -> Gate:
         """The part of the limits that this shard has."""
-        return gate_of(self.grant or self.operator or self.code or (False, False, False))
+        limits = gate_of(self.code or _NO_LIMITS)
+        return gates.adapted(limits, self._divided, self.known_flow)
+
+    @property
+    def _divided(self) -> Gate:
+        return gate_of(self.grant or self.operator or self.code or _NO_LIMITS)
 
     @property
     def granted_concurrency(self) -> int | None:
@@ -906,12 +929,14 @@ class GateRecord(msgspec.Struct, array_like=True):
 
 def gate_of(limits: Sequence[Any]) -> Gate:
     """The gate of a layer."""
-    rate, burst, concurrency, *weight = limits
+    rate, burst, concurrency, weight, least, out_of = [*limits, False, False, False][:6]
     return Gate(
         rate or None,
         burst if rate and burst is not False else None,
         concurrency if concurrency is not False else None,
-        float(weight[0]) if weight and weight[0] else None,
+        float(weight) if weight else None,
+        least or None,
+        out_of or None,
     )
 
 
@@ -931,11 +956,13 @@ _NO_COSTS = pack_values(0, 0, 0)
 
 def read_gate(stored: bytes) -> GateRecord:
     """Decode the record of a gate; also one of layout 5 that was not written again."""
-    mark = b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__))
-    try:
-        return _GATE.decode(mark + stored)
-    except msgspec.DecodeError:
-        return _GATE.decode(mark + stored + _NO_COSTS)
+    without_flow, whole = (b"\xdc" + struct.pack(">H", count) for count in (10, 11))
+    for record in (without_flow + stored, whole + stored):
+        try:
+            return _GATE.decode(record)
+        except msgspec.DecodeError:
+            pass
+    return _GATE.decode(without_flow + stored + _NO_COSTS)
 
 
 class Counters(msgspec.Struct, array_like=True):

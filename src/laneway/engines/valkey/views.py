@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.engines.base import Tally, WaitCounts
 from laneway.engines.sharded import shard_views
+from laneway.engines.shared import adaptive
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from laneway.engines.base import HeldState, MessageView, Overview, Tallies, TopicStats
+    from laneway.engines.shared.adaptive import Share
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
@@ -413,7 +415,21 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
             if view.policy(topic).buckets is not None
         ],
     )
+    for topic in topics:
+        if lanes[topic] and (shares := shares_of(view, topic)):
+            found[topic].limit = adaptive.limit_of_all(shares)
     return [shared.finish_topic(found[topic]) for topic in topics]
+
+
+def shares_of(view: View, topic: str) -> list[Share]:
+    """What each shard has of the limit that the topic's partitions share, if it adapts."""
+    limits = view.policy(topic).shared
+    if limits is None or limits.least is None:
+        return []
+    name, shards = TOPIC + topic, view.space.routes.shards_of(topic)
+    stored = [view.space.read(shard, "HGET", "gates", name) for shard in shards]
+    shares = [records.read_gate(each).share for each in stored if each is not None]
+    return [share for share in shares if share is not None]
 
 
 def _number(command: Command) -> Reads[int]:

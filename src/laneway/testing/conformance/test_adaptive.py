@@ -10,11 +10,15 @@ from laneway.units import SECOND
 QUICK_US = 100_000
 
 
+KEYS = ["k5", "k1", "k4", "k0"]
+"""One for each of four partitions."""
+
+
 def _windows(driver: EngineDriver, count: int, cost_us: int = QUICK_US) -> list[int]:
     """Lease all that the topic may have and ack it, so often; how many it had each time."""
     found = []
     for _ in range(count):
-        leases = driver.lease()
+        leases = driver.lease(100)
         found.append(len(leases))
         driver.later(cost_us / SECOND)
         driver.settle(leases, cost_us=cost_us)
@@ -132,3 +136,88 @@ def test_explain(driver: EngineDriver) -> None:
     assert driver.engine.topic_list(limit=1, now_us=driver.now)[0].limit == 1
     (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
     assert reason.endswith("is 1 now (auto, 1 to 64): lowered 3.0 s ago after a timeout")
+
+
+def _auto_of_four(driver: EngineDriver, **fields: Any) -> None:
+    driver.policy("a", concurrency="auto", partitions=4, retries=1000, **fields)
+    for key in KEYS:
+        driver.put("a", *(f"{key} {n}" for n in range(100)), key=key)
+
+
+def test_partitions_share_one_limit(driver: EngineDriver) -> None:
+    """It grows as that of one lane, whichever partitions the messages are in."""
+    _auto_of_four(driver, max_concurrency=7)
+    assert _windows(driver, 7) == [2, 3, 4, 5, 6, 7, 7]
+    driver.policy("a", max_concurrency=3)
+    assert _windows(driver, 1) == [3]
+    assert driver.engine.topic_stats("a", now_us=driver.now).limit == 3
+
+
+def test_partitions_shrink_one_limit(driver: EngineDriver) -> None:
+    """An overload that one partition reports holds for all, once for all earlier leases."""
+    _auto_of_four(driver)
+    _windows(driver, 8)
+    leases = driver.lease(100)
+    assert len(leases) == 10
+    driver.settle(leases[:5], "retry", delay_us=0, overload="timeout")
+    driver.settle(leases[5:], "retry", delay_us=0, overload="answer")
+    assert len(driver.lease(100)) == 7
+    driver.put("b", "1")
+    assert [lease.topic for lease in driver.lease(100)] == ["b"]
+
+
+def test_partitions_with_fewer_calls_than_partitions(driver: EngineDriver) -> None:
+    """All partitions have their turn, and the topic backs off at its least limit only."""
+    _auto_of_four(driver, max_concurrency=2)
+    assert _windows(driver, 2) == [2, 2]
+    leases = driver.lease(100)
+    assert driver.settle(leases, "back_off") == ["released"] * 2
+    stats = driver.engine.topic_stats("a", now_us=driver.now)
+    assert (stats.limit, stats.backs_off_until_us) == (1, None)
+    keys: set[str | None] = set()
+    for _ in range(200):
+        leases = driver.lease(100)
+        keys |= {lease.key for lease in leases}
+        driver.later(QUICK_US / SECOND)
+        driver.settle(leases, cost_us=QUICK_US)
+    assert keys >= set(KEYS)
+
+
+def test_limit_of_partitions_outlives_a_pause(driver: EngineDriver) -> None:
+    """A topic that is empty for a while keeps it for ten minutes."""
+    driver.policy("a", concurrency="auto", partitions=4)
+    for limit in range(2, 6):
+        driver.put("a", *map(str, range(limit)))
+        assert _windows(driver, 1) == [limit]
+    driver.later(300)
+    driver.engine.tick(now_us=driver.now)
+    driver.put("a", *map(str, range(20)))
+    leases = driver.lease(100)
+    assert len(leases) == 6
+    driver.engine.topic_purge("a", now_us=driver.now)
+    driver.settle(leases, cost_us=QUICK_US)
+    driver.later(601)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.overview(now_us=driver.now).topics == 0
+    driver.put("a", *map(str, range(20)))
+    assert len(driver.lease(100)) == 2
+    assert all(check.ok for check in driver.engine.doctor())
+
+
+def test_explain_partitions(driver: EngineDriver) -> None:
+    """`explain` names the topic's limit and its reason, whatever the message's partition is."""
+    _auto_of_four(driver)
+    driver.settle(driver.lease(100), "retry", delay_us=0, overload="timeout")
+    driver.later(3)
+    assert len(driver.lease(100)) == 1
+    for key in KEYS:
+        (reason, _) = driver.engine.explain(_last_of(driver, key), "a", now_us=driver.now).reasons
+        assert reason == (
+            "1 messages of its topic run, and its concurrency is 1 now (auto, 1 to 64): lowered"
+            " 3.0 s ago after a timeout"
+        )
+
+
+def _last_of(driver: EngineDriver, key: str) -> str:
+    receipts = driver.put("a", "last", key=key)
+    return receipts[0].id

@@ -113,11 +113,12 @@ SELECT {gate} FROM gate WHERE name = ?;
 SELECT {gate} FROM gate WHERE name < char(28) OR name >= char(29) ORDER BY name;
 
 -- name: gate_write
-INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes, flow)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator,
         tat = excluded.tat, leased = excluded.leased, open = excluded.open, wake = excluded.wake,
-        need = excluded.need, held_until = excluded.held_until, owes = excluded.owes;
+        need = excluded.need, held_until = excluded.held_until, owes = excluded.owes,
+        flow = excluded.flow;
 
 -- name: gate_delete
 DELETE FROM gate WHERE name = ?;

@@ -3,8 +3,9 @@
 --
 -- ARGV[3]: the gate's name
 -- ARGV[4]: "code", "operator", "grant" or "no grant"
--- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false} (packed); of a
---   grant, no weight
+-- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false} (packed). Of
+--   a grant: {rate, burst, concurrency, false, false, the limit that was divided or false, by how
+--   much the shard's own changes}; the last two if it adapts.
 --
 -- Answers the concurrency that is in force then; -1: none.
 
@@ -15,12 +16,13 @@ if ARGV[4] == 'no grant' then
     return -1
 end
 local limits = values_of(ARGV[5])
+local moves = ARGV[4] == 'grant' and table.remove(limits)
 local gate = gates.find(ARGV[3])
 if ARGV[4] == 'grant' and gate and limits[3] then
     limits[3] = math.max(limits[3], gate.leased)
 end
 if ARGV[4] == 'grant' and string.byte(ARGV[3]) == 28 then
-    gates.grant(ARGV[3], limits)
+    gates.grant(ARGV[3], limits, moves)
 else
     gates.set(ARGV[3], ARGV[4], limits)
 end

@@ -45,8 +45,16 @@ local adaptive = part(function(adaptive)
         return math.max(policy.least, math.min(limit, policy.most))
     end
 
-    function adaptive.delivered(flow, leased, policy)
-        if leased >= adaptive.limit(flow, policy) then
+    -- A shard's part of a topic's limit. `out_of`: what the limit was when it was divided; false:
+    -- it was not.
+    function adaptive.part_of(limit, part, most, out_of)
+        return out_of and math.floor(part * limit / out_of) or math.ceil(part * limit / most)
+    end
+
+    -- `here`: what the limit admits on this shard.
+
+    function adaptive.delivered(flow, leased, here)
+        if leased >= here then
             flow.is_used = 1
         end
     end
@@ -99,7 +107,7 @@ local adaptive = part(function(adaptive)
         end
     end
 
-    local function succeeded(flow, latency, policy, now)
+    local function succeeded(flow, latency, policy, here, now)
         if latency > 0 then
             if flow.median == 0 then
                 flow.median = latency
@@ -113,9 +121,8 @@ local adaptive = part(function(adaptive)
         if flow.best == 0 or latency <= SLOW * flow.best then
             flow.quick = flow.quick + 1
         end
-        local limit = adaptive.limit(flow, policy)
-        if flow.count >= limit then
-            flow.limit = limit
+        if flow.count >= here then
+            flow.limit = adaptive.limit(flow, policy)
             end_window(flow, policy, now)
         end
     end
@@ -139,12 +146,13 @@ local adaptive = part(function(adaptive)
 
     -- The lease `fence` ended with this action and overload ("timeout", "answer" or false) after
     -- its handler ran that long.
-    function adaptive.settled(flow, policy, fence, last_fence, action, overload, latency, now)
+    function adaptive.settled(flow, policy, here, fence, last_fence, action, overload, latency,
+        now)
         local reason = action == 'back_off' and UNAVAILABLE or overload and OVERLOADS[overload]
         if reason then
             overloaded(flow, reason, fence, last_fence, policy, now)
         elseif action == 'ack' then
-            succeeded(flow, latency, policy, now)
+            succeeded(flow, latency, policy, here, now)
         end
     end
 end)

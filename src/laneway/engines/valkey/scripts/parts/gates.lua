@@ -13,9 +13,11 @@
 --
 -- What the partitions of a topic share is a gate too, which is set when their lanes are placed and
 -- forgotten with the last one: `code` is the limits of the topic, `operator` this shard's part of
--- them while there is no grant.
+-- them while there is no grant. If the concurrency adapts, the limits have its least too, `flow` is
+-- what the shard knows of the destination (false: nothing yet), and grants have the topic's limit
+-- that was divided: {rate, burst, concurrency, weight, least, out of}.
 --
--- uses: fairness, groups
+-- uses: fairness, adaptive, groups
 
 local gates = part(function(gates)
     local HELD_FOR = 60 * SECOND
@@ -28,6 +30,12 @@ local gates = part(function(gates)
     local function limits_of(gate)
         local limits = gate.grant or groups.settings(gate.name, gate.code, gate.operator)
         gate.rate, gate.concurrency = limits[1], limits[3]
+        gate.least = gate.code and gate.code[5] or false
+        if gate.least and gate.concurrency then
+            gate.most = gate.code[3]
+            gate.concurrency = adaptive.part_of(adaptive.limit(gate.flow, gate), limits[3],
+                gate.most, limits[6])
+        end
         if gate.rate then
             gate.step = fairness.interval(gate.rate)
             gate.depth = fairness.depth(gate.step, limits[2] or 1 + gate.rate / 20)
@@ -41,11 +49,12 @@ local gates = part(function(gates)
             if not stored then
                 return nil
             end
-            local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes =
+            local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes, flow =
                 values_of(stored)
             gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
                 is_open = is_open, wake = wake, grant = grant, need = need or 0, held_until =
-                    held_until or 0, owes = owes or 0 } -- layout 5 has none of the last three
+                    held_until or 0, owes = owes or 0, -- layout 5 has none of these three
+                flow = flow and adaptive.decode(flow) or false }
             limits_of(gate)
             known[name] = gate
         end
@@ -61,7 +70,7 @@ local gates = part(function(gates)
         local gate = gates.find(name)
         if not gate then
             gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
-                true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0 }
+                true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0, flow = false }
             known[name], by_key = gate, {}
         end
         gate[layer] = limits
@@ -74,7 +83,7 @@ local gates = part(function(gates)
 
     local function are_same(one, other)
         return one and other and one[1] == other[1] and one[2] == other[2] and one[3] == other[3]
-            or one == other
+            and (one[5] or false) == (other[5] or false) or one == other
     end
 
     local function least(one, other)
@@ -86,27 +95,46 @@ local gates = part(function(gates)
     -- is at most this. As `gates.rescaled` in Python.
     local function rescaled(grant, was, limits, part)
         if are_same(limits, was) then
-            return { least(grant[1], part[1]), least(grant[2], part[2]), least(grant[3], part[3]) }
+            local most, out_of = least(grant[3], part[3]), grant[6]
+            if limits[5] and grant[3] * limits[3] > part[3] * (out_of or limits[3]) then
+                most, out_of = part[3], false
+            end
+            return { least(grant[1], part[1]), least(grant[2], part[2]), most, false, false,
+                out_of }
         end
-        local rate, burst, concurrency = part[1], part[2], part[3]
+        local rate, burst, concurrency, out_of = part[1], part[2], part[3], false
+        local whole = grant[6] or was[3]
         if limits[1] and grant[1] and was[1] then
             local share = grant[1] / was[1]
             rate, burst = limits[1] * share, math.max(1, limits[2] * share)
         end
         if grant[3] == 0 then
             concurrency = 0
-        elseif limits[3] and grant[3] and was[3] then
-            concurrency = math.floor(grant[3] * limits[3] / was[3])
+        elseif limits[3] and grant[3] and whole then
+            concurrency = math.floor(grant[3] * limits[3] / whole)
+            if limits[5] then
+                concurrency, out_of = grant[3], whole
+            end
         end
-        return { rate, burst, concurrency }
+        return { rate, burst, concurrency, false, false, out_of }
     end
 
     -- The gate that the partitions of a topic share, if it has these limits.
     function gates.of_topic(topic, limits)
         local gate = gates.find(TOPIC_GATE .. topic)
-        local set = gate and gate.code
-        return set and set[1] == limits[1] and set[2] == limits[2] and set[3] == limits[3] and gate
-            or nil
+        return gate and are_same(gate.code, limits) and gate or nil
+    end
+
+    -- The same, if its concurrency adapts and something was delivered; else nil.
+    function gates.adapting(topic, limits)
+        local gate = gates.of_topic(topic, limits)
+        return gate and gate.flow and gate or nil
+    end
+
+    -- Its flow has changed.
+    function gates.adapted(gate)
+        limits_of(gate)
+        changed[gate] = true
     end
 
     -- Set that gate. `here`: how many of the partitions are on this shard.
@@ -130,11 +158,16 @@ local gates = part(function(gates)
 
     -- Set this shard's grant of a topic's gate. It has as many permits as before, so that permits
     -- that another shard used are not used again.
-    function gates.grant(name, limits)
+    -- `moves`: by how much the shard's limit changes, if it adapts.
+    function gates.grant(name, limits, moves)
         local gate, now, permits = gates.find(name), shard.now * TICKS, nil
         if gate and gate.rate then
             permits = gate.concurrency == 0 and 0
                 or (now + gate.depth - math.max(tat_of(gate), now)) / gate.step
+        end
+        if gate and gate.least and moves ~= 0 then
+            gate.flow = gate.flow or adaptive.begin(0)
+            gate.flow.limit = adaptive.limit(gate.flow, gate) + moves
         end
         gates.set(name, 'grant', limits)
         gate = gates.find(name)
@@ -217,6 +250,10 @@ local gates = part(function(gates)
             gate.leased = gate.leased + taken
             if largest >= gate.need then
                 gate.need, gate.held_until = 0, 0
+            end
+            if gate.least then
+                gate.flow = gate.flow or adaptive.begin(shard.now)
+                adaptive.delivered(gate.flow, gate.leased, gate.concurrency)
             end
             if gate.rate then
                 gate.tat = fairness.take_permits(tat_of(gate), shard.now, gate.step, permits)
@@ -359,8 +396,12 @@ local gates = part(function(gates)
             end
             write_sets(gate)
         end
-        call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
-            gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes))
+        local stored = packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open,
+            gate.wake, gate.grant, gate.need, gate.held_until, gate.owes)
+        if gate.flow then
+            stored = stored .. packed(adaptive.encode(gate.flow))
+        end
+        call('HSET', keys.gates, gate.name, stored)
     end
 
     -- Housekeeping: open the gates whose next permit has come.

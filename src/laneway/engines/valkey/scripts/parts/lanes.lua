@@ -471,14 +471,15 @@ local lanes = part(function(lanes)
     end
 
     local function forgotten_at(lane, policy, tier_queue)
+        local shared = policy.shared and shared_gate(lane, policy)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
-            or shard.now + (lane.is_rare and lane.flow and FLOW_KEPT or tier_queue.by_time
-                and LINGER_BY_TIME or LINGER)
+            or shard.now + ((lane.is_rare and lane.flow or shared and shared.flow) and FLOW_KEPT
+                or tier_queue.by_time and LINGER_BY_TIME or LINGER)
         if policy.rate then
             at = max(at, math.ceil(lane.tat / TICKS))
         end
-        if policy.shared then
-            at = max(at, math.ceil(shared_gate(lane, policy).tat / TICKS))
+        if shared then
+            at = max(at, math.ceil(shared.tat / TICKS))
         end
         if not lane.is_rare then
             return at

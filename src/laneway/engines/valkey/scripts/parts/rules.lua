@@ -42,8 +42,8 @@ local rules = part(function(rules)
         end
     end
 
-    -- The partitions of a topic share its rate, and its concurrency unless that adapts: these are
-    -- not the lane's then, but those of a gate, see `gates.share`.
+    -- The partitions of a topic share its rate and its concurrency: these are not the lane's then,
+    -- but those of a gate, see `gates.share`.
     local function derive(policy)
         policy.key_limited = (policy.key_concurrency or policy.key_rate) and true or false
         policy.key_limits = policy.key_limited and string.format('%d %.17g', policy.key_concurrency
@@ -52,19 +52,19 @@ local rules = part(function(rules)
             policy.key_step = fairness.interval(policy.key_rate)
             policy.key_depth = fairness.depth(policy.key_step, 1 + policy.key_rate / 20)
         end
-        local concurrency = policy.concurrency ~= AUTO and policy.concurrency
+        policy.adapts = policy.concurrency == AUTO
+        policy.least = policy.min_concurrency or LEAST
+        policy.most = math.max(policy.max_concurrency or MOST, policy.least)
         policy.shared = false
-        if policy.partitions > 1 and (policy.rate or concurrency) then
-            policy.shared = { policy.rate, policy.rate and policy.burst, concurrency }
-            policy.rate, policy.concurrency = false, not concurrency and policy.concurrency
+        if policy.partitions > 1 and (policy.rate or policy.concurrency) then
+            policy.shared = { policy.rate, policy.rate and policy.burst, policy.adapts
+                and policy.most or policy.concurrency, false, policy.adapts and policy.least }
+            policy.rate, policy.concurrency, policy.adapts = false, false, false
         end
         if policy.rate then
             policy.step = fairness.interval(policy.rate)
             policy.depth = fairness.depth(policy.step, policy.burst)
         end
-        policy.adapts = policy.concurrency == AUTO
-        policy.least = policy.min_concurrency or LEAST
-        policy.most = math.max(policy.max_concurrency or MOST, policy.least)
     end
 
     local function decode(stored)
@@ -275,7 +275,8 @@ local rules = part(function(rules)
             policy[FIELDS[n]] = base[FIELDS[n]]
         end
         if base.shared then
-            policy.rate, policy.concurrency = base.shared[1], base.concurrency or base.shared[3]
+            policy.rate, policy.concurrency = base.shared[1], base.shared[5] and AUTO
+                or base.shared[3]
         end
         return policy
     end
@@ -476,7 +477,8 @@ local rules = part(function(rules)
     end
 
     -- `rate`, `burst` and `concurrency` of a policy are those of each lane; false: not limited.
-    -- `shared`: {rate, burst, concurrency} of the topic, which its partitions share; or false.
+    -- `adapts`: each lane's limit does. `shared`: what the partitions of the topic share: {rate,
+    -- burst, concurrency, false, the least if it adapts}; or false.
 
     function rules.backoff(policy, attempts, random)
         local base, factor, cap, jitter, delays = unpack(policy.backoff)

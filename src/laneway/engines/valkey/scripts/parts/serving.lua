@@ -450,7 +450,7 @@ local serving = part(function(serving)
         lane.ready, lane.leased = lane.ready - take, lane.leased + take
         if policy.adapts then
             lane.flow = lane.flow or adaptive.begin(shard.now)
-            adaptive.delivered(lane.flow, lane.leased, policy)
+            adaptive.delivered(lane.flow, lane.leased, adaptive.limit(lane.flow, policy))
         end
         tier_queue.delivered = tier_queue.delivered + take
         lanes.count_deliveries(lane, take)

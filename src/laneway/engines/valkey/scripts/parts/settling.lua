@@ -250,12 +250,13 @@ local settling = part(function(settling)
         messages.free_key(lane, brief.line, mid)
     end
 
-    -- Adapt the lane's limit. A report of an unavailable destination becomes a release with a delay
-    -- if the smaller limit is enough.
-    local function adapt(lane, policy, lease, settlement)
+    -- Adapt the limit of the lane, or of what its topic's partitions share. `bounds`: its `least`
+    -- and `most`. A report of an unavailable destination becomes a release with a delay if the
+    -- smaller limit is enough.
+    local function adapt(lane, flow, bounds, here, lease, settlement)
         local is_borne = settlement[ACTION] == 'back_off' and not settlement[DELAY]
-            and lane.back_off_step == 0 and adaptive.bears(lane.flow, lease.fence, policy)
-        adaptive.settled(lane.flow, policy, lease.fence, shard.fence, settlement[ACTION],
+            and lane.back_off_step == 0 and adaptive.bears(flow, lease.fence, bounds)
+        adaptive.settled(flow, bounds, here, lease.fence, shard.fence, settlement[ACTION],
             settlement[OVERLOAD], settlement[COST], shard.now)
         if is_borne then
             settlement[ACTION], settlement[DELAY], settlement[BEGUN] = 'release', BACK_OFF_FIRST,
@@ -272,8 +273,15 @@ local settling = part(function(settling)
         local lane = lanes.find(lease.lane)
         ended[#ended + 1] = lane
         end_of_lease(lane, lease, settlement[COST])
-        if lane.flow and lanes.rule(lane).adapts then
-            adapt(lane, lanes.rule(lane), lease, settlement)
+        local policy = lanes.rule(lane)
+        if policy.adapts and lane.flow then
+            adapt(lane, lane.flow, policy, adaptive.limit(lane.flow, policy), lease, settlement)
+        elseif policy.shared and policy.shared[5] then
+            local gate = gates.adapting(lane.rule or lane.name, policy.shared)
+            if gate then
+                adapt(lane, gate.flow, gate, gate.concurrency, lease, settlement)
+                gates.adapted(gate)
+            end
         end
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
