@@ -7,11 +7,11 @@
 -- Answers its number, or as put.lua {"stale", version}, {"own", …} or {"refused", …}.
 
 local version, topic = tonumber(ARGV[3]), ARGV[4]
-local number = single.put(version, topic, ARGV[5])
+local number, counters, lane_then = single.put(version, topic, ARGV[5])
 if number then
     return number
 end
-local refusal = begin(KEYS, ARGV)
+local refusal = begin(KEYS, ARGV, counters)
 if refusal then
     return refusal
 elseif version ~= shard.version then
@@ -21,7 +21,10 @@ local unknown = rules.unknown_to({}, { topic }, {})
 if unknown then
     return { 'own', unpack(unknown) }
 end
+if lane_then ~= nil then
+    lanes.learn(topic, lane_then)
+end
 local answers = intake.accept_batch({ topic }, { 1 }, { ARGV[5] }, {}, {})
-wakeup.lease_at_once(1)
+wakeup.lease_at_once(1, lanes.find(topic), answers[1], ARGV[5])
 save(false)
 return answers[1]

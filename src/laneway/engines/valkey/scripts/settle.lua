@@ -84,7 +84,12 @@ end
 
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
-if #left > 0 or #settlements > 0 then
+if #left == 0 and #settlements > 0 then
+    answers = settling.settle_all(settlements, ended)
+    for n = 1, #settlements do
+        words[settlements[n][10]] = answers[n]
+    end
+elseif #left > 0 then
     -- Plain acks that need more are settled between the other settlements, in the order of the
     -- call; the tenth value of a row is its position there.
     local is_other, positions, merged, numbers, row = {}, {}, {}, {}, 1

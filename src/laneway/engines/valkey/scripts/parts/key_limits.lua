@@ -62,9 +62,11 @@ key_limits = part(function(key_limits)
     local function new()
         return { leased = 0, parked = 0, tat = 0, wake = 0, was_parked = false, was_wake = 0 }
     end
+    local UNUSED = new() -- is not changed
 
+    -- As `fairness.rebase`.
     local function clock(policy, state)
-        return fairness.rebase(state.tat, shard.now, policy.key_step, policy.key_depth, 0)
+        return min(state.tat, shard.now * TICKS + policy.key_depth)
     end
 
     local function room_of(policy, state)
@@ -113,7 +115,7 @@ key_limits = part(function(key_limits)
 
     -- How many messages of the key may be delivered now.
     function key_limits.room(policy, slot)
-        return room_of(policy, read(slot) or new())
+        return room_of(policy, read(slot) or UNUSED)
     end
 
     -- Read the states of these keys at once.

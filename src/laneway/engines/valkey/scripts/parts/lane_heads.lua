@@ -97,7 +97,7 @@ local lane_heads = part(function(lane_heads)
                 local more = lane.published - lane.was_published
                 cell.published = cell.published + more
                 if lane.published % 32 < more then
-                    recent.arrived(name, lane.published, more, shard.now)
+                    recent.arrived(name, lane.published, more)
                 end
                 written[at + 1] = name
                 written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,

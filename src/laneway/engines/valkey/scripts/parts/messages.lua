@@ -86,7 +86,9 @@ local messages = part(function(messages)
         __index = USUAL,
         __newindex = function(record, field, value)
             rawset(record, field, value)
-            rawset(record, 'is_rare', true)
+            if not record.is_rare then
+                rawset(record, 'is_rare', true)
+            end
         end,
     }
     local TOPIC, KEY, ID, HEADERS, IS_STICKY, MKEY = 1, 2, 3, 4, 5, 6 -- of the content

@@ -6,13 +6,51 @@ local recent = part(function(recent)
     local HALF_LIVES = { ['in-rate'] = 20000000, failures = 300000000 } -- microseconds
     local LEAST = { ['in-rate'] = 1, failures = 0.05 }
 
-    local function add(kind, topic, count, now)
-        local name, at = keys['recent:' .. kind], now / HALF_LIVES[kind]
-        local score = run('ZSCORE', name, topic)
-        local before = score and 2 ^ min(tonumber(score) - at, HIGHEST) or 0
-        run('ZADD', name, at + math.log(before + count) / math.log(2), topic)
-        if not score and run('ZCARD', name) > 2 * MOST then
+    -- of this call, by kind and topic: a command for each would be slow
+    local counts, has_counts = { ['in-rate'] = {}, failures = {} }, false
+
+    at_begin(function()
+        counts, has_counts = { ['in-rate'] = {}, failures = {} }, false
+    end)
+
+    local function add(kind, topic, count)
+        local of_kind = counts[kind]
+        of_kind[topic], has_counts = (of_kind[topic] or 0) + count, true
+    end
+
+    local function write(kind, of_kind, now)
+        local name, at, topics, written, is_new = keys['recent:' .. kind], now / HALF_LIVES[kind],
+            {}, {}, false
+        for topic in pairs(of_kind) do
+            topics[#topics + 1] = topic
+        end
+        for first = 1, #topics, SLICE do
+            local last = min(first + SLICE - 1, #topics)
+            local scores = run('ZMSCORE', name, unpack(topics, first, last))
+            for n = first, last do
+                local score = scores[n - first + 1]
+                local before = score and 2 ^ min(tonumber(score) - at, HIGHEST) or 0
+                is_new = is_new or not score
+                written[2 * n - 1], written[2 * n] = at + math.log(before + of_kind[topics[n]])
+                    / math.log(2), topics[n]
+            end
+        end
+        run_many('ZADD', name, written, 2)
+        if is_new and run('ZCARD', name) > 2 * MOST then
             run('ZREMRANGEBYRANK', name, 0, -MOST - 1)
+        end
+    end
+
+    -- Write what this call has counted.
+    function recent.save(now)
+        if has_counts then
+            for kind, of_kind in pairs(counts) do
+                if next(of_kind) ~= nil then
+                    write(kind, of_kind, now)
+                    counts[kind] = {}
+                end
+            end
+            has_counts = false
         end
     end
 
@@ -38,18 +76,18 @@ local recent = part(function(recent)
 
     -- Count the arrivals in a lane that has `published` messages now, `more` than before. Called
     -- if published % STEP < more: then the number passed a multiple of STEP.
-    function recent.arrived(name, published, more, now)
+    function recent.arrived(name, published, more)
         local topic = topic_of(name)
         if topic then
             local steps = floor(published / STEP) - floor((published - more) / STEP)
-            add('in-rate', topic, steps * STEP, now)
+            add('in-rate', topic, steps * STEP)
         end
     end
 
-    function recent.failed(name, count, now)
+    function recent.failed(name, count)
         local topic = topic_of(name)
         if topic then
-            add('failures', topic, count, now)
+            add('failures', topic, count)
         end
     end
 end)

@@ -478,7 +478,8 @@ local serving = part(function(serving)
         if not given then
             given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
                 place = 0, line_tail = false, quick_tail = false, other_tail = false,
-                quick_slot_tail = false, other_slot_tail = false, is_limited = false, gate = '' }
+                quick_slot_tail = false, other_slot_tail = false, packed_name = false,
+                is_limited = false, gate = '' }
             calls.given[lane] = given
             calls.order[#calls.order + 1] = given
         end
@@ -781,6 +782,35 @@ local serving = part(function(serving)
                 end
             end
             entries = left
+        end
+    end
+
+    -- Whether nothing but this lane, which became runnable in this call, can deliver in the pool.
+    function serving.is_alone(lane, pool)
+        if not lane or lane.place ~= RUNNABLE or lane.tier_queue < 0 or lane.sorted > 0 then
+            return false
+        end
+        local indexes, is_there = {}, false
+        for _, tier in ipairs(tiers) do
+            local tier_queue = tier_queues.find(pool, tier.name)
+            if tier_queue then
+                indexes[#indexes + 1], indexes[#indexes + 2] = tier_queue.runnable, tier_queue.heads
+                is_there = is_there or tier_queue.number == lane.tier_queue
+            end
+        end
+        return is_there and run('EXISTS', unpack(indexes)) == 0 -- before this call's changes
+    end
+
+    -- As `serve_pool`, if the lane is alone.
+    local function serve_alone(lane, pool, room)
+        local its_queue, taken = tier_queues[lane.tier_queue], 0
+        taken = serve_lane(lane, its_queue, room, 1)
+        for _, tier in ipairs(tiers) do
+            local tier_queue = not tier.strict and tier_queues.find(pool, tier.name)
+            if tier_queue and (tier_queue ~= its_queue or (taken < room and not calls.withheld))
+                then
+                tier_queue.carry = 0
+            end
         end
     end
 
@@ -1113,7 +1143,8 @@ local serving = part(function(serving)
                 lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
             given[field] = tail
         end
-        return packed(given.lane.name) .. settling.with_slot(tail, slot)
+        given.packed_name = given.packed_name or packed(given.lane.name)
+        return given.packed_name .. settling.with_slot(tail, slot)
     end
 
     -- `line`: the serial key that the message holds from now on; false: none.
@@ -1310,13 +1341,15 @@ local serving = part(function(serving)
     -- lanes' order begins, the most lanes to pass over, the largest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
-    -- many as if one call delivered all.
-    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others)
+    -- many as if one call delivered all. `alone`: {lane: the only one that can deliver, read: its
+    -- records, by number}, or nil.
+    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others,
+        alone)
         calls = { room = room, others = others or 0, left = room,
             startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
             -- by number, of messages whose keys have limits: their records and slots
-            read = {}, slot_of = {},
+            read = alone and alone.read or {}, slot_of = {},
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false,
             max_lease = max_lease or math.huge }
@@ -1340,6 +1373,8 @@ local serving = part(function(serving)
         local first = last_fence() + 1
         if topics then
             serve_topics(topics, pool, room)
+        elseif alone then
+            serve_alone(alone.lane, pool, room)
         else
             serve_pool(pool, room)
         end

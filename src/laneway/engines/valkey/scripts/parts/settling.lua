@@ -16,6 +16,7 @@ local settling = part(function(settling)
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
     -- list, which is slow to search.
     local REST_LEAST = 54
+    local SPACES = '                                                      '
     -- of a settlement: {number, fence, action, delay, reason, error, cost, begun, random, position,
     -- overload}
     local ACTION, DELAY, REASON, FAILURE, COST, BEGUN, RANDOM, OVERLOAD = 3, 4, 5, 6, 7, 8, 9, 11
@@ -35,7 +36,7 @@ local settling = part(function(settling)
 
     -- The last value of a lease is spaces, and the slot if there is one.
     function settling.with_slot(rest, slot)
-        return rest .. packed(string.rep(' ', max(0, REST_LEAST - #rest - #slot)) .. slot)
+        return rest .. packed(sub(SPACES, 1, max(0, REST_LEAST - #rest - #slot)) .. slot)
     end
 
     -- What is behind fence and lane; many leases of a call share it.
@@ -47,7 +48,7 @@ local settling = part(function(settling)
     -- What precedes and follows the line in a tail that has one, with the lane before.
     function settling.around_line(lane, deadline, granted, charge, gate)
         return packed(lane, deadline, granted, charge, false, gate, false), packed(false, false,
-            string.rep(' ', REST_LEAST))
+            SPACES)
     end
 
     -- A lease: MessagePack's mark of 8-byte integers (207), fence and tail.

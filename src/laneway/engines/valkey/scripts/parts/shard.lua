@@ -217,23 +217,24 @@ local function least_number(now, shards)
     return math.floor(now / math.max(LEAST_UNIT, shards / 2))
 end
 
-local shard
+local shard = {}
+local values_then = {} -- the counters as they are written; both tables are used again
 local tiers_stored -- the record of the tiers; false: none
 
--- Read the counters. Returns an error if the shard cannot be used.
-local function open_shard()
-    local stored = call('GET', keys.shard)
+-- Read the counters. `stored`: them, if they were read already. Returns an error if the shard
+-- cannot be used.
+local function open_shard(stored)
+    stored = stored or call('GET', keys.shard)
     tiers_stored = call('GET', keys.tiers)
     if not stored then
         return redis.error_reply('NOSHARD there is no namespace here')
     end
-    shard = {}
     local values = { values_of(stored) }
+    if values[1] ~= LAYOUT then
+        return redis.error_reply('BADLAYOUT ' .. tostring(values[1]))
+    end
     for n = 1, #COUNTERS do
         shard[COUNTERS[n]] = values[n]
-    end
-    if shard.layout ~= LAYOUT then
-        return redis.error_reply('BADLAYOUT ' .. tostring(shard.layout))
     end
     local now = tonumber(ARGV[1])
     if not now then
@@ -245,11 +246,11 @@ local function open_shard()
 end
 
 local function save_shard()
-    local values = {}
-    for n = 1, #COUNTERS do
-        values[n] = shard[COUNTERS[n]]
+    local count = #COUNTERS
+    for n = 1, count do
+        values_then[n] = shard[COUNTERS[n]]
     end
-    call('SET', keys.shard, packed(unpack(values)))
+    call('SET', keys.shard, packed(unpack(values_then, 1, count)))
 end
 
 local function next_number()
@@ -392,11 +393,12 @@ local function begin_keys(call_keys, arguments)
     end
 end
 
--- The beginning of every call. Returns an error if it cannot go on.
-local function begin(call_keys, arguments)
+-- The beginning of every call. `stored`: the counters, if they were read already. Returns an error
+-- if it cannot go on.
+local function begin(call_keys, arguments, stored)
     began = os.clock()
     begin_keys(call_keys, arguments)
-    local refusal = open_shard()
+    local refusal = open_shard(stored)
     if refusal then
         return refusal
     end

@@ -30,25 +30,26 @@ local single = part(function(single)
             tail = packed(unpack(counters, PUBLISHED_AT + 1, #COUNTERS))
         end
         written = nil -- `counters` may change from now on
-        return stored and counters
+        return stored and counters, stored
     end
 
-    -- Returns the message's number; nil: nothing was changed, and the call needs all the rest.
+    -- Returns the message's number; nil: nothing was changed, and the call needs all the rest. Then
+    -- also the records of the counters and of the lane, as far as they were read.
     function single.put(version, topic, message)
-        local values = read_counters()
+        local values, record_of_counters = read_counters()
         if not values or values[LAYOUT_AT] ~= LAYOUT or values[VERSION_AT] ~= version
             or values[MARKED_AT] ~= 0 or values[LIMIT_AT] or values[BYTES_LIMIT_AT] then
-            return nil
+            return nil, record_of_counters
         end
         local stored = run('HGET', keys.lanes, topic)
         if not stored then
-            return nil
+            return nil, record_of_counters, stored
         end
         local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
             latest, rest = unpack_from(LANE_HEAD, stored)
         if place == IDLE or ready == 0
             or lane_heads.changes_class(big, old, ready + 1, delayed, parked) then
-            return nil
+            return nil, record_of_counters, stored
         end
         local now, mid = ARGV[1] ~= '' and tonumber(ARGV[1]), values[SEQ_AT] + 1
         if now then
@@ -75,7 +76,8 @@ local single = part(function(single)
         local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest) % IN_GROUP]
         tallies.count_one(topic, tier_queue[2], values[NONCE_AT], version, now)
         if (published + 1) % 32 == 0 then
-            recent.arrived(topic, published + 1, 1, now)
+            recent.arrived(topic, published + 1, 1)
+            recent.save(now)
         end
         local record = before_now .. pack(NUMBERS, SIGNED, now, SIGNED, mid) .. before_waiting
             .. pack(NUMBERS, SIGNED, waiting, SIGNED, in_all) .. before_published

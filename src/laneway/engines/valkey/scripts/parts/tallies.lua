@@ -155,7 +155,7 @@ local tallies = part(function(tallies)
         if more ~= 0 then
             cell.published, was[1] = cell.published + more, published
             if published % 32 < more then
-                recent.arrived(lane.name, published, more, shard.now)
+                recent.arrived(lane.name, published, more)
             end
         end
         if taken ~= 0 then
@@ -172,7 +172,7 @@ local tallies = part(function(tallies)
             end
             local failed = lane.retried + lane.died - was[5] - was[6]
             if failed > 0 then
-                recent.failed(lane.name, failed, shard.now)
+                recent.failed(lane.name, failed)
             end
             tallies.begin_rare(lane, was)
         end
@@ -268,6 +268,7 @@ local tallies = part(function(tallies)
 
     -- Write what this call has counted.
     function tallies.save()
+        recent.save(shard.now)
         for _, cell in ipairs(used) do
             for _, flow in ipairs(FLOWS) do
                 if cell[flow] ~= 0 then

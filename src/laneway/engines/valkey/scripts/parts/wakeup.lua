@@ -88,12 +88,12 @@ local wakeup = part(function(wakeup)
         return pack('>I4', #head) .. head .. table.concat(parts)
     end
 
-    -- Lease to a waiting worker of the pool what this call has put. Returns whether there may be
-    -- more to lease.
-    local function lease_to(waiters, pool)
-        local last = call('ZRANGE', waiters, 0, 0, 'REV', 'WITHSCORES')
+    -- Lease to a waiting worker of the pool what this call has put. `alone`: see `serving.lease`.
+    -- Returns whether there may be more to lease.
+    local function lease_to(waiters, pool, alone)
+        local last = call('ZRANGE', waiters, 0, 1, 'REV', 'WITHSCORES')
         local channel, room, longest = string.match(last[1] or '', '^(.*)/(%d+)/(%d+)$')
-        if not channel or tonumber(last[2]) < real_now() then
+        if not channel or tonumber(last[2]) < shard.now then
             return true
         end
         call('ZREM', waiters, last[1])
@@ -103,18 +103,21 @@ local wakeup = part(function(wakeup)
         room = tonumber(room)
         gates.save()
         local found, runs, bodies, first, withheld, _, _, is_cut = serving.lease(room, pool, nil,
-            room, false, nil, longest ~= '0' and tonumber(longest) or nil)
+            room, false, nil, longest ~= '0' and tonumber(longest) or nil, nil, alone)
         messages.save()
         gates.save()
-        local wake = is_cut and shard.now or wakes.next()
+        -- This worker learns the next event when it registers again. If others wait, one of them
+        -- has to know it, because this one may be busy then.
+        local wake = is_cut and shard.now or last[3] and wakes.next()
         call('PUBLISH', channel, #found > 0 and encoded(found, runs, bodies, first, wake)
             or shard.index)
         return withheld or is_cut or #found == 2 * room or (wake and wake < shard.now + SECOND)
     end
 
     -- Called before the end of a call that put `count` messages: lease them to waiting workers.
-    -- A caller that passes the time is a test, which leases by itself.
-    function wakeup.lease_at_once(count)
+    -- A caller that passes the time is a test, which leases by itself. `lane`, `mid`, `message`:
+    -- those of the only message, if it is plain.
+    function wakeup.lease_at_once(count, lane, mid, message)
         if count > MOST_PUSHED or shard.bytes > MOST_PUSHED_BYTES or shard.shards > 1
             or least == 0 then
             return
@@ -123,8 +126,10 @@ local wakeup = part(function(wakeup)
         for pool in pairs(pools_to_notify) do
             pools[#pools + 1] = pool
         end
+        local alone = lane and #pools == 1 and serving.is_alone(lane, pools[1])
+            and { lane = lane, read = { [mid] = message .. sortable(shard.now) } }
         for _, pool in ipairs(pools) do
-            pools_to_notify[pool] = lease_to(key('waiters:' .. pool), pool) or nil
+            pools_to_notify[pool] = lease_to(key('waiters:' .. pool), pool, alone) or nil
         end
     end
 
