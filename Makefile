@@ -35,21 +35,22 @@ $(DEMO)/.ready: pyproject.toml
 test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
-fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
+fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while), random texts and cron lines; FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison/test_fuzz.py $(ARGS)
+	HYPOTHESIS_PROFILE=default $(BIN)/python -m pytest tests/unit/test_safetext.py tests/schedules/test_times.py
 
 fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API, and 100 for each operation by its schema; FUZZ_SEED=7 repeats some
 	GATEWAY_FUZZ=$${GATEWAY_FUZZ:-100000} $(BIN)/python -m pytest -s -p no:xdist --timeout 3600 tests/gateway/test_load.py -k random $(ARGS)
-	LANEWAY_EXAMPLES=$${LANEWAY_EXAMPLES:-100} $(BIN)/python -m pytest -n auto --timeout 3600 tests/gateway/test_openapi.py $(ARGS)
+	LANEWAY_EXAMPLES=$${LANEWAY_EXAMPLES:-100} $(BIN)/python -m pytest -n auto --timeout 3600 tests/gateway/test_openapi.py tests/gateway/dashboard/test_patches.py $(ARGS)
 
 histories: $(READY) ## 500 random histories on each engine, in lockstep with the model (an hour); LANEWAY_HISTORIES=50 for fewer
-	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful $(ARGS)
+	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful tests/sharded/test_shared_limits.py tests/working/test_locality.py $(ARGS)
 
 conformance: $(READY) ## the whole conformance suite on every way to connect; make test leaves out repetitions
 	LANEWAY_CONFORMANCE=1 $(BIN)/python -m pytest -n auto tests/conformance $(ARGS)
 
 test-kills: $(READY) ## publishers, workers, spools and stores that are killed at random moments, many more rounds than in make test
-	LANEWAY_KILLS=200 LANEWAY_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)
+	LANEWAY_KILLS=200 LANEWAY_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill tests/tasks/test_flows.py::test_flows_go_on_through_kills $(ARGS)
 
 test-elections: $(READY) ## holders that die, stop and step down, with 50 candidates, many more successions than in make test
 	LANEWAY_SUCCESSIONS=300 LANEWAY_CANDIDATES=50 $(BIN)/python -m pytest -s --timeout 3600 tests/cluster/test_successions.py $(ARGS)

@@ -16,10 +16,11 @@ from laneway import Election, Laneway, Term
 from laneway.testing.servers import until
 from tests.cluster.conftest import TERM, Store
 from tests.cluster.fenced_store import FencedStore
+from tests.seeds import seed_for
 
 SUCCESSIONS = int(os.environ.get("LANEWAY_SUCCESSIONS", "12"))
 PROCESSES = int(os.environ.get("LANEWAY_CANDIDATES", "6"))
-SEED = int(os.environ.get("LANEWAY_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED = seed_for("LANEWAY_SUCCESSIONS")
 MANY = str(Path(__file__).parent / "many.py")
 
 
@@ -41,7 +42,7 @@ class Fence:
 
 def test_random_successions(store: Store) -> None:
     """However terms end, the next one begins, has a larger number, and one holder."""
-    print("seed", SEED, store.name)
+    print(f"LANEWAY_SEED={SEED}", store.name)
     draw = random.Random(SEED)
     fence = Fence()
 

@@ -46,7 +46,7 @@ def test_programs_run(program: str, tmp_path: Path) -> None:
     is_tests = "pytest.fixture" in program
     (tmp_path / "test_program.py").write_text(program)
     command = (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "rate", "test_program.py"]
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gate_rate", "test_program.py"]
         if is_tests
         else ["-W", "error", "test_program.py"]
     )

@@ -19,11 +19,12 @@ from laneway.gateway.gateway import Gateway
 from laneway.gateway.route_table import ROUTES
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_server import call
+from tests.seeds import seed_for
 
 CONNECTIONS = 1000
 FUZZED = int(os.environ.get("GATEWAY_FUZZ", "1500"))
 """Requests with random parts; `make fuzz-gateway` sends 100,000."""
-SEED = int(os.environ.get("FUZZ_SEED", random.randrange(1_000_000)))
+SEED = seed_for("GATEWAY_FUZZ", "FUZZ_SEED")
 
 
 def request(path: str, body: bytes) -> bytes:

@@ -20,6 +20,7 @@ import pytest
 from laneway import Laneway
 from laneway.testing.servers import Server
 from laneway.units import SECOND
+from tests.seeds import seed_for
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 ROUNDS = int(os.environ.get("LANEWAY_FLOW_KILLS", "3"))
@@ -62,8 +63,8 @@ sys.stdin.read()
 @pytest.mark.parametrize("store", ["sqlite", "valkey", "valkey, shards"])
 def test_a_flow_is_stored_whole_or_not_at_all(tmp_path: Path, store: str) -> None:
     """After an hour nothing of the flow waits, whether it ran or not."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_for("LANEWAY_FLOW_KILLS")
+    print(f"LANEWAY_SEED={seed}")
     draw = random.Random(seed)
     endings: Counter[str] = Counter()
     with ExitStack() as stack:

@@ -24,9 +24,10 @@ from laneway.engines.base import FullEngine, Settings
 from laneway.message import Settlement
 from laneway.testing.servers import Server
 from laneway.units import SECOND
+from tests.seeds import seed_for
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-ROUNDS = int(os.environ.get("LANEWAY_KILLS", "25"))
+ROUNDS = int(os.environ.get("LANEWAY_KILLS", "16"))
 LEASE_SECONDS = 1.0
 
 PRODUCER = """
@@ -78,8 +79,8 @@ def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store:
     """
     Each id that `put` returned for ends acked, and exactly one lease at a time holds a message.
     """
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_for("LANEWAY_KILLS")
+    print(f"LANEWAY_SEED={seed}")
     draw = random.Random(seed)
     with ExitStack() as stack:
         url = (

@@ -18,6 +18,7 @@ import pytest
 from laneway import EngineUnavailable, Laneway
 from laneway.message import Settlement
 from laneway.testing.servers import Server
+from tests.seeds import seed_for
 
 ROUNDS = int(os.environ.get("LANEWAY_KILLS", "12"))
 TOPICS = 5
@@ -48,8 +49,8 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path, store: str) -> None:
     Two producers share a spool. In each round one of them, or the store, is killed, while a
     consumer acks, so that ids end early. Each id is delivered as one message.
     """
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_for("LANEWAY_KILLS")
+    print(f"LANEWAY_SEED={seed}")
     draw = random.Random(seed)
     with ExitStack() as stack:
         server = None

@@ -22,9 +22,10 @@ import pytest
 from laneway import Laneway, LanewayError, Message, Reject, Retry
 from tests.poison import endings
 from tests.poison.endings import LONE
+from tests.seeds import seed_for
 
 COUNT = int(os.environ.get("FUZZ_ENDINGS", "300"))
-SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
+SEED = seed_for("FUZZ_ENDINGS", "FUZZ_SEED")
 OWN = (
     KeyboardInterrupt,
     SystemExit,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from laneway.engines.sqlite.shard_engine import FilesEngine
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate
 from tests.conformance.valkey_setups import server
+from tests.seeds import seed_for
 
 STEP = 0.1
 """Seconds between two leases."""
@@ -92,13 +94,13 @@ class Shards:
 @pytest.fixture(params=["files", "valkey"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Shards]]:
     engines: list[FullEngine] = []
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_for("LANEWAY_HISTORIES")
+    print(f"LANEWAY_SEED={seed}")
 
     def open_() -> Shards:
         files = request.param == "files"
         url = f"sqlite:///{tmp_path}/q?shards=4" if files else f"{server().url}?shards=4"
-        namespace = "q" if files else f"shared-{seed}"
+        namespace = "q" if files else uuid.uuid4().hex
         engines.append(open_engine(url, Settings(namespace=namespace)))
         return Shards(engines[-1], random.Random(seed))
 

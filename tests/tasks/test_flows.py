@@ -6,6 +6,7 @@ cancelling; workers that are killed.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from laneway import (
 )
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.testing import eager, virtual
+from tests.seeds import seed_for
 from tests.tasks.conftest import MakeApp, working
 
 SOON = 20.0
@@ -430,6 +432,8 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
         until(lambda: ("error",) in tasks.called)
 
 
+ROUNDS = int(os.environ.get("LANEWAY_KILLS", "8"))
+
 WORKER = """
 import sys, time
 from laneway import Laneway
@@ -448,11 +452,10 @@ app.run_worker(concurrency=4)
 """
 
 
-@pytest.mark.parametrize("rounds", [12])
-def test_flows_go_on_through_kills(make_app: MakeApp, tmp_path: Path, rounds: int) -> None:
+def test_flows_go_on_through_kills(make_app: MakeApp, tmp_path: Path) -> None:
     """Workers end with SIGKILL at any moment: no step is lost, and none is published twice."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_for("LANEWAY_KILLS")
+    print(f"LANEWAY_SEED={seed}")
     draw = random.Random(seed)
     app = make_app()
     app.policy("task.*", lease=1, retries=1000)
@@ -476,7 +479,7 @@ def test_flows_go_on_through_kills(make_app: MakeApp, tmp_path: Path, rounds: in
     program = [sys.executable, "-c", WORKER, app.url, app.namespace, str(log)]
     workers = [subprocess.Popen(program) for _ in range(2)]
     try:
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             size, deadline = log.stat().st_size, time.monotonic() + 60
             while (
                 log.stat().st_size == size

@@ -12,6 +12,7 @@ from laneway import Laneway, Message
 from laneway.engines.base import WorkerFacts
 from laneway.units import SECOND
 from laneway.working.locality import MAX_WORKERS, Locality, own_shards
+from tests.seeds import seed_for
 from tests.working.support import Running, until
 
 SHARDS = 64
@@ -27,8 +28,8 @@ def owners(workers: list[str]) -> dict[int, str]:
 
 def test_only_the_part_of_a_worker_moves() -> None:
     """When one comes it takes shards from all; when one goes only its shards get new owners."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_for("LANEWAY_HISTORIES")
+    print(f"LANEWAY_SEED={seed}")
     chance = random.Random(seed)
     workers = [f"web{n}-{chance.randrange(1 << 20):x}" for n in range(8)]
     before = owners(workers)

@@ -25,7 +25,7 @@ from laneway import Laneway, Message
 from laneway.testing.servers import Server, until
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-WINDOW, WINDOWS = 4.0, 4
+WINDOW, WINDOWS = 3.0, 4
 """Seconds of a window, and how many are measured at most."""
 
 JUDGED = 0.05
