@@ -1,10 +1,12 @@
 """
 The pictures of the dashboard: fills a demo store, serves it, and takes a picture of each page.
 
-    python docs/pictures.py docs                       the pictures of the docs
-    python docs/pictures.py out --all                  every page, 1280 and 390 px, both themes
-    python docs/pictures.py out --all --store empty    of an empty store
-    python docs/pictures.py out --all --store broken   of a store that has gone away
+    python -m docs.pictures docs                       the pictures of the docs
+    python -m docs.pictures out --all                  every page, 1280 and 390 px, both themes
+    python -m docs.pictures out --all --store empty    of an empty store
+    python -m docs.pictures out --all --store broken   of a store that has gone away
+    python -m docs.pictures out --all --store hostile  of a store with the worst names and texts
+    python -m docs.pictures out --all --sheets         with sheets of them, to look at many at once
 
 It needs a Chromium (`apt-get install chromium`) and the Python package playwright.
 """
@@ -16,16 +18,19 @@ import contextlib
 import math
 import os
 import random
+import re
 import shutil
 import tempfile
 import threading
 import time
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import urlencode
 
 import msgspec
 import uvicorn
 
+from docs import pictures_hostile
 from laneway import Laneway, Message
 from laneway.engines.base import (
     WAIT_BOUNDS_US,
@@ -35,6 +40,7 @@ from laneway.engines.base import (
     WorkerFacts,
 )
 from laneway.errors import EngineUnavailable
+from laneway.gateway import audit, tokens
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
 from laneway.history.records import (
@@ -77,6 +83,21 @@ SHOWN = {
     "tokens": "/tokens",
 }
 """The pages by the names of their pictures."""
+
+HOSTILE_SHOWN = {
+    **SHOWN,
+    "topic": "/topic?" + urlencode({"name": pictures_hostile.NAMES[0]}),
+    "topic-bidi": "/topic?" + urlencode({"name": pictures_hostile.BIDI}),
+    "message": "/message?topic=mail.huge&id=huge",
+    "message-dead": "/message?"
+    + urlencode({"topic": pictures_hostile.NAMES[0].replace("push.", "mail."), "id": "huge"}),
+    "search": "/search?" + urlencode({"q": pictures_hostile.NAMES[0]}),
+    "endpoint": "/endpoint?" + urlencode({"topic": pictures_hostile.NAMES[0]}),
+    "problem": "/endpoint?" + urlencode({"topic": "push.nobody." + "x" * 150}),
+}
+"""The same for the store with the worst names."""
+
+STORES = ("busy", "empty", "broken", "hostile")
 
 IN_DOCS = {"now": "light", "topics": "dark", "topic": "light", "dead": "dark"}
 """The pages of the docs, with their theme; the others are for looking at them."""
@@ -123,6 +144,10 @@ def fill(app: Laneway) -> None:
     for n in range(12):
         app.publish("render.poster", {"poster": n})
     app.policy("mail.receipt", paused=True)
+    app.add_schedule("nightly report", Message("reports.nightly", {}), cron="0 3 * * *")
+    app.add_schedule("ping", Message("ping", {"to": "all"}), every="10m", missed="skip")
+    app.add_schedule("weekly invoice", Message("billing.weekly", {}), cron="0 9 * * MON")
+    app.pause_schedule("weekly invoice")
     _work(app, engine)
     for n in range(5):
         body = {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]}
@@ -156,6 +181,7 @@ def _endpoints(app: Laneway) -> None:
         return record
 
     table.update(app.engine, failing[0], fail)
+    app.topic(failing[0]).back_off("4m")
     entries = []
     for n in range(60):
         is_bad = n > 30 and n % 7
@@ -221,6 +247,33 @@ def beat(engine) -> None:
             loop_lag=(0.002, 0.004, 0.001, 0.84)[n],
         )
         engine.beat(facts, dead_after_us=60 * SECOND, listed_us=120 * SECOND)
+
+
+def _audit(app: Laneway) -> None:
+    """What operators changed, and two tokens."""
+    for name, scopes, topics in (
+        ("deploy", ["admin"], None),
+        ("acme", ["read", "endpoints"], ["push.acme"]),
+    ):
+        tokens.create(app.engine, name, scopes, topics=topics)
+    for n, (who, method, path, request) in enumerate(
+        (
+            ("ann", "POST", "/v1/topics/push.m003/pause", None),
+            ("bob", "PATCH", "/v1/policies/push.*", {"rate": "50/s", "concurrency": 8}),
+            ("deploy", "POST", "/v1/dead/redrive", {"topic": "push.m007", "rate": "10/s"}),
+        )
+    ):
+        change = audit.Change(
+            who=who,
+            address="10.0.0.7",
+            method=method,
+            path=path,
+            at_us=app.engine.time_us() - (3 - n) * 800 * SECOND,
+            request=msgspec.Raw(msgspec.json.encode(request)),
+            pattern="push.*" if method == "PATCH" else None,
+            undo={"rate": "20/s"} if method == "PATCH" else None,
+        )
+        audit.append(app.engine, change)
 
 
 def _write_history(engine) -> None:
@@ -347,15 +400,39 @@ FLAGS = [
 ]
 
 
-def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading) -> None:
-    """Take the pictures. `after_loading`: is called before each one."""
+TALLEST = 8000
+"""Pixels of the tallest picture."""
+
+SHEET_STYLE = """body { margin: 8px; columns: %d; column-gap: 8px; background: #777; }
+figure { margin: 0 0 8px; break-inside: avoid; font: 12px sans-serif; }
+img { width: 100%%; max-height: 1800px; object-fit: cover; object-position: top; }"""
+
+FAULTS = """() => {
+  const faults = [], over = document.documentElement.scrollWidth - innerWidth;
+  const left_out = ".scroll, .unseen, svg, .uplot, pre, details:not([open]) > :not(summary)";
+  if (over > 0) faults.push(`wider than the page by ${over} px`);
+  for (const each of document.querySelectorAll("main *")) {
+    if (each.closest(left_out)) continue;
+    const { width, right } = each.getBoundingClientRect();
+    const name = `${each.tagName}.${each.className}`;
+    if (width && right > innerWidth + 1) faults.push(`${name} ends at ${Math.round(right)} px`);
+    const isCut = each.scrollWidth > each.clientWidth + 2;
+    if (isCut && getComputedStyle(each).overflowX === "hidden") faults.push(`${name} is cut off`);
+  }
+  return [...new Set(faults)].slice(0, 8);
+}"""
+"""What a browser can say of a page's faults."""
+
+
+def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading, shown) -> None:
+    """Take the pictures of the pages `shown`. `after_loading`: is called before each one."""
     from playwright.sync_api import sync_playwright
 
     chosen = [
         (name, theme, width)
-        for theme in THEMES
+        for theme in arguments.themes
         for width in WIDTHS
-        for name in SHOWN
+        for name in shown
         if (not arguments.only or name in arguments.only)
         and (arguments.all or (width == "wide" and IN_DOCS.get(name) == theme))
     ]
@@ -371,12 +448,53 @@ def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading) -
             )
             page.on("console", lambda each: print("console:", each.type, each.text))
             page.on("pageerror", lambda each: print("error:", each))
-            page.goto(url + SHOWN[name])
+            page.goto(url + shown[name])
             page.wait_for_timeout(1600)
             after_loading(page)
             suffix = f"-{theme}-{width}" if arguments.all else ""
-            page.screenshot(path=folder / f"dashboard-{name}{suffix}.png", full_page=arguments.all)
+            if arguments.all:
+                # As tall as the page, so that nothing sticks to the middle of the picture.
+                height = page.evaluate("document.documentElement.scrollHeight")
+                page.set_viewport_size({"width": WIDTHS[width], "height": min(height, TALLEST)})
+                _tell_faults(page, f"{name}{suffix}")
+            page.screenshot(path=folder / f"dashboard-{name}{suffix}.png")
             page.close()
+        browser.close()
+
+
+def _tell_faults(page, name: str) -> None:
+    """Print what is wider than the page, and text that is cut off."""
+    for fault in page.evaluate(FAULTS):
+        print(f"{name}: {fault}")
+
+
+def sheets(folder: Path) -> None:
+    """Put the pictures of each theme and width on one sheet, `sheet-THEME-WIDTH.png`."""
+    from playwright.sync_api import sync_playwright
+
+    kinds: dict[str, list[Path]] = {}
+    for each in sorted(folder.glob("dashboard-*-*.png")):
+        kind = re.search(r"-(\w+-(?:wide|narrow))\.png$", each.name)
+        if kind is not None:
+            kinds.setdefault(kind[1], []).append(each)
+    with sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=shutil.which("chromium") or "/usr/bin/chromium", args=FLAGS
+        )
+        for kind, pictures in kinds.items():
+            columns = 6 if kind.endswith("narrow") else 3
+            figures = "".join(
+                f"<figure><figcaption>{each.stem}</figcaption><img src='{each.resolve().as_uri()}'>"
+                "</figure>"
+                for each in pictures
+            )
+            sheet = folder / "sheet.html"
+            sheet.write_text(f"<style>{SHEET_STYLE % columns}</style>{figures}")
+            page = browser.new_page(viewport={"width": 2400, "height": 800})
+            page.goto(sheet.resolve().as_uri())
+            page.screenshot(path=folder / f"sheet-{kind}.png", full_page=True)
+            page.close()
+            sheet.unlink()
         browser.close()
 
 
@@ -408,18 +526,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--store", choices=("busy", "empty", "broken"), default="busy")
+    parser.add_argument("--store", choices=STORES, default="busy")
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--themes", nargs="+", choices=THEMES, default=THEMES)
+    parser.add_argument("--sheets", action="store_true")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    shown = SHOWN
     with (
         tempfile.TemporaryDirectory() as folder,
         Laneway(f"sqlite:///{folder}/shop.db", namespace="shop") as app,
     ):
-        if arguments.store != "empty":
+        if arguments.store == "hostile":
+            with patch.dict(os.environ, {KEY_VARIABLE: new_key()}):
+                pictures_hostile.fill(app)
+            shown = HOSTILE_SHOWN
+        elif arguments.store != "empty":
             fill(app)
+            _audit(app)
         with serving(app, beats=arguments.store == "busy") as url:
-            take(url, arguments.folder, arguments, breaking(app, arguments.store))
+            take(url, arguments.folder, arguments, breaking(app, arguments.store), shown)
+    if arguments.sheets:
+        sheets(arguments.folder)
 
 
 if __name__ == "__main__":

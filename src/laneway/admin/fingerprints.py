@@ -36,6 +36,8 @@ def title_of(reason: str | None, error: str | None) -> str:
     """
     text = (error or _COUNTED.sub("", reason or "")).strip()
     first = text.partition("\n")[0]
+    if first.startswith("Traceback "):  # as Python prints it: what failed comes last
+        first = text.rpartition("\n")[2].strip()
     frames = _FRAME.findall(text)
     kind = _CLASS.match(first)
     if frames and kind is not None:

@@ -34,6 +34,9 @@ LONG_SECONDS = 60.0
 LEFT_OUT = frozenset(("ahead", "key", "leased", "finished", "unknown"))
 """What is true of a message only, or is said in another way of its topic."""
 
+NEEDS_WORKER = frozenset(("worker", "turn"))
+"""What does not matter if no worker serves the topic."""
+
 MOST_TEXT = 300
 """Characters that are shown of an error."""
 
@@ -170,10 +173,11 @@ def _of_head(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
     if not head:
         return
     found = workers.explain(case.engine, head[0].id, case.topic)
+    left_out = LEFT_OUT | NEEDS_WORKER if "unserved" in found.causes else LEFT_OUT
     yield from (
         _reason(case, found, cause or "", text)
         for cause, text in zip_longest(found.causes, found.reasons)
-        if text is not None and cause not in LEFT_OUT
+        if text is not None and cause not in left_out
     )
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 WAITS = frozenset(("back_off", "probe", "retry"))
 """What a topic waits for if its endpoint fails."""
 
+STANDS = frozenset(("paused", "backlog", "unserved"))
+"""What holds a topic back whatever its endpoint answers."""
+
 
 def explain_topic(
     engine: FullEngine,
@@ -54,13 +57,10 @@ def explain_topic(
 def _decides(record: Record, found: TopicExplanation, now_us: int) -> bool:
     """Whether the endpoint is the first reason."""
     first = found.reasons[0].cause if found.reasons else "empty"
+    if record.disabled is not None or first in STANDS:
+        return record.disabled is not None
     is_unsigned = bool(record.secrets) and not table.live_secrets(record, now_us)
-    return (
-        record.disabled is not None
-        or bool(record.condition.attention)
-        or (is_unsigned and first != "paused")
-        or first in WAITS
-    )
+    return bool(record.condition.attention) or is_unsigned or first in WAITS
 
 
 def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]:
@@ -83,7 +83,7 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
         if condition.opened_us:
             what += ", and its breaker is open"
         answer = condition.attention or condition.text
-        last = f"; it said: {condition.text}" if condition.text not in ("", answer) else ""
+        last = f"; it said: {condition.text}" if condition.text not in answer else ""
         yield TopicReason(
             "endpoint",
             f"its endpoint {what}: {answer}{last}; about {condition.failures:,} attempts failed,"

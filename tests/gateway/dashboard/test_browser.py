@@ -153,7 +153,7 @@ def test_forms_and_the_theme(shop: tuple[Laneway, Browser], chromium: Any) -> No
     app.publish("forms.a", 1)
     opened = Opened(chromium, browser.port, color_scheme="light")
     page = opened.go("/topic?name=forms.a")
-    page.click(".actions button.main")
+    page.click(".actions button >> nth=0")
     page.wait_for_selector(".notice.good")
     assert app.engine.topic_stats("forms.a").state == "paused"
     page.click(".notice button:has-text('Undo') >> nth=0")

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.gateway.dashboard import words
 
@@ -56,7 +57,11 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     found.filters.update({each.__name__: each for each in FILTERS})
-    found.globals.update(setting=words.setting, topic_state=words.topic_state)
+    found.globals.update(
+        setting=words.setting,
+        topic_state=words.topic_state,
+        until_signalled_us=UNTIL_SIGNALLED_US,
+    )
     found.globals["ui"] = found.get_template("parts.html").module
     return found
 

@@ -26,6 +26,9 @@ SHOWN = 50
 
 RESULTS = get_args(AttemptResult)
 
+SECONDS = ("timeout", "connect_timeout")
+"""Settings that are durations."""
+
 NOT_SETTINGS = frozenset(
     (
         *("topic", "url", "state", "disabled", "attention", "failing_since", "failures"),
@@ -54,7 +57,7 @@ def build(view: View) -> dict[str, Any]:
         "why": why(stats, now_us),
         "judged": judged(last.attempts),
         "settings": [
-            (name, words.setting(name, value))
+            (name, words.span(value) if name in SECONDS else words.setting(name, value))
             for name, value in msgspec.structs.asdict(info).items()
             if name not in NOT_SETTINGS and value not in (None, "", [], {}, False)
         ],

@@ -2,6 +2,7 @@
 import { onShow } from "./page.js";
 
 const HEIGHT = 132;
+const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000];
 const plots = new Map();
 
 
@@ -33,10 +34,18 @@ function clock(at, x) {
     : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
 }
 
+function moment(at, x) {
+  const time = new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false });
+  return x.at(-1) - x[0] > 86400 ? `${new Date(at * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric" })} ${time}` : time;
+}
+
 function marks(list, ink) {
   return (plot) => {
     const { ctx, bbox } = plot;
     ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
     ctx.strokeStyle = ink;
     ctx.fillStyle = ink;
     ctx.setLineDash([4, 4]);
@@ -73,10 +82,11 @@ function draw(figure) {
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     axes: [
       { ...axis, grid: { show: false }, size: 24, space: 70, values: (_, values) => values.map((at) => clock(at, x)) },
-      { ...axis, size: 52, space: 30, values: (_, values) => values.map((value) => amount(value, unit)) },
+      { ...axis, size: 52, space: 30, ...(unit === "s" ? { incrs: SPANS } : {}), values: (_, values) => values.map((value) => amount(value, unit)) },
     ],
     series: [
-      { label: "time", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleTimeString()) },
+      // Where the pointer is; else the last point.
+      { label: "at", value: (_, at) => (x.length ? moment(at ?? x.at(-1), x) : "–") },
       ...names.map((name, n) => ({
         label: name,
         stroke: inks[n],
@@ -84,7 +94,7 @@ function draw(figure) {
         dash: n ? [5, 3] : undefined,
         fill: n || names.length > 1 ? undefined : inks[n].replace("rgb(", "rgba(").replace(")", ", 0.1)"),
         points: { show: x.length < 3 },
-        value: (_, value) => amount(value, unit),
+        value: (plot, value, series, at) => amount(at == null ? plot.data[series].at(-1) : value, unit),
       })),
     ],
     hooks: { draw: [marks(list, muted)] },

@@ -29,7 +29,7 @@ function say(words, kind) {
     place.append(button);
   }
   const button = place.querySelector("button");
-  if (button) button.textContent = isPaused ? "Resume" : "Pause";
+  if (button) button.textContent = isPaused ? "Resume updates" : "Pause updates";
 }
 
 function state() {
