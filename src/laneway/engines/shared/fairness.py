@@ -126,7 +126,10 @@ def rebase(tat: int, now_us: int, rate: float, burst: float, owes: int = 0) -> i
 
     `owes`: the cost of its last delivery; if that is above the burst, the lane has just used that.
     """
-    return min(tat, now_us * TICKS + max(depth(rate, burst), owes * interval(rate)))
+    most = depth(rate, burst)
+    if owes:
+        most = max(most, owes * interval(rate))
+    return min(tat, now_us * TICKS + most)
 
 
 def recovered(tat: int, now_us: int) -> bool:

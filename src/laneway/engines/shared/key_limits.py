@@ -70,11 +70,11 @@ class KeyState(msgspec.Struct, gc=False):
         A time to wake that has come stays until what is parked was looked at: see `woken`.
         """
         before, self.wake = self.wake, 0
+        is_used = policy.key_rate is not None and not fairness.recovered(self.tat, now)
         if policy.key_rate is None:
             self.tat = 0
-        else:
+        elif is_used:
             self.tat = self._clock(policy.key_rate, policy.key_burst, now)
-        is_used = not fairness.recovered(self.tat, now)
         if self.parked and (permit := self.permit_us(policy, now)) > now:
             self.wake = permit
         elif self.parked and before:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from laneway.engines.shared import fairness
 from laneway.engines.shared.key_limits import MOST_PARKED, KeyState, recovered_us
 from laneway.engines.shared.states import IDLE, PARKED, READY
 from laneway.engines.sqlite.rows import line_of
@@ -70,6 +71,8 @@ class Next(NamedTuple):
     mid: int
     key: str | None
     """The key whose limits hold for it."""
+    head: Any = None
+    """What was read of it, see `{head}` in `statements`; None: only its key."""
 
 
 def key_of(policy: Resolved, row: Row) -> str | None:
@@ -102,6 +105,7 @@ class Visit:
         self.cut = False
         self._tx, self._lane, self._policy, self._last_rank = tx, lane, policy, last_rank
         self._room: dict[str, int] = {}
+        self._room_at_rest = KeyState().room(policy, tx.now)
         self._parked = 0
 
     def next(self, most: int, passed: int) -> list[Next]:
@@ -110,12 +114,11 @@ class Visit:
         Those before them whose keys are at a limit are parked.
         """
         found: list[Next] = []
+        page = self._tx.all("ready_heads", self._lane.lane, most, passed)
         size = most
-        while len(found) < most:
-            page = self._tx.all("ready_keys", self._lane.lane, size, passed + len(found))
-            if self._add(found, page, most) or len(page) < size or self._is_over():
-                break
+        while not self._add(found, page, most) and len(page) == size and not self._is_over():
             size = PAGE
+            page = self._tx.all("ready_keys", self._lane.lane, size, passed + len(found))
         return found
 
     def next_folded(self, topic: str, most: int, picked: Container[int]) -> list[Next]:
@@ -140,10 +143,11 @@ class Visit:
     def _add(self, found: list[Next], page: Sequence[Any], most: int) -> bool:
         """Add the messages of a page that their keys admit. Returns whether these are all."""
         tx, number = self._tx, self._lane.lane
-        keyed = [
-            (row, None if row[4] or row[2] is None else line_of(row[3], row[2])) for row in page
+        keys = [
+            None if is_serial or key is None else key if topic is None else line_of(topic, key)
+            for _, _, key, topic, is_serial, *_ in page
         ]
-        wanted = [(number, key) for _, key in keyed if key is not None and key not in self._room]
+        wanted = [(number, key) for key in keys if key is not None and key not in self._room]
         lane = self._lane
         if lane.leased or lane.parked or lane.keys_recover > tx.now:
             tx.key_states.load(wanted)
@@ -151,19 +155,22 @@ class Visit:
             tx.key_states.assume_absent(wanted)
         held_back: list[tuple[int, str]] = []
         is_all = False
-        for (mid, rank, *_), key in keyed:
+        for (mid, rank, _, _, _, *head), key in zip(page, keys, strict=True):
             if len(found) == most or (self._last_rank is not None and rank > self._last_rank):
                 is_all = True
                 break
             if key is not None:
                 room = self._room.get(key)
                 if room is None:
-                    room = (_state(tx, number, key) or KeyState()).room(self._policy, tx.now)
+                    state = _state(tx, number, key)
+                    room = self._room_at_rest
+                    if state is not None:
+                        room = state.room(self._policy, tx.now)
                 self._room[key] = room - 1
                 if room <= 0:
                     held_back.append((mid, key))
                     continue
-            found.append(Next(mid, key))
+            found.append(Next(mid, key, head if head and head[0] is not None else None))
         self._park(held_back)
         return is_all or len(found) == most
 
@@ -197,21 +204,38 @@ class Visit:
 def take(tx: Transaction, lane: Lane, policy: Resolved, delivered: Sequence[Next]) -> None:
     """These messages are delivered: each uses a slot and a permit of its key."""
     taken: dict[str, int] = {}
-    for _, key in delivered:
+    for _, key, _ in delivered:
         if key is not None:
             taken[key] = taken.get(key, 0) + 1
+    number, rate, latest = lane.lane, policy.key_rate, 0
     for key, count in taken.items():
-        state = _state(tx, lane.lane, key) or KeyState()
-        state.take(policy, tx.now, count)
-        if policy.key_rate is not None:
-            lane.keys_recover = max(lane.keys_recover, recovered_us(state.tat))
-        _save(tx, lane, policy, key, state)
+        state = _state(tx, number, key)
+        if state is not None and state.parked:
+            state.take(policy, tx.now, count)
+            _save(tx, lane, policy, key, state)
+            latest = max(latest, state.tat)
+            continue
+        # As above, in a third of the time: it is leased, so an end of a lease comes first.
+        leased, tat = count, 0
+        if state is not None:
+            state.take(policy, tx.now, count)
+            leased, tat = state.leased, state.tat
+        elif rate is not None:
+            tat = fairness.take_permits(0, tx.now, rate, count)
+        latest = max(latest, tat)
+        tx.key_states.put((number, key), leased, 0, tat if rate is not None else 0, 0)
+    if rate is not None and latest:
+        lane.keys_recover = max(lane.keys_recover, recovered_us(latest))
 
 
 def load(tx: Transaction, slots: Sequence[tuple[int, str]]) -> None:
     """Read what `free` needs for these (lane, key), all of one table in one statement."""
     tx.key_states.load(slots)
-    tx.load_numbers({lane for lane, _ in slots})
+    numbers = {lane for lane, _ in slots}
+    tx.load_numbers(numbers)
+    lanes = tx.lane_cache.lanes
+    if not any(number in lanes and lanes[number].parked for number in numbers):
+        return
     busy = [slot for slot in slots if (stored := tx.key_states.get(*slot)) and stored[1]]
     if busy:
         tx.key_parked.load_firsts(busy)
@@ -221,10 +245,13 @@ def load(tx: Transaction, slots: Sequence[tuple[int, str]]) -> None:
 
 def free(tx: Transaction, lane: Lane, key: str) -> None:
     """A lease of the key ended: the first message that its limits parked becomes ready."""
-    state = _state(tx, lane.lane, key)
-    if state is None:
+    stored = tx.key_states.get(lane.lane, key)
+    if stored is None:
         return
-    policy = tx.policy_of(lane)
+    if stored[0] > 1 and not stored[1]:  # as below: another lease is held, and nothing waits
+        tx.key_states.put((lane.lane, key), stored[0] - 1, *stored[1:])
+        return
+    state, policy = KeyState(*stored), tx.policy_of(lane)
     state.leased = max(state.leased - 1, 0)
     if state.parked and state.room(policy, tx.now):
         _bring_forward(tx, lane, key, state, 1)
@@ -284,7 +311,11 @@ def _bring_forward(tx: Transaction, lane: Lane, key: str, state: KeyState, count
 
 
 def wake(tx: Transaction, budget: int) -> None:
-    """Keys whose time has come: as many of their parked messages as they admit become ready."""
+    """
+    Keys whose time has come: as many of their parked messages as they admit become ready. Most have
+    none, and are deleted together.
+    """
+    tx.run("key_states_recovered", tx.now, fairness.TICKS * tx.now, budget)
     due = tx.all("keys_to_wake", tx.now, budget)
     if not due:
         return

@@ -7,7 +7,7 @@ are written together (see `tables`).
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ from laneway.headers import COST
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
@@ -56,8 +56,12 @@ def put(
     if not drafts:
         return []
     topics = [draft.topic for draft in drafts]
-    if _are_plain(tx, drafts, topics):
-        return _put_plain(tx, drafts, topics)
+    if _are_appended(tx, drafts, topics):
+        if not any(draft.key is not None for draft in drafts):
+            return _put_plain(tx, drafts, topics)
+        receipts = _Keyed(tx).put(drafts, topics)
+        if receipts is not None:
+            return receipts
     tx.has_due_later = any(draft.delay_us or draft.at_us is not None for draft in drafts)
     policies = tx.policies(topics)
     plains = [
@@ -76,15 +80,15 @@ def put(
     return receipts
 
 
-def _are_plain(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) -> bool:
-    """Whether all messages only have to be appended to their topics' lanes."""
+def _are_appended(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) -> bool:
+    """Whether all messages are appended to their topics' lanes, or parked behind their keys."""
     if tx.rules.has_backlog_limit:
         return False
     policies = tx.policies(list(set(topics)))
     return (
         all(policy.accepts_plainly for policy in policies)
         and max(len(draft.body) for draft in drafts) <= min(each.max_body for each in policies)
-        and _have_no_options(drafts)
+        and _have_no_options(drafts, may_have_keys=True)
     )
 
 
@@ -94,12 +98,12 @@ def _put_plain(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) 
     added up, and all rows are written together.
     """
     tx.load_names(set(topics))
-    shard, first, count = tx.shard, tx.next_seq(), len(drafts)
+    first = tx.next_seq()
     headers, priority = drafts[0].headers, drafts[0].priority
     are_alike = all(each.headers is headers and each.priority == priority for each in drafts)
     lanes: dict[str, _GrownLane] = {}
     values: list[Any] = []
-    for mid, draft, topic in zip(range(first, first + count), drafts, topics, strict=True):
+    for mid, draft, topic in zip(count(first), drafts, topics, strict=False):
         grown = lanes.get(topic)
         if grown is None:
             grown = lanes[topic] = _GrownLane(tx.ensure_lane(topic, topic))
@@ -118,9 +122,17 @@ def _put_plain(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) 
         tx.insert_rows("message_insert_alike", (tx.now, rank, shared_headers), values, 3)
     else:
         tx.insert_rows("message_insert_together", (tx.now,), values, 5)
+    return _appended(tx, topics, first, lanes.values())
+
+
+def _appended(
+    tx: Transaction, topics: Sequence[str], first: int, lanes: Iterable[_GrownLane]
+) -> list[Receipt]:
+    """Messages, numbered from `first` on, were inserted: make them ready, and count them."""
+    shard, count = tx.shard, len(topics)
     tx.run("ready_insert_new", first, first + count - 1)
     size = 0
-    for grown in lanes.values():
+    for grown in lanes:
         size += grown.end(tx)
     shard.seq += count - 1
     shard.published += count
@@ -131,25 +143,120 @@ def _put_plain(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) 
 
 
 class _GrownLane:
-    """A lane that plain messages are appended to: how many, and how many bytes."""
+    """A lane that messages are appended to: how many, how many parked ones, and how many bytes."""
 
-    __slots__ = ("bytes", "count", "lane", "number")
+    __slots__ = ("bytes", "count", "lane", "number", "parked")
 
     def __init__(self, lane: Lane) -> None:
         self.lane, self.number = lane, lane.lane
-        self.count = self.bytes = 0
+        self.count = self.bytes = self.parked = 0
 
     def end(self, tx: Transaction) -> int:
         """Count the messages in the lane, and place it. Returns their bytes."""
         lane = self.lane
         lane.published += self.count
         lane.bytes += self.bytes
-        lane.ready += self.count
-        tx.touch_grown(lane)
+        lane.ready += self.count - self.parked
+        if self.parked:
+            lane.parked += self.parked
+            tx.touch(lane)
+        else:
+            tx.touch_grown(lane)
         if lane.place == IDLE:  # more ready messages do not change the place of others
             tx.place(lane)
             tx.has_arrivals = True
         return self.bytes
+
+
+class _Keyed:
+    """
+    Appends messages with keys, which are plain otherwise, as `_Intake.accept` does one. Those whose
+    serial key is busy are parked.
+    """
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._heads: dict[tuple[int, str], int | None] = {}
+        """By lane and serial key: the rank of the key's head; None: it is held."""
+
+    def put(self, drafts: Sequence[Draft], topics: Sequence[str]) -> list[Receipt] | None:
+        """Put the messages; None, and nothing is changed: one of them overtakes its key's head."""
+        tx = self._tx
+        tx.load_names(set(topics))
+        lanes: dict[str, tuple[_GrownLane, int]] = {}
+        for topic in topics:
+            if topic not in lanes:
+                serial = _SERIAL[tx.policy(topic).serial]
+                lanes[topic] = _GrownLane(tx.ensure_lane(topic, topic)), serial
+        places = [
+            (grown.number, draft.key) if serial and draft.key is not None else None
+            for draft in drafts
+            for grown, serial in (lanes[draft.topic],)
+        ]
+        serials = [place for place in places if place is not None]
+        ranks = [rank_of(draft.priority, at_front=False) for draft in drafts]
+        if serials and not self._may_append(serials, places, ranks):
+            return None
+        first = tx.next_seq()
+        values: list[Any] = []
+        for mid, draft, place, rank in zip(count(first), drafts, places, ranks, strict=False):
+            grown, serial = lanes[draft.topic]
+            body = draft.body
+            grown.count += 1
+            grown.bytes += len(body)
+            state = READY
+            if place is not None and not self._leads(place, mid, rank):
+                state = PARKED
+                grown.parked += 1
+                tx.parked.put((*place, rank, tx.now, mid), mid)
+            values += (
+                mid,
+                grown.number,
+                state,
+                rank,
+                serial if place is not None else 0,
+                0 if draft.key is None else draft.key,
+                _dumps(draft.headers).decode() if draft.headers else "",
+                bytearray(body),
+            )
+        tx.insert_rows("message_insert_keyed", (tx.now,), values, 8)
+        return _appended(tx, topics, first, [grown for grown, _ in lanes.values()])
+
+    def _may_append(
+        self,
+        serials: Sequence[tuple[int, str]],
+        places: Sequence[tuple[int, str] | None],
+        ranks: Sequence[int],
+    ) -> bool:
+        """Read the heads of these serial keys. Returns whether no message overtakes one."""
+        tx, heads = self._tx, self._heads
+        tx.serial_keys.load(serials)
+        waiting: dict[int, tuple[int, str]] = {}
+        for place in serials:
+            head = tx.serial_keys.get(*place)
+            if head is not None:
+                heads[place] = None
+                if not head[1]:
+                    waiting[head[0]] = place
+        if waiting:
+            ranks_of_heads = tx.all("message_ranks", _dumps([*waiting]))
+            if len(ranks_of_heads) < len(waiting):
+                return False  # the store lost a head: the next message takes its place
+            heads.update((waiting[mid], rank) for mid, rank in ranks_of_heads)
+        least = dict(heads)
+        for key, rank in zip(places, ranks, strict=True):
+            before = least.setdefault(key, rank) if key is not None else None
+            if before is not None and rank < before:
+                return False
+        return True
+
+    def _leads(self, place: tuple[int, str], mid: int, rank: int) -> bool:
+        """Whether a message is its serial key's head now: the key was free."""
+        if place in self._heads:
+            return False
+        self._heads[place] = rank
+        self._tx.serial_keys.put(place, mid, 0)
+        return True
 
 
 def _put_special(
@@ -266,7 +373,7 @@ def _has_no_options(draft: Draft) -> bool:
     return _have_no_options((draft,))
 
 
-def _have_no_options(drafts: Sequence[Draft]) -> bool:
+def _have_no_options(drafts: Sequence[Draft], *, may_have_keys: bool = False) -> bool:
     seen = None
     for draft in drafts:
         headers = draft.headers
@@ -275,8 +382,8 @@ def _have_no_options(drafts: Sequence[Draft]) -> bool:
                 return False
             seen = headers
         if (
-            draft.key is not None
-            or draft.id is not None
+            draft.id is not None
+            or (draft.key is not None and not may_have_keys)
             or draft.delay_us
             or draft.at_us is not None
             or draft.ttl_us is not None
@@ -590,7 +697,7 @@ class _Intake:
         serial = _SERIAL[policy.serial] if draft.key is not None else 0
         row_topic = draft.topic if lane.topic is None else None
         headers = _dumps(draft.headers).decode() if draft.headers else None
-        odd = int(since > now or draft.at_front or serial > 0)
+        odd = int(since > now or draft.at_front)
         if draft.headers and COST in draft.headers:
             messages.expect_costs(tx, lane)
         tx.shard.published += 1

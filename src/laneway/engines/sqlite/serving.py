@@ -457,8 +457,8 @@ class _Plan:
         """By bucket, where a call names topics: the messages to deliver, in their order."""
         self._passed: dict[int, int] = {}
         """By lane with costs: how many of its messages this call takes already."""
-        self._planned: dict[int, int] = {}
-        """By lane with limits per key: how many of its messages this call takes already."""
+        self.keyed: dict[int, list[key_limits.Next]] = {}
+        """By lane with limits per key: its messages that this call takes, in their order."""
         self.withheld = False
         self.by_time = {
             tier_queue.number
@@ -712,8 +712,9 @@ class _Plan:
                 return 0
         if policy.key_limited:
             key_limits.take(tx, lane, policy, keyed[:take])
-            self._planned[lane.lane] = self._planned.get(lane.lane, 0) + take
-            if folded is not None:
+            if folded is None:
+                self.keyed.setdefault(lane.lane, []).extend(keyed[:take])
+            else:
                 self.picked[lane.lane] += (each.mid for each in keyed[:take])
         if limited:
             self.startable -= take
@@ -736,7 +737,7 @@ class _Plan:
         last_rank = None if self.only is None else self.only.last_rank
         visit = key_limits.Visit(self.tx, lane, policy, last_rank)
         if folded is None:
-            found = visit.next(most, self._planned.get(lane.lane, 0))
+            found = visit.next(most, len(self.keyed.get(lane.lane, ())))
         else:
             found = visit.next_folded(folded, most, self.picked[lane.lane])
         self.cut |= visit.cut
@@ -907,11 +908,12 @@ class _Deliveries:
     ) -> None:
         self.tx = plan.tx
         self._max_lease_us = FOREVER_US if max_lease_us is None else max_lease_us
-        self._picked = plan.picked
+        self._picked, self._keyed = plan.picked, plan.keyed
         self.record_start = record_start
         self._delivered: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
         self._plain_leases: list[tuple[int, int, int, int, int]] = []
+        self._slot_leases: list[tuple[int, int, int, int, int, str]] = []
         self._deadlines: dict[int, list[int]] = {}
         self._by_time = plan.by_time
         self._noise = 0
@@ -955,17 +957,24 @@ class _Deliveries:
         plain: dict[int, int] = {}
         featured: dict[int, int] = {}
         for lane, take in visits:
-            policy = tx.policy_of(lane)
+            policy, number = tx.policy_of(lane), lane.lane
+            if number in self._keyed:
+                continue  # the visit has read them
             is_plain = (
                 policy.serial is None
                 and policy.merge is None
                 and policy.buckets is None
-                and not policy.key_limited
-                and lane.lane not in self._picked
+                and number not in self._picked
             )
             wanted = plain if is_plain else featured
-            wanted[lane.lane] = wanted.get(lane.lane, 0) + take
+            wanted[number] = wanted.get(number, 0) + take
         heads = self._read_heads(plain) if plain else {}
+        for number, keyed in self._keyed.items():
+            several = [each.head for each in keyed]
+            if _are_plain(several):
+                heads[number] = several
+            else:
+                featured[number] = len(several)
         if featured:
             heads.update(self._read_rows(featured))
         if self._with_rows:
@@ -1010,6 +1019,8 @@ class _Deliveries:
         for number, take in wanted.items():
             if number in self._picked:
                 mids[number] = self._picked[number]
+            elif number in self._keyed:
+                mids[number] = [each.mid for each in self._keyed[number]]
             elif take == 1:
                 singles.append(number)
             else:
@@ -1050,16 +1061,22 @@ class _Deliveries:
         number, topic = lane.lane, lane.topic or ""
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
+        has_slots, with_slots = policy.key_limited, self._slot_leases
         fence, size = shard.fence, 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
-            rows.append((fence, mid, number, deadline, now))
-            cached[fence] = (
-                mid,
-                number,
-                None if own_id is None else Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0),
-            )
+            if has_slots and key is not None:
+                with_slots.append((fence, mid, number, deadline, now, key))
+                ended = Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0, None, key)
+                cached[fence] = (mid, number, ended)
+            else:
+                rows.append((fence, mid, number, deadline, now))
+                cached[fence] = (
+                    mid,
+                    number,
+                    None if own_id is None else Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0),
+                )
             delivered.append(
                 Lease(
                     mid,
@@ -1210,8 +1227,11 @@ class _Deliveries:
                         slot,
                     ),
                 )
-            if gate is None and empty is None and slot is None and not (charge or started):
-                self._plain_leases.append((fence, mid, number, deadline, now))
+            if gate is None and empty is None and not (charge or started):
+                if slot is None:
+                    self._plain_leases.append((fence, mid, number, deadline, now))
+                else:
+                    self._slot_leases.append((fence, mid, number, deadline, now, slot))
             else:
                 rows.append((
                     fence, mid, number, deadline, now, charge, started, gate or 0,
@@ -1235,6 +1255,7 @@ class _Deliveries:
     def _write(self) -> None:
         tx = self.tx
         tx.insert("lease_insert_plain", self._plain_leases)
+        tx.insert("lease_insert_slot", self._slot_leases)
         tx.insert("lease_insert", self._leases)
         tx.insert(
             "event_insert",
@@ -1245,6 +1266,11 @@ class _Deliveries:
                 if since:
                     tier = tx.tier_queues[number].tier
                     tx.tallies.count_waits(tx, tier, is_noisy=is_noisy, since=since)
+
+
+def _are_plain(heads: list[Any]) -> bool:
+    """Whether `{head}` was read of all these messages, and has everything of them."""
+    return all(head is not None and not head[_RARE] and head[_EXPIRES] is None for head in heads)
 
 
 def _plain_row(head: Any) -> Row:

@@ -232,7 +232,7 @@ def add_outstanding(
             plain = tx.one("plain_first", lane.lane, rank)
             if plain is not None:
                 outstanding.add(-(rank >> 1), plain[0] - first, was_delivered=False)
-        if tx.one("key_states_parked", lane.lane, 1) is not None:
+        if lane.parked:
             for rank in _ranks(tx, "aside_next_rank", lane.lane, PARKED):
                 parked = tx.one("parked_first", lane.lane, rank)
                 if parked is not None:

@@ -108,7 +108,7 @@ SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
     AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
 
 -- name: parked_first
--- The same of messages that the limits of their keys have parked.
+-- The same of parked messages.
 SELECT seq FROM message WHERE lane = ? AND state = 2 AND state IN (1, 2) AND rank = ? AND odd = 0
  ORDER BY since, seq LIMIT 1;
 

@@ -25,6 +25,12 @@ SELECT key FROM key_state WHERE lane = ? AND parked > 0 LIMIT ?;
 -- name: keys_to_wake
 SELECT lane, key FROM key_state WHERE wake <= ? ORDER BY wake LIMIT ?;
 
+-- name: key_states_recovered
+-- Delete keys that only waited until their rate has recovered.
+DELETE FROM key_state WHERE (lane, key) IN (
+    SELECT lane, key FROM key_state WHERE wake <= ?1 AND leased = 0 AND parked = 0 AND tat <= ?2
+     ORDER BY wake LIMIT ?3);
+
 -- name: key_parked_insert
 INSERT OR REPLACE INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
 
@@ -41,6 +47,12 @@ SELECT v.column1, v.column2, (SELECT p.mid FROM key_parked p
 -- name: ready_keys
 -- The keys of a lane's ready messages in their order, behind some of them.
 SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+
+-- name: ready_heads
+-- The same with what a lease reads of most messages.
+SELECT r.mid, r.rank, m.key, m.topic, m.serial, {head}
+  FROM ready r LEFT JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: folded_keys

@@ -46,6 +46,11 @@ INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, e
     VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0), nullif(?, 0))
     ON CONFLICT (fence) DO NOTHING;
 
+-- name: lease_insert_slot
+-- The same of leases that hold nothing but a slot of a key.
+INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, slot)
+    VALUES (?, ?, ?, ?, ?, 0, 0, ?) ON CONFLICT (fence) DO NOTHING;
+
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
   FROM json_each(?) j

@@ -21,6 +21,15 @@ INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd,
 INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
     VALUES (?4, ?5, 0, ?2, ?4, ?1, ?1, 0, 0, ?3, ?6) ON CONFLICT (mid) DO NOTHING;
 
+-- name: message_insert_keyed
+-- Messages of one call with keys, which share the time.
+INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, key, headers, body)
+    VALUES (?2, ?3, ?4, ?5, ?2, ?1, ?1, ?6, 0, nullif(?7, 0), nullif(?8, ''), ?9)
+    ON CONFLICT (mid) DO NOTHING;
+
+-- name: message_ranks
+SELECT m.mid, m.rank FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
+
 -- name: message_move
 -- The columns that change while a message is stored. It exists; the last two columns are only named
 -- because they must not be NULL.
@@ -61,9 +70,9 @@ SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
 INSERT OR REPLACE INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
 
 -- name: ready_insert_new
--- Plain messages that were just inserted.
+-- Messages that were just inserted, less those that are parked.
 INSERT INTO ready (lane, rank, pos, seq, mid)
-    SELECT lane, rank, since, seq, mid FROM message WHERE mid BETWEEN ? AND ?;
+    SELECT lane, rank, since, seq, mid FROM message WHERE mid BETWEEN ? AND ? AND state = 0;
 
 -- name: ready_delete
 DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?)));
