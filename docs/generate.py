@@ -448,7 +448,9 @@ def route_text(route: Route) -> str:
     """A route: what it does, what it takes, what it answers."""
     lines = [f"## {route.method} {route.path}\n", prose(route.description) + "\n"]
     if route.scope is not None:
-        lines.append(f"Scope: `{route.scope}`.\n")
+        own = " or ".join(f"`{each}`" for each in route.own_scopes)
+        more = f" With {own}: what the token itself began." if own else ""
+        lines.append(f"Scope: `{route.scope}`.{more}\n")
     lines += struct_text("Parameters", route.query)
     lines += struct_text("Body", route.reads)
     lines += struct_text(f"Answer ({route.status})", route.answer)

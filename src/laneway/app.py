@@ -30,7 +30,7 @@ from laneway.engine_holder import EngineHolder
 from laneway.errors import UsageError
 from laneway.history import figures as history_figures
 from laneway.history.alarms import AlarmRule
-from laneway.policy import FIELDS, Gate, check_pattern, check_topic
+from laneway.policy import FIELDS, Gate, check_pattern, check_policy_pattern, check_topic
 from laneway.producing.choice import producer_of
 from laneway.producing.publish_options import message_from
 from laneway.producing.reports import UnsentReports
@@ -662,7 +662,10 @@ class Laneway:
         """
         List topics by `"name"` (paged by `after`), or the first ones by `"backlog"`, `"age"`,
         `"rate"` (deliveries), `"in-rate"` (arrivals), `"worker-time"`, `"failures"`, `"dead"` or
-        `"throttled"`. Raises UsageError.
+        `"throttled"`. Raises UsageError, BadPolicy.
+
+        `pattern`: of topics (`"orders.*"`), or of the subscriptions of a name (`"orders.*#audit"`),
+        which has no list by name.
 
         By `"repeats"`: the topics of which merging would save most messages. A sample of the next
         200 messages is read, of the 50 topics with the largest backlogs.
@@ -674,10 +677,10 @@ class Laneway:
             )
         arguments.whole("topics", "limit", limit)
         if order == "repeats":
-            return repeats.top(self.engine, check_pattern(pattern), limit)
+            return repeats.top(self.engine, check_policy_pattern(pattern), limit)
         after = None if after is None else arguments.name("topics", "after", after)
         stats = top_topics.topics(
-            self.engine, order, pattern=check_pattern(pattern), limit=limit, after=after
+            self.engine, order, pattern=check_policy_pattern(pattern), limit=limit, after=after
         )
         now_us = self.engine.time_us()
         return [stats_of(one, now_us) for one in stats]

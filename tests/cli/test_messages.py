@@ -116,6 +116,20 @@ def test_a_full_backlog(laneway: Command) -> None:
     assert "a" in laneway("publish", "a", "2", code=1).stderr
 
 
+def test_topics_of_subscriptions(laneway: Command) -> None:
+    """A pattern lists the subscriptions of a name, the largest backlog first."""
+    laneway("subscription", "add", "orders.*", "audit")
+    laneway("publish", "orders.eu", "1")
+    laneway("publish", "orders.us", "--lines", stdin="1\n2\n")
+    found = laneway.json("topics", "orders.*#audit")
+    assert [(each["topic"], each["waiting"]) for each in found] == [
+        ("orders.us#audit", 2),
+        ("orders.eu#audit", 1),
+    ]
+    refused = laneway("topics", "orders.*#audit", "--order", "name", code=2)
+    assert "has no list by name" in refused.stderr
+
+
 def test_topics_by_order(laneway: Command) -> None:
     """The largest backlog comes first; a pattern restricts, a page goes on."""
     laneway("publish", "push.few", "--lines", stdin="1\n")

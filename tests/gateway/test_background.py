@@ -139,6 +139,38 @@ def test_lost_and_hidden_operations(gateway: Gateway) -> None:
     assert found["b", "DELETE", "/v1/operations/0a"][0] == 404
 
 
+def test_own_operations(gateway: Gateway) -> None:
+    """A token without the scope to see others sees and stops those that it began."""
+    engine = gateway.services.host.engine
+    now_us = time.time_ns() // 1000
+    found = {}
+    owner, owner_text, _ = tokens.create(engine, "own", ["endpoints"], topics=["a"])
+    _, other_text, _ = tokens.create(engine, "other", ["endpoints"], topics=["a"])
+    _, none_text, _ = tokens.create(engine, "none", ["publish"])
+    operation = Operation(
+        kind="replay", who="own", token=owner, topic="a", started_us=now_us, written_us=now_us
+    )
+    engine.record_swap("gateway", f"{operations.PREFIX}0c", None, operations._write(operation))
+    for name, text in (("own", owner_text), ("other", other_text), ("none", none_text)):
+        headers = [(b"authorization", f"Bearer {text}".encode())]
+        for method, path in (
+            ("GET", "/v1/operations"),
+            ("GET", "/v1/operations/0c"),
+            ("DELETE", "/v1/operations/0c"),
+        ):
+            status, body, _ = asyncio.run(call(gateway, method, path, headers=headers))
+            found[name, method, path] = status, json.loads(body)
+    assert len(found["own", "GET", "/v1/operations"][1]["operations"]) == 1
+    assert found["own", "GET", "/v1/operations/0c"][1]["state"] == "running"
+    assert found["own", "DELETE", "/v1/operations/0c"][1]["state"] == "stopping"
+    assert found["other", "GET", "/v1/operations"][1]["operations"] == []
+    assert found["other", "GET", "/v1/operations/0c"][0] == 404
+    assert found["other", "DELETE", "/v1/operations/0c"][0] == 404
+    assert {found["none", "GET", path][0] for path in ("/v1/operations", "/v1/operations/0c")} == {
+        403
+    }
+
+
 def test_bounds_of_operations(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway runs few at once, stops them at its end, and the store keeps the last ones."""
     monkeypatch.setattr(operations, "KEPT", 3)

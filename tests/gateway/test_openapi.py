@@ -117,7 +117,12 @@ def test_generated_requests(api: Api, route: Any) -> None:
 @cache
 def _schema() -> Any:
     schemathesis = pytest.importorskip("schemathesis")
+    schemathesis.serializer("application/x-ndjson")(_line)
     return schemathesis.openapi.from_dict(openapi.document(ROUTES))
+
+
+def _line(_: Any, value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
 
 
 def _prepare(case: Any, token: str | None) -> None:

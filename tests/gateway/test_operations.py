@@ -136,6 +136,19 @@ def test_dry_run(api: Api, app: Laneway) -> None:
     assert api("GET", "/v1/policies/dry.*").json["layers"] == {"code": {"rate": 7.0}}
 
 
+def test_messages_that_have_ended(api: Api, app: Laneway) -> None:
+    """Of an id that stays known it is said that its message has ended; of others, nothing."""
+    path = "/v1/topics/c.ended/messages"
+    api("POST", path, {"body": 1}, headers={"idempotency-key": "known"})
+    (delivery,) = api.lease(topics=["c.ended"])
+    api.settle({"receipt": delivery["receipt"]})
+    for method, action in (("GET", ""), ("POST", "/retry"), ("POST", "/drop")):
+        problem = api.problem(method, f"{path}/known{action}", status=410)
+        assert problem["type"] == "/problems/gone"
+        assert "c.ended has ended" in problem["detail"]
+        api.problem(method, f"{path}/unknown{action}", status=404)
+
+
 def test_actions_on_a_message(api: Api, app: Laneway) -> None:
     """A message is retried now, made dead, dropped and cancelled; a refusal says why."""
     app.policy("acted", backoff=["1h"], retries=5)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from laneway import Laneway, errors
 from laneway.cli import main
 from laneway.errors import EngineUnavailable, LanewayError
+from laneway.gateway import gateway as gateway_module
 from laneway.gateway import http, problems
 from laneway.gateway.gateway import Gateway
 from tests.gateway.conftest import Api, serving
@@ -68,6 +71,36 @@ def test_not_ready(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 503
     assert b'"applied":"no"' in body
     assert headers[b"retry-after"] == b"1"
+
+
+def test_slow_store(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that takes too long is answered; a change is not given up."""
+    go_on = threading.Event()
+    engine = gateway.services.host.engine
+
+    def slow(*_: object, **__: object) -> object:
+        assert go_on.wait(20)
+        return {"unknown": "unknown"}
+
+    monkeypatch.setattr(type(engine), "lookup", slow)
+    monkeypatch.setattr(type(engine), "topic_purge", lambda *_: bool(slow()))
+    monkeypatch.setattr(gateway_module, "READ_SECONDS", 0.05)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+
+    async def run() -> None:
+        looked_up = {"topic": "a", "ids": ["x"]}
+        sent: dict[str, Any] = {"headers": headers, "body": json.dumps(looked_up).encode()}
+        status, body, found = await call(gateway, "POST", "/v1/lookup", **sent)
+        assert (status, json.loads(body)["type"]) == (504, "/problems/timeout")
+        assert found[b"retry-after"]
+        sent["body"] = json.dumps({"confirm": "a"}).encode()
+        purge = asyncio.create_task(call(gateway, "POST", "/v1/topics/a/purge", **sent))
+        done, _ = await asyncio.wait({purge}, timeout=0.2)
+        assert not done
+        go_on.set()
+        assert (await purge)[0] == 200
+
+    asyncio.run(run())
 
 
 def test_security_headers(api: Api) -> None:

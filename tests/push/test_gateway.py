@@ -83,6 +83,47 @@ def test_requests_that_are_refused(api: Api) -> None:
     assert "push.bad" not in api("GET", "/v1/endpoints").content.decode()
 
 
+def test_endpoints_by_lines(api: Api, store: str) -> None:
+    """Each line is set and answered by itself, in order; the audit log has no secrets."""
+    given = Key(bytes(range(40))).text
+    lines: list[object] = [
+        {"topic": "push.l1", "url": URL},
+        {"topic": "push.l2", "url": "http://10.0.0.1/x"},
+        {"topic": "push.l3", "url": URL, "secret": given},
+        {"url": URL},
+        {"topic": "push.l4"},
+        {"topic": "push.*", "url": URL},
+        {"topic": "push.l5", "url": URL, "allow_private": True},
+        {"topic": "push.l1", "timeout": "5s"},
+    ]
+    sent = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b"{\n"
+    headers = {"content-type": "application/x-ndjson"}
+    answers = api("PUT", "/v1/endpoints", sent, headers=headers).lines
+    assert [each["line"] for each in answers] == list(range(1, 10))
+    assert [each.get("topic") for each in answers] == [
+        "push.l1", None, "push.l3", None, None, None, None, "push.l1", None,
+    ]  # fmt: skip
+    assert [bool(each.get("problem")) for each in answers] == [
+        each.get("topic") is None for each in answers
+    ]
+    assert answers[0]["secret"].startswith("whsec_")
+    assert api("GET", "/v1/endpoints/push.l1").json["timeout"] == 5.0
+    api.problem("PUT", "/v1/endpoints", {"topic": "push.l1"}, status=415)
+    with Laneway(store) as app:
+        token_id, text, _ = tokens.create(app.engine, "own", ["endpoints"], topics=["push.mine"])
+        own = Api(api.port, token=text)
+        (answer,) = own("PUT", "/v1/endpoints", sent[: sent.index(b"\n")], headers=headers).lines
+        assert "push.mine" in answer["problem"]
+        tokens.revoke(app.engine, token_id)
+        many = b"".join(
+            b'{"topic": "push.m%d", "url": "%b"}\n' % (n, URL.encode()) for n in range(2500)
+        )
+        assert len(api("PUT", "/v1/endpoints", many, headers=headers).lines) == 2500
+    changes = api("GET", "/v1/audit").content
+    assert b"2500 endpoints by lines" in changes
+    assert given.encode() not in changes
+
+
 def test_scopes_and_topics(api: Api, store: str) -> None:
     """A token sees the endpoints of its own topics, and needs the scope `endpoints`."""
     api("PUT", "/v1/endpoints/push.mine", {"url": URL})

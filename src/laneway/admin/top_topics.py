@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from laneway.engines.base import TopicOrder
 from laneway.engines.shared import listing
-from laneway.policy import check_pattern, matches
+from laneway.policy import check_policy_pattern, matches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def topics(
     """List topics, see `Admin.topic_list`. Raises UsageError, BadPolicy."""
     if order != "worker-time":
         return engine.topic_list(order=order, pattern=pattern, limit=limit, after=after)
-    check_pattern(pattern)
+    check_policy_pattern(pattern)
     busy: dict[str, float] = {}
     for worker in engine.workers(limit=MAX_WORKERS):
         if worker.state == "dead":

@@ -49,6 +49,7 @@ EXAMPLES = """\b
 Examples:
   laneway topics                           the largest backlogs
   laneway topics 'push.*' --order age --limit 5
+  laneway topics 'orders.*#audit'          which subscription is behind?
   laneway topics --order failures          what fails now?
   laneway topics --order repeats           would merging pay?
 """
@@ -73,7 +74,8 @@ def topics(
     as_json: bool,
 ) -> None:
     """
-    List the topics that match PATTERN ('push.*'), the first ones by --order.
+    List the topics that match PATTERN ('push.*'), the first ones by --order. A pattern like
+    'orders.*#audit' lists the subscriptions of that name.
 
     The cost does not grow with the number of topics.
     The column "limit" has the leases that concurrency="auto" admits now.

@@ -324,6 +324,11 @@ class Consumer:
             for delivery in deliveries:
                 self._outstanding.pop(delivery.fence, None)
 
+    def unsettled(self) -> set[tuple[int, int]]:
+        """The handles and fences of what it has leased and not settled."""
+        with self._lock:
+            return {(each.lease.handle, each.fence) for each in self._outstanding.values()}
+
     def extend(self) -> None:
         """Extend what is not settled until the end of the term."""
         term = self._term

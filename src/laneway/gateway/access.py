@@ -12,6 +12,7 @@ from laneway.engines.shared.listing import common_prefix
 from laneway.gateway import origins
 from laneway.gateway.problems import Problem
 from laneway.policy import is_pattern, matches
+from laneway.subscriptions import base_of
 
 if TYPE_CHECKING:
     from laneway.gateway.browser_session import Session
@@ -99,8 +100,8 @@ class Caller(msgspec.Struct, frozen=True):
             if not is_pattern(own) or not is_pattern(pattern):
                 name, cover = (own, pattern) if not is_pattern(own) else (pattern, own)
                 found += [name] if matches(cover, name) else []
-            elif (prefix := common_prefix(own, pattern)) is not None:
-                found.append(f"{prefix}*")
+            elif (prefix := common_prefix(own, base_of(pattern))) is not None:
+                found.append(f"{prefix}*{pattern.removeprefix(base_of(pattern))}")
         return sorted(set(found))
 
 

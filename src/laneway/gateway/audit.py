@@ -12,6 +12,7 @@ from laneway.gateway.schema import NULL
 
 if TYPE_CHECKING:
     from laneway.engines.base import Records
+    from laneway.gateway.call import Call
 
 log = logging.getLogger("laneway.gateway")
 
@@ -72,6 +73,22 @@ def _name(number: int) -> str:
 def _head(engine: Records) -> int:
     (stored,) = engine.record_read("gateway", [HEAD])
     return 0 if stored is None else int(stored)
+
+
+def change_of(call: Call, content: bytes, undo: tuple[str, dict[str, Any]] | None = None) -> Change:
+    """The change of a call, now. `content`: the JSON of its request. `undo`: as in `Response`."""
+    pattern, fields = undo or (None, None)
+    return Change(
+        at_us=time.time_ns() // 1000,
+        who=call.caller.name,
+        token=call.caller.token,
+        address=call.request.address,
+        method=call.request.method,
+        path=call.request.scope["path"][:1000],
+        request=msgspec.Raw(content),
+        pattern=pattern,
+        undo=fields,
+    )
 
 
 def append(engine: Records, change: Change) -> None:

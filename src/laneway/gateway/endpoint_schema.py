@@ -72,3 +72,15 @@ class TestAnswer(msgspec.Struct, kw_only=True):
     headers: dict[str, str]
     body: str | None
     request_headers: dict[str, str]
+
+
+class EndpointLineAnswer(msgspec.Struct, omit_defaults=True):
+    """
+    What became of a line, counted from 1: `topic`, and the `secret` of a new endpoint; or
+    `problem`, the text of the error.
+    """
+
+    line: int
+    topic: str | None = None
+    secret: str | None = None
+    problem: str | None = None

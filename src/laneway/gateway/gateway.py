@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import secrets
-import time
 from typing import TYPE_CHECKING, Any, get_origin
 from urllib.parse import quote
 
@@ -45,6 +44,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.gateway")
 
 HTTP_OK = 200
+
+READ_SECONDS = 10.0
+"""How long a request that changes nothing waits for the store."""
 
 
 class Gateway:
@@ -151,7 +153,8 @@ class Gateway:
         caller = access.EVERYTHING
         if route.scope is not None:
             caller = self._known_caller(request, route) or await self._read_caller(request, route)
-            caller.check_scope(route.scope)
+            if caller.scopes.isdisjoint(route.own_scopes):
+                caller.check_scope(route.scope)
         query = route.no_query
         if query is None or request.scope["query_string"]:
             query = _converted(request.query, route.query)
@@ -165,11 +168,29 @@ class Gateway:
         if route.is_async:
             answer = await route.handler(call)
         else:
-            answer = await self.services.run(run_blocking, route, call)
+            answer = await self._run_blocking(route, call)
         if caller.session is not None:
             renewed = self.services.sessions.renewed(request, caller.session)
             answer.headers += [renewed] if renewed is not None else []
         return answer
+
+    async def _run_blocking(self, route: Route, call: Call) -> Response:
+        """Run a handler in a thread. A read has a limited time; its thread goes on to its end."""
+        work = self.services.run(run_blocking, route, call)
+        if route.is_change:
+            return await work
+        limit = asyncio.timeout(READ_SECONDS)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise Problem(
+                "timeout",
+                f"the store took more than {READ_SECONDS:g} s; ask for less, or try again later",
+                headers=(("retry-after", "5"),),
+            ) from error
 
     def _known_caller(self, request: Request, route: Route) -> Caller | None:
         """Who sent the request; None: that has to be read. Raises Problem."""
@@ -254,19 +275,7 @@ def _keep(call: Call, answer: Response) -> None:
     content = encode(call.body)
     if len(content) > audit.MAX_REQUEST:
         content = b'"a request of %d bytes"' % len(content)
-    pattern, undo = answer.undo or (None, None)
-    change = audit.Change(
-        at_us=time.time_ns() // 1000,
-        who=call.caller.name,
-        token=call.caller.token,
-        address=call.request.address,
-        method=call.request.method,
-        path=call.request.scope["path"][:1000],
-        request=msgspec.Raw(content),
-        pattern=pattern,
-        undo=undo,
-    )
-    audit.append(call.engine, change)
+    audit.append(call.engine, audit.change_of(call, content, answer.undo))
 
 
 METHODS = frozenset(route.method for route in ROUTES) | {"HEAD"}

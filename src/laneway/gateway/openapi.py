@@ -84,10 +84,12 @@ def _operation(
     }
     if route.scope is not None:
         operation["x-scope"] = route.scope
+    if route.own_scopes:
+        operation["x-own-scopes"] = list(route.own_scopes)
     if parameters := [*_path_parameters(route), *_query_parameters(route, components)]:
         operation["parameters"] = parameters
     if route.reads is not None:
-        content = {"application/json": {"schema": known[id(route.reads)]}}
+        content = {route.body_type: {"schema": known[id(route.reads)]}}
         if route.takes_lines:
             content[LINES] = {"schema": known_reference(TopicMessageBody)}
         operation["requestBody"] = {"required": True, "content": content}

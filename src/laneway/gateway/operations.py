@@ -57,12 +57,14 @@ class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
     An operation's record. Times are microseconds since 1970.
 
-    `topic`: None: all. `total`: how many messages there were for it at its beginning; None: it was
+    `token`: the id of the token that began it. `topic`: None: all.
+    `total`: how many messages there were for it at its beginning; None: it was
     not counted. `done`: how many it has changed.
     """
 
     kind: Literal["redrive", "drop", "replay"]
     who: str
+    token: str | None = None
     topic: str | None = None
     fingerprint: str | None = None
     total: int | None = None

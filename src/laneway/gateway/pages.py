@@ -94,6 +94,9 @@ def page(routes: tuple[Route, ...]) -> bytes:
 
 def _route(route: Route, operation: dict[str, Any]) -> str:
     scope = f" Scope: <code>{route.scope}</code>." if route.scope is not None else ""
+    if route.own_scopes:
+        own = " or ".join(f"<code>{each}</code>" for each in route.own_scopes)
+        scope += f" With {own}: what the token itself began."
     shown = {
         name: operation[name]
         for name in ("parameters", "requestBody", "responses")

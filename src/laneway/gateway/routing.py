@@ -24,11 +24,13 @@ class Route:
 
     - `path`: segments in braces are parameters: `/v1/topics/{topic}`.
     - `scope`: what the caller needs; None: no token, for probes and descriptions.
+    - `own_scopes`: with one of these, the caller sees what it began itself; the handler checks it.
     - `handler`: gets a `Call`; a coroutine function that returns a `Response` or `Stream`; or a
       plain function that returns an answer, and runs in a thread. Its docstring describes the
       route.
     - `body`: the type of the request's body, if the gateway decodes it before the handler runs.
-    - `reads`: the same, if the handler itself reads the body; for the documentation.
+    - `reads`: the same, if the handler itself reads the body; for the documentation. `body_type`:
+      its media type.
     - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success;
       `other_statuses`: those of other successes, and of answers that look like them.
     - `takes_lines`: the body may also be lines (NDJSON). `answer_type`: the answer's media type.
@@ -40,6 +42,7 @@ class Route:
         "answer",
         "answer_type",
         "body",
+        "body_type",
         "form",
         "handler",
         "is_async",
@@ -47,6 +50,7 @@ class Route:
         "method",
         "no_query",
         "other_statuses",
+        "own_scopes",
         "parameters",
         "path",
         "query",
@@ -63,8 +67,10 @@ class Route:
         scope: Scope | None,
         handler: Callable[[Any], Any],
         *,
+        own_scopes: tuple[Scope, ...] = (),
         body: Any = None,
         reads: Any = None,
+        body_type: str = "application/json",
         query: type[msgspec.Struct] = NoQuery,
         answer: Any = None,
         status: int = 200,
@@ -77,10 +83,12 @@ class Route:
         self.method = method
         self.path = path
         self.scope = scope
+        self.own_scopes = own_scopes
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
         self.body = msgspec.json.Decoder(body) if body is not None else None
         self.reads = body if body is not None else reads
+        self.body_type = body_type
         self.query = query
         self.answer = answer
         self.status = status

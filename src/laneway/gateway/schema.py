@@ -127,6 +127,27 @@ class StreamQuery(_Body):
     priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
+class ConsumerQuery(_Body):
+    """`credit`: how many deliveries may be unsettled at once."""
+
+    credit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+
+
+class HeldEvent(msgspec.Struct):
+    """
+    The subscription is held. `fence`: larger than that of every consumer before; let a store of
+    your own refuse smaller ones.
+    """
+
+    fence: int
+
+
+class LostEvent(msgspec.Struct):
+    """The subscription is no longer held: why."""
+
+    detail: str
+
+
 class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """
     A leased message. Settle it by its `receipt` before `deadline`.

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
     from laneway.gateway.access import Caller
 
-WaitKind = Literal["job", "stream", "events"]
-"""What waits: for a job, for room in a stream of deliveries or messages for it, for events."""
+WaitKind = Literal["job", "stream", "consumer", "events"]
+"""
+What waits: for a job, for room in a stream of deliveries or messages for it, as the consumer of a
+subscription, for events.
+"""
 
-KINDS: tuple[WaitKind, ...] = ("job", "stream", "events")
+KINDS: tuple[WaitKind, ...] = ("job", "stream", "consumer", "events")
 
 
 class Waits:

@@ -219,8 +219,9 @@ class Admin(Protocol):
         By `"in-rate"` and `"failures"` a shard knows the 1,000 topics with the highest recent
         counts (see `shared.recent`), but none in buckets; by `"dead"` it knows all.
 
-        Arguments: `limit`: most topics; `after`: a name, the last one of the previous page (only
-        with the order `"name"`).
+        Arguments: `pattern`: of topics, or of subscriptions (`orders.*#audit`; those among the
+        first 1,000 topics of `orders.*`, not by name); `limit`: most topics; `after`: a name, the
+        last one of the previous page (only with the order `"name"`).
 
         Raises UsageError for an unknown order.
         """

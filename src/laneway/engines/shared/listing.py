@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from laneway.engines.shared.recent import KINDS
 from laneway.errors import UsageError
-from laneway.policy import check_pattern, matches
+from laneway.policy import check_policy_pattern, is_pattern, matches
+from laneway.subscriptions import base_of, is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,12 +87,12 @@ def topics(
     """Topics of the pattern in the order asked for."""
     if order not in ORDERS:
         raise UsageError(f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
-    check_pattern(pattern)
+    check_policy_pattern(pattern)
     if order == "name":
         return source.stats(_names(source, pattern, limit, after))
     measure = MEASURES[order]
     listed = source.stats(
-        _first(source, order, pattern, limit) if _is_pattern(pattern) else [pattern]
+        _first(source, order, pattern, limit) if is_pattern(pattern) else [pattern]
     )
     if order in KINDS:
         rates = source.recent(order, [stats.topic for stats in listed])
@@ -108,10 +109,15 @@ def topics(
 def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
     """
     The topics that may be the top ones: some more than `limit` if a lane is a part of its topic.
+
+    Those of a pattern of subscriptions, like `orders.*#audit`, are found among the first ones that
+    its pattern of topics covers, because they have no index of their own.
     """
+    covering = base_of(pattern)
+    most = max(CANDIDATES if covering == pattern else FEW, 5 * limit)
     best: dict[str, float] = {}
     is_exact = True
-    for topic, worth, exactly in source.candidates(order, pattern, max(CANDIDATES, 5 * limit)):
+    for topic, worth, exactly in source.candidates(order, covering, most):
         if worth > 0 and matches(pattern, topic):
             best[topic] = best.get(topic, 0.0) + worth
             is_exact = is_exact and exactly
@@ -124,13 +130,14 @@ def common_prefix(one: str, other: str) -> str | None:
     return long if long.startswith(short) else None
 
 
-def _is_pattern(pattern: str) -> bool:
-    return pattern == "*" or pattern.endswith(".*")
-
-
 def _names(source: Source, pattern: str, limit: int, after: str | None) -> list[str]:
     """Topics by name, one by one: the cost depends on `limit` only."""
-    if not _is_pattern(pattern):
+    if is_pattern(pattern) and is_copy(pattern):
+        raise UsageError(
+            f"topics: {pattern:.80} has no list by name; take another order, or list"
+            f" {base_of(pattern):.80} by name"
+        )
+    if not is_pattern(pattern):
         return (
             [pattern]
             if (after is None or pattern > after) and source.has_something(pattern)

@@ -119,7 +119,12 @@ def _in_background(call: Call, body: ReplayBody) -> Response:
     replay.replay_many(call.engine, topic, limit=1, rate=body.rate, dry_run=True)
     now_us = time.time_ns() // 1000
     operation = Operation(
-        kind="replay", who=call.caller.name, topic=topic, started_us=now_us, written_us=now_us
+        kind="replay",
+        who=call.caller.name,
+        token=call.caller.token,
+        topic=topic,
+        started_us=now_us,
+        written_us=now_us,
     )
     operation_id = call.services.operations.begin(
         operation,

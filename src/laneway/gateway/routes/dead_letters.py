@@ -196,6 +196,7 @@ def _in_background(
     operation = Operation(
         kind=kind,
         who=call.caller.name,
+        token=call.caller.token,
         topic=body.topic,
         fingerprint=body.fingerprint,
         total=total,

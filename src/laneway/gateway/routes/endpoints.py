@@ -65,6 +65,15 @@ def set_endpoint(call: Call) -> EndpointAnswer:
 
     fields: dict[str, Any] = dict(call.body)
     _hide_secrets(call.body)
+    check_fields(fields)
+    endpoint = set_(call.services.host, call.topic, fields)
+    answer = _answer(endpoint.info())
+    answer.secret = endpoint.secret
+    return answer
+
+
+def check_fields(fields: dict[str, Any]) -> None:
+    """Raise Problem unless a request may set these."""
     if not fields:
         raise Problem("bad-request", "expected settings of the endpoint, such as url; got none")
     if fields.get("allow_private"):
@@ -74,10 +83,6 @@ def set_endpoint(call: Call) -> EndpointAnswer:
             " where the sender runs: `laneway push --allow`",
             pointer="#/allow_private",
         )
-    endpoint = set_(call.services.host, call.topic, fields)
-    answer = _answer(endpoint.info())
-    answer.secret = endpoint.secret
-    return answer
 
 
 def remove_endpoint(call: Call) -> RemovedAnswer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from laneway.admin import messages
 from laneway.gateway.problems import Problem
-from laneway.gateway.routes.topics import visible_topic
+from laneway.gateway.routes.topics import missing, visible_topic
 from laneway.gateway.schema import MessageActionAnswer
 
 if TYPE_CHECKING:
@@ -39,5 +39,6 @@ def _act(call: Call, action: MessageAction, reason: str | None = None) -> Messag
     try:
         done = messages.act(call.engine, action, message_id, topic, reason)
     except messages.NoSuchMessage as error:
-        raise Problem("not-found", str(error)) from error
+        problem = missing(call)
+        raise problem if problem.kind == "gone" else Problem("not-found", str(error)) from error
     return MessageActionAnswer(message_id, done)

@@ -10,16 +10,21 @@ from laneway.gateway.schema import OperationAnswer, OperationsAnswer
 from laneway.gateway.wire import operation_answer
 
 if TYPE_CHECKING:
+    from laneway.gateway.access import Scope
     from laneway.gateway.call import Call
     from laneway.gateway.operations import Operation
 
 
 def list_operations(call: Call) -> OperationsAnswer:
-    """List operations, the newest first: those that run, and the last 100."""
+    """
+    List operations, the newest first: those that run, and the last 100.
+
+    A token without the scope sees those that it began.
+    """
     found = [
         operation_answer(operation_id, operation)
         for operation_id, operation in operations.newest(call.engine)
-        if _is_seen(call, operation)
+        if _is_allowed(call, operation, "read")
     ]
     limit: int = call.query.limit
     return OperationsAnswer(found[:limit], len(found) > limit)
@@ -28,7 +33,7 @@ def list_operations(call: Call) -> OperationsAnswer:
 def show_operation(call: Call) -> OperationAnswer:
     """Show how far an operation is."""
     operation_id = call.parameters["id"]
-    return operation_answer(operation_id, _found(call))
+    return operation_answer(operation_id, _found(call, "read"))
 
 
 def stop_operation(call: Call) -> OperationAnswer:
@@ -36,7 +41,7 @@ def stop_operation(call: Call) -> OperationAnswer:
     Stop an operation after its present step. What it has done stays. One that has ended stays as
     it is.
     """
-    _found(call)
+    _found(call, "operate")
     operation_id = call.parameters["id"]
     operation = operations.stop(call.engine, operation_id)
     if operation is None:
@@ -44,17 +49,22 @@ def stop_operation(call: Call) -> OperationAnswer:
     return operation_answer(operation_id, operation)
 
 
-def _found(call: Call) -> Operation:
+def _found(call: Call, scope: Scope) -> Operation:
     operation_id = call.parameters["id"]
     is_id = operation_id.isascii() and operation_id.isalnum() and len(operation_id) <= 40
     operation = operations.find(call.engine, operation_id) if is_id else None
-    if operation is None or not _is_seen(call, operation):
+    if operation is None or not _is_allowed(call, operation, scope):
         raise _missing(operation_id)
     return operation
 
 
-def _is_seen(call: Call, operation: Operation) -> bool:
+def _is_allowed(call: Call, operation: Operation, scope: Scope) -> bool:
+    """Whether the caller has begun the operation, or its scope and topics include it."""
     caller = call.caller
+    if caller.token is not None and operation.token == caller.token:
+        return True
+    if scope not in caller.scopes:
+        return False
     return caller.sees_all or (operation.topic is not None and caller.covers(operation.topic))
 
 

@@ -30,7 +30,7 @@ from laneway.gateway.schema import (
     TopicsAnswer,
 )
 from laneway.gateway.wire import encode, message_answer, moment_or_none, topic_fields
-from laneway.policy import check_pattern, check_topic
+from laneway.policy import check_policy_pattern, check_topic
 
 if TYPE_CHECKING:
     from laneway.engines.base import MessageView, TopicStats
@@ -53,7 +53,7 @@ def list_topics(call: Call) -> TopicsAnswer:
         )
     engine, order = call.engine, query.order
     found: list[TopicStats] = []
-    for pattern in call.caller.narrowed(check_pattern(query.pattern)):
+    for pattern in call.caller.narrowed(check_policy_pattern(query.pattern)):
         found += top_topics.topics(
             engine,
             order,
@@ -122,7 +122,7 @@ def explain(call: Call) -> ExplainAnswer:
     found = workers.explain(call.engine, _id(call), topic)
     caller = call.caller
     if not caller.sees_all and (found.topic is None or not caller.covers(found.topic)):
-        raise _missing(call)  # whether it is elsewhere is not said
+        raise missing(call)  # whether it is elsewhere is not said
     message = found.message
     return ExplainAnswer(
         id=found.id,
@@ -163,7 +163,7 @@ def _view(call: Call) -> MessageView:
     topic = call.topic if "topic" in call.parameters else None
     view = call.engine.find(_id(call), topic)
     if view is None or not call.caller.covers(view.topic):
-        raise _missing(call)
+        raise missing(call)
     return view
 
 
@@ -178,11 +178,21 @@ def visible_topic(call: Call) -> str | None:
     return _view(call).topic
 
 
-def _missing(call: Call) -> Problem:
+def missing(call: Call) -> Problem:
+    """The problem of the path's message: it has ended, or nothing is known of it."""
+    message_id = call.parameters["id"]
+    if "topic" in call.parameters:
+        (state,) = call.engine.lookup(call.topic, [message_id]).values()
+        if state == "finished":
+            return Problem(
+                "gone",
+                f'the message "{message_id[:80]}" of {call.topic:.80} has ended; only that'
+                " is known of it",
+            )
     return Problem(
         "not-found",
-        f'no message with the id "{call.parameters["id"][:80]}" waits, is leased or is dead; ids of'
-        " your own need their topic in the path",
+        f'no message with the id "{message_id[:80]}" waits, is leased or is dead; ids of your own'
+        " need their topic in the path",
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from laneway.errors import BadPolicy, TopicInUse
+from laneway.engines.base import TopicOrder, TopicStats
+from laneway.errors import BadPolicy, TopicInUse, UsageError
 from laneway.testing.conformance.test_subscriptions import subscribe
 from laneway.testing.engine_driver import EngineDriver
 
@@ -36,6 +37,31 @@ def test_pattern_policy_of_copies(driver: EngineDriver) -> None:
     driver.settle([lease for lease in found if lease.topic in (EU, US)], "retry")
     assert [driver.engine.topic_stats(topic).dead for topic in (EU, US, "orders.eu")] == [1, 1, 0]
     assert sorted(driver.run(topics=[EU, US])) == ["eu2", "us2"]
+
+
+def test_pattern_lists_copies(driver: EngineDriver) -> None:
+    """A pattern of subscriptions lists those of its name, in every order but by name."""
+    subscribe(driver, "orders.*", "audit", "billing")
+    driver.put("stock", "1")
+    publish(driver, "1")
+    driver.put("orders.us", "us2")
+    firsts: list[tuple[TopicOrder, str]] = [("backlog", US), ("age", EU), ("dead", EU)]
+    for order, first in firsts:
+        if order == "dead":
+            driver.policy("*", retries=0)
+            driver.settle(driver.lease(1, topics=[EU]), "retry")
+        found = driver.engine.topic_list(order=order, pattern="orders.*#audit", now_us=driver.now)
+        assert [stats.topic for stats in found][:1] == [first]
+        assert {stats.topic for stats in found} <= {EU, US}
+    assert [stats.waiting for stats in _listed(driver, "*#audit")] == [2]
+    assert [stats.topic for stats in _listed(driver, "orders.us#audit")] == [US]
+    assert _listed(driver, "stock.*#audit") == []
+    with pytest.raises(UsageError, match="by name"):
+        driver.engine.topic_list(pattern="orders.*#audit", now_us=driver.now)
+
+
+def _listed(driver: EngineDriver, pattern: str) -> list[TopicStats]:
+    return driver.engine.topic_list(order="backlog", pattern=pattern, now_us=driver.now)
 
 
 def test_pattern_policy_more_specific(driver: EngineDriver) -> None:
