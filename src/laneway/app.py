@@ -619,7 +619,7 @@ class Laneway:
 
         `topics`: only these, strictly in this order. `priority`: only messages of at least this
         priority; with `wait` it looks for them twice a second. Raises UsageError,
-        EngineUnavailable.
+        EngineUnavailable; Refused for a subscription that there is not.
         """
         return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics, priority))
 

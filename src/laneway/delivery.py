@@ -12,8 +12,9 @@ import msgspec
 from laneway import arguments, codec, units
 from laneway.awaitable import async_variant
 from laneway.engines.shared.interrupt import Interrupt
-from laneway.errors import BadMessage, LeaseLost, UsageError
+from laneway.errors import BadMessage, LeaseLost, Refused, UsageError
 from laneway.message import Message, Settlement
+from laneway.subscriptions import is_copy, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -238,7 +239,7 @@ class Wanted(msgspec.Struct, frozen=True):
 def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
     """
     Lease messages; waits for the first one at most `wanted.wait` seconds, or until `interrupt`.
-    Raises EngineUnavailable.
+    Raises EngineUnavailable; Refused for a subscription that there is not.
     """
     deadline = time.monotonic() + wanted.wait
     interrupt = interrupt if interrupt is not None else Interrupt()
@@ -249,6 +250,8 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
         )
         if not batch.leases and batch.goes_on:
             continue  # not all lanes were looked at
+        if not batch.leases:
+            check_subscriptions(engine, topics)
         left = deadline - time.monotonic()
         if batch.leases or left <= 0:
             ahead_us = batch.now_us - time.monotonic_ns() // 1_000
@@ -261,6 +264,14 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
             continue
         engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
     return []
+
+
+def check_subscriptions(engine: FullEngine, topics: Iterable[str] | None) -> None:
+    """Raises Refused if one of these topics is the address of a subscription that there is not."""
+    for topic in topics or ():
+        base, name = split(topic) if is_copy(topic) else (topic, "")
+        if name and all(each.name != name for each in engine.policy_of(base).subscriptions):
+            raise Refused(f"subscription {topic}: there is none; subscribe first")
 
 
 def _sleep(seconds: float, interrupt: Interrupt) -> None:

@@ -179,9 +179,25 @@ def test_nobody_else_gets_its_messages(url: str) -> None:
         with pytest.raises(UsageError, match=r'use app\.topic\("orders#audit"\)\.consumer\(\)'):
             app.lease(1, pool="orders#audit")
         app.publish("orders", 10, id="x")
-        assert "no consumer holds orders#audit" in app.explain("x", "orders#audit").reasons
+        assert app.topic("orders#audit").purge() == 10 + 1
+        app.publish("orders", 10, id="y")
+        assert app.explain("y", "orders#audit").reasons == ["no consumer holds orders#audit"]
         with app.topic("orders#audit").consumer():
             assert "no consumer holds" not in str(app.explain("x", "orders#audit").reasons)
+
+
+def test_a_subscription_that_there_is_not(url: str) -> None:
+    """Its consumer, and a lease of its address, get an error when nothing is left."""
+    with subscribed(url, "exclusive") as app:
+        with app.topic("orders#audit").consumer() as consumer:
+            assert len(consumer.lease(1)) == 1
+            assert app.topic("orders").unsubscribe("audit")
+            with pytest.raises(Refused, match="subscription orders#audit: there is none"):
+                consumer.lease(1, wait=60)
+        assert len(app.lease(50, topics=["orders", "orders#audit"])) == 10
+        for wait in (0, 60):
+            with pytest.raises(Refused, match="subscription orders#audit: there is none"):
+                app.lease(1, topics=["orders", "orders#audit"], wait=wait)
 
 
 def test_shared_again(url: str) -> None:

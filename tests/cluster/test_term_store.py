@@ -128,6 +128,32 @@ def test_late_end(clocked: Clocked, terms: EngineTerms) -> None:
     assert not terms.state().handed_over
 
 
+def test_the_stores_clock_stands_still(
+    clocked: Clocked, terms: EngineTerms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The machine's clock was set back: a term that nobody renews is free after its time by the
+    candidate's own clock, one that is renewed is not.
+    """
+    now = 100.0
+    monkeypatch.setattr("laneway.cluster.term_store.clock", lambda: now)
+    other = EngineTerms(lambda: clocked, "a")
+    number = claim(terms).number
+    for _ in range(20):
+        now += 4
+        assert terms.renew(number, 10, 30) == Renewal(10, is_asked=False)
+        assert not isinstance(other.claim(OTHER, 10), Claim)
+    now += 9.9
+    assert not isinstance(other.claim(OTHER, 10), Claim)
+    now += 0.1
+    late = EngineTerms(lambda: clocked, "a")
+    assert not isinstance(late.claim(OTHER, 10), Claim), "it has seen nothing yet"
+    taken = claim(other, OTHER)
+    assert taken.number == number + 1
+    assert terms.renew(number, 10, 30) is None
+    assert terms.renew(taken.number, 10, 30) is not None
+
+
 def test_lost_term_is_given_up(clocked: Clocked) -> None:
     """Again and again while the store is away: the holder's method may never return."""
     ends = threading.Semaphore(0)

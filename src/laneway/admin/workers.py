@@ -300,6 +300,7 @@ def explain(engine: FullEngine, message_id: str, topic: str | None) -> Explanati
         lack = Coverage(engine).lack(policy.pool, topic)
     if lack is None:
         return explanation
+    explanation.drop("worker")  # it waits for none that will come
     now_us = explanation.now_us or 0
     is_decisive = explanation.starts_us is not None and explanation.starts_us <= now_us
     if is_decisive:

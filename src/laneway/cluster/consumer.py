@@ -261,7 +261,8 @@ class Consumer:
     def lease(self, n: int = 1, *, wait: Duration = 0.0) -> list[Delivery]:
         """
         Lease up to `n` messages; wait for the first one at most `wait`. They are extended until
-        they are settled or the consumer ends. Raises TermLost.
+        they are settled or the consumer ends. Raises TermLost; Refused if the subscription was
+        removed.
         """
         arguments.whole("lease", "n", n)
         until = clock() + arguments.seconds("lease", "wait", wait)
@@ -278,6 +279,7 @@ class Consumer:
             if batch.leases:
                 ahead_us = batch.now_us - time.monotonic_ns() // 1_000
                 return self._take(term, batch.leases, ahead_us)
+            self.kind()  # raises if the subscription was removed meanwhile
             left = until - clock()
             if left <= 0:
                 return []

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from laneway.cluster.term import clock
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     What an engine stores of an election. Times are microseconds of the engine's clock.
 
-    `candidate`, `who`: of the holder; None: nobody holds the term.
+    `candidate`, `who`: of the holder; None: nobody holds the term. `renewals`: of the term; each
+    one changes the record, also while the engine's clock stands still.
     """
 
     number: int = 0
@@ -132,6 +134,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     until_us: int = 0
     asked_us: int | None = None
     handed_over: bool = False
+    renewals: int = 0
 
     def is_held(self, now_us: int) -> bool:
         """Whether somebody holds the term."""
@@ -147,11 +150,20 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 class EngineTerms:
-    """The terms of one election in an engine. A `TermStore`."""
+    """
+    The terms of one election in an engine. A `TermStore`.
+
+    An engine's clock never goes back: it stands still after the machine's clock was set back. So a
+    candidate also counts by its own clock. A term is free once its record has not changed for as
+    long as the term had left when the candidate first saw it: by then its holder has given it up,
+    by its own clock. (DynamoDB's lock client does the same.)
+    """
 
     def __init__(self, engine: Callable[[], Elections], name: str) -> None:
         self._engine = engine
         self._name = name
+        self._seen: tuple[Record, float] | None = None
+        """The record of a term that another candidate holds, and when it has run out."""
 
     def state(self) -> ElectionState:
         _, record, now = self._read()
@@ -159,7 +171,7 @@ class EngineTerms:
 
     def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
         def change(record: Record, now: int) -> Record | None:
-            if record.is_held(now):
+            if record.is_held(now) and not self._has_run_out(record, now):
                 return None
             return Record(
                 number=record.next_number(now),
@@ -174,6 +186,12 @@ class EngineTerms:
             return state_of(self._name, before, now)
         return Claim(after.number, term, before.handed_over)
 
+    def _has_run_out(self, record: Record, now: int) -> bool:
+        """Whether the record stands unchanged for as long as it was held at first, and since."""
+        if self._seen is None or self._seen[0] != record:
+            self._seen = record, clock() + (record.until_us - now) / SECOND
+        return clock() >= self._seen[1]
+
     def renew(self, number: int, term: float, bound: float) -> Renewal | None:
         def change(record: Record, now: int) -> Record | None:
             if record.number != number or not record.is_held(now):
@@ -181,7 +199,12 @@ class EngineTerms:
             until = now + round(term * SECOND)
             if record.asked_us is not None:
                 until = min(until, record.asked_us + round(bound * SECOND))
-            return msgspec.structs.replace(record, until_us=until) if until > now else None
+            renewals = record.renewals + 1
+            return (
+                msgspec.structs.replace(record, until_us=until, renewals=renewals)
+                if until > now
+                else None
+            )
 
         _, after, now = self._change(change, durable=False)
         if after is None:

@@ -200,6 +200,12 @@ class Explanation(msgspec.Struct, kw_only=True):
         self.reasons.insert(at, reason)
         self.causes.insert(at, cause)
 
+    def drop(self, cause: Cause) -> None:
+        """Remove the reasons of this kind."""
+        kept = [n for n, each in enumerate(self.causes) if each != cause]
+        self.reasons = [self.reasons[n] for n in kept]
+        self.causes = [self.causes[n] for n in kept]
+
 
 class TierStats(msgspec.Struct, gc=False):
     """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway import arguments, codec, units
+from laneway.delivery import check_subscriptions
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import long_poll, receipts
 from laneway.gateway.http import Response
@@ -50,6 +51,8 @@ async def lease(call: Call) -> Response:
     services, engine, caller = call.services, call.engine, call.caller
     key = await services.receipt_key(caller)
     batch = await services.run(long_poll.lease, engine, wanted, body.n)
+    if not batch.leases and wanted.topics is not None:
+        await services.run(check_subscriptions, engine, wanted.topics)
     if not batch.leases and seconds > 0:
         waiting = services.long_polls.lease(wanted, body.n, seconds, caller)
         batch = await call.request.while_there(waiting)
