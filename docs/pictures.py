@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import urlencode
@@ -57,6 +58,7 @@ from laneway.message import Settlement
 from laneway.push import table
 from laneway.push.delivery_log import Entry
 from laneway.push.secret_store import KEY_VARIABLE, new_key
+from laneway.schedules import store
 from laneway.units import SECOND
 
 MERCHANTS = 400
@@ -141,6 +143,9 @@ def fill(app: Laneway) -> None:
         app.publish(f"customer.initech.{n % 3}", n)
         app.publish("orders", {"order": n}, headers={"kind": "new" if n % 2 else "change"})
         app.publish("mail.digest", {"week": n}, delay=f"{n + 1}h")
+    for n in range(600):
+        app.publish("mail.reminder", {"n": n}, delay=f"{abs(random.gauss(9, 7)) * 60:.0f}m")
+    _schedules(engine)
     for n in range(12):
         app.publish("render.poster", {"poster": n})
     app.policy("mail.receipt", paused=True)
@@ -155,6 +160,28 @@ def fill(app: Laneway) -> None:
     _write_history(engine)
     with patch.dict(os.environ, {KEY_VARIABLE: new_key()}):
         _endpoints(app)
+
+
+def _schedules(engine) -> None:
+    """Three schedules, one of which has fired every five minutes but once."""
+    now = datetime.now(UTC)
+    for name, options in (
+        ("sync-stock", {"every": "5m"}),
+        ("nightly-report", {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}),
+        ("month-end", {"cron": "0 18 L * *"}),
+    ):
+        message = Message(f"cron.{name}", {"by": name})
+        schedule = store.declared("schedule", name, message, options)
+        store.put(engine, schedule)
+        times = [firing.at for firing in store.last_firings(engine, name)]
+        engine.put([schedule.firing(at) for n, at in enumerate(times) if n != 4 and at <= now])
+    leases = engine.lease(30, topics=["cron.sync-stock", "cron.nightly-report"]).leases
+    engine.settle(
+        [
+            Settlement(lease.handle, lease.fence, "dead" if n == 6 else "ack", reason="no answer")
+            for n, lease in enumerate(leases)
+        ]
+    )
 
 
 def _endpoints(app: Laneway) -> None:

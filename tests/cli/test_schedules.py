@@ -136,3 +136,12 @@ def test_nothing_is_scheduled(laneway: Command) -> None:
     with Laneway(laneway.url) as app:
         app.publish("t")
     assert "nothing is scheduled" in laneway("schedules", "list").stdout
+
+
+def test_run_now(laneway: Command) -> None:
+    """A schedule's call is published once at once; its next firing stays."""
+    laneway("schedules", "add", "nightly", "--cron", "0 3 * * *", "--topic", "reports")
+    before = laneway("schedules", "list").stdout
+    assert "is published to reports as message" in laneway("schedules", "run", "nightly").stdout
+    assert laneway("schedules", "list").stdout == before
+    assert "nightly" in laneway("schedules", "run", "none", code=2).stderr

@@ -183,6 +183,21 @@ def resume(session: Session, name: str) -> None:
     say(f"{name} is resumed")
 
 
+@schedules.command()
+@click.argument("name")
+@pass_session
+def run(session: Session, name: str) -> None:
+    """Publish the call of the schedule NAME once, now. Its next firing stays as it is."""
+    from laneway.schedules import store as schedule_store
+
+    _there(session, name)
+    receipt = schedule_store.run_now(session.engine(), name)
+    if receipt is None or receipt.outcome == "refused":
+        reason = "it was removed" if receipt is None else receipt.reason
+        raise click.ClickException(f"{name} was not published: {reason}")
+    say(f"{name} is published to {receipt.topic} as message {receipt.id}")
+
+
 def _there(session: Session, name: str) -> None:
     from laneway.schedules import store as schedule_store
 

@@ -430,6 +430,7 @@ ROUTES: tuple[Route, ...] = (
         jobs.resume_schedule,
         answer=ScheduleAnswer,
     ),
+    Route("POST", "/v1/schedules/{name}/run", "operate", jobs.run_schedule, answer=ReceiptAnswer),
     Route(
         "GET",
         TOPIC + "/subscriptions",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import msgspec
 
 from laneway import arguments, codec, config, units
+from laneway.engines.base import IdState  # msgspec reads it
 from laneway.errors import BadMessage, Reject, UsageError
 from laneway.message import Draft, Message
 from laneway.schedules import times
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from laneway.engines.base import FullEngine
+    from laneway.message import Receipt
     from laneway.units import Duration
     from laneway.working.handler import Handlers
 
@@ -151,6 +153,24 @@ class Planned(msgspec.Struct, frozen=True):
     is_paused: bool
 
 
+class Firing(msgspec.Struct, frozen=True):
+    """
+    A time at which a schedule should have fired, and the state of its call. `"unknown"`: there was
+    none, because it was missed, paused, or not stored yet.
+    """
+
+    at: datetime
+    state: IdState
+
+
+REMEMBERED = timedelta(days=1)
+"""How long the store knows the ids of calls that have ended."""
+
+MOST_FIRINGS = 100
+MOST_STEPS = 1_000
+"""Most times of a rule that are looked at: it may fire often in between, and seldom otherwise."""
+
+
 def new_schedule(
     name: str,
     when: times.When,
@@ -272,6 +292,69 @@ def planned(engine: FullEngine, limit: int, after: str | None = None) -> list[Pl
         for topic in topics
         for entry in _standing(engine, topic.topic)
     ]
+
+
+def run_now(engine: FullEngine, name: str) -> Receipt | None:
+    """
+    Publish the call of a schedule once, now; its next firing stays as it is. A paused schedule
+    runs, too. Returns None if the schedule does not exist.
+    """
+    standing = _standing(engine, PREFIX + name)
+    if not standing:
+        return None
+    call = standing[0].schedule.call
+    headers = {**(call.headers or {}), "laneway-schedule": name}
+    draft = Draft(
+        call.topic,
+        call.body,
+        key=call.key,
+        priority=call.priority,
+        ttl_us=call.ttl_us,
+        headers=headers,
+    )
+    return engine.put([draft])[0]
+
+
+def last_firings(engine: FullEngine, name: str, most: int = 10) -> list[Firing]:
+    """
+    The last firings of a schedule within a day, the oldest first: for so long the store knows the
+    ids of their calls.
+    """
+    standing = _standing(engine, PREFIX + name)
+    if not standing:
+        return []
+    schedule, now = standing[0].schedule, _now(engine, PREFIX + name)
+    times = _last_times(schedule.when, now, min(most, MOST_FIRINGS))
+    ids = {schedule.firing(nominal).id or "": nominal for nominal in times}
+    states = engine.lookup(schedule.call.topic, list(ids)) if ids else {}
+    return [Firing(nominal, states.get(each, "unknown")) for each, nominal in ids.items()]
+
+
+def _last_times(when: times.When, now: datetime, most: int) -> list[datetime]:
+    """The last times of a rule within a day before now."""
+    following = when.next_after(now)
+    second = when.next_after(following) if following is not None else None
+    gap = second - following if following is not None and second is not None else REMEMBERED
+    found: list[datetime] = []
+    span = gap * (most + 1)
+    while True:
+        moments = _times_between(when, max(now - REMEMBERED, now - span), now)
+        if len(moments) >= MOST_STEPS:  # it fires often at times: those were not reached
+            return found[-most:]
+        found = moments
+        if len(found) >= most or span >= REMEMBERED:
+            return found[-most:]
+        span *= 4
+
+
+def _times_between(when: times.When, start: datetime, end: datetime) -> list[datetime]:
+    """The first `MOST_STEPS` times of a rule after a moment, up to another one."""
+    found: list[datetime] = []
+    at = when.next_after(start)
+    while at is not None and at <= end and len(found) < MOST_STEPS:
+        found.append(at)
+        at = when.next_after(at)
+    return found
 
 
 def find(engine: FullEngine, name: str) -> Planned | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway import Laneway, Message
+from laneway.admin.fingerprints import fingerprint_of
 from laneway.engines.base import RunningMessage
-from laneway.gateway import tokens
+from laneway.gateway import operations, tokens
 from laneway.gateway.dashboard.pages.fairness import jain, lorenz
 from laneway.message import Settlement
+from laneway.testing.servers import until
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, beat, running
 
 
@@ -262,3 +266,47 @@ def test_bodies_need_their_scope(tmp_path: Path) -> None:
         page = browser.submit("redrive", topic="push.bolt.dead", back="/dead")
         assert 'class="notice bad"' in page.text
         assert app.engine.topic_stats("push.bolt.dead").dead == 1
+
+
+def test_operations_are_shown_and_stopped(browser: Browser, app: Laneway) -> None:
+    """Redriving many at a rate goes on in the background; the page shows it, and stops it."""
+    for _ in range(12):
+        die(app, "dead.many", "KeyError: 'x'")
+    fingerprint = fingerprint_of("no", "KeyError: 'x'")
+    assert "Redrive one ten all, 10/s" in browser.get("/dead").words
+    some = {"topic": "dead.many", "fingerprint": fingerprint, "rate": "1/s", "back": "/dead"}
+    page = browser.submit("redrive", **some, background="1")  # type: ignore[arg-type]
+    assert "It goes on in the background" in page.words
+    until(lambda: operations.newest(app.engine)[0][1].state == "done", "it has ended")
+    assert "redrive done 12" in browser.get("/dead").words
+    now_us = time.time_ns() // 1000
+    running_ = operations.Operation(
+        kind="drop",
+        who="night",
+        total=9,
+        done=3,
+        state="running",
+        started_us=now_us,
+        written_us=now_us,
+    )
+    app.engine.record_swap("gateway", "operation zz1", None, msgspec.json.encode(running_))
+    assert "drop running 33% 3 of 9 all topics night" in browser.get("/dead").words
+    page = browser.submit("stop_operation", id="zz1", back="/dead")
+    assert "zz1: it stops." in page.words
+    assert "drop stopping" in page.words
+
+
+def test_limits_of_chosen_topics_are_set(browser: Browser, app: Laneway) -> None:
+    """The list shows how much of a limit is used, and sets rate and weight of chosen topics."""
+    app.policy("use.a", concurrency=4)
+    app.publish_many([Message("use.a", n) for n in range(4)] + [Message("use.b", 1)])
+    app.engine.lease(1, topics=["use.a"])
+    page = browser.get("/topics?filter=use.*")
+    assert page.text.count("of its limits is used") == 1
+    assert 'value="0.25"' in page.text
+    page = browser.submit(
+        "change_policy", topic=["use.a", "use.b"], rate="50/s", weight="2", back="/topics"
+    )
+    assert "2 topics: the policy was changed." in page.words
+    assert app.engine.policy_of("use.b").rate == 50
+    assert app.engine.policy_of("use.a").weight == 2

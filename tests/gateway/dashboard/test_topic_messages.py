@@ -32,5 +32,5 @@ def test_dead_letters_of_a_topic_are_redriven(browser: Browser, app: Laneway) ->
     page = browser.get("/topic?name=tabs.b&show=dead")
     assert "Redrive all at 10/s" in page.words
     back = "/topic?name=tabs.b&show=dead"
-    page = browser.submit("redrive", topic="tabs.b", rate="10/s", back=back)
+    page = browser.submit("redrive", topic="tabs.b", rate="10/s", background="1", back=back)
     assert "notice good" in page.text

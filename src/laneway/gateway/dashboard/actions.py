@@ -164,6 +164,8 @@ def _letters(step: str) -> Callable[[Form], list[ApiCall]]:
             body["rate"] = _typed("rate", rate)
         if form.text("dry"):
             body["dry_run"] = True
+        if form.text("background"):
+            body["background"] = True
         topics: list[str | None] = [*_topics(form)] if form.all("topic") else [None]
         return [
             ApiCall("POST", f"/v1/dead/{step}", body | ({} if topic is None else {"topic": topic}))
@@ -239,6 +241,11 @@ def _set_gate(form: Form) -> list[ApiCall]:
 
 def _schedule(step: str) -> Callable[[Form], list[ApiCall]]:
     return lambda form: [ApiCall("POST", f"/v1/schedules/{_segment(form.exact('name'))}/{step}")]
+
+
+def _stop_operation(form: Form) -> list[ApiCall]:
+    (operation_id,) = form.all("id")[:1] or [""]
+    return [ApiCall("DELETE", f"/v1/operations/{_segment(operation_id)}")]
 
 
 def _cancel_job(form: Form) -> list[ApiCall]:
@@ -317,6 +324,15 @@ ACTIONS: dict[str, Action] = {
     ),
     "resume_schedule": Action(
         "Resume", "operate", _schedule("resume"), lambda form: f"{form.exact('name')}: resumed."
+    ),
+    "run_schedule": Action(
+        "Run now",
+        "operate",
+        _schedule("run"),
+        lambda form: f"{form.exact('name')}: message {{id}}, {{outcome}}.",
+    ),
+    "stop_operation": Action(
+        "Stop", "operate", _stop_operation, lambda form: f"{form.all('id')[0]}: it stops."
     ),
     "cancel_job": Action(
         "Cancel", "operate", _cancel_job, lambda form: f"{form.all('id')[0]}: cancelled."

@@ -294,6 +294,8 @@ def _filled(text: str, answer: Mapping[str, Any]) -> str:
     counts = ("replayed", "redriven", "waiting", "not_kept")
     for name in ("count", "id", "outcome", "done", "answer", *counts):
         text = text.replace(f"{{{name}}}", str(answer.get(name, "")))
+    if answer.get("operation"):
+        return "It goes on in the background; the page shows how far it is."
     if "{new_id}" in text:
         text = text.replace("{new_id}", "".join(answer.get("ids", [])[:1]))
     return text.replace("{tested}", _tested(answer)) if "{tested}" in text else text

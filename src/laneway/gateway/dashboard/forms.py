@@ -15,6 +15,7 @@ LISTS = ("topic", "id", "scope")
 TEXTS = (
     "as",
     "back",
+    "background",
     "body",
     "concurrency",
     "confirm",

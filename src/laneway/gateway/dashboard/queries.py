@@ -70,9 +70,14 @@ class RangeQuery(PageQuery):
 
 
 class FutureQuery(PageQuery):
-    """`after`: the last schedule of the page before."""
+    """
+    `after`: the last schedule of the page before. `by`: the length of the bars of what is due.
+    `table`: as a table.
+    """
 
     after: str = ""
+    by: Literal["minute", "hour", "day"] = "hour"
+    table: bool = False
 
 
 class DeadQuery(PageQuery):

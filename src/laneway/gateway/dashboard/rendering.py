@@ -35,6 +35,8 @@ FILTERS = (
     words.kind,
     words.reason_kind,
     words.spark,
+    words.bars,
+    words.firing,
     words.lines_of_parts,
 )
 

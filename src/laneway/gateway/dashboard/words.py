@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,12 @@ KINDS = {
     "disabled": "off",
     "acked": "good",
     "retried": "slow",
+    "finished": "good",
+    "waiting": "slow",
+    "done": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "stopped": "off",
     "backed_off": "slow",
 }
 """What states mean: the color and the shape of their mark."""
@@ -95,6 +102,42 @@ def bound(seconds: float) -> str:
     return f"{seconds * 1000:g} ms"
 
 
+_DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_EVERY = re.compile(r"every ([\d.]+) s")
+_CRON = re.compile(r"cron (\S+) (\S+) (\S+) (\S+) (\S+) \((.+)\)")
+
+
+def schedule(when: str) -> str:
+    """The rule of a schedule in English, as far as it is a usual one; else as it is."""
+    if found := _EVERY.fullmatch(when):
+        return f"every {bound(float(found[1]))}"
+    if (found := _CRON.fullmatch(when)) is None:
+        return when
+    minute, hour, day, month, weekday, zone = found.groups()
+    named = "" if zone == "UTC" else f" ({zone})"
+    if month != "*":
+        return when
+    if not minute.isdigit():
+        every = re.fullmatch(r"\*/(\d+)", minute)
+        is_plain = (hour, day, weekday) == ("*", "*", "*")
+        return f"every {every[1]} min" if every and is_plain else when
+    if not hour.isdigit():
+        is_plain = (hour, day, weekday) == ("*", "*", "*")
+        return f"every hour at minute {int(minute)}" if is_plain else when
+    at = f"at {int(hour):02}:{int(minute):02}{named}"
+    if day == "*" and weekday == "*":
+        return f"every day {at}"
+    if day == "*" and weekday.isdigit() and int(weekday) < len(_DAYS):
+        return f"every {_DAYS[int(weekday)]} {at}"
+    if day == "*" and weekday in ("1-5", "MON-FRI"):
+        return f"Monday to Friday {at}"
+    if weekday == "*" and day == "L":
+        return f"the last day of the month {at}"
+    if weekday == "*" and day.isdigit():
+        return f"day {int(day)} of the month {at}"
+    return when
+
+
 def size(count: int) -> str:
     """Bytes, rounded."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
@@ -131,6 +174,20 @@ def block(value: object) -> str:
 def state(name: str) -> str:
     """A state in words: `at gate`."""
     return name.replace("_", " ")
+
+
+FIRINGS = {
+    "finished": "done",
+    "waiting": "waits",
+    "leased": "runs",
+    "dead": "dead",
+    "unknown": "not fired",
+}
+
+
+def firing(state_: str) -> str:
+    """What became of a firing of a schedule."""
+    return FIRINGS[state_]
 
 
 def kind(name: str) -> str:
@@ -212,3 +269,13 @@ def lines_of_parts(parts: Sequence[float | None], width: int = 120, height: int 
         else:
             lines[-1].append(f"{n * step:.0f},{height - 1 - (height - 2) * value:.1f}")
     return [" ".join(line) for line in lines if len(line) > 1]
+
+
+def bars(counts: Sequence[int], height: int = 18) -> str:
+    """The path of an SVG with a bar of width 1 for each count; the highest is as high as it."""
+    top = max(counts, default=0) or 1
+    return "".join(
+        f"M{n + 0.5:g} {height}v-{max(1.0, height * count / top):.1f}"
+        for n, count in enumerate(counts)
+        if count
+    )

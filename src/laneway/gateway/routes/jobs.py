@@ -16,6 +16,7 @@ from laneway.gateway.schema import (
     NULL,
     CancelAnswer,
     JobAnswer,
+    ReceiptAnswer,
     RemovedAnswer,
     ScheduleAnswer,
     ScheduleBody,
@@ -178,6 +179,16 @@ def resume_schedule(call: Call) -> ScheduleAnswer:
     return _set_paused(call, paused=None)
 
 
+def run_schedule(call: Call) -> ReceiptAnswer:
+    """Publish a schedule's message once, now. Its next firing stays as it is."""
+    call.caller.check_everything()
+    name = _name(call)
+    receipt = store.run_now(call.engine, name)
+    if receipt is None:
+        raise _no_schedule(name)
+    return ReceiptAnswer(receipt.id, receipt.outcome, receipt.joined, receipt.reason)
+
+
 def _set_paused(call: Call, *, paused: bool | None) -> ScheduleAnswer:
     call.caller.check_everything()
     name = _name(call)
@@ -189,8 +200,12 @@ def _set_paused(call: Call, *, paused: bool | None) -> ScheduleAnswer:
 def _found(call: Call, name: str) -> Planned:
     found = store.find(call.engine, name)
     if found is None:
-        raise Problem("not-found", f'there is no schedule "{name[:80]}"')
+        raise _no_schedule(name)
     return found
+
+
+def _no_schedule(name: str) -> Problem:
+    return Problem("not-found", f'there is no schedule "{name[:80]}"')
 
 
 def _name(call: Call) -> str:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.gateway import operations
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.actions import MOST_TOPICS
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import DeadQuery
 from laneway.policy import check_topic
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    from laneway.admin.fingerprints import DeadGroup
     from laneway.engines.base import MessageView
     from laneway.gateway.dashboard.view import View
+    from laneway.gateway.operations import Operation
 
 LOOKED_AT = 500
 """Letters that are grouped, the oldest ones. They are read every 10 seconds."""
 
 SHOWN = 50
+BARS = 24
+"""Bars of the chart of a group."""
+
+LATELY_US = 600 * SECOND
+MOST_OPERATIONS = 10
 
 
 def build(view: View) -> dict[str, Any]:
@@ -37,7 +47,8 @@ def build(view: View) -> dict[str, Any]:
     return {
         "topic": topic,
         "fingerprint": query.fingerprint,
-        "groups": grouped(each for _, each in letters),
+        "groups": _groups([each for _, each in letters]),
+        "operations": _operations(view),
         "chosen_topics": _topics(topic, query.fingerprint, chosen),
         "letters": chosen[:SHOWN],
         "is_cut": is_cut,
@@ -48,6 +59,29 @@ def build(view: View) -> dict[str, Any]:
         "own": _own(view) if topic is None and not view.caller.sees_all else [],
         "may_operate": view.may("operate"),
     }
+
+
+def _groups(letters: list[MessageView]) -> list[tuple[DeadGroup, list[int]]]:
+    """The groups, each with how many died over time, from the first letter to the last one."""
+    died = [each.died_us or 0 for each in letters]
+    first, last = min(died, default=0), max(died, default=0)
+    found = {group.fingerprint: (group, [0] * BARS) for group in grouped(letters)}
+    for each in letters:
+        place = ((each.died_us or 0) - first) * BARS // (last - first + 1)
+        found[fingerprint_of(each.reason, each.error)][1][place] += 1
+    return list(found.values())
+
+
+def _operations(view: View) -> list[tuple[str, Operation]]:
+    """The operations that run, and those that have ended lately."""
+    caller, now_us = view.caller, time.time_ns() // 1000
+    found = view.reader.once("operations", lambda: operations.newest(view.engine))
+    return [
+        (operation_id, each)
+        for operation_id, each in found
+        if (each.ended_us is None or now_us - each.ended_us < LATELY_US)
+        and (caller.sees_all or (each.topic is not None and caller.covers(each.topic)))
+    ][:MOST_OPERATIONS]
 
 
 def _topics(
@@ -112,6 +146,6 @@ PAGE = Page(
     key="d",
     build=build,
     query=DeadQuery,
-    fragments=("groups", "letters"),
+    fragments=("operations", "groups", "letters"),
     export=export,
 )

@@ -134,7 +134,26 @@ def _row(view: View, stats: TopicStats, now_us: int, largest: int) -> dict[str, 
         "is_copy": is_copy(stats.topic),
         "why": why(stats, now_us),
         "own": own(stats),
+        "used": _used(view, stats),
     }
+
+
+def _used(view: View, stats: TopicStats) -> float | None:
+    """
+    The part of its rate or concurrency that is in use, whichever is larger; None: it has no limit.
+    Its policy is a point look-up, so it is read once in 10 seconds.
+    """
+    known: dict[str, tuple[float | None, int | None]] = view.reader.seldom("limits", dict)
+    if stats.topic not in known:
+        policy = view.engine.policy_of(stats.topic)
+        known[stats.topic] = policy.rate, policy.concurrency
+    rate, concurrency = known[stats.topic]
+    most = stats.limit or concurrency or 0  # less than 0: it adapts
+    parts = [
+        *([stats.rate_now / rate] if rate else []),
+        *([stats.leased / most] if most > 0 else []),
+    ]
+    return max(parts) if parts else None
 
 
 def own(stats: TopicStats) -> str:
