@@ -200,7 +200,7 @@ class Core:
         with store.lock:
             store.refuse_nested()  # before the cache of the transaction around it is cleared
             try:
-                with store.writing(durable=durable) as connection:
+                with store.writing(durable=durable, syncs=False) as connection:
                     lane_cache.check(connection, store.commits)
                     tx = Transaction(
                         connection, self._rules, _clock() if now_us is None else now_us, lane_cache
@@ -220,10 +220,13 @@ class Core:
                 self._rules.invalidate()  # the policies that were read may have been rolled back
                 lane_cache.clear()
                 raise
+            commit = store.written
         for pool in tx.pools_to_notify:
             self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
         if tx.changed_ids:
             self._wakeup.notify_results(tx.changed_ids)
+        if durable:  # now: the workers that were notified begin meanwhile
+            store.sync(commit)
 
     @contextmanager
     def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
@@ -310,8 +313,10 @@ class Core:
             if inbox.has_arrivals:
                 self._wakeup.notify(self._rules.of(draft.topic).pool, has_arrivals=True)
             self._store.check_written()
+            commit = self._store.written
         if not_sent is not None:
             self._take_back(not_sent)
+        self._store.sync(commit)
         return Receipt(message_id, draft.topic)
 
     def _take_back(self, lease: Lease) -> None:

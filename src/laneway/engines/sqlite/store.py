@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from laneway.engines.shared import forking
 from laneway.engines.sqlite.files import Files, is_of_another
+from laneway.engines.sqlite.syncing import WalSync
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Store:
         self.name = path or "memory"
         self.lock = threading.RLock()
         self.commits = 0
+        self.written = 0
+        """The number of the last commit, see `sync`."""
         self.waited = 0.0
         """Seconds for which transactions waited for those of other processes."""
         self._full = durability == "fsync" and path is not None
@@ -72,6 +75,7 @@ class Store:
         self._is_closing = False
         self._create = create
         self._files: Files | None = None
+        self._wal_sync: WalSync | None = None
         with self.lock:  # a fork waits until it is open
             _stores.add(self)
             self.connection = self._open()
@@ -111,10 +115,19 @@ class Store:
                     lambda: connection.execute("SELECT one FROM shard").fetchone()
                 )
                 self._files = Files(self.path)
+                self._open_wal(self.path)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _open_wal(self, path: str) -> None:
+        if self._wal_sync is not None:
+            self._wal_sync.finish(self)
+            self._wal_sync = None
+        if self._full:
+            with contextlib.suppress(OSError):
+                self._wal_sync = WalSync(path)
 
     def _check_path(self, path: Path) -> None:
         if path.is_dir():
@@ -194,11 +207,14 @@ class Store:
             raise
 
     @contextmanager
-    def writing(self, *, durable: bool, changes_queue: bool = True) -> Iterator[sqlite3.Connection]:
+    def writing(
+        self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
+    ) -> Iterator[sqlite3.Connection]:
         """
         One write transaction. A `durable` one is on disk when this returns, if the store's
         durability is "fsync"; any other is on disk with the next durable one or checkpoint.
-        `changes_queue`: False if it changes no table of which a `LaneCache` has rows.
+        `changes_queue`: False if it changes no table of which a `LaneCache` has rows. `syncs`:
+        False if the caller calls `sync` after it, where it holds no lock any more.
         """
         with self.lock:
             connection = self._prepared(durable=durable)
@@ -213,23 +229,45 @@ class Store:
             try:
                 connection.execute("COMMIT")
                 self.commits += changes_queue
+                self.written += 1
             except sqlite3.Error as error:
                 self._roll_back(connection)
                 raise self.explain(error) from error
             if durable and self._full:
                 self._check_files(durable=True)
+            commit = self.written
+        if durable and syncs:
+            self.sync(commit)
+
+    def sync(self, commit: int) -> None:
+        """
+        Return when this commit of a durable transaction, the number that was in `written` after it,
+        is on disk, if the store's durability is "fsync". Raises EngineUnavailable.
+        """
+        wal_sync = self._wal_sync
+        if wal_sync is None:
+            return  # it was synced inside the commit
+        try:
+            wal_sync.sync(self, commit)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"{self.name}: the disk failed ({error}); whether the change is on disk is not"
+                " known: check the disk, then restart this program",
+                applied=None,
+            ) from error
 
     def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
         """
         Run one statement as a durable transaction of its own; returns its rows. Call
         `refuse_nested` before: inside another transaction it would be a part of that one. Call
-        `check_written` after.
+        `check_written` after, and `sync`.
         """
         with self.lock:
             connection = self._prepared(durable=True)
             rows: list[Any] = self._retry_while_busy(
                 lambda: connection.execute(statement, values).fetchall()
             )
+            self.written += 1
             return rows
 
     def check_written(self) -> None:
@@ -275,9 +313,8 @@ class Store:
     def _prepared(self, *, durable: bool) -> sqlite3.Connection:
         """The connection, about to begin a transaction."""
         self._check_files(durable=False)
-        self._set_synchronous(
-            "FULL" if durable and self._full else "NORMAL" if self._full else "OFF"
-        )
+        is_full = durable and self._full and self._wal_sync is None
+        self._set_synchronous("FULL" if is_full else "NORMAL" if self._full else "OFF")
         return self.connection
 
     @contextmanager
@@ -412,6 +449,8 @@ class Store:
         """
         self._is_closing = True
         with self.lock:
+            if self._wal_sync is not None:
+                self._wal_sync.finish(self)
             self.connection.close()
 
     def __del__(self) -> None:
@@ -420,6 +459,8 @@ class Store:
         connection = getattr(self, "connection", None)
         if connection is not None:
             connection.close()
+        if (wal_sync := getattr(self, "_wal_sync", None)) is not None:
+            wal_sync.close()
 
 
 # Forks: SQLite's file locks and mutexes must not be copied. So no transaction runs during a fork,
@@ -448,6 +489,8 @@ def _after_fork_in_child() -> None:
     _paused.clear()
     for store in list(_stores):
         store.lock = threading.RLock()
+        if (wal_sync := getattr(store, "_wal_sync", None)) is not None:
+            wal_sync.close()
         if store in quiet and hasattr(store, "connection"):
             with contextlib.suppress(sqlite3.Error):
                 store.connection.close()
