@@ -126,6 +126,7 @@ def test_topics_of_subscriptions(laneway: Command) -> None:
         ("orders.us#audit", 2),
         ("orders.eu#audit", 1),
     ]
+    assert "subscription list" in laneway("topics", "stock.*#audit").stdout
     refused = laneway("topics", "orders.*#audit", "--order", "name", code=2)
     assert "has no list by name" in refused.stderr
 

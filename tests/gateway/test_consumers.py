@@ -114,6 +114,11 @@ def test_refused_consumers(api: Api, app: Laneway) -> None:
     api.problem("GET", f"{stream}?credit=0")
     api.problem("GET", f"{path_of('x4', 'a%20b')}/stream")
     assert api("HEAD", stream).content == b""
+    for refused in (
+        api.problem("POST", "/v1/lease", {"topics": ["x4#audit"]}, status=409),
+        api.problem("GET", "/v1/lease/stream?topics=x4%23audit", status=409),
+    ):
+        assert "/v1/subscriptions/x4/audit/stream" in refused["detail"]
     with app.topic("x4#audit").consumer():
         assert "exclusive" in api.problem("GET", stream, status=409)["detail"]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import resource
 import socket
 import string
@@ -190,3 +191,66 @@ def test_random_bytes(api: Api) -> None:
                 answer = b""
             assert not answer.startswith(b"HTTP/1.1 5")
     api("GET", "/healthz")
+
+
+class Client:
+    """A client that sends many requests at once, in pieces, and each in an unusual way."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+
+    def requests(self, count: int) -> bytes:
+        return b"".join(map(self._request, range(count)))
+
+    def _request(self, number: int) -> bytes:
+        chance = self.chance
+        lines = [b"host: localhost"]
+        lines += [b"connection: Upgrade", b"upgrade: h2c"] if chance.random() < 0.2 else []
+        lines += [b"x: " + b"y" * chance.randrange(9000)] if chance.random() < 0.3 else []
+        if chance.random() < 0.2:
+            return b"GET /problems/n%d HTTP/1.1\r\n%b\r\n\r\n" % (number, b"\r\n".join(lines))
+        content = "x" * chance.choice([0, 100, 5000, 70_000])
+        body = json.dumps({"body": content, "id": f"n{number}-{chance.random()}"}).encode()
+        lines.append(b"content-type: application/json")
+        if chance.random() < 0.4:
+            lines.append(b"transfer-encoding: chunked")
+            body = self._chunked(body)
+        else:
+            lines += [b"expect: 100-continue"] if chance.random() < 0.2 else []
+            lines.append(b"content-length: %d" % len(body))
+        head = b"POST /v1/topics/pieces/messages HTTP/1.1\r\n"
+        return head + b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+    def _chunked(self, body: bytes) -> bytes:
+        parts = []
+        while body:
+            size = self.chance.randrange(1, 8000)
+            parts.append(b"%x;a=b\r\n%b\r\n" % (len(body[:size]), body[:size]))
+            body = body[size:]
+        return b"".join(parts) + b"0\r\nidempotency-key: hidden\r\n\r\n"
+
+    async def exchange(self, port: int, sent: bytes) -> bytes:
+        """All that is answered to a client that closes its sending side."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answers = asyncio.ensure_future(reader.read())
+        size = self.chance.choice([100, 4096, 60_000, len(sent)])
+        for first in range(0, len(sent), size):
+            writer.write(sent[first : first + size])
+            await writer.drain()
+        writer.write_eof()
+        async with asyncio.timeout(60):
+            found = await answers
+        writer.close()
+        return found
+
+
+def test_random_pieces(api: Api) -> None:
+    """Every request is answered, in order, however its bytes arrive."""
+    print(f"FUZZ_SEED={SEED}")
+    client = Client(random.Random(SEED))
+    for _ in range(max(40, FUZZED // 40)):
+        count = client.chance.choice([1, 3, 40])
+        answer = asyncio.run(client.exchange(api.port, client.requests(count)))
+        numbers = re.findall(rb'"instance":"/problems/n(\d+)"|"id":"n(\d+)-', answer)
+        assert [int(one or other) for one, other in numbers] == list(range(count)), answer[-500:]
+        assert b"hidden" not in answer

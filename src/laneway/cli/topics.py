@@ -16,6 +16,7 @@ from laneway.cli.session import (
 from laneway.engines.base import HELD_STATES
 from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
+from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +90,8 @@ def topics(
         _show_repeats(found, pattern, as_json=as_json)
         return
     others = "" if order == "name" else f" by {order}; --order name lists all topics"
+    if is_copy(pattern):
+        others = f" by {order}; laneway subscription list lists all subscriptions of a topic"
     shown = {
         name: value
         for name, value in COLUMNS.items()

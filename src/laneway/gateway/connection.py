@@ -140,8 +140,8 @@ class Exchange:
             return False
         if cycle.disconnected:
             return True
-        if cycle.waiting_for_100_continue:  # the client may send the body or not: none can tell
-            cycle.keep_alive = False
+        if cycle.waiting_for_100_continue and cycle.more_body:
+            cycle.keep_alive = False  # the client may send the body or not
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]  # `date`
         head = b"".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):

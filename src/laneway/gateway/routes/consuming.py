@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 
-from laneway import arguments, codec, units
+from laneway import arguments, codec, subscriptions, units
 from laneway.delivery import check_subscriptions
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import long_poll, receipts
@@ -49,6 +50,7 @@ async def lease(call: Call) -> Response:
         )
     wanted = wanted_of(call, body.pool, body.topics, body.lease, body.priority)
     services, engine, caller = call.services, call.engine, call.caller
+    await check_shared(call, wanted)
     key = await services.receipt_key(caller)
     batch = await services.run(long_poll.lease, engine, wanted, body.n)
     if not batch.leases and wanted.topics is not None:
@@ -92,6 +94,26 @@ def wanted_of(
         None if span is None else _microseconds("lease", "lease", span),
         priority,
     )
+
+
+async def check_shared(call: Call, wanted: Wanted) -> None:
+    """Raise Problem if a topic is that of a subscription with one consumer: no lease gets it."""
+    copies = [topic for topic in wanted.topics or () if subscriptions.is_copy(topic)]
+    if copies:
+        await call.services.run(_check_shared, call.engine, copies)
+
+
+def _check_shared(engine: FullEngine, copies: Sequence[str]) -> None:
+    for topic in copies:
+        policy = engine.policy_of(topic)
+        consumed = policy.consumed_by or topic
+        if policy.pool == subscriptions.consumer_pool(consumed):
+            path = "/".join(quote(part, safe="*") for part in subscriptions.split(consumed))
+            raise Problem(
+                "refused",
+                f"lease: {topic} has one consumer, which leases it by GET"
+                f" /v1/subscriptions/{path}/stream",
+            )
 
 
 def seen(call: Call, batch: Batch) -> Batch:

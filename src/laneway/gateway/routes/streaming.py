@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from laneway.gateway import long_poll
 from laneway.gateway.http import Stream
-from laneway.gateway.routes.consuming import seen, wanted_of
+from laneway.gateway.routes.consuming import check_shared, seen, wanted_of
 from laneway.gateway.wire import delivery_of, encode
 from laneway.message import Settlement
 
@@ -34,6 +34,7 @@ async def stream(call: Call) -> Stream:
     query: StreamQuery = call.query
     topics = None if query.topics is None else query.topics.split(",")
     wanted = wanted_of(call, query.pool, topics, query.lease, query.priority)
+    await check_shared(call, wanted)
     call.services.waits.check(call.caller)
     return Stream(_events(call, wanted, query.credit), b"text/event-stream")
 
