@@ -15,11 +15,12 @@ CPU is that of the sending process. The receiver is a process of its own on the 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench import push_endpoints as bad
@@ -30,6 +31,7 @@ from laneway.push.secret_store import new_key
 from laneway.push.transport import Destination, Request, Settings, Transport
 
 IN_FLIGHT = 64
+ACTIVE = 50_000
 BODY = bad.BODY
 
 
@@ -127,10 +129,23 @@ def with_aiohttp(port: int, count: int, _: int) -> tuple[float, float] | None:
     return timed(count, lambda: asyncio.run(send()))
 
 
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--endpoints",
+        type=int,
+        metavar="N",
+        help="only what N endpoints in the table cost, of which 50,000 at most are sent to",
+    )
+
+
 def main() -> None:
-    chosen = options(__doc__ or "push")
-    count, endpoints = pick(chosen, (50_000, 1_000), (5_000, 1_000), (200, 20))
+    chosen = options(__doc__ or "push", _add)
     os.environ["LANEWAY_SECRETS_KEY"] = new_key()
+    if chosen.endpoints:
+        with bad.receiver() as port:
+            many_endpoints(chosen, [(chosen.endpoints, min(chosen.endpoints, ACTIVE))], port)
+        return
+    count, endpoints = pick(chosen, (50_000, 1_000), (5_000, 1_000), (200, 20))
     rows: list[tuple[Any, ...]] = []
     rates: dict[str, float] = {}
     with bad.receiver() as port:
@@ -157,23 +172,28 @@ def main() -> None:
     more(chosen)
 
 
+def many_endpoints(chosen: Any, sizes: Iterable[tuple[int, int]], port: int) -> None:
+    rows = []
+    for known, active in sizes:
+        rows += [(f"{known:,}", *row) for row in bad.registered(known, active, port)]
+    publish_table(
+        "push_endpoints",
+        chosen,
+        ("in the table", "figure", "endpoints", "value"),
+        rows,
+        "plain HTTP, 64 in flight, one message each, sent by a process of its own",
+    )
+
+
 def more(chosen: Any) -> None:
     with bad.receiver() as port:
-        rows = []
-        for known, active in pick(
+        sizes = pick(
             chosen,
-            ((1_000, 1_000), (50_000, 50_000), (1_000_000, 50_000)),
+            ((1_000, 1_000), (50_000, ACTIVE), (1_000_000, ACTIVE)),
             ((2_000, 2_000),),
             ((50, 50),),
-        ):
-            rows += [(f"{known:,}", *row) for row in bad.registered(known, active, port)]
-        publish_table(
-            "push_endpoints",
-            chosen,
-            ("in the table", "figure", "endpoints", "value"),
-            rows,
-            "plain HTTP, 64 in flight, one message each",
         )
+        many_endpoints(chosen, sizes, port)
         seconds, rate = pick(chosen, (60, 200), (6, 100), (1, 50))
         publish_table(
             "push_neighbors",

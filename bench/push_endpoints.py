@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import datetime as dt
 import ipaddress
+import json
 import random
 import resource
 import ssl
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.dashboard import request
 from laneway import Laneway, Message
+from laneway.gateway.dashboard.dashboard import Dashboard
+from laneway.gateway.gateway import Gateway
 from laneway.push import breaker
 from laneway.push.transport import Destination, Request, Settings, Transport
 
@@ -86,7 +91,8 @@ def receiver(*certificate: str) -> Iterator[int]:
 def registered(count: int, active: int, port: int) -> list[tuple[Any, ...]]:
     """Rows about `count` endpoints in the table, of which `active` are sent to."""
     with tempfile.TemporaryDirectory() as folder:
-        app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
+        store = f"sqlite:///{folder}/q.db"
+        app = Laneway(store, durability="memory")
         app.push("push.*")
         url = f"http://127.0.0.1:{port}/"
         before = time.process_time()
@@ -96,7 +102,7 @@ def registered(count: int, active: int, port: int) -> list[tuple[Any, ...]]:
                 (f"push.{n}", {"url": url, "allow_private": True})
                 for n in range(first, min(first + PAGE, count))
             )
-        rows = [
+        rows: list[tuple[Any, ...]] = [
             ("registered, endpoints/s", count, count / (time.perf_counter() - began)),
             ("registered, CPU µs each", count, (time.process_time() - before) / count * 1e6),
             ("table, bytes each", count, _size(folder) / count),
@@ -106,19 +112,57 @@ def registered(count: int, active: int, port: int) -> list[tuple[Any, ...]]:
         for name in names:
             app.endpoint(name).info()
         rows.append(("look-up, CPU µs", count, (time.process_time() - before) / 1_000 * 1e6))
-        memory = _resident()
+        rows += [(name, count, figure) for name, figure in asyncio.run(_pages(app, count))]
         app.publish_many(Message(f"push.{n}", BODY) for n in range(active))
-        began, before = time.perf_counter(), time.process_time()
-        summary = app.run_worker(burst=True, concurrency=64)
-        assert summary.acked == active, summary
-        rows += [
-            ("sent to, requests/s", active, active / (time.perf_counter() - began)),
-            ("sent to, CPU µs each", active, (time.process_time() - before) / active * 1e6),
-            ("sender grew by, MB", active, (_resident() - memory) / 1e6),
-            ("sender's most, MB", active, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
-        ]
         app.close()
+        sent = subprocess.run(
+            [sys.executable, "-m", "bench.push_endpoints", store, str(active)],
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+        rows += [(name, active, figure) for name, figure in json.loads(sent.stdout)]
         return rows
+
+
+PAGES = {
+    "/v1/endpoints, CPU ms": "/v1/endpoints?limit=50",
+    "/v1/endpoints in the middle, CPU ms": "/v1/endpoints?limit=50&after={middle}",
+    "/endpoints, CPU ms": "/endpoints",
+    "/endpoint, CPU ms": "/endpoint?topic={middle}",
+}
+
+
+async def _pages(app: Laneway, count: int) -> list[tuple[str, float]]:
+    """Medians of ten requests each, to a gateway in this process without a server."""
+    gateway = Gateway(app, is_open=True, extensions=[Dashboard(app)])
+    found = []
+    for name, path in PAGES.items():
+        times = []
+        for _ in range(10):
+            before = time.process_time()
+            status, _body = await request(gateway, path.format(middle=f"push.{count // 2}"))
+            times.append((time.process_time() - before) * 1e3)
+            assert status == 200, (path, status)
+        found.append((name, statistics.median(times)))
+    await asyncio.to_thread(gateway.close)
+    return found
+
+
+def _send_all(store: str, count: int) -> list[tuple[str, float]]:
+    """What a process does that only sends. "Grew" is beside its start, with all modules loaded."""
+    app = Laneway(store, durability="memory")
+    app.push("push.*")
+    app.run_worker(burst=True, concurrency=1, max_messages=1)
+    memory, began, before = _resident(), time.perf_counter(), time.process_time()
+    summary = app.run_worker(burst=True, concurrency=64)
+    assert summary.acked == count - 1, summary
+    return [
+        ("sent to, requests/s", count / (time.perf_counter() - began)),
+        ("sent to, CPU µs each", (time.process_time() - before) / count * 1e6),
+        ("sender grew by, MB", (_resident() - memory) / 1e6),
+        ("sender's most, MB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+    ]
 
 
 def _size(folder: str) -> int:
@@ -307,3 +351,7 @@ def _certificate(folder: Path) -> tuple[Path, str]:
     path.write_text(secret + text)
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path)
     return path, text
+
+
+if __name__ == "__main__":
+    print(json.dumps(_send_all(sys.argv[1], int(sys.argv[2]))))

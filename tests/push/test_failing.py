@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from laneway import Laneway
 from laneway.cli import main
 from laneway.errors import Refused
-from laneway.push import breaker, events, table
+from laneway.push import breaker, events, stored_counts, table
 from laneway.push.answers import Verdict
 from laneway.working.buffer import HandlerQueue
 from laneway.working.delivery import WorkerDelivery
@@ -49,6 +49,7 @@ def test_breaker_of_a_dead_endpoint(
         assert len(receiver.requests) - opened_at <= 8
         counted = max(message.attempt for message in app.topic("push.x").peek(50))
         assert counted <= 6
+        assert stored_counts.open_breakers(app.engine) == ["push.x"]
         status[0] = 200
         while app.topic("push.x").stats().done < 50 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -58,6 +59,10 @@ def test_breaker_of_a_dead_endpoint(
     assert endpoint.info().state == "healthy"
     shown = [(event.kind, event.topic) for event in events.since(app.engine, 0)]
     assert shown == [("opened", "push.x"), ("recovered", "push.x")]
+    assert stored_counts.open_breakers(app.engine) == []
+    counts = stored_counts.read(app.engine)
+    assert counts.attempts == {"2xx": 50, "5xx": len(receiver.requests) - 50}
+    assert (counts.opened, counts.skipped, counts.dropped) == (1, 0, 0)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import pytest
 
 from laneway import Laneway
 from laneway.gateway import tokens
+from laneway.push import stored_counts, table
+from laneway.push.counts import Counts
 from laneway.push.signature import Key
 from tests.gateway.conftest import Api, serving
 from tests.push.receiver import Receiver
@@ -199,3 +201,36 @@ def as_token(api: Api, app: Laneway, *scopes: str, topics: list[str]) -> Iterato
         yield Api(api.port, token=text)
     finally:
         tokens.revoke(app.engine, token_id)
+
+
+def test_metrics(api: Api, store: str) -> None:
+    """What all senders counted, and how many breakers are open: no series by endpoint."""
+    assert "laneway_endpoint" not in api("GET", "/metrics").content.decode()
+    api("PUT", "/v1/endpoints/push.acme", {"url": URL})
+    api("PUT", "/v1/endpoints/push.b", {"url": URL})
+
+    def failed(record: table.Record | None) -> table.Record | None:
+        assert record is not None
+        record.condition.opened_us = 1
+        return record
+
+    with Laneway(store) as app:
+        for _ in range(2):
+            counts = Counts()
+            counts.attempts.update({"2xx": 3, "timeout": 1})
+            counts.opened = 1
+            stored_counts.add(app.engine, counts)
+        table.update(app.engine, "push.acme", failed)
+        for topic in ("push.acme", "push.b", "push.removed"):
+            stored_counts.opened(app.engine, topic)
+    lines = api("GET", "/metrics").content.decode().splitlines()
+    for line in (
+        'laneway_endpoint_attempts_total{answer="2xx"} 6',
+        'laneway_endpoint_attempts_total{answer="timeout"} 2',
+        "laneway_endpoint_breakers_opened_total 2",
+        "laneway_endpoint_breakers_open 1",
+        "laneway_endpoint_log_dropped_total 0",
+    ):
+        assert line in lines
+    api("POST", "/v1/endpoints/push.acme/disable", {})
+    assert "laneway_endpoint_breakers_open 0" in api("GET", "/metrics").content.decode()

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import units
 from laneway.errors import DestinationUnavailable, LanewayError, Reject
-from laneway.push import breaker, payloads, secret_store, table
+from laneway.push import breaker, payloads, secret_store, stored_counts, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
-from laneway.push.counts import CLASSES, COUNTS
+from laneway.push.counts import CLASSES, COUNTS, Counts
 from laneway.push.delivery_log import LogWriter
 from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
@@ -60,7 +60,7 @@ LEAST_OF_TOPIC, PARTS = 8, 8
 NO_ENDPOINT = object()
 """Of a message that was prepared, and whose topic has no endpoint."""
 
-MAX_TARGETS = 50_000
+MAX_TARGETS = 10_000
 """Endpoints that a sender has in memory; of the others, only their counts are forgotten."""
 
 DISABLED_SECONDS = 1.0
@@ -75,6 +75,9 @@ BUSY_SECONDS = 0.5
 How long messages go back that were leased before their endpoint asked for a pause. Then their topic
 backs off in the store, for longer.
 """
+
+COUNTS_SECONDS = 10.0
+"""How often a sender adds what it has counted to the namespace's counts."""
 
 MAX_NOTES = 1_000
 """Conditions that wait to be written; more are dropped."""
@@ -132,6 +135,10 @@ class Sender:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
         self._log = LogWriter(engine)
         self._events = EndpointEvents(engine)
+        self._counts = Counts()
+        """What is not yet added to the namespace's counts."""
+        self._is_count_due = False
+        self._dropped_stored = 0
         self._exhausted: dict[str, int] = {}
         """The hour in which a topic's last notification about a message without retries was."""
         self._note_count = 0
@@ -187,6 +194,8 @@ class Sender:
     def _write_rest(self) -> None:
         self._writer.shutdown()
         self._log.close(CLOSE_SECONDS)
+        if self._is_count_due:
+            self._add_counts(self._take_counts())
 
     def stop(self, unit: WorkerDelivery) -> None:
         """Drop a unit's request, if one was made."""
@@ -318,6 +327,8 @@ class Sender:
         record = target.record
         if record.events and not payloads.wants(record.events, lease):
             COUNTS.skipped += 1
+            self._counts.skipped += 1
+            self._store_counts_soon()
             self._end(unit, None)
             return
         body, content_type = payloads.of_lease(lease, record.content, record.template)
@@ -397,7 +408,11 @@ class Sender:
         if unit.over or self._is_closed:
             return
         record, lease = target.record, unit.lease
-        COUNTS.attempts[answer.error or CLASSES[answer.status // 100]] += 1
+        answered = answer.error or CLASSES[answer.status // 100]
+        COUNTS.attempts[answered] += 1
+        self._counts.attempts[answered] += 1
+        if not self._is_count_due:
+            self._store_counts_soon()
         verdict = judge(
             answer,
             dead_on=record.dead_on,
@@ -509,6 +524,7 @@ class Sender:
             target.opens = max(target.opens, target.record.condition.opens) + 1
             if not was_open:
                 COUNTS.opened += 1
+                self._counts.opened += 1
                 log.warning(
                     "endpoint %s: its breaker opened: %s; its topic backs off",
                     lease.topic,
@@ -542,6 +558,33 @@ class Sender:
             log.info("endpoint %s: its breaker closed", topic)
         target.opens, target.open_until, target.is_noted = 0, 0.0, False
         self._note(self._write_success, topic, target.record.version)
+
+    # Counts
+
+    def _store_counts_soon(self) -> None:
+        if not self._is_count_due:
+            self._is_count_due = True
+            self._loop.call_later(COUNTS_SECONDS, self._store_counts)
+
+    def _store_counts(self) -> None:
+        self._is_count_due = False
+        if not self._is_closed:
+            self._writer.submit(self._add_counts, self._take_counts())
+
+    def _take_counts(self) -> Counts:
+        counts, self._counts = self._counts, Counts()
+        return counts
+
+    def _add_counts(self, counts: Counts) -> None:
+        """Add to the namespace's counts; in a thread."""
+        dropped = self._log.dropped
+        counts.dropped, self._dropped_stored = dropped - self._dropped_stored, dropped
+        try:
+            stored_counts.add(self._engine, counts)
+        except LanewayError as error:
+            log.debug("push: what this sender has counted is not stored: %s", error)
+        except Exception:
+            log.exception("push: what this sender has counted is not stored")
 
     # Conditions, in a thread of their own
 
@@ -614,6 +657,8 @@ class Sender:
         record = table.update(self._engine, topic, change)
         if record is not None and record.disabled_us == now_us:
             table.pause(self._engine, topic)
+        if record is not None and opens:
+            stored_counts.opened(self._engine, topic)
         for kind, detail in events:
             self._tell(kind, topic, detail, now_us)
 
@@ -630,6 +675,7 @@ class Sender:
 
         table.update(self._engine, topic, change)
         if was_open:
+            stored_counts.closed(self._engine, [topic])
             self._tell("recovered", topic, "it answers again", table.now())
 
     def _tell(self, kind: str, topic: str, detail: str, now_us: int) -> None:

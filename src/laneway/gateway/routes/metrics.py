@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from laneway.gateway.http import Response
 from laneway.gateway.waits import KINDS
 from laneway.history import figures
+from laneway.push import stored_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
     from laneway.gateway.schema import MetricsQuery
 
@@ -96,6 +98,7 @@ def _lines(call: Call) -> Iterator[str]:
                 for le, count in zip(bounds, itertools.accumulate(times.counts), strict=True)
             ],
         )
+    yield from _push_series(call.engine)
     query: MetricsQuery = call.query
     if query.top:
         top = call.engine.topic_list(order="backlog", limit=query.top)
@@ -104,6 +107,26 @@ def _lines(call: Call) -> Iterator[str]:
             "gauge",
             [({"topic": stats.topic}, stats.waiting) for stats in top],
         )
+
+
+def _push_series(engine: FullEngine) -> Iterator[str]:
+    """What the senders have counted; nothing where none ever did."""
+    counts = stored_counts.read(engine)
+    if not (counts.attempts or counts.skipped or counts.opened):
+        return
+    yield from _series(
+        "laneway_endpoint_attempts_total",
+        "counter",
+        [({"answer": answer}, count) for answer, count in sorted(counts.attempts.items())],
+    )
+    for name, count in (
+        ("skipped", counts.skipped),
+        ("breakers_opened", counts.opened),
+        ("log_dropped", counts.dropped),
+    ):
+        yield from _series(f"laneway_endpoint_{name}_total", "counter", [({}, count)])
+    is_open = stored_counts.open_breakers(engine)
+    yield from _series("laneway_endpoint_breakers_open", "gauge", [({}, len(is_open))])
 
 
 def _series(name: str, kind: str, samples: Iterable[Sample]) -> Iterator[str]:
