@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -69,6 +70,11 @@ def test_commands(
     sender: Callable[[str], None], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command succeeds, in the page's order."""
+    lines = [
+        {"topic": "push.acme", "url": receiver.url("/200")},
+        {"topic": "push.bolt", "url": "ftp:"},
+    ]
+    Path("endpoints.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for command, shown in COMMANDS:
         real = re.sub(r"https://[\w.]+\.example/\w+", receiver.url("/200"), command)
         if command.startswith("export"):
@@ -87,11 +93,9 @@ def test_commands(
                     timeout=WAIT_SECONDS,
                 )
             assert '"topic":"push.acme"' in answer.stdout
+            _check(shown, answer.stdout)
         else:
-            output = _laneway(real.removeprefix("laneway "))
-            for line in shown:
-                if not line.startswith("20"):  # an attempt of an example
-                    assert re.search(_pattern(line), output), (command, output)
+            _check(shown, _laneway(real.removeprefix("laneway ")))
         if command.startswith("laneway publish"):
             _deliver(receiver)
     assert len(COMMANDS) > 15
@@ -103,6 +107,12 @@ def _laneway(words: str) -> str:
     is_finished = words.startswith("explain order-42") and "it was finished" in result.output
     assert result.exit_code == int(is_finished), (words, result.output)
     return result.output
+
+
+def _check(shown: list[str], output: str) -> None:
+    for line in shown:
+        if not line.startswith("20"):  # an attempt of an example
+            assert re.search(_pattern(line), output), (line, output)
 
 
 def _pattern(line: str) -> str:

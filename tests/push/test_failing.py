@@ -65,6 +65,28 @@ def test_breaker_of_a_dead_endpoint(
     assert (counts.opened, counts.skipped, counts.dropped) == (1, 0, 0)
 
 
+def test_an_operator_ends_the_back_off_of_a_breaker(
+    app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next message is a probe at once, although its sender opened the breaker for minutes."""
+    monkeypatch.setattr(breaker, "FIRST_SECONDS", 300.0)
+    app.policy("push.x", retries=100)
+    status = [500]
+    receiver.answers["/x"] = lambda: (status[0], {})
+    endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
+    for n in range(10):
+        app.publish("push.x", n)
+    deadline = time.monotonic() + 20
+    with running(app):
+        while endpoint.info().state != "open" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        status[0] = 200
+        while app.topic("push.x").stats().done < 10 and time.monotonic() < deadline:
+            app.topic("push.x").back_off(0)
+            time.sleep(0.05)
+    assert app.topic("push.x").stats().done == 10
+
+
 @contextlib.contextmanager
 def running(app: Laneway) -> Iterator[None]:
     worker = app.worker(concurrency=20)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from laneway import units
 from laneway.cli.attempts import attempts, replay
 from laneway.cli.session import (
     Session,
@@ -17,6 +19,7 @@ from laneway.cli.session import (
     say,
     show_list,
 )
+from laneway.presenting import duration, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,10 +164,17 @@ def show(session: Session, topic: str, *, as_json: bool) -> None:
         return
     for name, value in msgspec.to_builtins(info).items():
         if value not in (None, [], {}, ""):
-            say(f"{name.replace('_', ' '):<16} {_shown(value)}")
+            say(f"{name.replace('_', ' '):<16} {_shown(name, value)}")
 
 
-def _shown(value: Any) -> str:
+MOMENTS = frozenset({"failing_since", "created", "changed"})
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in MOMENTS:
+        return (
+            f"{moment(round(value * units.SECOND))} ({duration(max(time.time() - value, 0.0))} ago)"
+        )
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)

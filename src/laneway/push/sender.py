@@ -72,8 +72,8 @@ PROBE_SECONDS = 1.0
 
 BUSY_SECONDS = 0.5
 """
-How long messages go back that were leased before their endpoint asked for a pause. Then their topic
-backs off in the store, for longer.
+How long messages go back that were leased before their topic began to back off. The back-off itself
+is the store's, and an operator may end it.
 """
 
 COUNTS_SECONDS = 10.0
@@ -272,11 +272,12 @@ class Sender:
         target.is_noted = record.condition != table.Condition()
         if before is not None:
             target.open_until, target.opens = before.open_until, before.opens
+            target.busy_until = before.busy_until
             if (before.record.version, before.record.enabled_us) != (
                 record.version,
                 record.enabled_us,
             ):  # its settings changed: it is tried at once
-                target.open_until, target.opens = 0.0, 0
+                target.open_until, target.opens, target.busy_until = 0.0, 0, 0.0
                 target.window = breaker.Window()
         fill(target, topic, self._guard, self._secrets)
         return target
@@ -382,11 +383,8 @@ class Sender:
             answer = Answer(error="misconfigured", detail=target.problem)
             self._log_attempt(attempt, answer, verdict, refusal)
             return refusal
-        now = time.monotonic()
-        if now < target.open_until:
-            return Released("its endpoint's breaker is open")
-        if now < target.busy_until:
-            return Released("its endpoint asked for a pause")
+        if time.monotonic() < target.busy_until:
+            return Released("its topic backs off")
         condition = record.condition
         is_probe = condition.opened_us or condition.probing_us or target.opens
         if is_probe and self._sending.get(lease.topic):
@@ -491,8 +489,8 @@ class Sender:
         if verdict.effect == "ack" or verdict.health == "gone":
             return None
         if verdict.effect == "back_off":
-            seconds = BUSY_SECONDS if verdict.delay is None else min(verdict.delay, BUSY_SECONDS)
-            target.busy_until = now + seconds
+            delay = verdict.delay
+            target.busy_until = now + min(BUSY_SECONDS if delay is None else delay, BUSY_SECONDS)
             return DestinationUnavailable(verdict.text, retry_after=verdict.delay)
         counts = verdict.health in ("failure", "auth", "message")
         opens = counts and (target.opens > 0 or self._is_open(target) or window.should_open())
@@ -503,6 +501,7 @@ class Sender:
         if opens:
             seconds = breaker.back_off_seconds(target.opens)
             target.open_until = now + seconds
+            target.busy_until = now + min(seconds, BUSY_SECONDS)
             return DestinationUnavailable(
                 f"{verdict.text}; the breaker is open", retry_after=seconds
             )

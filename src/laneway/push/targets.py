@@ -51,7 +51,7 @@ class Target(msgspec.Struct):
     is_ours: bool = False
     open_until: float = 0.0
     busy_until: float = 0.0
-    """Until when messages go back that were leased before it asked for a pause (monotonic)."""
+    """Until when messages go back that were leased before their topic backs off (monotonic)."""
     opens: int = 0
     is_gone: bool = False
     """Whether it answered 410, and is not yet stored as disabled."""
