@@ -12,7 +12,8 @@ from laneway.gateway.schema import NULL
 
 if TYPE_CHECKING:
     from laneway.engines.base import Records
-    from laneway.gateway.call import Call
+    from laneway.gateway.access import Caller
+    from laneway.gateway.http import Request
 
 log = logging.getLogger("laneway.gateway")
 
@@ -75,16 +76,21 @@ def _head(engine: Records) -> int:
     return 0 if stored is None else int(stored)
 
 
-def change_of(call: Call, content: bytes, undo: tuple[str, dict[str, Any]] | None = None) -> Change:
-    """The change of a call, now. `content`: the JSON of its request. `undo`: as in `Response`."""
+def change_of(
+    caller: Caller,
+    request: Request,
+    content: bytes,
+    undo: tuple[str, dict[str, Any]] | None = None,
+) -> Change:
+    """The change of a request, now. `content`: its JSON. `undo`: as in `Response`."""
     pattern, fields = undo or (None, None)
     return Change(
         at_us=time.time_ns() // 1000,
-        who=call.caller.name,
-        token=call.caller.token,
-        address=call.request.address,
-        method=call.request.method,
-        path=call.request.scope["path"][:1000],
+        who=caller.name,
+        token=caller.token,
+        address=request.address,
+        method=request.method,
+        path=request.scope["path"][:1000],
         request=msgspec.Raw(content),
         pattern=pattern,
         undo=fields,

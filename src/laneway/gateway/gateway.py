@@ -275,7 +275,7 @@ def _keep(call: Call, answer: Response) -> None:
     content = encode(call.body)
     if len(content) > audit.MAX_REQUEST:
         content = b'"a request of %d bytes"' % len(content)
-    audit.append(call.engine, audit.change_of(call, content, answer.undo))
+    audit.append(call.engine, audit.change_of(call.caller, call.request, content, answer.undo))
 
 
 METHODS = frozenset(route.method for route in ROUTES) | {"HEAD"}

@@ -65,7 +65,9 @@ async def _answers(call: Call) -> AsyncIterator[bytes]:
     finally:
         if count:
             content = encode(f"{count} endpoints by lines")
-            services.threads.submit(audit.append, call.engine, audit.change_of(call, content))
+            services.threads.submit(
+                audit.append, call.engine, audit.change_of(call.caller, call.request, content)
+            )
 
 
 def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer]:
