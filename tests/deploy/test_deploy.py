@@ -439,6 +439,7 @@ def test_units(path: Path, tmp_path: Path) -> None:
     seconds = grace(words) if words[0] == "worker" else 10
     assert int(settings["TimeoutStopSec"]) > seconds
     assert settings["User"] != "root"
+    assert settings["StartLimitIntervalSec"] == "0"  # it starts again while the store is away
     assert "PrivateTmp" not in settings  # TMPDIR is where processes on one file wake each other
     assert settings["Environment"] == f"TMPDIR=/run/{settings['RuntimeDirectory']}"
     analyze = shutil.which("systemd-analyze")

@@ -279,6 +279,10 @@ def _unhandled(_: _Case, __: Explanation, text: str) -> TopicReason:
     return TopicReason("unhandled", text, "start a worker whose program handles the topic")
 
 
+def _turn(case: _Case, _: Explanation, text: str) -> TopicReason:
+    return _worker(case, _, f"it waits for its turn: {text}")
+
+
 def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
     coverage = workers.Coverage(case.engine)
     if coverage.concurrency and case.shows_others:
@@ -296,6 +300,7 @@ _BY_CAUSE: dict[str, Callable[[_Case, Explanation, str], TopicReason]] = {
     "due": _due,
     "unserved": _unserved,
     "unhandled": _unhandled,
+    "turn": _turn,
     "worker": _worker,
 }
 

@@ -49,6 +49,12 @@ def explain(session: Session, name: str, *, topic: str | None, as_json: bool) ->
         if found is not None:
             _show_topic(found, as_json=as_json)
             return
+        if explanation.state == "unknown":
+            text = (
+                f'no message has the id "{name}", and nothing waits, runs or is dead in a topic'
+                " of this name: all was finished, or nothing was published here"
+            )
+            explanation.reasons = [text]
     _show_message(explanation, as_json=as_json)
     if explanation.state == "unknown":
         raise SystemExit(REFUSED)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from docs.pictures import FLAGS, SHOWN, beat, fill
 
-from laneway import Laneway
+from laneway import Laneway, Message
 from tests.gateway.dashboard.conftest import Browser, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -144,6 +144,98 @@ def test_live_updates_and_keys(shop: tuple[Laneway, Browser], chromium: Any) -> 
     page.keyboard.press("Enter")
     page.wait_for_url("**/search?q=keys.a")
     assert "keys.a" in page.text_content("main")
+    opened.close()
+
+
+class Keys:
+    """A person without a mouse."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.presses = 0
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+            self.presses += 1
+
+    def type(self, text: str) -> None:
+        self.page.keyboard.type(text)
+
+    def tab_to(self, selector: str) -> None:
+        """Press Tab until the focus is there, and can be seen."""
+        for _ in range(60):
+            self.press("Tab")
+            if self.page.evaluate("wanted => document.activeElement.matches(wanted)", selector):
+                break
+        else:
+            raise AssertionError(f"60 tabs do not lead to {selector}")
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert self.page.evaluate(outline) != "none", selector
+
+
+def test_tasks_by_keyboard(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """
+    A merchant's topic is found, explained, paused, resumed and given another rate, and a dead
+    letter is retried, and an endpoint's failures are replayed, by keys alone.
+    """
+    app, browser = shop
+    engine = app.engine
+    app.publish_many(Message("push.keyboard", n) for n in range(3))
+    opened = Opened(chromium, browser.port)
+    page = opened.go("/")
+    keys = Keys(page)
+    keys.press("/")
+    keys.type("keyboard")
+    keys.press("Enter")
+    page.wait_for_url("**/search?q=keyboard")
+    assert "it waits for its turn" in page.text_content(".reasons")
+    keys.press("j", "Enter")
+    page.wait_for_url("**/topic?name=push.keyboard")
+    keys.tab_to(".skip")
+    keys.press("Enter")
+    keys.tab_to(".actions button")
+    keys.press("Enter")
+    page.wait_for_selector(".notice.good")
+    assert engine.topic_stats("push.keyboard").state == "paused"
+    page.wait_for_selector(".reasons button:has-text('Resume')")
+    keys.tab_to(".reasons button")
+    keys.press("Enter")
+    page.wait_for_selector("text=push.keyboard: resumed.")
+    assert engine.topic_stats("push.keyboard").state != "paused"
+    keys.tab_to("#edit summary")
+    keys.press("Enter")
+    keys.tab_to("#edit-rate")
+    keys.press("Control+a")
+    keys.type("7/s")
+    keys.press("Enter")
+    page.wait_for_selector("text=the policy was changed")
+    assert engine.policy_of("push.keyboard").rate == 7
+    (first,) = engine.dead_list("push.acme", limit=1)
+    keys.press("g", "d")
+    page.wait_for_url("**/dead")
+    page.wait_for_selector("#letters table")
+    while page.text_content("tr.at th a") != first[1].id if page.query_selector("tr.at") else True:
+        keys.press("j")
+    keys.press("Enter")
+    page.wait_for_url("**/message?*")
+    keys.tab_to(".actions button")
+    keys.press("Enter")
+    page.wait_for_selector(".notice.good")
+    assert not engine.dead_list("push.acme", limit=1)
+    keys.press("g", "e")
+    page.wait_for_url("**/endpoints")
+    page.wait_for_selector("#list table")
+    keys.press("j", "Enter")
+    page.wait_for_url("**/endpoint?*")
+    keys.tab_to(".skip")
+    keys.press("Enter")
+    keys.tab_to("#many summary")
+    keys.press("Enter")
+    keys.tab_to("#many-since")
+    keys.press("Enter")
+    page.wait_for_selector("text=messages are sent again")
+    assert keys.presses < 200
     opened.close()
 
 

@@ -248,7 +248,7 @@ def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
     assert "no publish is on record" in found[0].text
     answer = CliRunner().invoke(main, ["--url", app.url, "explain", "push.nobody"])
     assert answer.exit_code == 1
-    assert "no message with this id" in answer.output
+    assert 'no message has the id "push.nobody", and nothing waits' in answer.output
 
 
 def test_who_sees_some_topics_learns_nothing_of_others(

@@ -45,7 +45,11 @@ def build(view: View) -> dict[str, Any]:
     view.caller.check_topic(topic)
     info = info_of(view, topic)
     if info is None:
-        raise Problem("not-found", f'the topic "{topic[:80]}" has no endpoint')
+        raise Problem(
+            "not-found",
+            f'the topic "{topic[:80]}" has no endpoint',
+            hint="laneway endpoint set TOPIC URL creates one",
+        )
     stats, now_us = view.reader.topic(topic), view.reader.now_us()
     last = _attempts(view, topic)
     is_searched = bool(query.result or query.status or query.id or query.after)

@@ -10,3 +10,8 @@ document.addEventListener("change", (event) => {
   if (!event.target.matches("[data-choose-all]")) return;
   for (const box of event.target.closest("table").querySelectorAll("tbody input[type=checkbox]")) box.checked = event.target.checked;
 });
+
+// After a search the keys are for the rows, not for the field.
+document.addEventListener("submit", (event) => {
+  if (event.target.method === "get") document.activeElement?.blur();
+});

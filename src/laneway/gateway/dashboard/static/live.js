@@ -35,7 +35,8 @@ function say(words, kind) {
 function state() {
   if (!main()) return;
   const late = Date.now() - lastMs;
-  document.body.classList.toggle("stale", !isPaused && lastMs > 0 && late > everyMs + LATE_MS);
+  const isLate = !isPaused && lastMs > 0 && late > everyMs + LATE_MS;
+  document.body.classList.toggle("stale", isLate || Boolean(problem));
   if (isPaused) say("paused", "off");
   else if (problem) say(problem, "bad");
   else if (lastMs && late > everyMs + LATE_MS) say(`last seen ${Math.round(late / 1000)} s ago, trying again`, "bad");
