@@ -74,3 +74,21 @@ def test_javascript(api: Api, store: str) -> None:
         assert sorted(output.splitlines()) == ["order 1", "order 2"]
         stats = app.topic("orders").stats()
         assert (stats.done, stats.retried) == (2, 1)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_one_consumer(api: Api, store: str) -> None:
+    """The ledger gets the orders of all topics by a stream, and what it acked is done."""
+    with Laneway(store) as app:
+        app.subscribe("orders.*", "ledger", kind="exclusive")
+        for order, topic in enumerate(("orders.eu", "orders.us", "orders.eu"), 1):
+            app.publish(topic, {"order": order})
+        output = run(api, "node", "ledger.mjs", f"http://127.0.0.1:{api.port}", "3")
+        lines = [line.split() for line in output.splitlines()]
+        assert sorted((topic, order) for topic, _, order, _, _ in lines) == [
+            ("orders.eu#ledger", "1"),
+            ("orders.eu#ledger", "3"),
+            ("orders.us#ledger", "2"),
+        ]
+        assert len({fence for *_, fence in lines}) == 1
+        assert app.topic("orders.eu#ledger").stats().done == 2

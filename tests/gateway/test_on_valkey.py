@@ -20,11 +20,13 @@ from tests.gateway.test_background import (
     test_redrive_of_many,
 )
 from tests.gateway.test_consume import test_actions, test_client_that_hung_up, test_long_poll
+from tests.gateway.test_consumers import test_exclusive_pattern, test_failover
 from tests.gateway.test_operations import (
     test_actions_on_a_message,
     test_back_off,
     test_dead_by_fingerprint,
     test_dry_run,
+    test_messages_that_have_ended,
 )
 from tests.gateway.test_publish import test_idempotency_key, test_lines, test_lists, test_publish
 from tests.gateway.test_streams import test_schedules, test_stream
@@ -39,11 +41,14 @@ __all__ = [
     "test_drop_by_fingerprint",
     "test_dry_run",
     "test_events_of_endpoints",
+    "test_exclusive_pattern",
+    "test_failover",
     "test_idempotency_key",
     "test_lines",
     "test_lists",
     "test_long_poll",
     "test_messages",
+    "test_messages_that_have_ended",
     "test_pages_of_gates",
     "test_pages_of_policies",
     "test_policies",
