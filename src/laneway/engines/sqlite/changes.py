@@ -100,6 +100,8 @@ class LaneChanges:
 
     def _merge(self) -> None:
         """Write a lane that changed in more than one way as a whole."""
+        if sum(map(bool, (self.dirty, self.grown, self.shrunk, self.ended))) < 2:
+            return
         several = self.grown.keys() & self.shrunk.keys()
         for each in (self.grown, self.shrunk):
             several |= self.ended.keys() & each.keys()

@@ -59,10 +59,7 @@ class Files:
         else:
             if self._wrong is None and self._quiet == (folder.st_ino, folder.st_mtime_ns):
                 return None
-            is_coarse = folder.st_mtime_ns % 1_000_000_000 == 0
-            age = time.time_ns() - folder.st_mtime_ns
-            is_settled = age > (SETTLED_COARSE_NS if is_coarse else SETTLED_NS)
-            is_quiet = is_settled and not self._is_link
+            is_quiet = is_settled(folder.st_mtime_ns) and not self._is_link
             self._quiet = (folder.st_ino, folder.st_mtime_ns) if is_quiet else None
         self._wrong = self._compare()
         return self._wrong
@@ -89,6 +86,12 @@ class Files:
                     " writes what the removed file held"
                 )
         return None
+
+
+def is_settled(mtime_ns: int) -> bool:
+    """Whether each later change of a folder gives it another modification time than this one."""
+    is_coarse = mtime_ns % 1_000_000_000 == 0
+    return time.time_ns() - mtime_ns > (SETTLED_COARSE_NS if is_coarse else SETTLED_NS)
 
 
 def _identity(name: str) -> tuple[int, int] | None:

@@ -35,6 +35,7 @@ import msgspec
 
 from laneway.engines.base import ABORT, PING
 from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.sqlite.files import is_settled
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
 
@@ -128,6 +129,7 @@ class Wakeup:
         self.may_lease = may_lease and self._across
         self._alone = path is None
         self._folder = _folder(path) if path is not None and self._across else ""
+        self._names = _Names(self._folder)
         self._condition = threading.Condition()
         self._notified = 0
         self._interrupted = 0
@@ -150,10 +152,7 @@ class Wakeup:
             listener.notify(ids)
         if not self._across:
             return
-        try:
-            names = [name for name in os.listdir(self._folder) if name.startswith(LISTENER)]
-        except OSError:
-            return
+        names = [name for name in self._names.read() if name.startswith(LISTENER)]
         own = {listener.name for listener in self.listeners}
         for name in names:
             if name not in own:
@@ -170,10 +169,7 @@ class Wakeup:
                 for each in list(self.busy):
                     each.notify(pool)
             return
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return
+        names = self._names.read()
         if not names:
             return
         mine = _pool_mark(pool)
@@ -191,12 +187,8 @@ class Wakeup:
         """A socket of a waiting worker to which messages may be leased. None: there is none."""
         if not self.may_lease:
             return None
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return None
         mine = _pool_mark(pool) + TAKES_LEASES
-        workers = [name for name in names if name.startswith(mine)]
+        workers = [name for name in self._names.read() if name.startswith(mine)]
         while workers:
             name = workers.pop(random.randrange(len(workers)))
             worker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -314,6 +306,28 @@ class Wakeup:
         self._notify()
         for listener in list(self.waiting):
             listener.wake()
+
+
+class _Names:
+    """The names in a folder, which are listed again only where its modification time says so."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._listed: list[str] = []
+        self._quiet: tuple[int, int] | None = None
+        """The folder and its modification time at which these were listed, if that was long ago."""
+
+    def read(self) -> list[str]:
+        """The names now."""
+        try:
+            status = os.stat(self._folder)
+            now = status.st_ino, status.st_mtime_ns
+            if now != self._quiet:
+                self._listed = os.listdir(self._folder)
+                self._quiet = now if is_settled(status.st_mtime_ns) else None
+        except OSError:
+            return []
+        return self._listed
 
 
 class StoreWorkListener:
