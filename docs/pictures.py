@@ -32,7 +32,7 @@ import msgspec
 import uvicorn
 
 from docs import pictures_hostile
-from laneway import Laneway, Message
+from laneway import Laneway, Message, chain, chord, group
 from laneway.engines.base import (
     WAIT_BOUNDS_US,
     LogEntry,
@@ -43,6 +43,7 @@ from laneway.engines.base import (
 from laneway.errors import EngineUnavailable
 from laneway.gateway import audit, tokens
 from laneway.gateway.dashboard.dashboard import Dashboard
+from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
 from laneway.history.records import (
     AGE_BUCKETS,
@@ -55,7 +56,7 @@ from laneway.history.records import (
     name_of,
 )
 from laneway.message import Settlement
-from laneway.push import table
+from laneway.push import events, table
 from laneway.push.delivery_log import Entry
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.schedules import store
@@ -80,6 +81,8 @@ SHOWN = {
     "endpoints": "/endpoints",
     "endpoint": "/endpoint?topic=push.acme",
     "jobs": "/jobs?task=shop.deliver",
+    "flow": "/jobs",
+    "embed": "/endpoint?topic=push.acme&embed=true",
     "store": "/store",
     "audit": "/audit",
     "tokens": "/tokens",
@@ -146,6 +149,7 @@ def fill(app: Laneway) -> None:
     for n in range(600):
         app.publish("mail.reminder", {"n": n}, delay=f"{abs(random.gauss(9, 7)) * 60:.0f}m")
     _schedules(engine)
+    _flow(app)
     for n in range(12):
         app.publish("render.poster", {"poster": n})
     app.policy("mail.receipt", paused=True)
@@ -184,6 +188,32 @@ def _schedules(engine) -> None:
     )
 
 
+def _flow(app: Laneway) -> None:
+    """A report of six parts, four of which have ended; a chart and a mail follow it."""
+
+    @app.task(name="report.part", topic="report.part.{n}", retries=0)
+    def part(n: int) -> int:
+        return n
+
+    @app.task(name="report.total", topic="report.total")
+    def total(parts: list[int]) -> int:
+        return sum(parts)
+
+    @app.task(name="report.mail", topic="report.mail")
+    def mail(number: int) -> None:
+        del number
+
+    @app.task(name="report.draw_chart_of_the_month", topic="report.chart")
+    def draw(number: int) -> int:
+        return number
+
+    flow = chain(chord([part.s(n) for n in range(6)], total.s()), group(draw.s(), mail.s()))
+    flow.enqueue()
+    (body,) = app.engine.topic_peek("report.total")
+    SHOWN["flow"] = f"/jobs?id={body.id}&topic=report.total"
+    app.run_worker(burst=True, topics=[f"report.part.{n}" for n in range(4)])
+
+
 def _endpoints(app: Laneway) -> None:
     """Endpoints of the merchants, one of which answers 503, and what is in the log of it."""
     merchants = ["acme", *(f"m{n:03d}" for n in range(30))]
@@ -208,6 +238,7 @@ def _endpoints(app: Laneway) -> None:
         return record
 
     table.update(app.engine, failing[0], fail)
+    events.EndpointEvents(app.engine).add("opened", failing[0], "HTTP 503: Service Unavailable")
     app.topic(failing[0]).back_off("4m")
     entries = []
     for n in range(60):
@@ -388,7 +419,7 @@ def _durations(
 @contextlib.contextmanager
 def serving(app: Laneway, *, beats: bool):
     """A gateway with the dashboard, in a thread. Yields its URL."""
-    gateway = Gateway(app, is_open=True, extensions=[Dashboard(app)])
+    gateway = Gateway(app, is_open=True, extensions=[Dashboard(app, [Link("shop-eu", "/")])])
     config = uvicorn.Config(gateway, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -61,6 +61,12 @@ Examples:
     metavar="ORIGIN",
     help="Let pages of this origin show the dashboard in a frame; may be repeated.",
 )
+@click.option(
+    "--namespace-link",
+    multiple=True,
+    metavar="NAME=URL",
+    help="A link to the dashboard of another namespace, for the menu; may be repeated.",
+)
 @click.option("--max-connections", type=click.IntRange(1, 100_000), default=1000, show_default=True)
 @pass_session
 def serve(
@@ -76,6 +82,7 @@ def serve(
     token_file: str | None,
     cors_origin: tuple[str, ...],
     embed_origin: tuple[str, ...],
+    namespace_link: tuple[str, ...],
     max_connections: int,
 ) -> None:
     """
@@ -87,6 +94,7 @@ def serve(
     from laneway.gateway import cors, server
     from laneway.gateway import token_file as token_files
     from laneway.gateway.dashboard.dashboard import Dashboard
+    from laneway.gateway.dashboard.view import check_link
     from laneway.gateway.gateway import Gateway
 
     host, port = server.bind_of(bind)
@@ -101,6 +109,7 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     origins = [cors.check_origin(origin) for origin in cors_origin]
     embedding = [cors.check_origin(origin, "--embed-origin") for origin in embed_origin]
+    links = [check_link(link) for link in namespace_link]
     with _app(session, target) as app:
         if token_file is not None:
             token_files.ensure(app.engine, token_file)
@@ -109,7 +118,7 @@ def serve(
             app,
             is_open=insecure,
             prefix=root_path.rstrip("/"),
-            extensions=[Dashboard(app)],
+            extensions=[Dashboard(app, links)],
             cors_origins=origins,
             embed_origins=embedding,
         )

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import uvicorn
 from laneway import Laneway
 from laneway.engines.base import WorkerFacts
 from laneway.gateway.dashboard.dashboard import Dashboard
+from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
 from laneway.units import SECOND
 
@@ -157,9 +158,11 @@ class Events:
 
 
 @contextlib.contextmanager
-def running(app: Laneway, *, prefix: str = "", is_open: bool = False) -> Iterator[Browser]:
+def running(
+    app: Laneway, *, prefix: str = "", is_open: bool = False, links: Sequence[Link] = ()
+) -> Iterator[Browser]:
     """A gateway with the dashboard, in this process."""
-    dashboard = Dashboard(app)
+    dashboard = Dashboard(app, links)
     gateway = Gateway(app, prefix=prefix, is_open=is_open, extensions=[dashboard])
     config = uvicorn.Config(gateway, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)

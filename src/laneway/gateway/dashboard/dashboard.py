@@ -19,7 +19,7 @@ from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
 from laneway.gateway.dashboard.notices import Notice, Notices
 from laneway.gateway.dashboard.performing import perform
 from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery
-from laneway.gateway.dashboard.view import ASSETS, Urls, View
+from laneway.gateway.dashboard.view import ASSETS, Link, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
 from laneway.gateway.http import Stream
 from laneway.gateway.problems import Problem
@@ -46,12 +46,15 @@ class Dashboard(Extension):
     """
     The dashboard of an application's namespace: `app.asgi(extensions=[Dashboard(app)])`.
 
+    `links`: to the dashboards of other namespaces, for the menu.
+
     Raises UsageError if Jinja2 is not installed.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, links: Sequence[Link] = ()) -> None:
         rendering.environment()
         self._host = host
+        self._links = tuple(links)
         self.collector = Collector(lambda: host.engine)
         self.notices = Notices()
         self.routes = (
@@ -63,6 +66,7 @@ class Dashboard(Extension):
                 "GET", "/live", "read", self.live, query=LiveQuery, answer_type="text/event-stream"
             ),
             page("GET", "/export", "read", self.export, query=ExportQuery, answer_type="text/csv"),
+            page("GET", "/embed/topics/{topic}", "read", self.embed),
             page("POST", "/actions/{action}", "read", self.act, form=Fields),
             *ASSETS.routes,
         )
@@ -76,7 +80,7 @@ class Dashboard(Extension):
         """A page."""
         if shown.is_whole and not call.caller.sees_all:
             if shown.path == "/":  # the first page of a caller with some topics is their list
-                return redirect(call.request.url("/topics"))
+                return redirect(Urls(call.request.url(""), call.query.embed).page("/topics"))
             call.caller.check_everything()
         query = {name: value for name, value in call.request.query.items() if name != "did"}
         view = self._view(call, self.collector.reader(), Urls().page(shown.path, **query))
@@ -86,13 +90,26 @@ class Dashboard(Extension):
         )
         return compressed(call.request, html(text))
 
-    def _view(self, call: Call, reader: Reader, path: str, query: Any = None) -> View:
+    def embed(self, call: Call) -> Response:
+        """A topic for the frame of a portal: its endpoint, if it has one, else the topic."""
+        topic, urls = call.topic, Urls(call.request.url(""), embed=True)
+        if "endpoints" in call.caller.scopes:
+            (record,) = call.engine.record_read("endpoint", [topic])
+            if record is not None:
+                return redirect(urls.page("/endpoint", topic=topic))
+        return redirect(urls.topic(topic))
+
+    def _view(
+        self, call: Call, reader: Reader, path: str, query: Any = None, *, embed: bool = False
+    ) -> View:
+        query = call.query if query is None else query
         return View(
             reader=reader,
             caller=call.caller,
-            urls=Urls(call.request.url("")),
+            urls=Urls(call.request.url(""), embed or getattr(query, "embed", False)),
             path=path,
-            query=call.query if query is None else query,
+            query=query,
+            links=self._links,
             base=_base(call.request),
             namespace=self._host.namespace,
             host=self._host,
@@ -173,7 +190,7 @@ class Dashboard(Extension):
     def _show_command(
         self, call: Call, action: Action, form: Form, calls: Sequence[ApiCall]
     ) -> Response:
-        view = self._view(call, self.collector.reader(), "/")
+        view = self._view(call, self.collector.reader(), "/", embed=_is_embedded(form))
         variables = {
             **self._frame(call, view),
             "label": action.label,
@@ -187,7 +204,7 @@ class Dashboard(Extension):
 
     def _show_secret(self, call: Call, form: Form, secret: str, *, is_token: bool) -> Response:
         # At once, not on the page after it: with the first token, that page needs a login.
-        view = self._view(call, self.collector.reader(), "/tokens")
+        view = self._view(call, self.collector.reader(), "/tokens", embed=_is_embedded(form))
         variables = {
             **self._frame(call, view),
             "name": form.text("name") or ", ".join(form.all("topic")),
@@ -283,6 +300,11 @@ def _back(call: Call, form: Form) -> str:
     if parts.scheme or parts.netloc or parts.path not in PAGES:
         return urls.page("/")
     return urls.page(parts.path, **dict(parse_qsl(parts.query, keep_blank_values=True)))
+
+
+def _is_embedded(form: Form) -> bool:
+    """Whether the page that the form is on has no menu."""
+    return "embed" in dict(parse_qsl(urlsplit(form.exact("back")).query))
 
 
 def _answer_of(response: Response) -> dict[str, Any]:

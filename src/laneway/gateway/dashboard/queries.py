@@ -10,9 +10,10 @@ from laneway.gateway.schema import MAX_NUMBER
 
 
 class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`did`: the result of an action, which is shown once."""
+    """`did`: the result of an action, which is shown once. `embed`: without menu, for a frame."""
 
     did: str = ""
+    embed: bool = False
 
 
 class NowQuery(PageQuery):
@@ -48,6 +49,7 @@ class ExportQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     of: str
     format: Literal["csv", "json"] = "csv"
+    embed: bool = False
 
 
 class MessageQuery(PageQuery):

@@ -192,7 +192,7 @@ def _gates(view: View) -> Iterator[Sentence]:
         if gate["waiting"]:
             topics = "1 topic waits" if gate["waiting"] == 1 else f"{gate['waiting']:,} topics wait"
             part = held.get(gate["name"], 0.0)
-            often = f", as {words.part(part)} of the last hour" if part else ""
+            often = f"; topics waited for it {words.part(part)} of the last hour" if part else ""
             yield Sentence(
                 f"Gate {gate['name']}:", f"{topics} for it{often}", view.urls.page("/limits")
             )

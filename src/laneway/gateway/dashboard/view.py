@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
 
+from laneway.errors import UsageError
 from laneway.gateway.extension import StaticFiles
 
 if TYPE_CHECKING:
@@ -24,13 +25,16 @@ ASSETS = StaticFiles("/static", files("laneway.gateway.dashboard") / "static")
 
 
 class Urls(msgspec.Struct, frozen=True):
-    """The paths of pages, under the gateway's prefix."""
+    """The paths of pages, under the gateway's prefix. `embed`: they have no menu."""
 
     prefix: str = ""
+    embed: bool = False
 
     def page(self, path: str, **query: object) -> str:
         """A page by its path; parameters that are None or "" are left out."""
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
+        if self.embed:
+            given["embed"] = "true"
         return self.prefix + path + (f"?{urlencode(given)}" if given else "")
 
     def topic(self, name: str, **query: object) -> str:
@@ -53,13 +57,31 @@ class Urls(msgspec.Struct, frozen=True):
         return f"{self.prefix}/actions/{name}"
 
 
+class Link(NamedTuple):
+    """A link to the dashboard of another namespace."""
+
+    name: str
+    url: str
+
+
+def check_link(text: str) -> Link:
+    """A link of `NAME=URL`. Raises UsageError."""
+    name, _, url = text.partition("=")
+    if not name.strip() or not url.startswith(("http://", "https://", "/")):
+        raise UsageError(
+            '--namespace-link: expected NAME=URL, like "eu=https://queues-eu.example", got'
+            f" {text!r:.120}"
+        )
+    return Link(name.strip(), url)
+
+
 class View(msgspec.Struct, frozen=True):
     """
     A request for a page, as `build` of the page gets it.
 
     `path`: the page's path and query. `query`: decoded.
     `base`: the gateway's URL, as the browser knows it. `trend`: of a listed topic, see
-    `Collector.trend`.
+    `Collector.trend`. `links`: to the dashboards of other namespaces.
     """
 
     reader: Reader
@@ -71,6 +93,7 @@ class View(msgspec.Struct, frozen=True):
     namespace: str
     host: Host
     trend: Callable[[TopicStats], list[int]]
+    links: tuple[Link, ...] = ()
 
     @property
     def engine(self) -> FullEngine:

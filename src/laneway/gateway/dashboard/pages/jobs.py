@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import arguments
 from laneway.engines.base import WAIT_BOUNDS_US
-from laneway.gateway.dashboard import charts, heat, words
+from laneway.gateway.dashboard import charts, flow_graph, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import JobQuery
 from laneway.policy import check_topic
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    from laneway.gateway.dashboard.flow_graph import Graph
     from laneway.gateway.dashboard.view import View
     from laneway.tasks.job import JobState
 
@@ -35,6 +36,8 @@ def build(view: View) -> dict[str, Any]:
         "id": query.id,
         "topic": query.topic,
         "job": job,
+        "graph": _graph(view, job),
+        "is_dead": job is not None and job.status == "dead",
         "result": _text(job.result) if job is not None and view.shows_bodies else None,
         "shows_bodies": view.shows_bodies,
         "parts": history.parts[:50],
@@ -60,6 +63,16 @@ def _classes() -> list[str]:
 def _job(view: View, query: JobQuery) -> JobState:
     topic = check_topic(query.topic) if query.topic else None
     return view.host.job(arguments.name("job", "the id", query.id), topic).state()
+
+
+def _graph(view: View, job: JobState | None) -> Graph | None:
+    """The flow that the job is in; it is read once a second at most."""
+    if job is None or job.topic is None or job.is_over:
+        return None
+    job_id, topic = job.id, job.topic
+    return view.reader.once(
+        ("flow", topic, job_id), lambda: flow_graph.graph_of(view.engine, job_id, topic)
+    )
 
 
 def _text(value: Any) -> str:
