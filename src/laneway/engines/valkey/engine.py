@@ -331,7 +331,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         left = HOUSEKEEPING_LIMIT
         while True:
             room = min(n - len(leases), self._leases.limit)
-            left -= HOUSE
+            # What is left after that waits: the call that delivers does no housekeeping.
+            house, is_over = min(HOUSE, left), left == 0
+            left -= house
             begins = self._begins.get(lease_filter, b"") if has_filter else b""
             (
                 now,
@@ -354,8 +356,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 topics,
                 startable,
                 int(request.record_start),
-                HOUSE,
-                int(left <= 0),
+                house,
+                int(is_over),
                 SOON_US,
                 patterns,
                 begins,

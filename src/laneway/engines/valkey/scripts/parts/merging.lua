@@ -141,13 +141,14 @@ local merging = part(function(merging)
     function merging.join_brief(draft, policy)
         local which = policy.merge
         local replaces = which == 'last'
-        if (which ~= 'first' and not replaces) or policy.debounce or draft.sticky
-            or (replaces and merging.explicit_due(draft)) then
+        if policy.debounce or draft.sticky or (replaces and merging.explicit_due(draft)) then
             return nil
         end
         local mid = waiting_number(draft.topic, draft.mkey)
         local lane, id = nil, nil
-        if mid then
+        if mid and which == 'all' then
+            lane, id = messages.add_part_brief(mid, draft, policy.merge_limit)
+        elseif mid then
             lane, id = messages.join_brief(mid, draft, replaces)
         end
         if lane then

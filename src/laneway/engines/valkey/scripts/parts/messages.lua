@@ -539,8 +539,9 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    local function rare_values(joined)
-        return packed(false, 0, 0, false, joined, 0, 0, 0, 0, false, false, false)
+    local function rare_values(joined, parts, parts_bytes)
+        return packed(false, 0, 0, false, joined, parts or 0, parts_bytes or 0, 0, 0, false, false,
+            false)
     end
 
     -- A new message waits: as `begin_waiting`, but without a decoded record, whose tables would
@@ -659,6 +660,40 @@ local messages = part(function(messages)
         unread[mid], copied[mid] = pack(HEAD, RICH, flags, head_rank(rank), seq, since, published,
             expires, #rare) .. rare .. content, true
         return lane, id
+    end
+
+    -- The body of a new message is collected by a waiting one of its merge key, which is loaded and
+    -- not decoded. Returns as `join_brief`; nil also if it has as many bodies as it may have.
+    function messages.add_part_brief(mid, draft, limit)
+        local stored, joined, parts, parts_bytes = unread[mid], 0, 0, 0
+        local lane = draft.lane and lanes.find(draft.lane)
+        if not lane or not stored or byte(stored) ~= RICH then
+            return nil
+        end
+        local _, flags, rank, seq, since, published, expires, rare = unpack_from(HEAD, stored)
+        local at = 1 + HEAD_BYTES + rare
+        if rare > 0 then
+            local values, _ = sub(stored, 2 + HEAD_BYTES, at - 1)
+            _, _, _, _, joined, parts, parts_bytes = values_of(values)
+            if values ~= rare_values(joined, parts, parts_bytes) then
+                return nil
+            end
+        end
+        if parts + 1 >= limit then
+            return nil
+        end
+        local _, _, _, id = content_at(stored, at)
+        call('RPUSH', key('b:' .. text(mid)), body_of(draft))
+        lane.bytes, shard.bytes = lane.bytes + draft.size, shard.bytes + draft.size
+        if draft.id then
+            joined = joined + 1
+            ids.add_joined(draft.topic, mid, draft.id)
+        end
+        local values = RARE_MARK .. rare_values(joined, parts + 1, parts_bytes + draft.size)
+        unread[mid], copied[mid] = pack(HEAD, RICH, flags, rank, seq, since, published, expires,
+            #values) .. values .. sub(stored, at), true
+        lanes.touch(lane)
+        return lane, id or false
     end
 
     local function end_expiry_and_merging(mid, topic, expires, mkey)

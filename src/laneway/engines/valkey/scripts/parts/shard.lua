@@ -152,6 +152,12 @@ end
 
 -- Run a command with many arguments, in slices. `step`: arguments that belong together.
 local function run_many(command, name, arguments, step)
+    if #arguments <= SLICE then
+        if arguments[1] ~= nil then
+            run(command, name, unpack(arguments))
+        end
+        return
+    end
     local size = SLICE - SLICE % step
     for first = 1, #arguments, size do
         run(command, name, unpack(arguments, first, math.min(first + size - 1, #arguments)))

@@ -17,7 +17,6 @@ local tallies = part(function(tallies)
     local MOST, OTHER = 100, '(other)'
     local FLOWS = { 'published', 'delivered', 'done', 'left', 'retried', 'died', 'merged',
         'throttled' }
-    local RARE_FLOWS = { 'retried', 'died', 'merged', 'throttled' }
     -- the upper bounds of the classes of waiting times, exclusive, in microseconds
     local BOUNDS = { 1000, 5000, 25000, 100000, 500000, 1000000, 5000000, 15000000, 60000000,
         300000000, 900000000, 3600000000, 21600000000, 86400000000 }
@@ -166,15 +165,16 @@ local tallies = part(function(tallies)
         end
         cell.left, was[4] = cell.left + more - taken - waiting + was[4], waiting
         if lane.is_rare then
-            for n = 1, #RARE_FLOWS do
-                local flow = RARE_FLOWS[n]
-                cell[flow] = cell[flow] + lane[flow] - was[4 + n]
-            end
-            local failed = lane.retried + lane.died - was[5] - was[6]
+            local retried, died, merged, throttled = lane.retried, lane.died, lane.merged,
+                lane.throttled
+            local failed = retried + died - was[5] - was[6]
             if failed > 0 then
+                cell.retried, cell.died = cell.retried + retried - was[5], cell.died + died - was[6]
                 recent.failed(lane.name, failed)
             end
-            tallies.begin_rare(lane, was)
+            cell.merged, cell.throttled = cell.merged + merged - was[7], cell.throttled + throttled
+                - was[8]
+            was[5], was[6], was[7], was[8] = retried, died, merged, throttled
         end
     end
 
