@@ -14,9 +14,15 @@ local serving = part(function(serving)
     -- a gate's entry precedes all lanes of the same virtual time, because its first lane is one of
     -- them
     local HEADS_FIRST = -1
+    -- but of many gates with equal ones only so many are opened before one is needed
+    local MOST_AHEAD = 64
     -- lanes of a group that a visit passes over because they can deliver nothing: after a group got
     -- a limit, its lanes come to its gate as they are visited
     local MOST_REFUSING = 100
+    -- such lanes in all, if they are runnable: after that the next call goes on
+    local MOST_REFUSED = 500
+    -- lanes that are visited at a gate that this call has shut
+    local MOST_SHUT = 16
     local MOST_READ = 250 -- messages that are read at once behind those that keys hold back
     -- lanes without anything for the caller that it passes over in each index, also where others
     -- have used up what a call may pass over: runnable ones, those at a gate
@@ -89,9 +95,9 @@ local serving = part(function(serving)
 
     -- Read the groups among the members of an index, and the lanes that a visit of each needs at
     -- least. They replace their members; the names of lanes replace the others.
-    local function read_groups(members, is_at_gate)
+    local function read_groups(members, gate)
         local numbers, number_at, firsts, more = {}, {}, {}, {}
-        local wanted = is_at_gate and 0 or calls.may_pass and 0
+        local wanted = gate and 0 or calls.may_pass and 0
             or math.ceil(needed() / calls.chunk)
         local most = min(first_lanes, calls.chunk)
         for n = 1, #members do
@@ -153,7 +159,7 @@ local serving = part(function(serving)
         if source.of_lanes then
             found = call('ZRANGE', source.name, source.offset, last)
             if shard.groups > 0 then
-                read_groups(found, source.is_at_gate)
+                read_groups(found, source.gate)
             else
                 for n = 1, #found do
                     found[n] = sub(found[n], 8)
@@ -294,6 +300,7 @@ local serving = part(function(serving)
                     return stop(source, position)
                 end
             end
+            calls.ahead = calls.ahead + (source.gate and 1 or 0)
             push(heap, { group.vt, group.number, group, source })
         elseif source.of_lanes then
             local lane = lanes.find(found[at])
@@ -306,16 +313,19 @@ local serving = part(function(serving)
                 end
                 return advance(heap, source)
             end
+            calls.ahead = calls.ahead + (source.gate and 1 or 0)
             push(heap, { lane.vt, lane.number, lane, source })
         else
             source.at = at + 2
-            push(heap, { tonumber(found[at + 1]), HEADS_FIRST, found[at], source })
+            push(heap, { tonumber(found[at + 1]), calls.ahead < MOST_AHEAD and HEADS_FIRST
+                or math.huge, found[at], source })
         end
     end
 
-    -- `page`: how many lanes are needed at least, of the runnable ones; nil: it is another index.
-    local function begin(heap, name, of_lanes, is_at_gate, page)
-        local source = { name = name, of_lanes = of_lanes, is_at_gate = is_at_gate, offset = 0,
+    -- `gate`: that of the lanes; false: none. `page`: how many lanes are needed at least, of the
+    -- runnable ones; nil: it is another index.
+    local function begin(heap, name, of_lanes, gate, page)
+        local source = { name = name, of_lanes = of_lanes, gate = gate, shut = 0, offset = 0,
             page = page or PAGE, is_runnable = page and true, left = calls.left, read = 0, at = 1,
             found = {} }
         if calls.may_pass and of_lanes then
@@ -324,11 +334,11 @@ local serving = part(function(serving)
         advance(heap, source)
     end
 
-    -- Begin to read lanes of a group. `first`: the first runnable ones, if they were read with the
-    -- group; `at`: which of them is the next.
-    local function begin_in_group(heap, name, group, first, at)
-        local source = { name = name, of_lanes = true, group = group, offset = 0, page = PAGE,
-            left = calls.left, read = 0, at = 1, found = {} }
+    -- Begin to read lanes of a group. `gate`: as `begin`; `first`: the first runnable ones, if they
+    -- were read with the group; `at`: which of them is the next.
+    local function begin_in_group(heap, name, group, gate, first, at)
+        local source = { name = name, of_lanes = true, group = group, gate = gate, shut = 0,
+            offset = 0, page = PAGE, left = calls.left, read = 0, at = 1, found = {} }
         if calls.may_pass then
             prepare(source, 0)
         end
@@ -373,20 +383,26 @@ local serving = part(function(serving)
 
     local function next_lane(line)
         -- advance only now, because the next page may not be needed
-        if line.behind then
-            advance(line.heap, line.behind)
+        local behind = line.behind
+        if behind then
             line.behind = nil
+            local is_shut = behind.gate and not gates.is_open(behind.gate)
+            behind.shut = behind.shut + (is_shut and 1 or 0)
+            if behind.shut <= MOST_SHUT then
+                advance(line.heap, behind)
+            end
         end
         while line.heap[1] do
             local entry = pop(line.heap)
             local source = entry[4]
             if not source or source.of_lanes then
                 line.behind = source
+                calls.ahead = calls.ahead - (source and source.gate and 1 or 0)
                 return entry[3]
             end
             advance(line.heap, source)
             if gates.is_open(entry[3]) then
-                begin(line.heap, gates.lanes_key(entry[3], line.tier_queue.number), true, true)
+                begin(line.heap, gates.lanes_key(entry[3], line.tier_queue.number), true, entry[3])
             end
         end
     end
@@ -396,14 +412,14 @@ local serving = part(function(serving)
         local line = group.line
         if not line then
             line = { heap = {}, tier_queue = tier_queues[group.tier_queue] }
-            begin_in_group(line.heap, groups.runnable_key(group.number), group, group.first,
-                group.next_first)
+            begin_in_group(line.heap, groups.runnable_key(group.number), group, false,
+                group.first, group.next_first)
             if group.back then
                 push(line.heap, group.back)
             end
             for gate in pairs(group.at) do
                 if gates.is_open(gate) then
-                    begin_in_group(line.heap, gates.lanes_key(gate, -group.number), group)
+                    begin_in_group(line.heap, gates.lanes_key(gate, -group.number), group, gate)
                 end
             end
             group.line = line
@@ -603,6 +619,11 @@ local serving = part(function(serving)
         return taken
     end
 
+    -- Whether the call serves no more lanes.
+    local function is_over()
+        return calls.withheld or calls.is_halted
+    end
+
     -- Visit a lane of the line. Returns how much was taken, and whether it can deliver more.
     local function serve_lane(lane, tier_queue, room, count_of_lanes)
         if calls.startable <= 0 and lanes.is_limited(lane, lanes.rule(lane)) then
@@ -611,6 +632,12 @@ local serving = part(function(serving)
             return 0, true
         end
         local got = visit(lane, tier_queue, room, count_of_lanes)
+        if got == 0 and lane.place == RUNNABLE then
+            calls.refused = calls.refused + 1
+            if calls.refused >= MOST_REFUSED then
+                calls.cut, calls.is_halted = true, true
+            end
+        end
         return got, got > 0 and lane.ready > 0 and lanes.allowance(lane, lane.policy) > 0
     end
 
@@ -620,7 +647,7 @@ local serving = part(function(serving)
     local function serve_first(group, tier_queue, room, count_of_lanes)
         local first, at = group.first, group.next_first
         local taken, work, refusing = 0, 0, 0
-        while taken < room and first[at] and not group.back and not calls.withheld do
+        while taken < room and first[at] and not group.back and not is_over() do
             local lane = lanes.find(first[at])
             at = at + 1
             if lane then -- else the store lost it; the doctor reports it
@@ -635,7 +662,7 @@ local serving = part(function(serving)
             end
         end
         group.next_first = at
-        return taken, work, refusing, taken >= room or calls.withheld
+        return taken, work, refusing, taken >= room or is_over()
     end
 
     -- Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
@@ -662,7 +689,7 @@ local serving = part(function(serving)
             end
         end
         local line = line_in(group)
-        while taken < room and refusing < MOST_REFUSING and not calls.withheld do
+        while taken < room and refusing < MOST_REFUSING and not is_over() do
             local lane = next_lane(line)
             if not lane then
                 break
@@ -688,7 +715,7 @@ local serving = part(function(serving)
     local function serve(line, room)
         local entries, taken = min(room + calls.others, line.lanes), 0
         calls.for_others = calls.left - room
-        while taken < room and not calls.withheld do
+        while taken < room and not is_over() do
             local entry = next_lane(line)
             if not entry then
                 break
@@ -725,14 +752,14 @@ local serving = part(function(serving)
                 entry.line = entry.line or line_of(entry.tier_queue, entry.given)
                 entry.taken = serve(entry.line, entry.given)
                 everything = everything + entry.taken
-                if calls.withheld then
+                if is_over() then
                     break
                 elseif entry.taken < entry.given then
                     entry.is_empty, entry.carry = true, 0
                 end
             end
         end
-        if calls.withheld then
+        if is_over() then
             for _, entry in ipairs(entries) do
                 entry.carry = entry.before
             end
@@ -753,7 +780,7 @@ local serving = part(function(serving)
             local tier_queue = tier_queues.find(pool, tier.name)
             if tier_queue and tier.strict then
                 room = room - serve(line_of(tier_queue, room), room)
-                if calls.withheld then
+                if is_over() then
                     return
                 end
             end
@@ -769,7 +796,7 @@ local serving = part(function(serving)
                 end
             end
         end
-        while room > 0 and #entries > 0 and not calls.withheld do
+        while room > 0 and #entries > 0 and not is_over() do
             local step = room
             if #entries > 1 and calls.startable < room then
                 step = calls.startable > 0 and calls.startable or min(room, STEP)
@@ -807,7 +834,7 @@ local serving = part(function(serving)
         taken = serve_lane(lane, its_queue, room, 1)
         for _, tier in ipairs(tiers) do
             local tier_queue = not tier.strict and tier_queues.find(pool, tier.name)
-            if tier_queue and (tier_queue ~= its_queue or (taken < room and not calls.withheld))
+            if tier_queue and (tier_queue ~= its_queue or (taken < room and not is_over()))
                 then
                 tier_queue.carry = 0
             end
@@ -1336,9 +1363,10 @@ local serving = part(function(serving)
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, flat; runs
     -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
     -- further bodies} of messages that have some, flat; the first fence; whether lanes were left
-    -- out; whether lanes were passed over, and where the next call begins; whether a visit ended
-    -- early, because keys at their limits have parked much. `only`: {patterns or false, where the
-    -- lanes' order begins, the most lanes to pass over, the largest rank or nil}, or nil.
+    -- out; whether lanes were passed over, and where the next call begins; whether the call ended
+    -- early, because keys at their limits have parked much or many lanes could deliver nothing.
+    -- `only`: {patterns or false, where the lanes' order begins, the most lanes to pass over, the
+    -- largest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
     -- many as if one call delivered all. `alone`: {lane: the only one that can deliver, read: its
@@ -1352,6 +1380,8 @@ local serving = part(function(serving)
             read = alone and alone.read or {}, slot_of = {},
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false,
+            -- lanes that wait in the heap behind open gates, and those that could deliver nothing
+            ahead = 0, refused = 0, is_halted = false,
             max_lease = max_lease or math.huge }
         calls.passed_over = false
         local carries = {}
