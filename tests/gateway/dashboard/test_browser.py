@@ -9,6 +9,7 @@ Skipped where there is no Chromium (`apt-get install chromium`) or no axe-core: 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from docs.pictures import FLAGS, SHOWN, beat, fill
 
 from laneway import Laneway, Message
+from laneway.message import Settlement
 from tests.gateway.dashboard.conftest import Browser, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -203,9 +205,17 @@ def test_tasks_by_keyboard(shop: tuple[Laneway, Browser], chromium: Any) -> None
     keys.press("Enter")
     page.wait_for_selector("text=push.keyboard: resumed.")
     assert engine.topic_stats("push.keyboard").state != "paused"
-    keys.tab_to("#edit summary")
+    engine.policy_set("operator", "push.keyboard", {"rate": "1/min", "burst": 1})
+    (lease,) = engine.lease(1, topics=["push.keyboard"]).leases
+    engine.settle([Settlement(lease.handle, lease.fence, "ack")])
+    page.wait_for_selector("text=the topic's rate (1/min)")
+    keys.tab_to(".reasons a")
+    left = re.search(r"in [\d.]+ s", page.text_content(".reasons"))
+    assert left
+    page.wait_for_selector(f".reasons:not(:has-text('{left[0]}'))")  # live: the focus is kept
+    assert page.evaluate("document.activeElement.textContent") == "Change it"
     keys.press("Enter")
-    keys.tab_to("#edit-rate")
+    page.wait_for_selector("#edit-rate:focus")
     keys.press("Control+a")
     keys.type("7/s")
     keys.press("Enter")

@@ -6,6 +6,7 @@ moment, and they block no worker.
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.engines.base import Tally, WaitCounts
@@ -327,7 +328,7 @@ def oldest_in(lane: Lane) -> Reads[int | None]:
 def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]:
     """
     The same of many lanes. Most lanes' records have the number of the first message, and these
-    messages are read by one command.
+    messages are read in one round trip. No command reads many: it would hold the server up.
     """
     found: list[int | None] = [None] * len(lanes)
     known: dict[int, dict[int, int]] = {}
@@ -338,9 +339,12 @@ def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]
         elif lane.ready and (first := lane.first_of_latest) is not None:
             known.setdefault(shard, {})[n] = first
     for shard, mids in known.items():
-        for n, stored in zip(
-            mids, view.space.read(shard, "HMGET", "m", *mids.values()), strict=True
-        ):
+        numbers = list(mids.values())
+        parts = view.space.read_many(
+            shard,
+            (("HMGET", "m", *numbers[at : at + PAGE]) for at in range(0, len(numbers), PAGE)),
+        )
+        for n, stored in zip(mids, chain.from_iterable(parts), strict=True):
             found[n] = records.since_of(stored) if stored is not None else None
     for (n, _, _), since in zip(
         others, together(view, [(shard, oldest_in(lane)) for _, shard, lane in others]), strict=True

@@ -3,6 +3,7 @@ import { onShow, shown } from "./page.js";
 import { local } from "./times.js";
 
 const LATE_MS = 5000;
+const FOCUSABLE = "a, button, input, select, summary";
 let stream = null;
 let url = null;
 let isPaused = false;
@@ -56,7 +57,8 @@ function textOf(name, patch) {
 function swap(element, html) {
   const active = document.activeElement;
   if (element.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return;
-  const focused = element.contains(active) ? active.id || active.closest("[id]")?.id : null;
+  const place = element.contains(active) ? active.closest("[id]") : null;
+  const focused = place?.id, nth = place ? [...place.querySelectorAll(FOCUSABLE)].indexOf(active) : -1;
   const isSelecting = element.contains(document.getSelection()?.anchorNode) && !document.getSelection().isCollapsed;
   if (isSelecting) return;
   const chosen = [...element.querySelectorAll("input:checked")].map((each) => each.id);
@@ -68,7 +70,7 @@ function swap(element, html) {
   if (row) document.getElementById(row)?.classList.add("at");
   if (focused) {
     const found = document.getElementById(focused);
-    const target = found?.matches("a, button, input, summary") ? found : found?.querySelector("a") ?? found?.querySelector("button, input");
+    const target = nth < 0 ? found : found?.querySelectorAll(FOCUSABLE)[nth];
     target?.focus({ preventScroll: true });
   }
   window.htmx?.process(element);
