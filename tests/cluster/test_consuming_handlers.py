@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from laneway import Laneway, Message, Term
+from laneway.cluster import subscription_workers
 from laneway.cluster.subscription_workers import _TermEngine
 from laneway.cluster.term import clock
 from laneway.cluster.term_store import Candidate, Claim, ElectionState, EngineTerms
@@ -208,8 +209,9 @@ def test_burst(url: str, caplog: pytest.LogCaptureFixture) -> None:
         assert app.run_worker(burst=True).acked == 3
 
 
-def test_shared_meanwhile(url: str) -> None:
+def test_shared_meanwhile(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A subscription that becomes shared is left to the workers of its usual pool."""
+    monkeypatch.setattr(subscription_workers, "LOOK_SECONDS", 0.2)
     seen: list[int] = []
     with Laneway(url) as app:
         app.policy("orders", own_backlog=False)

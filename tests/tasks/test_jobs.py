@@ -31,6 +31,7 @@ from laneway import (
     UsageError,
     current_request,
 )
+from laneway.engines.valkey import wakeup
 from laneway.tasks.outcomes import MAX_RESULT
 from laneway.testing import eager, virtual
 from laneway.testing.servers import Server
@@ -623,8 +624,11 @@ def test_a_body_of_another_program_is_reported(make_app: MakeApp) -> None:
         app.job(receipt.id).get(SOON)
 
 
-def test_waiting_goes_on_through_a_restart_of_the_server() -> None:
+def test_waiting_goes_on_through_a_restart_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A waiter for a job does not notice, except for a line in the log."""
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 0.5)
     with (
         Server(appendonly="yes", appendfsync="always") as server,
         Laneway(server.url, durability="fsync") as app,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway, Message
+from laneway.engines import base
 from laneway.working import lease_filter
 from laneway.working.handler import Handlers
 from tests.working.support import Running, until
@@ -34,11 +35,14 @@ def program(tmp_path: Path, pattern: str, seen: list[str]) -> Laneway:
     return app
 
 
-def test_two_programs_share_a_pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_programs_share_a_pool(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     Both get all of their messages; only the first foreign one that a worker leases is released, and
     one warning a minute is logged for each kind.
     """
+    monkeypatch.setattr(base, "UNHANDLED_FIRST_US", 50_000)
     pushed: list[str] = []
     mailed: list[str] = []
     with program(tmp_path, "push.*", pushed) as push, program(tmp_path, "mail.*", mailed) as mail:
@@ -116,9 +120,11 @@ def test_a_probe_releases_at_once_what_no_worker_had_before(
 
 
 def test_the_log_says_when_a_message_without_a_handler_dies(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead letter by `on_unhandled` is logged; a message that is only returned is not."""
+    monkeypatch.setattr(base, "UNHANDLED_FIRST_US", 50_000)
+    monkeypatch.setattr(lease_filter, "PROBE_SECONDS", 0.2)
     with program(tmp_path, "push.*", []) as push:
         push.policy("mail.*", on_unhandled="1ms")
         push.publish_many([Message("mail.a", id="dies"), Message("fax.a", id="waits")])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from laneway import BacklogFull, BadMessage, BadPolicy, Laneway, Message, Refused, UsageError
+from laneway.engines import base
 from laneway.working.handler import Handlers
 from tests.working.support import Running, until
 
@@ -47,11 +48,12 @@ def test_handlers_get_their_own_copies(tmp_path: Path) -> None:
     ]
 
 
-def test_two_programs_read_one_topic(tmp_path: Path) -> None:
+def test_two_programs_read_one_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A worker that leases a copy of another program's subscription releases it at once, and leases by
     its own patterns from then on.
     """
+    monkeypatch.setattr(base, "UNHANDLED_FIRST_US", 50_000)
     shipped: list[int] = []
     recorded: list[int] = []
     with application(tmp_path) as shop, application(tmp_path) as audit:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway, Message
+from laneway.engines import base
 from laneway.engines.sqlite import engine
 
 HOUR = 3600
@@ -146,8 +147,11 @@ def test_a_handler_that_stops_the_event_loop_ends_nothing(app: Laneway) -> None:
     assert sorted(map(str, seen)) == ["one", "stop", "two"]
 
 
-def test_a_dead_letter_without_a_handler_is_reported_to_hooks(app: Laneway) -> None:
+def test_a_dead_letter_without_a_handler_is_reported_to_hooks(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """on_dead is called for a message that died because no worker had a handler."""
+    monkeypatch.setattr(base, "UNHANDLED_FIRST_US", 50_000)
     app.policy("b", on_unhandled=0.001)
     dead: list[str] = []
     app.handler("a")(lambda message: None)

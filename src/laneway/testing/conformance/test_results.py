@@ -381,7 +381,7 @@ def test_watch_topic(
     assert len(names) == 1
     assert names[0].startswith(CHANGED)
     listener.subscribe(*names)
-    while listener.poll(0.2):  # of the subscription itself
+    while listener.poll(0.05):  # of the subscription itself
         pass
     if action == "purge":
         driver.engine.topic_purge("t.a", now_us=driver.now)
@@ -389,7 +389,7 @@ def test_watch_topic(
         driver.engine.topic_delete("t.a", now_us=driver.now)
     else:
         leases = driver.lease()
-        while listener.poll(0.2):  # of the lease
+        while listener.poll(0.05):  # of the lease
             pass
         driver.settle(leases, action)
     notified = listener.poll(SOON)
