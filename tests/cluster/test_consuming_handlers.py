@@ -27,6 +27,7 @@ from tests.cluster.processes import process_of
 from tests.conformance.valkey_setups import server
 
 TERM = 2.0
+LONG = 20.0
 """Seconds. Processes of the tests may not run for a while."""
 
 PROGRAM = """
@@ -66,14 +67,16 @@ def bodies(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 @contextmanager
-def worker_of(app: Laneway, seen: list[int], pattern: str = "orders") -> Iterator[EmbeddedWorker]:
+def worker_of(
+    app: Laneway, seen: list[int], pattern: str = "orders", term: float = TERM
+) -> Iterator[EmbeddedWorker]:
     """A worker in this process."""
 
     @app.handler(pattern, subscription="audit")
     def audit(message: Message) -> None:
         seen.append(message.body)
 
-    worker = app.worker(concurrency=1, heartbeat_timeout=TERM)
+    worker = app.worker(concurrency=1, heartbeat_timeout=term)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -135,10 +138,10 @@ def test_exclusive_waits_with_a_warning(url: str, caplog: pytest.LogCaptureFixtu
     with Laneway(url) as app, Laneway(url) as other:
         app.policy("orders", own_backlog=False)
         app.topic("orders").subscribe("audit", kind="exclusive")
-        with ExitStack() as first, worker_of(other, second_seen) as waiting:
+        with ExitStack() as first, worker_of(other, second_seen, term=LONG) as waiting:
             assert waiting is not None
             until(lambda: holder(app), "a holder")
-            first.enter_context(worker_of(app, first_seen))
+            first.enter_context(worker_of(app, first_seen, term=LONG))
             until(
                 lambda: "and it is exclusive; this worker gets nothing" in caplog.text,
                 "what the test waits for",
