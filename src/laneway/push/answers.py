@@ -48,7 +48,7 @@ BUSY = frozenset({429, 503})
 GONE, CONFLICT = 410, 409
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class Answer(msgspec.Struct, kw_only=True, gc=False):
     """
     How a request ended. `status`: of HTTP; 0: there is none, and `error` says why. `detail`: text
     about the error. `headers`: lower-case names, at most `MAX_HEADERS`. `body`: its first bytes.

@@ -88,6 +88,10 @@ class Window(msgspec.Struct):
             self.at = now
         health = verdict.health
         if health == "success":
+            if self.good > ATTEMPTS - 1 and not (self.bad or self.of_message):
+                self.good = ATTEMPTS
+                self.timeouts = self.auth = self.misconfigured = 0
+                return
             self.good += 1
             self.timeouts = self.auth = self.misconfigured = 0
         elif health == "message":

@@ -23,6 +23,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway import units
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from laneway.push.delivery_log import Entry, Result
     from laneway.push.settings import SenderSettings
     from laneway.push.table import Record
-    from laneway.push.transport import Request, Slot
+    from laneway.push.transport import Slot
     from laneway.working.delivery import WorkerDelivery
     from laneway.working.executors.executor import Dispatch, Finished
 
@@ -127,7 +128,7 @@ class Sender:
         self._pending: list[WorkerDelivery] = []
         self._is_reading = self._is_read_due = self._is_dispatch_due = False
         self._runner = _Runner(self)
-        self._slots: dict[int, tuple[Transport, Slot]] = {}
+        self._slots: dict[int, Slot] = {}
         """The requests in flight, by the id of their units."""
         self._sending: dict[str, int] = {}
         """How many requests are in flight, by topic."""
@@ -179,8 +180,8 @@ class Sender:
 
     async def close(self, seconds: float) -> None:
         self._is_closed = True
-        for transport, slot in list(self._slots.values()):
-            transport.abort(slot)
+        for slot in list(self._slots.values()):
+            slot.transport.abort(slot)
         self._slots.clear()
         self._pending.clear()
         self._public.close()
@@ -199,10 +200,9 @@ class Sender:
 
     def stop(self, unit: WorkerDelivery) -> None:
         """Drop a unit's request, if one was made."""
-        found = self._slots.pop(id(unit), None)
-        if found is not None:
-            transport, slot = found
-            transport.abort(slot)
+        slot = self._slots.pop(id(unit), None)
+        if slot is not None:
+            slot.transport.abort(slot)
             self._sent(unit.lease.topic)
         if unit in self._pending:
             self._pending.remove(unit)
@@ -337,24 +337,19 @@ class Sender:
         condition = record.condition
         is_probe = bool(condition.opened_us or condition.probing_us or target.opens)
         attempt = Attempt(unit, target, lease, headers, now_us, is_probe)
-        transport = self._transport_of(record)
-        slot = transport.start(self._request(target, attempt, body))
-        self._slots[id(unit)] = (transport, slot)
-        self._sending[lease.topic] = self._sending.get(lease.topic, 0) + 1
-
-    def _request(self, target: Target, attempt: Attempt, body: bytes) -> Request:
-        return request_for(
+        transport = self._public if not record.allow_private else self._to_private()
+        request = request_for(
             target,
-            attempt.headers,
+            headers,
             body,
-            lambda answer: self._answered(attempt, answer),
+            partial(self._answered, attempt),
             proxy=self._proxy,
             resolve=self._resolve,
         )
+        self._slots[id(unit)] = transport.start(request)
+        self._sending[lease.topic] = self._sending.get(lease.topic, 0) + 1
 
-    def _transport_of(self, record: Record) -> Transport:
-        if not record.allow_private:
-            return self._public
+    def _to_private(self) -> Transport:
         if self._private is None:
             self._private = Transport(self._loop, None)
         return self._private

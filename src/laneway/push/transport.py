@@ -124,7 +124,7 @@ class Transport:
 
     def start(self, request: Request) -> Slot:
         """Begin a request."""
-        slot = self._spare.pop() if self._spare else Slot(self._guard)
+        slot = self._spare.pop() if self._spare else Slot(self, self._guard)
         slot.prepare(request)
         self._active[slot.curl] = slot
         self._multi.add_handle(slot.curl)
@@ -232,9 +232,11 @@ class Slot:
         "_was_blocked",
         "curl",
         "request",
+        "transport",
     )
 
-    def __init__(self, guard: Guard | None) -> None:
+    def __init__(self, transport: Transport, guard: Guard | None) -> None:
+        self.transport = transport
         self._guard = guard
         self.request: Request
         self._settings: Settings | None = None
