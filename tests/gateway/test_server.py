@@ -264,6 +264,14 @@ def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None
         assert await exchange(port, b"GET /healthz HTTP/1.1\r\nhost: loc") == b""
         slow = b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
         assert (await exchange(port, slow)).startswith(b"HTTP/1.1 408 ")
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # it ends connections of clients without a network
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            (found,) = serving.server_state.connections
+            served = found.transport.get_extra_info("socket")
+            assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 200
+            writer.close()
         serving.should_exit = True
         await task
 

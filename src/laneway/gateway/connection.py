@@ -10,8 +10,10 @@ the `Exchange` of `http`, which `Request` uses where a server has it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import logging
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -88,6 +90,18 @@ _NOT_HTTP = _refusal("bad-request", "what arrived is not HTTP/1.1")
 _NO_HOST = _refusal("bad-request", "expected one Host header")
 _NO_TUNNEL = _refusal("method-not-allowed", "the gateway is no proxy")
 _HEAD_TOO_LARGE = _refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
+
+
+def _notice_vanished(transport: Any) -> None:
+    """
+    End the connection if the client confirms nothing for `IDLE_SECONDS`: it lost its power or its
+    network, and what is sent to a stream would be repeated for a quarter of an hour.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+    if option is not None:
+        with contextlib.suppress(OSError):  # another kind of socket
+            connected = transport.get_extra_info("socket")
+            connected.setsockopt(socket.IPPROTO_TCP, option, round(IDLE_SECONDS * 1000))
 
 
 class _Refused(Exception):
@@ -204,6 +218,7 @@ class _Connection(HttpToolsProtocol):
             )
             transport.close()
             return
+        _notice_vanished(transport)
         self._await_head()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
