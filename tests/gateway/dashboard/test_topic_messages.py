@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from laneway import Laneway
+import pytest
+
+from laneway import Laneway, Message
+from laneway.gateway.dashboard import collector
 from laneway.message import Settlement
 from tests.gateway.dashboard.conftest import Browser
 
@@ -34,3 +37,29 @@ def test_dead_letters_of_a_topic_are_redriven(browser: Browser, app: Laneway) ->
     back = "/topic?name=tabs.b&show=dead"
     page = browser.submit("redrive", topic="tabs.b", rate="10/s", background="1", back=back)
     assert "notice good" in page.text
+
+
+def test_the_rate_over_time(
+    browser: Browser, app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic's page draws its rate against its limit, as soon as it has two points."""
+    app.policy("tabs.c", rate=100)
+    app.publish_many([Message("tabs.c", n) for n in range(50)])
+    app.engine.lease(50, topics=["tabs.c"])
+    assert "its rate in the last 5 minutes" not in browser.get("/topic?name=tabs.c").text
+    monkeypatch.setattr(collector, "TREND_SECONDS", 0.001)
+    browser.get("/topic?name=tabs.c")
+    monkeypatch.setattr(collector, "TREND_SECONDS", 10.0)
+    page = browser.get("/topic?name=tabs.c")
+    assert "its rate in the last 5 minutes" in page.text
+    assert 'class="due"' in page.text
+
+
+def test_the_store(browser: Browser, app: Laneway) -> None:
+    """The store's page names the engine, how fast it answers, and when it is full."""
+    app.policy("tabs.*", max_backlog=10)
+    app.publish_many([Message("tabs.d", n) for n in range(3)])
+    words = browser.get("/store").words
+    assert "engine sqlite" in words
+    assert "ms for a small read" in words
+    assert "limit 10 messages of tabs.d" in words

@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -53,7 +53,7 @@ MAX_WATCHED = 200
 TREND_SECONDS = 10.0
 TREND_POINTS = 30
 MAX_TRENDS = 1000
-"""Topics of which the last 5 minutes are kept, by points of 10 s, while they are in a list."""
+"""Topics of which the last 5 minutes are kept, by points of 10 s, while a page shows them."""
 
 
 class Fragment:
@@ -89,6 +89,14 @@ class Fragment:
         return self._full
 
 
+class Point(NamedTuple):
+    """A topic at one moment (monotonic seconds)."""
+
+    at: float
+    waiting: int
+    rate: float
+
+
 class Watched:
     """A page that somebody watches."""
 
@@ -115,7 +123,7 @@ class Collector:
         self._task: asyncio.Task[None] | None = None
         self._tick, self._wake = asyncio.Event(), asyncio.Event()
         self._slowness = 0
-        self._trends: dict[str, deque[tuple[float, int]]] = {}
+        self._trends: dict[str, deque[Point]] = {}
         self.samples = 0
         """How many were taken."""
 
@@ -135,20 +143,27 @@ class Collector:
             reader.kept.clear()
 
     def trend(self, stats: TopicStats) -> list[int]:
-        """How many messages of a listed topic waited in the last 5 minutes; the last one is now."""
+        """How many messages of a topic waited in the last 5 minutes; the last one is now."""
+        return [point.waiting for point in self._points(stats)]
+
+    def rates(self, stats: TopicStats) -> list[float]:
+        """Its deliveries per second in the last 5 minutes, as far as a page had it."""
+        return [point.rate for point in self._points(stats)]
+
+    def _points(self, stats: TopicStats) -> list[Point]:
         points = self._trends.get(stats.topic)
         now = time.monotonic()
         if points is None:
             if len(self._trends) >= MAX_TRENDS:
                 self._forget_trends(now)
             points = self._trends.setdefault(stats.topic, deque(maxlen=TREND_POINTS))
-        if not points or now - points[-1][0] >= TREND_SECONDS:
-            points.append((now, stats.waiting))
-        return [waiting for at, waiting in points if now - at < TREND_SECONDS * TREND_POINTS]
+        if not points or now - points[-1].at >= TREND_SECONDS:
+            points.append(Point(now, stats.waiting, stats.rate_now))
+        return [point for point in points if now - point.at < TREND_SECONDS * TREND_POINTS]
 
     def _forget_trends(self, now: float) -> None:
         for topic, points in list(self._trends.items()):
-            if now - points[-1][0] > 2 * TREND_SECONDS:
+            if now - points[-1].at > 2 * TREND_SECONDS:
                 self._trends.pop(topic, None)
         if len(self._trends) >= MAX_TRENDS:
             self._trends.clear()

@@ -114,6 +114,7 @@ class Dashboard(Extension):
             namespace=self._host.namespace,
             host=self._host,
             trend=self.collector.trend,
+            rates=self.collector.rates,
         )
 
     @staticmethod

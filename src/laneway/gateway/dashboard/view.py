@@ -80,8 +80,8 @@ class View(msgspec.Struct, frozen=True):
     A request for a page, as `build` of the page gets it.
 
     `path`: the page's path and query. `query`: decoded.
-    `base`: the gateway's URL, as the browser knows it. `trend`: of a listed topic, see
-    `Collector.trend`. `links`: to the dashboards of other namespaces.
+    `base`: the gateway's URL, as the browser knows it. `trend`, `rates`: of a topic, see
+    `Collector`. `links`: to the dashboards of other namespaces.
     """
 
     reader: Reader
@@ -93,6 +93,7 @@ class View(msgspec.Struct, frozen=True):
     namespace: str
     host: Host
     trend: Callable[[TopicStats], list[int]]
+    rates: Callable[[TopicStats], list[float]]
     links: tuple[Link, ...] = ()
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.gateway.routes.metrics import COUNTERS
+from laneway.history.records import TIME
 from laneway.safetext import redacted
 
 if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
     from laneway.gateway.dashboard.view import View
 
 
@@ -18,7 +21,11 @@ def build(view: View) -> dict[str, Any]:
     reader = view.reader
     overview = reader.overview()
     url = getattr(view.host, "url", "")
+    recent = reader.history(900)
     return {
+        "capabilities": view.engine.capabilities,
+        "answers_in": reader.once("answers in", lambda: _answers_in(view.engine)),
+        "recent": recent,
         "overview": overview,
         "url": redacted(str(url)),
         "counters": [(name, getattr(overview, name)) for name in COUNTERS],
@@ -27,6 +34,13 @@ def build(view: View) -> dict[str, Any]:
         "groups": len(reader.groups()),
         "now_us": overview.now_us,
     }
+
+
+def _answers_in(engine: FullEngine) -> float:
+    """How many seconds a small read takes from here."""
+    began = time.perf_counter()
+    engine.history_read([TIME])
+    return time.perf_counter() - began
 
 
 PAGE = Page(

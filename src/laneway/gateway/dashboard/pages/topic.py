@@ -55,6 +55,7 @@ def build(view: View) -> dict[str, Any]:
         "now_us": now_us,
         "rate": resolved.rate,
         "rate_part": stats.rate_now / resolved.rate if resolved.rate else None,
+        **_rates(view, stats, resolved.rate),
         "concurrency": resolved.concurrency,
         "settings": [_setting(name, *each) for name, each in sorted(settings.items())],
         "edited": _edited(settings),
@@ -79,6 +80,14 @@ def build(view: View) -> dict[str, Any]:
         "endpoint": endpoint.info_of(view, name) if view.may("endpoints") else None,
         "is_known": bool(stats.published or stats.waiting or stats.leased or stats.dead),
     }
+
+
+def _rates(view: View, stats: TopicStats, limit: float | None) -> dict[str, Any]:
+    """Its rate in the last 5 minutes and its limit, as parts of the higher one."""
+    rates = view.rates(stats)
+    top = max(*rates, limit or 0.0) or 1.0
+    parts = [rate / top for rate in rates] if len(rates) > 1 and any(rates) else []
+    return {"rates": parts, "rate_limit": limit / top if limit else None}
 
 
 def _messages(
