@@ -4,25 +4,40 @@ with and without shards of their own.
 
 - `backlog`: all messages wait when the workers start. `paced`: they are published while the workers
   run, a third of what they can do.
+- `cpu us`: processor time of the workers and the server for a message, in microseconds.
 - `changes`: how often a topic's message ran in another worker than the one before it.
-- `reuse`: how often a handler found its topic's connection among the 200 that its worker used last.
+- `reuse`: how often a handler found its topic's connection among the 600 that its worker used last.
 
-The runs alternate, and the figures are medians.
+The topics of messages are drawn at random (a fixed seed). The runs alternate, and the figures are
+medians.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from argparse import Namespace
 from contextlib import ExitStack
 from itertools import groupby, pairwise
 from statistics import median
 
-from bench.common import Store, folder, go, line, options, pick, process, publish_table, store
+from bench.common import (
+    ServerStore,
+    Store,
+    folder,
+    go,
+    line,
+    options,
+    pick,
+    process,
+    publish_table,
+    store,
+)
 from laneway import Laneway, Message
 
 TOPICS, SHARDS, WORKERS = 1_000, 16, 2
+SEED = 1
 PACE = 3_000
 """Messages a second where they are paced."""
 
@@ -43,7 +58,7 @@ async def work(message: Message) -> None:
     global reused
     reused += connections.pop(message.topic, 0)
     connections[message.topic] = 1
-    if len(connections) > 200:
+    if len(connections) > 600:
         connections.popitem(last=False)
     seen.append((time.perf_counter(), message.topic))
 
@@ -53,11 +68,13 @@ thread.start()
 while len(app.workers()) < count:
     time.sleep(0.01)
 time.sleep(0.8)
+before = time.process_time()
 print("ready", flush=True)
 sys.stdin.readline()
+spent = time.process_time() - before
 worker.stop()
 thread.join()
-print(json.dumps([reused, seen]), flush=True)
+print(json.dumps([reused, seen, spent]), flush=True)
 """
 
 
@@ -75,12 +92,13 @@ def main() -> None:
                 measured.setdefault((load, kind), []).append(figures)
     rows = []
     for (load, kind), runs in measured.items():
-        rate, changes, reuse = (median(column) for column in zip(*runs, strict=True))
-        rows.append((load, "own first" if kind == "local" else "any", rate, changes, reuse))
+        rate, spent, changes, reuse = (median(column) for column in zip(*runs, strict=True))
+        visited = "own first" if kind == "local" else "any"
+        rows.append((load, visited, rate, spent * 1e6, changes, reuse))
     publish_table(
         "locality",
         chosen,
-        ("load", "shards visited", "messages/s", "changes", "reuse"),
+        ("load", "shards visited", "messages/s", "cpu us", "changes", "reuse"),
         rows,
         f"{WORKERS} workers, {TOPICS:,} topics; medians of {rounds} rounds",
     )
@@ -102,10 +120,14 @@ class ShardedStore(ExitStack):
         return place
 
 
-def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, float]:
-    """Messages a second, the share of changes, and the share of connections that were reused."""
+def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, float, float]:
+    """
+    Messages a second, seconds of processor time for each, the share of changes, and the share of
+    connections that were reused.
+    """
+    draw = random.Random(SEED)
     with Laneway(place.url, durability="memory") as app, ExitStack() as stack:
-        messages = [Message(f"t.{n * 7919 % TOPICS}", n) for n in range(count)]
+        messages = [Message(f"t.{draw.randrange(TOPICS)}", n) for n in range(count)]
         app.policy("*", paused=load == "backlog")
         if load == "backlog":
             app.publish_many(messages, progress=False)
@@ -113,7 +135,7 @@ def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, f
         workers = [stack.enter_context(process(WORKER, *arguments)) for _ in range(WORKERS)]
         for worker in workers:
             line(worker)
-        began = time.perf_counter()
+        began, server = time.perf_counter(), cpu(place)
         if load == "backlog":
             app.policy("*", paused=False)
         for start in range(0, count if load == "paced" else 0, PACE // 100):
@@ -121,20 +143,26 @@ def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, f
             time.sleep(max(0.0, began + (start / PACE) - time.perf_counter()))
         while app.engine.overview().done < count:
             time.sleep(0.01)
-        seconds = time.perf_counter() - began
+        seconds, spent = time.perf_counter() - began, cpu(place) - server
         for worker in workers:
             go(worker)
         answers = [json.loads(line(worker)) for worker in workers]
     ran = sorted(
-        (topic, at, number) for number, (_, seen) in enumerate(answers) for at, topic in seen
+        (topic, at, number) for number, (_, seen, _) in enumerate(answers) for at, topic in seen
     )
     changes = pairs = 0
     for _, those in groupby(ran, key=lambda each: each[0]):
         numbers = [number for _, _, number in those]
         pairs += len(numbers) - 1
         changes += sum(one != other for one, other in pairwise(numbers))
-    reused = sum(reused for reused, _ in answers)
-    return count / seconds, changes / max(pairs, 1), reused / count
+    reused = sum(reused for reused, _, _ in answers)
+    spent += sum(worker for _, _, worker in answers)
+    return count / seconds, spent / count, changes / max(pairs, 1), reused / count
+
+
+def cpu(place: Store) -> float:
+    """Seconds of processor time of the server until now; 0 without one."""
+    return place.cpu() if isinstance(place, ServerStore) else 0.0
 
 
 if __name__ == "__main__":

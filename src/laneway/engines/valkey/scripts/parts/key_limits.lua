@@ -4,7 +4,8 @@
 --
 --   key_states  slot → how many leases and parked messages its key has, the clock of its rate, when
 --               it wakes (0: not by the clock), and the lane's name
---   key_wakes   slots by the time at which they wake
+--   key_wakes   slots by the time at which they wake; and names of lanes with the limits changed,
+--               whose keys after a slot have still to be looked at: \2, the name, \0, the slot
 --   p:SLOT      the messages that the limits of a key have parked, in order
 --   y:N         lane N: the slots with such messages
 --
@@ -17,6 +18,8 @@ key_limits = part(function(key_limits)
     local SLOT = '\1'
     local MOST = 1000 -- messages that a visit parks, or a change makes ready, at most
     key_limits.MOST = MOST
+    local LOOKED_AT = 200 -- keys that a call looks at after a change, and messages it makes ready
+    local REST = '\2'
 
     local function slot_of(lane, topic, key_of)
         return SLOT .. text(lane.number) .. (lane.is_bucket and ':' .. topic or '') .. '\0'
@@ -226,15 +229,49 @@ key_limits = part(function(key_limits)
         end
     end
 
-    local function wake_one(lane, slot)
+    -- Returns how many messages, at most `most`, became ready.
+    local function wake_one(lane, slot, most)
         local state = read(slot)
-        if state then
-            local policy = lanes.rule(lane)
-            local room = room_of(policy, state)
-            bring_forward(lane, slot, state, min(room, MOST))
-            state.wake = room > MOST and shard.now or 0 -- there may be more
-            state.was_wake = nil -- `limits_changed` adds wakes that no state has
-            save_state(lane, policy, slot, state)
+        if not state then
+            return 0
+        end
+        local policy, before = lanes.rule(lane), state.parked
+        local room = room_of(policy, state)
+        bring_forward(lane, slot, state, min(room, most))
+        state.wake = room > most and shard.now or 0 -- there may be more
+        state.was_wake = nil -- repairs add wakes that no state has
+        save_state(lane, policy, slot, state)
+        return before - state.parked
+    end
+
+    -- Look at the lane's keys with parked messages, from the first or behind a slot; the rest at
+    -- the next calls.
+    local function look_at_keys(lane, after)
+        local slots = call('ZRANGE', slots_key(lane), after and '(' .. after or '-', '+', 'BYLEX',
+            'LIMIT', 0, LOOKED_AT)
+        local left, last = LOOKED_AT, #slots == LOOKED_AT and slots[LOOKED_AT]
+        key_limits.load(slots)
+        for n, slot in ipairs(slots) do
+            left = left - wake_one(lane, slot, left)
+            if left <= 0 and n < #slots then
+                last = slot
+                break
+            end
+        end
+        if last then
+            call('ZADD', keys.key_wakes, shard.now, REST .. lane.name .. '\0' .. last)
+        end
+    end
+
+    local function look_at_rest(member)
+        call('ZREM', keys.key_wakes, member)
+        local name, slot = match(member, '^.(.-)%z(.*)$')
+        local lane = lanes.find(name)
+        if lane and lane.number == lane_number(slot) then
+            look_at_keys(lane, slot)
+            if lane.place == IDLE then
+                lanes.place(lane)
+            end
         end
     end
 
@@ -255,17 +292,23 @@ key_limits = part(function(key_limits)
         local due, slots, names = call('ZRANGE', keys.key_wakes, '-inf', shard.now, 'BYSCORE',
             'LIMIT', 0, most), {}, {}
         key_limits.load(due)
+        local rest
         for _, slot in ipairs(due) do
-            local state = read(slot)
-            if not forget_unused(slot, state) then
+            local is_rest = byte(slot) == 2
+            rest = rest or (is_rest and slot)
+            local state = not is_rest and read(slot)
+            if not is_rest and not forget_unused(slot, state) then
                 slots[#slots + 1], names[#names + 1] = slot, state and state.name or ''
             end
         end
         lanes.load(names)
+        if rest then
+            look_at_rest(rest) -- of one lane in a call
+        end
         for n, slot in ipairs(slots) do
             local lane = lanes.find(names[n])
             if lane and lane.number == lane_number(slot) then
-                wake_one(lane, slot)
+                wake_one(lane, slot, MOST)
                 if lane.place == IDLE then
                     lanes.place(lane)
                 end
@@ -317,14 +360,6 @@ key_limits = part(function(key_limits)
     -- keys, at the first of them at once.
     function key_limits.limits_changed(lane, policy)
         lane.keys[2] = policy.key_limits
-        local slots = call('ZRANGE', slots_key(lane), 0, -1)
-        for n = 1, min(MOST, #slots) do
-            wake_one(lane, slots[n])
-        end
-        local later = {}
-        for n = MOST + 1, #slots do
-            later[#later + 1], later[#later + 2] = shard.now, slots[n]
-        end
-        call_many('ZADD', keys.key_wakes, later, 2)
+        look_at_keys(lane, nil)
     end
 end)
