@@ -71,6 +71,7 @@ EXACT_IN_A_SHARD: frozenset[str] = frozenset(
         "test_many_equal_topics",
         "test_many_groups",
         "test_late_visit_of_partitions_loses_no_permit",
+        "test_messages_that_are_only_copied_fill_the_namespace",
         "test_named_topics_are_charged_to_their_group",
         "test_one_partition_reaches_the_concurrency_of_all",
         "test_one_partition_reaches_the_rate_of_all",

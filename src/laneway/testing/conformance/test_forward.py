@@ -139,3 +139,21 @@ def test_an_old_spool_is_forgotten(driver: EngineDriver) -> None:
     for n in range(20):
         forward(driver, "1", draft(f"y{n}"), spool=f"t{n}")
     assert forward(driver, "1", draft("x")) == [("x", "accepted")]
+
+
+@pytest.mark.parametrize("is_forwarded", [False, True], ids=["put", "forwarded"])
+def test_messages_that_are_only_copied_fill_the_namespace(
+    driver: EngineDriver, *, is_forwarded: bool
+) -> None:
+    """The copies of the messages before it in the same call count for its limits."""
+    driver.open(max_backlog_bytes=150)
+    fields = {"own_backlog": False, "subscription:s": {}}
+    driver.engine.policy_set("code", "a", fields, now_us=driver.now)
+    drafts = [draft("x", body=b"1" * 100), draft("y", body=b"2" * 100)]
+    if is_forwarded:
+        found = forward(driver, "1", *drafts)
+    else:
+        receipts = driver.engine.put(drafts, now_us=driver.now)
+        found = [(receipt.id, receipt.outcome) for receipt in receipts]
+    assert found == [("x", "accepted"), ("y", "refused")]
+    assert driver.engine.overview(now_us=driver.now).bytes == 100

@@ -95,7 +95,9 @@ local intake = part(function(intake)
                 full[position < 0 and drafts[n].topic or topics[position]]
             local is_copy = false
             if copied then
-                if is_plain and copies.have_limits(n, copied, drafts) then
+                local is_copied_only = copied[n] and not copied[n][2]
+                if is_plain and (is_limited and is_copied_only
+                    or copies.have_limits(n, copied, drafts)) then
                     write() -- limits count the messages of this call
                     at = {}
                 end
