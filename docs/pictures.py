@@ -104,7 +104,7 @@ HOSTILE_SHOWN = {
 
 STORES = ("busy", "empty", "broken", "hostile")
 
-IN_DOCS = {"now": "light", "topics": "dark", "topic": "light", "dead": "dark"}
+IN_DOCS = {"now": "light", "topics": "dark", "topic": "light", "dead": "dark", "fairness": "light"}
 """The pages of the docs, with their theme; the others are for looking at them."""
 
 ERRORS = (
