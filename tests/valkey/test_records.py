@@ -108,3 +108,11 @@ def test_fields_of_the_counters() -> None:
 def test_fields_of_a_gate() -> None:
     fields = assigned("gates", "gates.find", "values_of")
     assert fields == list(records.GateRecord.__struct_fields__)
+
+
+def test_equal_own_policies_have_one_id() -> None:
+    """Whatever the order of their fields: a policy that is read and set again stays as it is."""
+    own_id, record = records.own_record({"code": {"tier": "high", "weight": 7.0, "serial": "hold"}})
+    same_id, _ = records.own_record({"code": {"serial": "hold", "tier": "high", "weight": 7.0}})
+    assert own_id == same_id
+    assert records.own_record(records.own_layers(record))[0] == own_id

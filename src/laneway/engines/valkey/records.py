@@ -211,6 +211,7 @@ def own_record(layers: Layers) -> tuple[bytes, bytes]:
     each layer as `rules.lua` reads them, and the layers as JSON. Equal layers have the same id.
     """
     text = msgspec.json.encode(layers, order="sorted").decode()
+    layers = msgspec.json.decode(text)  # fields in one order, and numbers as they are read again
     record = pack_values(
         changes_routes(layers),
         _own_fields(layers.get("code", {})),
