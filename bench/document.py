@@ -136,6 +136,17 @@ SECTIONS = (
         "The time of `topics(order=…)`, the first 20, among 1,000,000 topics.",
         lambda row: row["topics"] == "many" and row["pattern"] != "other.*",
     ),
+    Section(
+        "push",
+        "Push",
+        "Signed requests to webhook receivers on the same machine, beside HTTP clients that send"
+        " the same bodies and do nothing else.",
+    ),
+    Section(
+        "push_neighbors",
+        "Push beside bad endpoints",
+        "From publishing to the receiver, while one endpoint hangs and one asks for pauses.",
+    ),
     Section("lookup", "Looking up ids", "What became of 100,000 ids of one topic."),
     Section("reads", "Reads at 1,000,000 topics", "A page of topics, `explain` and `stats`."),
     Section(
