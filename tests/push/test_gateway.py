@@ -126,6 +126,18 @@ def test_endpoints_by_lines(api: Api, store: str) -> None:
     assert given.encode() not in changes
 
 
+def test_a_wrong_line_costs_no_other_its_secret(api: Api) -> None:
+    """Of lines that are set together, some are set before the wrong one is found."""
+    urls = [URL] * 600
+    urls[550] = "http://10.0.0.1/x"
+    sent = b"".join(
+        b'{"topic": "push.w%d", "url": "%b"}\n' % (n, url.encode()) for n, url in enumerate(urls)
+    )
+    headers = {"content-type": "application/x-ndjson"}
+    answers = api("PUT", "/v1/endpoints", sent, headers=headers).lines
+    assert [n for n, each in enumerate(answers) if not each.get("secret")] == [550]
+
+
 def test_scopes_and_topics(api: Api, store: str) -> None:
     """A token sees the endpoints of its own topics, and needs the scope `endpoints`."""
     api("PUT", "/v1/endpoints/push.mine", {"url": URL})

@@ -18,7 +18,7 @@ from laneway.push.address_guard import Guard, of_process
 from laneway.subscriptions import is_copy, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine
@@ -308,13 +308,16 @@ def set_endpoint(app: Host, topic: str, fields: Mapping[str, Any]) -> Endpoint:
 
 def set_many(app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Endpoint]:
     """Create or change many endpoints."""
+    return list(set_each(app, endpoints))
+
+
+def set_each(app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Endpoint]:
+    """As `set_many`; yields those that are set before an error is raised."""
     engine = app.engine
-    found = []
     for topic, secret in table.set_many(engine, endpoints, _secrets(app), _guard()):
         if is_copy(topic):
             _subscribe(engine, topic)
-        found.append(Endpoint(app, topic, secret))
-    return found
+        yield Endpoint(app, topic, secret)
 
 
 def list_endpoints(

@@ -72,7 +72,7 @@ async def _answers(call: Call) -> AsyncIterator[bytes]:
 
 def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer]:
     """Set a part of the lines. `number`: of lines before them."""
-    from laneway.push.endpoint import set_endpoint, set_many  # noqa: PLC0415  # many push nothing
+    from laneway.push.endpoint import set_each, set_endpoint  # noqa: PLC0415  # many push nothing
 
     host = call.services.host
     answers = [EndpointLineAnswer(number + n) for n in range(1, len(lines) + 1)]
@@ -85,11 +85,10 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
     by_topic: dict[str, Endpoint] = {}
     if len({topic for _, topic, _ in valid}) == len(valid):
         try:
-            found = set_many(host, [(topic, fields) for _, topic, fields in valid])
+            for each in set_each(host, [(topic, fields) for _, topic, fields in valid]):
+                by_topic[each.topic] = each  # has a new secret, which is shown once
         except LanewayError:
-            pass  # one of them is wrong: each by itself says which
-        else:
-            by_topic = {endpoint.topic: endpoint for endpoint in found}
+            pass  # one of those left is wrong: each by itself says which
     for answer, topic, fields in valid:
         try:
             endpoint = by_topic.get(topic) or set_endpoint(host, topic, fields)
