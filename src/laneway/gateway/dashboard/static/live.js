@@ -53,26 +53,46 @@ function textOf(name, patch) {
     .join("\n");
 }
 
+function rowsOf(element) {
+  return [...element.querySelectorAll("tbody tr")];
+}
+
+// What a row shows: its id, or where its first link leads.
+function keyOf(row) {
+  return row.id || row.querySelector("a")?.getAttribute("href") || "";
+}
+
+// Finds the same row again, or, if it is gone, the one that stands in its place.
+function sameRow(element, { key, nth }) {
+  const rows = rowsOf(element);
+  return rows.find((row) => key && keyOf(row) === key) ?? rows[Math.min(nth, rows.length - 1)];
+}
+
+function placeOf(element, row) {
+  return row && { key: keyOf(row), nth: rowsOf(element).indexOf(row) };
+}
+
 // Swapping keeps what the reader did: focus, chosen rows, open details, and a field being typed in.
 function swap(element, html) {
   const active = document.activeElement;
   if (element.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return;
-  const place = element.contains(active) ? active.closest("[id]") : null;
-  const focused = place?.id, nth = place ? [...place.querySelectorAll(FOCUSABLE)].indexOf(active) : -1;
   const isSelecting = element.contains(document.getSelection()?.anchorNode) && !document.getSelection().isCollapsed;
   if (isSelecting) return;
+  const holder = element.contains(active) ? active.closest("tbody tr, [id]") : null;
+  const nth = holder ? [...holder.querySelectorAll(FOCUSABLE)].indexOf(active) : -1;
+  const focusedRow = holder?.matches("tr") ? placeOf(element, holder) : null;
+  const markedRow = placeOf(element, element.querySelector("tr.at"));
   const chosen = [...element.querySelectorAll("input:checked")].map((each) => each.id);
   const open = [...element.querySelectorAll("details[open]")].map((each) => each.id);
-  const row = element.querySelector("tr.at")?.id;
   element.innerHTML = html;
   for (const id of chosen) if (id) { const each = document.getElementById(id); if (each) each.checked = true; }
   for (const id of open) if (id) document.getElementById(id)?.setAttribute("open", "");
-  if (row) document.getElementById(row)?.classList.add("at");
-  if (focused) {
-    const found = document.getElementById(focused);
-    const target = nth < 0 ? found : found?.querySelectorAll(FOCUSABLE)[nth];
-    target?.focus({ preventScroll: true });
-  }
+  if (markedRow) sameRow(element, markedRow)?.classList.add("at");
+  const found = focusedRow ? sameRow(element, focusedRow) : holder && document.getElementById(holder.id);
+  // In another row the same button would change what nobody chose: its link gets the focus.
+  const isOther = focusedRow && found && keyOf(found) !== focusedRow.key;
+  const target = isOther ? found.querySelector("a") : nth < 0 ? found : found?.querySelectorAll(FOCUSABLE)[nth];
+  target?.focus({ preventScroll: true });
   window.htmx?.process(element);
   shown(element);
 }
