@@ -15,6 +15,7 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.errors import EngineUnavailable
 from laneway.message import Draft, Settlement
+from tests.app.test_forks import codes, in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,6 +110,22 @@ def test_a_settlement_waits_for_the_disk(
         assert not settled.done()
         disk.may_end.release()
         assert settled.result(timeout=WAIT) == ["acked"]
+
+
+def test_a_fork_while_one_waits_for_the_disk(
+    engine: FullEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child may close what it inherited: the thread that syncs is not there."""
+    disk = Disk(engine, monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(engine.put, [Draft("a", b"1")])
+        try:
+            assert disk.began.acquire(timeout=WAIT)
+            child = in_child(engine.close)
+            assert codes([child]) == [0]
+        finally:
+            disk.may_end.release()
+        assert put.result(WAIT)
 
 
 def test_a_disk_that_fails(engine: FullEngine, monkeypatch: pytest.MonkeyPatch) -> None:

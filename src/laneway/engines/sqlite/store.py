@@ -453,6 +453,12 @@ class Store:
                 self._wal_sync.finish(self)
             self.connection.close()
 
+    def forget_sync(self) -> None:
+        """In the child of a fork: the thread that holds the lock of a sync may not be here."""
+        wal_sync, self._wal_sync = self._wal_sync, None
+        if wal_sync is not None:
+            wal_sync.close()
+
     def __del__(self) -> None:
         # Python 3.13 warns of unclosed connections; a program that drops its application never saw
         # this one.
@@ -489,8 +495,7 @@ def _after_fork_in_child() -> None:
     _paused.clear()
     for store in list(_stores):
         store.lock = threading.RLock()
-        if (wal_sync := getattr(store, "_wal_sync", None)) is not None:
-            wal_sync.close()
+        store.forget_sync()
         if store in quiet and hasattr(store, "connection"):
             with contextlib.suppress(sqlite3.Error):
                 store.connection.close()
