@@ -98,7 +98,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("push", {"sender": "laneway"}, "of aiohttp's", 1.0, True),
     ("push", {"sender": "laneway"}, "of pycurl's", 0.3, True),
     ("push", {"sender": "laneway"}, "CPU µs each", 90.0, False),
-    ("push_neighbors", {}, "ratio", 1.2, False),
+    ("push_neighbors", {"bad": "one hangs, one answers 503"}, "ratio", 1.2, False),
     ("push_neighbors", {}, "slots of the hanging", 3.0, False),
     ("push_neighbors", {}, "attempts of 503", 1e-9, False),
     ("push_dead", {}, "requests", 20.0, False),

@@ -198,7 +198,16 @@ def more(chosen: Any) -> None:
         publish_table(
             "push_neighbors",
             chosen,
-            ("bad", "sent", "p50 ms", "p99 ms", "ratio", "slots of the hanging", "attempts of 503"),
+            (
+                "bad",
+                "sent",
+                "p50 ms",
+                "p99 ms",
+                "ratio",
+                "CPU µs each",
+                "slots of the hanging",
+                "attempts of 503",
+            ),
             bad.beside_bad_ones(seconds, rate, port),
             f"{rate} messages a second to 998 good endpoints for {seconds} s; timeouts of 2 s",
         )

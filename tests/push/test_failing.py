@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from laneway import Laneway
+from laneway import Laneway, Message
 from laneway.cli import main
 from laneway.errors import Refused
 from laneway.push import breaker, events, stored_counts, table
@@ -85,6 +85,49 @@ def test_an_operator_ends_the_back_off_of_a_breaker(
             app.topic("push.x").back_off(0)
             time.sleep(0.05)
     assert app.topic("push.x").stats().done == 10
+
+
+def test_a_busy_endpoint_backs_off_at_once(
+    app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A 503 without `Retry-After` makes its topic back off, longer after each probe. What was leased
+    before goes back once, and is not leased again and again meanwhile.
+    """
+    monkeypatch.setattr("laneway.push.sender.FIRST_BUSY_SECONDS", 0.1)
+    status, times = [503], []
+
+    def answer() -> tuple[int, dict[str, str]]:
+        times.append(time.monotonic())
+        return status[0], {}
+
+    receiver.answers["/x"] = answer
+    app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
+    app.publish_many(Message("push.x", n) for n in range(100))
+    leased = 0
+    lease = app.engine.lease
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal leased
+        batch = lease(*arguments, **named)
+        leased += len(batch.leases)
+        return batch
+
+    monkeypatch.setattr(app.engine, "lease", counted)
+    deadline = time.monotonic() + 20
+    with running(app):
+        while len(times) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        status[0] = 200
+        assert leased <= 2 * 5  # the first limit of concurrency="auto", at each probe
+        while app.topic("push.x").stats().done < 100 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert app.topic("push.x").stats().done == 100
+    probes = times[1:] if times[1] - times[0] > 0.09 else times[2:]  # two may go out at first
+    assert probes[1] - probes[0] >= 0.19
+    assert probes[2] - probes[1] >= 0.39
+    page = app.endpoint("push.x").attempts(limit=1_000, result="backed_off")
+    assert {each.attempt for each in page.attempts} == {1}
 
 
 @contextlib.contextmanager

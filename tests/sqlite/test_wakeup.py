@@ -90,6 +90,23 @@ def test_a_settle_that_frees_a_slot_wakes_a_waiter(url: str) -> None:
     assert answers == [True]
 
 
+@pytest.mark.parametrize(("startable", "is_notified"), [(1, True), (2, False)])
+def test_who_looks_for_what_is_due_soon(tmp_path: Path, startable: int, is_notified: bool) -> None:
+    """The worker that leases does, unless its last free slot is taken: then another one does."""
+    engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
+    engine.put([Draft("later", b"1", delay_us=900_000)])
+    listener = engine.work_listener("default", None)
+    assert listener.poll(0.01) is False
+    engine.put([Draft("a", b"1")])
+    assert listener.poll(5) is True
+    batch = engine.lease(2, startable=startable)
+    assert [lease.topic for lease in batch.leases] == ["a"]
+    assert batch.next_wake_us is not None
+    assert listener.poll(0.01) is is_notified
+    listener.close()
+    engine.close()
+
+
 def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
     """
     A waiter in another process wakes at once, also after another waiter was killed.

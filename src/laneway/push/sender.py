@@ -71,10 +71,10 @@ NO_KEY_SECONDS = 60.0
 PROBE_SECONDS = 1.0
 """How long a message waits behind the probe of its endpoint."""
 
-BUSY_SECONDS = 0.5
+FIRST_BUSY_SECONDS = 1.0
 """
-How long messages go back that were leased before their topic began to back off. The back-off itself
-is the store's, and an operator may end it.
+How long a topic backs off after its endpoint's first 429 or 503 without `Retry-After`. The store
+doubles it from the second one on.
 """
 
 COUNTS_SECONDS = 10.0
@@ -272,12 +272,13 @@ class Sender:
         target.is_noted = record.condition != table.Condition()
         if before is not None:
             target.open_until, target.opens = before.open_until, before.opens
-            target.busy_until = before.busy_until
+            target.backs_off_from, target.is_busy = before.backs_off_from, before.is_busy
             if (before.record.version, before.record.enabled_us) != (
                 record.version,
                 record.enabled_us,
             ):  # its settings changed: it is tried at once
-                target.open_until, target.opens, target.busy_until = 0.0, 0, 0.0
+                target.open_until, target.opens, target.backs_off_from = 0.0, 0, 0.0
+                target.is_busy = False
                 target.window = breaker.Window()
         fill(target, topic, self._guard, self._secrets)
         return target
@@ -321,7 +322,7 @@ class Sender:
 
     def _send(self, unit: WorkerDelivery, target: Target | None, now_us: int) -> None:
         lease = unit.lease
-        refusal = self._refusal(lease, target)
+        refusal = self._refusal(unit, target)
         if refusal is not None or target is None:
             self._end(unit, refusal)
             return
@@ -354,8 +355,9 @@ class Sender:
             self._private = Transport(self._loop, None)
         return self._private
 
-    def _refusal(self, lease: Lease, target: Target | None) -> BaseException | None:
+    def _refusal(self, unit: WorkerDelivery, target: Target | None) -> BaseException | None:
         """Why no request is made for a message; None: one is made."""
+        lease = unit.lease
         if target is None:
             if lease.topic == NOTIFICATIONS:  # nobody wants them
                 return None
@@ -378,7 +380,7 @@ class Sender:
             answer = Answer(error="misconfigured", detail=target.problem)
             self._log_attempt(attempt, answer, verdict, refusal)
             return refusal
-        if time.monotonic() < target.busy_until:
+        if target.backs_off_from and _leased_at(unit) < target.backs_off_from:
             return Released("its topic backs off")
         condition = record.condition
         is_probe = condition.opened_us or condition.probing_us or target.opens
@@ -478,15 +480,18 @@ class Sender:
         window, now = target.window, time.monotonic()
         window.count(verdict, now)
         if verdict.health == "success":
+            target.is_busy = False
             if target.is_noted or target.opens:
                 self._recovered(lease.topic, target)
             return None
         if verdict.effect == "ack" or verdict.health == "gone":
             return None
         if verdict.effect == "back_off":
-            delay = verdict.delay
-            target.busy_until = now + min(BUSY_SECONDS if delay is None else delay, BUSY_SECONDS)
-            return DestinationUnavailable(verdict.text, retry_after=verdict.delay)
+            delay, target.backs_off_from = verdict.delay, now
+            if delay is None and not target.is_busy:  # else the store would only run fewer at once
+                delay = FIRST_BUSY_SECONDS
+            target.is_busy = True
+            return DestinationUnavailable(verdict.text, retry_after=delay)
         counts = verdict.health in ("failure", "auth", "message")
         opens = counts and (target.opens > 0 or self._is_open(target) or window.should_open())
         if counts or verdict.health == "misconfigured":
@@ -496,7 +501,7 @@ class Sender:
         if opens:
             seconds = breaker.back_off_seconds(target.opens)
             target.open_until = now + seconds
-            target.busy_until = now + min(seconds, BUSY_SECONDS)
+            target.backs_off_from = now
             return DestinationUnavailable(
                 f"{verdict.text}; the breaker is open", retry_after=seconds
             )
@@ -711,6 +716,11 @@ class Sender:
             table.pause(self._engine, topic)
             log.warning("endpoint %s: disabled: %s", topic, text)
             self._tell("disabled", topic, text, now_us)
+
+
+def _leased_at(unit: WorkerDelivery) -> float:
+    """When a unit was leased or last extended (monotonic seconds)."""
+    return unit.expires - unit.length_us / units.SECOND
 
 
 class _Runner:

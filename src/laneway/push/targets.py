@@ -50,8 +50,13 @@ class Target(msgspec.Struct):
     problem: str | None = None
     is_ours: bool = False
     open_until: float = 0.0
-    busy_until: float = 0.0
-    """Until when messages go back that were leased before their topic backs off (monotonic)."""
+    backs_off_from: float = 0.0
+    """
+    When its topic last began to back off (monotonic seconds): messages that were leased before go
+    back. The back-off itself is the store's, and an operator may end it.
+    """
+    is_busy: bool = False
+    """Whether it answered 429 or 503 since its last success."""
     opens: int = 0
     is_gone: bool = False
     """Whether it answered 410, and is not yet stored as disabled."""

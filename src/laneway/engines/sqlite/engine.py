@@ -390,12 +390,11 @@ class Core:
             )
             tx.write_rows()
             wake = tx.now if goes_on else housekeeping.next_wake(tx)
-            if withheld or (
-                leases and (len(leases) == n or (wake is not None and wake < tx.now + SOON_US))
-            ):
-                tx.pools_to_notify.add(
-                    pool
-                )  # there may be more, now or soon, and this worker may be busy then
+            is_full = len(leases) == n or (
+                len(leases) >= startable and wake is not None and wake < tx.now + SOON_US
+            )  # else this worker has a free slot for what is due soon, and looks then
+            if withheld or (leases and is_full):
+                tx.pools_to_notify.add(pool)  # there may be more, now or soon
         has_rivals = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
         if filter_ is None:
             return Batch(leases, tx.now, wake, has_rivals=has_rivals), goes_on
