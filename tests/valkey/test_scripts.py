@@ -291,7 +291,7 @@ def test_names_of_parts_are_unique_and_few() -> None:
     """All parts are one chunk of Lua, which has at most 200 locals."""
     names = [name for part in scripts.PARTS for name in defined_by(part)]
     assert sorted(set(names)) == sorted(names)
-    assert len(names) < 170
+    assert len(names) < 175
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda path: path.stem)

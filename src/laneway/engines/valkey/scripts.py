@@ -48,6 +48,7 @@ PARTS = (
     "housekeeping",
     "serving",
     "wakeup",
+    "direct",
     "single",
 )
 """In the order of their dependencies."""

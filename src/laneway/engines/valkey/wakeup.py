@@ -318,12 +318,14 @@ class StoreWorkListener:
         batch: Batch | None = None
         notified: set[int] = set()
         for message in messages:
-            self._is_lease_coming = message == LEASED
+            was_announced, self._is_lease_coming = self._is_lease_coming, message == LEASED
             if message == LEASED:
                 self._left.append(self._shards)
             elif message.isdigit():
                 notified.add(int(message))
             else:
+                if not was_announced:
+                    self._left.append(self._shards)
                 leased = records.read_batch(message)
                 batch = leased if batch is None else joined(batch, leased)
         if notified:

@@ -25,6 +25,8 @@ if lane_then ~= nil then
     lanes.learn(topic, lane_then)
 end
 local answers = intake.accept_batch({ topic }, { 1 }, { ARGV[5] }, {}, {})
-wakeup.lease_at_once(1, lanes.find(topic), answers[1], ARGV[5])
+if wakeup.lease_at_once(1, lanes.find(topic), answers[1], ARGV[5]) then
+    direct.learn(topic)
+end
 save(false)
 return answers[1]

@@ -51,6 +51,7 @@ local lanes = part(function(lanes)
     -- with the size classes and the fields that an arriving plain message changes, see
     -- lane_heads.lua. `was` is what `tallies` has counted of the lane.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
+    lanes.RECORD = RECORD
     local queue_at, group_at -- in the record of a lane without messages
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
@@ -643,13 +644,19 @@ local lanes = part(function(lanes)
         return max(allowed, 0)
     end
 
-    function lanes.count_deliveries(lane, taken)
-        local elapsed = shard.now - lane.seen
+    -- `lately`, `before` and `seen` of a lane, after so many deliveries.
+    function lanes.lately(taken, lately, before, seen, now)
+        local elapsed = now - seen
         if elapsed >= RATE_WINDOW then
-            lane.before = elapsed < 2 * RATE_WINDOW and lane.lately or 0
-            lane.lately, lane.seen = 0, shard.now
+            return taken, elapsed < 2 * RATE_WINDOW and lately or 0, now
         end
-        lane.lately, lane.delivered = lane.lately + taken, lane.delivered + taken
+        return lately + taken, before, seen
+    end
+
+    function lanes.count_deliveries(lane, taken)
+        lane.lately, lane.before, lane.seen = lanes.lately(taken, lane.lately, lane.before,
+            lane.seen, shard.now)
+        lane.delivered = lane.delivered + taken
         shard.delivered = shard.delivered + taken
     end
 

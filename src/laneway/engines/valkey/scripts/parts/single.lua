@@ -1,8 +1,8 @@
--- One plain message that arrives by itself in a lane with ready messages. It changes counts of the
--- lane and counters of the shard, so the call reads and writes only these records: `begin` and
--- `save` would cost three times as much as all the rest.
+-- One plain message that arrives by itself in a lane with ready messages; in one without, see
+-- direct.lua. It changes counts of the lane and counters of the shard, so the call reads and writes
+-- only these records: `begin` and `save` would cost three times as much as all the rest.
 --
--- uses: groups, recent, tallies, lanes, lane_heads, plain
+-- uses: groups, recent, tallies, lanes, lane_heads, plain, direct
 
 local single = part(function(single)
     local AT = {}
@@ -23,14 +23,17 @@ local single = part(function(single)
     local function read_counters()
         local stored = run('GET', keys.shard)
         if stored and stored ~= written then
-            counters = { values_of(stored) }
-            before_now = packed(unpack(counters, 1, NOW_AT - 1))
-            before_waiting = packed(unpack(counters, SEQ_AT + 1, WAITING_AT - 1))
-            before_published = packed(unpack(counters, BYTES_AT + 1, PUBLISHED_AT - 1))
-            tail = packed(unpack(counters, PUBLISHED_AT + 1, #COUNTERS))
+            counters, before_now = { values_of(stored) }, nil
         end
         written = nil -- `counters` may change from now on
         return stored and counters, stored
+    end
+
+    local function pack_rest()
+        before_now = packed(unpack(counters, 1, NOW_AT - 1))
+        before_waiting = packed(unpack(counters, SEQ_AT + 1, WAITING_AT - 1))
+        before_published = packed(unpack(counters, BYTES_AT + 1, PUBLISHED_AT - 1))
+        tail = packed(unpack(counters, PUBLISHED_AT + 1, #COUNTERS))
     end
 
     -- Returns the message's number; nil: nothing was changed, and the call needs all the rest. Then
@@ -43,13 +46,17 @@ local single = part(function(single)
         end
         local stored = run('HGET', keys.lanes, topic)
         if not stored then
-            return nil, record_of_counters, stored
+            return direct.put(version, topic, message, values, stored), record_of_counters, stored
         end
         local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
             latest, rest = unpack_from(LANE_HEAD, stored)
-        if place == IDLE or ready == 0
-            or lane_heads.changes_class(big, old, ready + 1, delayed, parked) then
+        if place == IDLE then
+            return direct.put(version, topic, message, values, stored), record_of_counters, stored
+        elseif ready == 0 or lane_heads.changes_class(big, old, ready + 1, delayed, parked) then
             return nil, record_of_counters, stored
+        end
+        if not before_now then
+            pack_rest()
         end
         local now, mid = ARGV[1] ~= '' and tonumber(ARGV[1]), values[SEQ_AT] + 1
         if now then

@@ -204,6 +204,11 @@ local tallies = part(function(tallies)
         run('HINCRBY', keys.tallies, one.name, 1)
     end
 
+    -- The field that counts the messages of a tier that have not waited.
+    function tallies.wait_of_none(tier)
+        return tier .. '\0\0' .. 1
+    end
+
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
 
     local function look_up_class(wait)

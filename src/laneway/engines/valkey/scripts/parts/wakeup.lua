@@ -16,7 +16,9 @@ local wakeup = part(function(wakeup)
     local TRIES = 8
     local LEASED = '+'
     -- the most messages of a call, and the most bytes that wait in the shard
-    local MOST_PUSHED, MOST_PUSHED_BYTES = 16, 65536
+    local MOST_PUSHED = 16
+    wakeup.MOST_PUSHED_BYTES = 65536
+    wakeup.MEMBER = '^(.*)/(%d+)/(%d+)$'
 
     local function channel_of(member)
         return string.match(member, '^(.*)/%d+/%d+$') or member
@@ -92,7 +94,7 @@ local wakeup = part(function(wakeup)
     -- Returns whether there may be more to lease.
     local function lease_to(waiters, pool, alone)
         local last = call('ZRANGE', waiters, 0, 1, 'REV', 'WITHSCORES')
-        local channel, room, longest = string.match(last[1] or '', '^(.*)/(%d+)/(%d+)$')
+        local channel, room, longest = match(last[1] or '', wakeup.MEMBER)
         if not channel or tonumber(last[2]) < shard.now then
             return true
         end
@@ -116,9 +118,9 @@ local wakeup = part(function(wakeup)
 
     -- Called before the end of a call that put `count` messages: lease them to waiting workers.
     -- A caller that passes the time is a test, which leases by itself. `lane`, `mid`, `message`:
-    -- those of the only message, if it is plain.
+    -- those of the only message, if it is plain. Returns whether nothing else could be leased.
     function wakeup.lease_at_once(count, lane, mid, message)
-        if count > MOST_PUSHED or shard.bytes > MOST_PUSHED_BYTES or shard.shards > 1
+        if count > MOST_PUSHED or shard.bytes > wakeup.MOST_PUSHED_BYTES or shard.shards > 1
             or least == 0 then
             return
         end
@@ -131,6 +133,7 @@ local wakeup = part(function(wakeup)
         for _, pool in ipairs(pools) do
             pools_to_notify[pool] = lease_to(key('waiters:' .. pool), pool, alone) or nil
         end
+        return alone and true
     end
 
     -- Called at the end of a call. If an event is due before the waiting workers look again, one of
