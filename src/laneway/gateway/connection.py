@@ -16,7 +16,7 @@ import logging
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -35,7 +35,8 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from laneway.gateway.http import Headers
+    from laneway.gateway.fast_path import FastPath
+    from laneway.gateway.http import Headers, Response
 
 CLIENT_ERRORS = logging.getLogger("laneway.gateway.connection")
 """Where connections log. No line for each request that is not HTTP: any client could send many."""
@@ -104,8 +105,58 @@ def _notice_vanished(transport: Any) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, option, round(IDLE_SECONDS * 1000))
 
 
+class _NobodyWaits:
+    """What uvicorn sets when something arrived or was sent, where nobody waits for that."""
+
+    def set(self) -> None:
+        pass
+
+
+class _FastCycle:
+    """A request on the fast path, as uvicorn sees it: in place of its `RequestResponseCycle`."""
+
+    __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
+
+    more_body = response_started = False
+    message_event = _NobodyWaits()
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self.disconnected = self.response_complete = False
+        self.keep_alive = True
+
+    def respond(self, response: Response) -> None:
+        """Send the answer."""
+        self.response_complete = True
+        if self.disconnected:
+            return
+        connection, body = self._connection, response.body
+        transport = connection.transport
+        headers = [
+            (b"content-type", response.content_type),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", response.cache),
+            *response.headers,
+        ]
+        head = _head(connection.server_state.default_headers, headers)
+        end = _SECURITY_LINES if self.keep_alive else _LAST_LINES
+        transport.write(b"".join((STATUS_LINES[response.status], head, end, body)))
+        if not self.keep_alive:
+            transport.close()
+        connection.on_response_complete()
+
+
 class _Refused(Exception):
     """Ends the parser of a connection."""
+
+
+def _head(default_headers: Headers, headers: Headers) -> bytes:
+    """The lines of these headers and of the server's, such as `date`. Raises ValueError."""
+    lines = [b"%b: %b\r\n" % header for header in (*default_headers, *headers)]
+    head = b"".join(lines)
+    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+        raise ValueError(f"expected each header to be one line, got {headers!r:.500}")
+    return head
 
 
 class Exchange:
@@ -156,10 +207,7 @@ class Exchange:
             return True
         if cycle.waiting_for_100_continue and cycle.more_body:
             cycle.keep_alive = False  # the client may send the body or not
-        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]  # `date`
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise ValueError(f"expected each header to be one line, got {headers!r:.500}")
+        head = _head(cycle.default_headers, headers)
         end = _SECURITY_LINES if cycle.keep_alive else _LAST_LINES
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
@@ -168,6 +216,7 @@ class Exchange:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+        self._unlink()
         return True
 
     def begin_stream(self) -> None:
@@ -179,6 +228,11 @@ class Exchange:
     def end_stream(self) -> None:
         """The answer ends with the next event."""
         self._cycle.expected_content_length = 0
+        self._unlink()
+
+    def _unlink(self) -> None:
+        """Leave the request's scope, which would keep all of it until a garbage collection."""
+        self._cycle.scope.pop("extensions", None)
 
 
 class _Connection(HttpToolsProtocol):
@@ -191,6 +245,9 @@ class _Connection(HttpToolsProtocol):
     """
 
     max_connections = 1000
+    _fast_path: FastPath | None = None
+    _fast_body: bytes | None = None
+    """What arrived of the body of a request that may take the fast path; None: there is none."""
     _head_bytes = 0
     _hosts = 0
     _idle_bytes = 0
@@ -208,6 +265,10 @@ class _Connection(HttpToolsProtocol):
     _writing: asyncio.TimerHandle | None = None
 
     # The connection
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._fast_path = getattr(self.app, "fast_path", None)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -307,6 +368,8 @@ class _Connection(HttpToolsProtocol):
                 return
             else:
                 break
+        if self._fast_body is not None:
+            self._begin_cycle()  # the rest of the body comes later
         if self._idle_bytes > MAX_HEAD + PIECE:  # a header or trailer without an end
             self._refuse(_HEAD_TOO_LARGE)
 
@@ -372,21 +435,65 @@ class _Connection(HttpToolsProtocol):
         elif self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
             self._refuse(_NO_HOST)
             raise _Refused
-        before = self.cycle
+        if self._may_be_fast():
+            self._fast_body = b""
+        else:
+            self._begin_cycle()
+
+    def _may_be_fast(self) -> bool:
+        """Whether the request may take the fast path, if its body has arrived as well."""
+        parser = self.parser
+        return (
+            self._fast_path is not None
+            and parser.get_method() == b"POST"
+            and (self.cycle is None or self.cycle.response_complete)
+            and not (self.expect_100_continue or self.flow.write_paused)
+            and not (b"?" in self.url or b"#" in self.url)
+            and parser.should_keep_alive()
+            and parser.get_http_version() == "1.1"
+        )
+
+    def _begin_fast(self, content: bytes) -> bool:
+        """Whether the fast path takes the request with this body."""
+        assert self._fast_path is not None
+        scope: Any = self.scope
+        path = self.url.decode("ascii")
+        scope["method"], scope["raw_path"], scope["query_string"] = "POST", self.url, b""
+        scope["path"] = unquote(path) if "%" in path else path
+        cycle = _FastCycle(self)
+        if not self._fast_path.begin(scope, content, cycle.respond):
+            return False
+        self.cycle = cycle  # type: ignore[assignment]
+        return True
+
+    def _begin_cycle(self) -> None:
+        """Serve the request whose head is complete by ASGI, with what has arrived of its body."""
+        before, body, self._fast_body = self.cycle, self._fast_body, None
         super().on_headers_complete()
         if self.cycle is not before:
             self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}  # type: ignore[dict-item]
         if self.pipeline:  # the base class reads no more, and would not see that the client goes
             self.flow.resume_reading()
+        if body:
+            super().on_body(body)
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
-        super().on_body(body)
+        if self._fast_body is None:
+            super().on_body(body)
+        else:
+            self._fast_body += body
 
     def on_message_complete(self) -> None:
-        if not self._offers_upgrade:
-            self._idle_bytes = 0
-            super().on_message_complete()
+        if self._offers_upgrade:
+            return
+        self._idle_bytes = 0
+        if self._fast_body is not None:
+            if self._begin_fast(self._fast_body):
+                self._fast_body = None
+                return
+            self._begin_cycle()
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

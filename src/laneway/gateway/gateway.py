@@ -14,6 +14,7 @@ import msgspec
 from laneway.gateway import access, audit, cors, origins, pages, problems, sessions
 from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
+from laneway.gateway.fast_path import FastPath
 from laneway.gateway.http import (
     JSON_TYPES,
     MAX_HEAD,
@@ -80,6 +81,7 @@ class Gateway:
         self.is_open = is_open
         self.cors_origins = frozenset(cors_origins)
         self._embedded = security_headers(embed_origins) if embed_origins else None
+        self.fast_path = FastPath(self)
 
     def _new_services(self) -> Services:
         return Services(self._host, ROUTES, self._extensions)
@@ -126,7 +128,7 @@ class Gateway:
         answer: Response | Stream
         route = None
         try:
-            route, parameters = self._router.find(method, request.path())
+            route, parameters = self.find(request)
             path = route.path
             if route.is_page and self._embedded is not None:
                 request.security = self._embedded
@@ -135,7 +137,7 @@ class Gateway:
             request.give_up()
             return
         except Exception as error:  # noqa: BLE001  # every error has an answer
-            answer = self._problem(request, route, error)
+            answer = self.problem(request, route, error)
         self.services.answers[method if method in METHODS else "other", path, answer.status] += 1
         try:
             if isinstance(answer, Stream):
@@ -145,6 +147,10 @@ class Gateway:
         except Disconnected:
             request.give_up()
 
+    def find(self, request: Request) -> tuple[Route, Mapping[str, str]]:
+        """The route of a request, and the parameters of its path. Raises Problem."""
+        return self._router.find(request.method, request.path())
+
     async def _answer(
         self, request: Request, route: Route, parameters: Mapping[str, str]
     ) -> Response | Stream:
@@ -152,7 +158,7 @@ class Gateway:
             _check_head(request)
         caller = access.EVERYTHING
         if route.scope is not None:
-            caller = self._known_caller(request, route) or await self._read_caller(request, route)
+            caller = self.known_caller(request, route) or await self._read_caller(request, route)
             if caller.scopes.isdisjoint(route.own_scopes):
                 caller.check_scope(route.scope)
         query = route.no_query
@@ -192,7 +198,7 @@ class Gateway:
                 headers=(("retry-after", "5"),),
             ) from error
 
-    def _known_caller(self, request: Request, route: Route) -> Caller | None:
+    def known_caller(self, request: Request, route: Route) -> Caller | None:
         """Who sent the request; None: that has to be read. Raises Problem."""
         if self.is_open:
             return access.EVERYTHING
@@ -206,7 +212,7 @@ class Gateway:
         return None if is_needed is None else _local_caller(request, route, is_needed=is_needed)
 
     async def _read_caller(self, request: Request, route: Route) -> Caller:
-        """As `_known_caller`, which has checked the request, with what the store has now."""
+        """As `known_caller`, which has checked the request, with what the store has now."""
         services = self.services
         if (token := request.bearer_token) is not None:
             return await services.run(services.tokens.read, token, request.address)
@@ -215,7 +221,8 @@ class Gateway:
         is_needed = await services.run(services.tokens.read_whether_there)
         return _local_caller(request, route, is_needed=is_needed)
 
-    def _problem(self, request: Request, route: Route | None, error: Exception) -> Response:
+    def problem(self, request: Request, route: Route | None, error: Exception) -> Response:
+        """The answer to an error."""
         body, headers = problems.body_of(error)
         body.instance = request.scope["path"][:1000]
         body.request_id = secrets.token_hex(8)

@@ -52,12 +52,27 @@ async def publish(call: Call) -> Response:
     its options in `X-Laneway-…` headers. `Idempotency-Key` is the message's id, which stays known
     for 24 hours. 201: stored; 200: a duplicate; 202: the gateway's buffer or spool has it.
     """
-    request, topic = call.request, call.parameters["topic"]
+    request, topic, is_raw = call.request, call.parameters["topic"], call.query.raw
     if not call.caller.sees_all:
         call.caller.check_topic(topic)
-    content = await request.body(as_sent=call.query.raw)
+    content = await request.body(as_sent=is_raw)
+    draft, message = read(request, topic, content, is_raw=is_raw)
+    producer = call.services.host.producer
+    if producer.middlewares:
+        receipt = await _publish_in_middlewares(producer, draft, message)
+    else:
+        receipt = await producer.send(draft, 0)
+        if receipt.outcome == "refused":
+            receipt = await producer.await_room(draft, receipt, 0)
+    return answer_of(receipt)
+
+
+def read(
+    request: Request, topic: str, content: bytes, *, is_raw: bool
+) -> tuple[Draft, MessageBody]:
+    """The message of a request with this body. Raises Problem, BadMessage."""
     raw: bytes | None = None
-    if call.query.raw or request.content_type not in JSON_TYPES:
+    if is_raw or request.content_type not in JSON_TYPES:
         message, raw = _raw_message(request, content)
     else:
         try:
@@ -67,13 +82,11 @@ async def publish(call: Call) -> Response:
     draft = draft_of(topic, message, raw)
     if (sticky_id := request.header(b"idempotency-key")) is not None:
         set_sticky_id(draft, sticky_id)
-    producer = call.services.host.producer
-    if producer.middlewares:
-        receipt = await _publish_in_middlewares(producer, draft, message)
-    else:
-        receipt = await producer.send(draft, 0)
-        if receipt.outcome == "refused":
-            receipt = await producer.await_room(draft, receipt, 0)
+    return draft, message
+
+
+def answer_of(receipt: Receipt) -> Response:
+    """The answer to a message that was published."""
     status = 200 if receipt.outcome == "duplicate" else 201
     if receipt.outcome in STORED_LATER:
         status = 202

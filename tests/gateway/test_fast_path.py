@@ -1,0 +1,334 @@
+"""The fast path of publish requests: which take it, and that its answers are those of ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laneway import Laneway, Receipt
+from laneway.errors import EngineUnavailable
+from laneway.gateway import server, tokens
+from laneway.gateway.gateway import Gateway
+
+PATH = b"/v1/topics/fast/messages"
+JSON = b"content-type: application/json"
+
+
+class Served:
+    """A gateway on a server in a thread, which tells which requests took the fast path."""
+
+    def __init__(self, app: Laneway) -> None:
+        self.app, self.gateway = app, Gateway(app)
+        self.taken: list[bool] = []
+        fast_path, begin = self.gateway.fast_path, self.gateway.fast_path.begin
+
+        def recorded(*arguments: Any) -> bool:
+            self.taken.append(begin(*arguments))
+            return self.taken[-1]
+
+        fast_path.begin = recorded  # type: ignore[assignment, method-assign]
+        options = server.Options(port=0)
+        self._listening = server.listen(options)
+        self.port = self._listening.getsockname()[1]
+        self._server = server.create(self.gateway, options, self._listening, lambda _: None)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._listening]))
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        self.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self.gateway.close()
+
+    def connect(self) -> socket.socket:
+        raw = socket.create_connection(("127.0.0.1", self.port))
+        raw.settimeout(20)
+        return raw
+
+    def ask(self, *pieces: bytes) -> tuple[bytes, dict[str, str], Any, bool]:
+        """The status line, headers and body of an answer, and whether the fast path gave it."""
+        self.taken.clear()
+        with self.connect() as raw:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for piece in pieces[:-1]:
+                raw.sendall(piece)
+                raw.settimeout(0.05)
+                with pytest.raises(TimeoutError):  # it was read, and there is no answer yet
+                    raw.recv(1)
+            raw.settimeout(20)
+            raw.sendall(pieces[-1])
+            return *answer_of(raw), any(self.taken)
+
+
+def answer_of(raw: socket.socket) -> tuple[bytes, dict[str, str], Any]:
+    """The next answer of a connection."""
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        byte = raw.recv(1)
+        assert byte, answer
+        answer += byte
+    status, *lines = answer.decode().strip().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    content = b""
+    while len(content) < int(headers["content-length"]):
+        content += raw.recv(int(headers["content-length"]) - len(content))
+    packed = headers["content-type"].endswith("msgpack")
+    return status.encode(), headers, content if packed else json.loads(content)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    with Laneway(f"sqlite:///{folder}/laneway.db") as app:
+        _ = app.engine
+        served = Served(app)
+        try:
+            yield served
+        finally:
+            served.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("fast")) as served:
+        # The first request of a second asks whether there are tokens, and is not fast.
+        served.gateway.services.tokens.are_there = lambda: False  # type: ignore[method-assign]
+        yield served
+
+
+def post(body: bytes, *headers: bytes, path: bytes = PATH, version: bytes = b"1.1") -> bytes:
+    lines = b"".join(header + b"\r\n" for header in (b"host: localhost", *headers))
+    head = b"POST %s HTTP/%s\r\n%s" % (path, version, lines)
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+SAME: list[tuple[bytes, bytes, tuple[bytes, ...]]] = [
+    (b"201 Created", b'{"body": 1}', (JSON,)),
+    (b"201 Created", b'{"body": {"a": [1, null]}, "key": "k", "delay": "10m"}', (JSON,)),
+    (b"201 Created", b'{"body_base64": "aGFsbG8="}', ()),
+    (b"201 Created", b"{}", (b"content-type: Application/JSON; charset=utf-8",)),
+    (b"200 OK", b'{"body": 1, "id": "known"}', (JSON,)),
+    (b"200 OK", b'{"body": 1}', (JSON, b"idempotency-key: known")),
+    (b"400 Bad Request", b'{"body": 1, "id": "x"}', (JSON, b"idempotency-key: y")),
+    (b"400 Bad Request", b'{"body": 1, "kye": "k"}', (JSON,)),
+    (b"400 Bad Request", b'{"body": 1, "priority": 1e9}', (JSON,)),
+    (b"400 Bad Request", b'{"body": NaN}', (JSON,)),
+    (b"400 Bad Request", b'{"body": "\xff"}', (JSON,)),
+    (b"400 Bad Request", b'{"body": ' + b"[" * 1500 + b"]" * 1500 + b"}", (JSON,)),
+    (b"400 Bad Request", b"", (JSON,)),
+    (b"403 Forbidden", b'{"body": 1}', (JSON, b"origin: https://evil.example")),
+    (b"401 Unauthorized", b'{"body": 1}', (JSON, b"authorization: Bearer lw_no")),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "headers"), SAME, ids=lambda each: str(each)[:60])
+def test_same_answers(
+    served: Served, status: bytes, body: bytes, headers: tuple[bytes, ...]
+) -> None:
+    """The fast path answers as ASGI does, which serves what has a query."""
+    if status == b"200 OK":
+        served.app.publish("fast", 1, id="known")
+    path = b"/v1/topics/fast%2Fa/messages" if b"key" in body else PATH
+    fast = served.ask(post(body, *headers, path=path))
+    slow = served.ask(post(body, *headers, path=path + b"?raw=false"))
+    assert (fast[-1], slow[-1]) == (True, False)
+    assert fast[0] == slow[0] == b"HTTP/1.1 " + status
+    for answer in (fast, slow):
+        answer[1].pop("date")
+        found = answer[2]
+        if status == b"201 Created":
+            assert len(found.pop("id")) >= 16
+            answer[1].pop("content-length")
+        elif "request_id" in found:
+            assert len(found.pop("request_id")) == 16
+    assert fast[1:3] == slow[1:3]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (post(b'{"body": 1}', JSON, path=PATH + b"?raw=1"),),
+        (post(b'{"body": 1}', JSON, path=PATH + b"#a"),),
+        (post(b'{"body": 1}', JSON, version=b"1.0"),),
+        (post(b'{"body": 1}', JSON, b"connection: close"),),
+        (post(b'{"body": 1}', JSON, b"accept: application/msgpack"),),
+        (post(b"\x81\xa4body\x01", b"content-type: application/msgpack"),),
+        (post(b"text", b"content-type: text/plain"),),
+        (post(b"%s" % json.dumps({"body": "x" * 5000}).encode(), JSON),),
+        (post(b'{"body": 1}', JSON)[:-4], b": 1}"),
+        (post(b'[{"topic": "fast"}]', JSON, path=b"/v1/messages"),),
+        (post(b'{"body": 1}', JSON, path=b"/nothing"),),
+    ],
+    ids=lambda pieces: str(pieces[-1][:60]),
+)
+def test_unusual(served: Served, pieces: tuple[bytes, ...]) -> None:
+    """What is unusual is served by ASGI."""
+    status, _, _, is_fast = served.ask(*pieces)
+    assert not is_fast
+    good = b"201 Created" if b"topics" in pieces[0] else b"200 OK"
+    if b"nothing" in pieces[0]:
+        good = b"404 Not Found"
+    assert status.endswith(good)
+
+
+def test_chunked(served: Served) -> None:
+    """A body in chunks may take the fast path too."""
+    head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" % PATH
+    status, _, _, is_fast = served.ask(head + b'5\r\n{"bod\r\n6\r\ny": 1}\r\n0\r\n\r\n')
+    assert (status, is_fast) == (b"HTTP/1.1 201 Created", True)
+    status, headers, _, is_fast = served.ask(head + b'5\r\n{"bod\r\nzz\r\n')
+    assert (status, is_fast) == (b"HTTP/1.1 400 Bad Request", False)
+    assert headers["connection"] == "close"
+
+
+def test_pipeline(served: Served) -> None:
+    """Requests that are sent at once are answered in their order, whatever way each takes."""
+    ids = [f"pipelined-{n}" for n in range(12)]
+    sent = b""
+    for number, each in enumerate(ids):
+        path = PATH + (b"?raw=false" if number % 3 == 1 else b"")
+        sent += post(b'{"body": 1}', JSON, b"idempotency-key: " + each.encode(), path=path)
+    with served.connect() as raw:
+        raw.sendall(sent)
+        assert [answer_of(raw)[2]["id"] for _ in ids] == ids
+        raw.sendall(post(b'{"body": 1}', JSON) + b"nonsense\r\n\r\n")
+        status, headers, _ = answer_of(raw)
+        assert (status, headers["connection"]) == (b"HTTP/1.1 201 Created", "close")
+        assert raw.recv(1) == b""
+
+
+def test_counted(served: Served) -> None:
+    """Its answers are in the metrics."""
+    counted = served.gateway.services.answers
+    key = ("POST", "/v1/topics/{topic}/messages", 201)
+    before = counted[key]
+    assert served.ask(post(b'{"body": 1}', JSON))[-1]
+    assert counted[key] == before + 1
+
+
+def test_full(served: Served) -> None:
+    """A full backlog is answered as by ASGI, and the connection stays."""
+    served.app.policy("narrow", max_backlog=1)
+    path = b"/v1/topics/narrow/messages"
+    assert served.ask(post(b"{}", JSON, path=path))[0].endswith(b"201 Created")
+    with served.connect() as raw:
+        for each in (path, path + b"?raw=false"):
+            raw.sendall(post(b"{}", JSON, path=each))
+            status, headers, found = answer_of(raw)
+            assert status.endswith(b"429 Too Many Requests")
+            assert headers["retry-after"] == "1"
+            assert found["type"] == "/problems/backlog-full"
+            assert found["instance"] == path.decode()
+
+
+def test_store_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the store is a problem, and a defect is one without details."""
+    errors = [EngineUnavailable("the disk is full", applied=None), ValueError("a secret")]
+
+    def fail(_: Any) -> list[Receipt]:
+        raise errors[0]
+
+    monkeypatch.setattr(served.app.producer.publisher, "_put", fail)
+    status, headers, found, is_fast = served.ask(post(b"{}", JSON))
+    assert (status, is_fast) == (b"HTTP/1.1 503 Service Unavailable", True)
+    assert (found["applied"], headers["retry-after"]) == ("perhaps", "1")
+
+    def broken(*_: Any) -> None:
+        raise errors[1]
+
+    monkeypatch.setattr(served.app.producer, "send", broken)
+    status, _, found, is_fast = served.ask(post(b"{}", JSON))
+    assert (status, is_fast) == (b"HTTP/1.1 500 Internal Server Error", True)
+    assert "secret" not in found["detail"]
+
+
+def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, Any]:
+    """A store that waits: what it has got a message, and what lets it go on."""
+    arrived, go_on = threading.Event(), threading.Event()
+    put = served.app.producer.publisher._put
+
+    def slow(drafts: Any) -> Any:
+        arrived.set()
+        assert go_on.wait(20)
+        return put(drafts)
+
+    monkeypatch.setattr(served.app.producer.publisher, "_put", slow)
+    return arrived, go_on
+
+
+def test_client_gone(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that goes before the answer: the message is stored, and nothing is logged."""
+    arrived, go_on = held(served, monkeypatch)
+    with served.connect() as raw:
+        raw.sendall(post(b'{"id": "left"}', JSON, path=b"/v1/topics/gone/messages"))
+        assert arrived.wait(20)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
+    with served.connect() as half:
+        half.sendall(post(b'{"id": "half"}', JSON, path=b"/v1/topics/gone/messages"))
+        half.shutdown(socket.SHUT_WR)
+        go_on.set()
+        assert answer_of(half)[2] == {"id": "half", "outcome": "accepted"}
+        assert half.recv(1) == b""
+    assert served.app.publish("gone", 1, id="left").outcome == "duplicate"
+    assert not caplog.records
+
+
+def test_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is being stored when the server stops gets its answer."""
+    with serving(tmp_path) as served:
+        assert served.ask(post(b"{}", JSON))[0].endswith(b"201 Created")
+        arrived, go_on = held(served, monkeypatch)
+        with served.connect() as raw:
+            raw.sendall(post(b"{}", JSON))
+            assert arrived.wait(20)
+            served.stop()
+            go_on.set()
+            status, _, _ = answer_of(raw)
+            assert status == b"HTTP/1.1 201 Created"
+            assert raw.recv(1) == b""
+
+
+def test_tokens(tmp_path: Path) -> None:
+    """A token's scopes, topics and rate hold, and a request takes one permit."""
+    with serving(tmp_path) as served:
+        engine = served.app.engine
+        _, reader, _ = tokens.create(engine, "reader", ["read"])
+        _, narrow, _ = tokens.create(engine, "narrow", ["publish"], topics=["other.*"])
+        _, slow, _ = tokens.create(engine, "slow", ["publish"], rate=0.5)
+
+        def sent(token: str) -> tuple[str, Any]:
+            first = served.ask(post(b"{}", JSON, b"authorization: Bearer " + token.encode()))
+            again = served.ask(post(b"{}", JSON, b"authorization: Bearer " + token.encode()))
+            assert again[-1]  # the token is known now
+            return re.sub(r"^HTTP/1.1 (\d+).*", r"\1", again[0].decode()), (first, again)
+
+        status, (first, again) = sent(reader)
+        assert status == "403"
+        assert first[2]["detail"] == again[2]["detail"]
+        assert "lacks the scope publish" in again[2]["detail"]
+        status, (_, again) = sent(narrow)
+        assert status == "403"
+        assert "is for topics other.*, not for fast" in again[2]["detail"]
+        status, (first, again) = sent(slow)
+        assert (first[0], status) == (b"HTTP/1.1 201 Created", "429")
+        assert again[1]["retry-after"] in ("1", "2", "3")
+        bad = served.ask(post(b"{}", JSON, b"authorization: Bearer " + b"lw_x"))
+        assert (bad[0], bad[-1]) == (b"HTTP/1.1 401 Unauthorized", True)
+        assert bad[1]["www-authenticate"] == "Bearer"
