@@ -368,7 +368,8 @@ def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:
 
 def _dead(case: _Case) -> TopicReason:
     letters = case.engine.dead_list(case.topic, limit=1)
-    text = f"{case.stats.dead:,} of its messages are dead letters"
+    count = case.stats.dead
+    text = f"{count:,} of its messages {'is a dead letter' if count == 1 else 'are dead letters'}"
     if letters:
         letter = letters[0][1]
         error = f": {_short(letter.error)}" if letter.error else ""

@@ -81,6 +81,25 @@ class Opened:
         assert not self.errors
 
 
+def test_charts_zoom_into_the_url(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """Dragging over a chart is a page of its own, with a URL; a double click ends it."""
+    opened = Opened(chromium, shop[1].port, viewport={"width": 1280, "height": 900})
+    page = opened.go("/?range=6h")
+    plot = page.locator("#charts .u-over").first
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 100, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"range=6h&from=\d+&to=\d+$"))
+    start, end = map(int, re.findall(r"=(\d+)", page.url.split("6h")[1]))
+    assert 60 < end - start < 6 * 3600
+    page.wait_for_selector("text=Whole range")
+    page.locator("#charts .u-over").first.dblclick()
+    page.wait_for_url(re.compile(r"range=6h$"))
+    opened.close()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(

@@ -123,6 +123,16 @@ def test_attempts_and_replay(browser: Browser, app: Laneway, receiver: Receiver)
         in browser.get("/endpoint?topic=push.dead&result=acked").words
     )
     assert "second" in browser.get("/endpoint?topic=push.dead&status=5xx&id=second").words
+    for topic, name in (("push.dead", "second"), ("push.good", "first")):
+        page = browser.get(f"/message?topic={topic}&id={name}")  # dead, and ended
+        assert "/actions/replay" in page.text
+        assert f'href="/endpoint?topic={topic}&amp;id={name}">its attempts' in page.text
+    app.publish("push.bad", 1, id="waits", delay="1h")
+    assert "/actions/replay" not in browser.get("/message?topic=push.bad&id=waits").text
+    app.publish("plain.a", 1, id="waits", delay="1h")
+    page = browser.get("/message?topic=plain.a&id=none")
+    assert "/actions/replay" not in page.text
+    assert "its attempts" not in page.words
     receiver.answers["/bad"] = lambda: (200, {})
     page = browser.submit("replay", topic="push.dead", id="second", back="/endpoints")
     assert "second: sent again" in page.words

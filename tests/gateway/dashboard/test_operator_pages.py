@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from html import unescape
@@ -44,6 +45,28 @@ def test_a_message(browser: Browser, app: Laneway) -> None:
     assert "ff 00" in browser.get("/message?topic=msg.a&id=raw").words
     app.publish("msg.a", "x" * 200_000, id="long")
     assert "The first part" in browser.get("/message?topic=msg.a&id=long").words
+
+
+def test_the_whole_body_is_a_file(browser: Browser, app: Laneway) -> None:
+    """A body is saved as it was published; a browser never shows it as a page."""
+    app.publish("file.a", "<b>" * 60_000, id="long")
+    app.publish("file.a", b"<script>\xff", id="raw")
+    page = browser.get("/message?topic=file.a&id=long")
+    assert "The first part. Download all of it , 180.0 kB" in page.words
+    (path,) = re.findall(r'href="(/message/body[^"]*)"', page.text)
+    file = browser.get(unescape(path))
+    assert json.loads(file.content) == "<b>" * 60_000
+    assert file.headers["content-type"] == "application/json"
+    assert file.headers["content-disposition"] == 'attachment; filename="laneway-message.json"'
+    file = browser.get("/message/body?topic=file.a&id=raw")
+    assert file.content == b"<script>\xff"
+    assert file.headers["content-type"] == "application/octet-stream"
+    assert file.headers["x-content-type-options"] == "nosniff"
+    gone = browser.get("/message/body?topic=file.a&id=none", status=404)
+    assert "not there any more" in gone.words
+    for scopes, topics in ((["read"], None), (["bodies"], None), (["read", "bodies"], ["x"])):
+        browser.token = tokens.create(app.engine, "some", scopes, topics=topics)[1]
+        browser.get("/message/body?topic=file.a&id=raw", status=403)
 
 
 def test_actions_on_a_message(browser: Browser, app: Laneway) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from laneway import Laneway
+from laneway import Laneway, Message
 from laneway.gateway import tokens
 from laneway.gateway.dashboard.menu import ALL
 from laneway.message import Settlement
+from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, beat, running
 
 
@@ -41,6 +42,25 @@ def test_now(browser: Browser, app: Laneway) -> None:
     table = browser.get("/?range=15m&table=true").words
     assert "What happened, the newest first" in table
     assert "range: expected one of" in browser.get("/?range=2h", status=400).words
+
+
+def test_a_part_of_the_history(browser: Browser, app: Laneway) -> None:
+    """A zoom of the charts is in the URL; links move it in time, and an invalid one says so."""
+    app.publish_many(Message("push.acme", n) for n in range(3))
+    now = int(app.engine.time_us() / SECOND)
+    around, before = f"from={now - 60}&to={now + 60}", f"from={now - 180}&to={now - 60}"
+    page = browser.get(f"/?{around}&table=true")
+    assert re.search(r"oldest [0-9:Z -]+ 3 0 0 0 0 3", page.words), page.words
+    for link in ("Earlier", "Zoom in", "Whole range"):
+        assert link in page.words
+    assert "Later" not in page.words
+    assert f'href="/?range=1h&amp;{before.replace("&", "&amp;")}&amp;table=true"' in page.text
+    page = browser.get(f"/?{before}&table=true")
+    assert "Later" in page.words
+    assert not re.search(r"oldest [0-9:Z -]+ 3 0 0 0 0 3", page.words)
+    assert "Later" in browser.get("/?from=0&to=10").words
+    for wrong in ("from=5", "to=5", "from=5&to=9", "from=9&to=5", f"from=0&to={now}"):
+        assert "expected from and to as Unix seconds" in browser.get("/?" + wrong, status=400).words
 
 
 def test_topics(browser: Browser, app: Laneway) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.gateway import problems
 
 if TYPE_CHECKING:
     from laneway.engines.base import WorkerView
-    from laneway.history.figures import History, HistoryRow
+    from laneway.history.figures import HistoryRow
 
 RANGES: dict[str, float] = {
     "15m": 900,
@@ -19,6 +19,9 @@ RANGES: dict[str, float] = {
     "60d": 60 * 86_400,
 }
 """The ranges of charts, in seconds."""
+
+SHORTEST = 10
+"""The shortest part of a range that charts show, in seconds: that of a row."""
 
 DEPLOY_SECONDS = 60
 """Versions that began to run within this are one mark."""
@@ -34,6 +37,50 @@ def seconds_of(name: str) -> float:
             "bad-request", f"range: expected one of {', '.join(RANGES)}, got {name:.80}"
         )
     return RANGES[name]
+
+
+class Window(NamedTuple):
+    """A part of the history that charts show, in Unix seconds."""
+
+    start: int
+    end: int
+
+    @property
+    def seconds(self) -> int:
+        """Its length."""
+        return self.end - self.start
+
+    def moved(self, parts: float) -> Window:
+        """The window that begins so many lengths later."""
+        by = round(self.seconds * parts)
+        return Window(self.start + by, self.end + by)
+
+    def part(self, rows: list[HistoryRow]) -> list[HistoryRow]:
+        """The rows that began in it."""
+        return [row for row in rows if self.start <= row.start < self.end]
+
+
+def window_of(start: int | None, end: int | None) -> Window | None:
+    """The window of a page's parameters `from` and `to`; None: neither. Raises Problem."""
+    if start is None and end is None:
+        return None
+    if start is None or end is None or not SHORTEST <= end - start <= max(RANGES.values()):
+        raise problems.Problem(
+            "bad-request",
+            f"expected from and to as Unix seconds, {SHORTEST} s to 60 days apart, got {start} and"
+            f" {end}",
+        )
+    return Window(start, end)
+
+
+def seconds_since(start: float, now: float) -> float:
+    """
+    The shortest range that reaches back to a time: rows of it are kept at the finest step, and
+    pages that look at different parts of it share what they read.
+    """
+    return next(
+        (length for length in RANGES.values() if length >= now - start), max(RANGES.values())
+    )
 
 
 class _Bin:
@@ -57,10 +104,10 @@ class _Bin:
         return round(max((row.oldest or 0.0) for row in self.rows), 1)
 
 
-def _bins(history: History, seconds: float) -> list[_Bin]:
-    width = max(history.step, seconds / POINTS)
+def _bins(rows: list[HistoryRow], step: float, seconds: float) -> list[_Bin]:
+    width = max(step, seconds / POINTS)
     found: list[_Bin] = []
-    for row in history.rows:
+    for row in rows:
         if found and row.start - found[-1].start < width:
             found[-1].rows.append(row)
         else:
@@ -68,9 +115,12 @@ def _bins(history: History, seconds: float) -> list[_Bin]:
     return found
 
 
-def charts_of(history: History, seconds: float) -> dict[str, Any]:
-    """The variables of the four charts: the times, and each chart's title, unit and series."""
-    bins = _bins(history, seconds)
+def charts_of(rows: list[HistoryRow], step: float, seconds: float) -> dict[str, Any]:
+    """
+    The variables of the four charts: the times, and each chart's title, unit and series.
+    `step`: of the rows. `seconds`: how long they are together.
+    """
+    bins = _bins(rows, step, seconds)
     return {
         "x": [round(each.start) for each in bins],
         "charts": [

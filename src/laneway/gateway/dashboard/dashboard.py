@@ -17,8 +17,9 @@ from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.forms import Fields, Form
 from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
 from laneway.gateway.dashboard.notices import Notice, Notices
+from laneway.gateway.dashboard.pages import message
 from laneway.gateway.dashboard.performing import perform
-from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery
+from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery, MessageQuery
 from laneway.gateway.dashboard.view import ASSETS, Link, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
 from laneway.gateway.http import Stream
@@ -66,6 +67,7 @@ class Dashboard(Extension):
                 "GET", "/live", "read", self.live, query=LiveQuery, answer_type="text/event-stream"
             ),
             page("GET", "/export", "read", self.export, query=ExportQuery, answer_type="text/csv"),
+            page("GET", "/message/body", "bodies", self.body, query=MessageQuery),
             page("GET", "/embed/topics/{topic}", "read", self.embed),
             page("POST", "/actions/{action}", "read", self.act, form=Fields),
             *ASSETS.routes,
@@ -173,6 +175,15 @@ class Dashboard(Extension):
         rows = shown.export(shown.build(self._view(call, self.collector.reader(), path, query)))
         found = exporting.answer(shown.name, rows, as_csv=call.query.format == "csv")
         return compressed(call.request, found)
+
+    def body(self, call: Call) -> Response:
+        """The whole body of a message, as a file."""
+        call.caller.check_scope("read")
+        view = self._view(call, self.collector.reader(), "/message")
+        _, _, found = message.find(view)
+        if found.message is None:
+            raise Problem("not-found", f"the message {call.query.id[:80]} is not there any more")
+        return compressed(call.request, exporting.body_file(found.message))
 
     # Actions
 

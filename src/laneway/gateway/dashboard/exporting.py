@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.gateway.http import Response
+from laneway.gateway.http import JSON, Response
+from laneway.message import RAW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from laneway.engines.base import MessageView
+
+OCTETS = b"application/octet-stream"
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A text that begins so would be a formula in a spreadsheet."""
@@ -23,6 +28,27 @@ def answer(name: str, rows: Sequence[dict[str, Any]], *, as_csv: bool) -> Respon
     body = _csv(rows).encode(errors="replace") if as_csv else msgspec.json.encode(rows)
     disposition = f'attachment; filename="laneway-{name}.{ending}"'.encode()
     return Response(200, body, kind, [(b"content-disposition", disposition)])
+
+
+def body_file(view: MessageView) -> Response:
+    """
+    The whole body of a message as a file; bodies that were merged are one after the other, a line
+    each. A browser saves it, and shows none of it as a page.
+    """
+    body = b"\n".join(view.bodies or [view.body])
+    is_raw = (view.headers or {}).get("content-type") == RAW
+    ending, kind = ("bin", OCTETS) if is_raw or not _is_json(view) else ("json", JSON)
+    disposition = f'attachment; filename="laneway-message.{ending}"'.encode()
+    return Response(200, body, kind, [(b"content-disposition", disposition)])
+
+
+def _is_json(view: MessageView) -> bool:
+    try:
+        for each in view.bodies or [view.body]:
+            msgspec.json.decode(each, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return len(view.bodies or "1") == 1
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -8,6 +8,8 @@ import msgspec
 
 from laneway.gateway.schema import MAX_NUMBER
 
+UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=10**11)]
+
 
 class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`did`: the result of an action, which is shown once. `embed`: without menu, for a frame."""
@@ -17,9 +19,14 @@ class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NowQuery(PageQuery):
-    """`range`: of the charts. `table`: their values as a table."""
+    """
+    `range`: of the charts. `start`, `end` (`from` and `to`): a part of it, in Unix seconds.
+    `table`: their values as a table.
+    """
 
     range: str = "1h"
+    start: UnixSeconds | None = msgspec.field(default=None, name="from")
+    end: UnixSeconds | None = msgspec.field(default=None, name="to")
     table: bool = False
 
 

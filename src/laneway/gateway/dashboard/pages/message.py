@@ -11,6 +11,7 @@ from laneway.admin import workers
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.actions import ACTIONS
 from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.queries import MessageQuery
 from laneway.policy import check_topic
 
@@ -46,8 +47,12 @@ POSSIBLE = {
 """The actions by state."""
 
 
-def build(view: View) -> dict[str, Any]:
-    """The variables of the page."""
+REPLAYABLE = ("dead", "finished", "unknown")
+"""The states in which a message may be sent to its endpoint again."""
+
+
+def find(view: View) -> tuple[str, str, Explanation]:
+    """The topic and the id of the message of the page, and what is known of it. Raises Problem."""
     topic = check_topic(view.query.topic)
     view.caller.check_topic(topic)
     message_id = arguments.name("message", "the id", view.query.id)
@@ -58,7 +63,13 @@ def build(view: View) -> dict[str, Any]:
     if found.topic is not None and found.topic != topic:
         view.caller.check_topic(found.topic)  # a generated id is found whatever topic is named
         topic = found.topic
-    message = found.message
+    return topic, message_id, found
+
+
+def build(view: View) -> dict[str, Any]:
+    """The variables of the page."""
+    topic, message_id, found = find(view)
+    message, reader = found.message, view.reader
     body, what, is_cut = ("", "", False)
     if message is not None and view.shows_bodies:
         body, what, is_cut = words.body_text(message)
@@ -75,6 +86,9 @@ def build(view: View) -> dict[str, Any]:
         "body": body,
         "body_kind": what,
         "body_is_cut": is_cut,
+        "body_bytes": sum(map(len, message.bodies or [message.body])) if message else 0,
+        "is_pushed": view.may("endpoints") and endpoint.info_of(view, topic) is not None,
+        "can_replay": found.state in REPLAYABLE,
         "command": f"curl {shlex.quote(view.base + path)}",
         "python": f"app.find({message_id!r}, topic={topic!r})",
         "actions": [

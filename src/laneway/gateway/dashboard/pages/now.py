@@ -12,6 +12,7 @@ from laneway.gateway.dashboard.standing_out import sentences
 
 if TYPE_CHECKING:
     from laneway.engines.base import Overview
+    from laneway.gateway.dashboard.charts import Window
     from laneway.gateway.dashboard.view import View
     from laneway.history.figures import History
     from laneway.tiers import Tiers
@@ -22,8 +23,13 @@ def build(view: View) -> dict[str, Any]:
     reader = view.reader
     name = view.query.range
     seconds = charts.seconds_of(name)
+    window = charts.window_of(view.query.start, view.query.end)
     overview, history = reader.overview(), reader.history(seconds)
     recent = reader.history(charts.RANGES["15m"])
+    shown, rows = history, history.rows
+    if window:
+        shown = reader.history(charts.seconds_since(window.start, history.now))
+        rows = window.part(shown.rows)
     coverage = reader.coverage()
     workers = reader.workers()
     return {
@@ -34,9 +40,11 @@ def build(view: View) -> dict[str, Any]:
         "range": name,
         "ranges": list(charts.RANGES),
         "as_table": view.query.table,
-        "rows": history.rows[-60:][::-1] if view.query.table else [],
-        **charts.charts_of(history, seconds),
-        "marks": charts.deployments(workers, history.now - seconds),
+        "window": window,
+        "links": _links(view, window, round(history.now), seconds),
+        "rows": rows[-60:][::-1] if view.query.table else [],
+        **charts.charts_of(rows, shown.step, window.seconds if window else seconds),
+        "marks": charts.deployments(workers, window.start if window else history.now - seconds),
         "tiers": tiers_of(view.engine.tiers, overview, history),
         "coverage": coverage,
         "versions": sorted(
@@ -45,6 +53,34 @@ def build(view: View) -> dict[str, Any]:
         "dead_workers": sum(each.state == "dead" for each in workers),
         "sentences": sentences(view),
     }
+
+
+def _links(
+    view: View, window: Window | None, now: int, seconds: float
+) -> list[tuple[str, str | None]]:
+    """The links that move the charts in time: texts and paths; without a path: not now."""
+    query = view.query
+
+    def link(to: Window | None) -> str:
+        return view.urls.page(
+            "/",
+            range=query.range,
+            **({"from": to.start, "to": to.end} if to else {}),
+            table="true" if query.table else None,
+        )
+
+    if window is None:
+        present = charts.Window(now - round(seconds), now)
+        return [("Earlier", link(present.moved(-1)))]
+    quarter = window.seconds // 4
+    middle = charts.Window(window.start + quarter, window.end - quarter)
+    later = window.moved(1)
+    return [
+        ("Earlier", link(window.moved(-1)) if window.start >= window.seconds else None),
+        ("Later", link(later) if later.start < now else None),
+        ("Zoom in", link(middle) if middle.seconds >= charts.SHORTEST else None),
+        ("Whole range", link(None)),
+    ]
 
 
 def _per_second(history: History) -> dict[str, float | None]:

@@ -1,4 +1,5 @@
-// Charts by uPlot: the cursor is shared, drag to zoom, double-click to zoom out.
+// Charts by uPlot: the cursor is shared, drag to zoom, double-click to zoom out. A zoom is a part of
+// the URL, so that a link shows it to others, and "back" ends it.
 import { onShow } from "./page.js";
 
 const HEIGHT = 132;
@@ -31,11 +32,11 @@ function clock(at, x) {
   const isLong = x.at(-1) - x[0] > 2 * 86400;
   return isLong
     ? date.toLocaleDateString(undefined, { month: "short", day: "numeric" })
-    : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+    : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
 function moment(at, x) {
-  const time = new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false });
+  const time = new Date(at * 1000).toLocaleTimeString(undefined, { hourCycle: "h23" });
   return x.at(-1) - x[0] > 86400 ? `${new Date(at * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric" })} ${time}` : time;
 }
 
@@ -65,6 +66,25 @@ function marks(list, ink) {
   };
 }
 
+const SHORTEST = 10;
+
+function show(start, end) {
+  const url = new URL(location);
+  if (start == null && !url.searchParams.has("from")) return;
+  for (const [name, value] of [["from", start], ["to", end]]) {
+    if (value == null) url.searchParams.delete(name);
+    else url.searchParams.set(name, value);
+  }
+  location.assign(url);
+}
+
+function zoom(plot) {
+  const { left, width } = plot.select;
+  if (width < 5) return;
+  const start = Math.floor(plot.posToVal(left, "x"));
+  show(start, Math.max(Math.ceil(plot.posToVal(left + width, "x")), start + SHORTEST));
+}
+
 function draw(figure) {
   const place = figure.querySelector(".plot");
   const { x, y, names, unit, marks: list } = JSON.parse(figure.dataset.chart);
@@ -77,7 +97,7 @@ function draw(figure) {
   const options = {
     width,
     height: HEIGHT,
-    cursor: { sync: { key: "charts" }, points: { size: 6 }, y: false },
+    cursor: { sync: { key: "charts" }, drag: { setScale: false }, points: { size: 6 }, y: false },
     legend: { show: true, live: true },
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     axes: [
@@ -97,7 +117,11 @@ function draw(figure) {
         value: (plot, value, series, at) => amount(at == null ? plot.data[series].at(-1) : value, unit),
       })),
     ],
-    hooks: { draw: [marks(list, muted)] },
+    hooks: {
+      draw: [marks(list, muted)],
+      setSelect: [zoom],
+      ready: [(plot) => plot.over.addEventListener("dblclick", () => show(null, null))],
+    },
   };
   plots.set(place, new window.uPlot(options, [x, ...y], place));
 }

@@ -1,4 +1,6 @@
-// The theme and the help dialog.
+// The theme, the help dialog and the menu.
+import { onShow } from "./page.js";
+
 export function toggleTheme() {
   const root = document.documentElement;
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -10,6 +12,13 @@ export function toggleTheme() {
 export function showHelp() {
   document.getElementById("help")?.showModal();
 }
+
+// In a narrow window the menu is a line that scrolls: the page's own entry is in view.
+onShow(() => {
+  const nav = document.querySelector(".side nav ul");
+  const here = nav?.querySelector("[aria-current]");
+  if (here && nav.scrollWidth > nav.clientWidth) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - 16;
+});
 
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-theme-switch]")) toggleTheme();
