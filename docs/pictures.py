@@ -598,7 +598,14 @@ def main() -> None:
         if arguments.store == "hostile":
             with patch.dict(os.environ, {KEY_VARIABLE: new_key()}):
                 pictures_hostile.fill(app)
-            shown = HOSTILE_SHOWN
+            with patch.dict(HANDLERS, pictures_hostile.HANDLERS, clear=True):
+                _write_history(app.engine)
+            task = {"task": pictures_hostile.BIDI}
+            shown = {
+                **HOSTILE_SHOWN,
+                "jobs": "/jobs?" + urlencode(task),
+                "flow": pictures_hostile.flow(app),
+            }
         elif arguments.store != "empty":
             fill(app)
             _audit(app)

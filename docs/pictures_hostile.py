@@ -6,7 +6,7 @@ import contextlib
 
 import msgspec
 
-from laneway import Laneway, Message
+from laneway import Laneway, Message, chain, chord
 from laneway.engines.base import LogEntry, RunningMessage, WorkerFacts
 from laneway.errors import LanewayError
 from laneway.message import Settlement
@@ -25,6 +25,35 @@ STACK = "Traceback (most recent call last):\n" + "".join(
 )
 ERROR = STACK + "shop.errors.ShopError: " + "no_space_" * 400
 """An error text of 50 kB."""
+
+HANDLERS = {
+    LONG[:200]: (140, 0.9, 4.5),
+    BIDI: (0.001, 1.0, 13.6),
+    "\U0001f525" * 40: (1_000_000, 0.001, 0.2),
+    "ÜñïçødéÄÖ日本語العربية." * 6: (9, 0.02, 8.0),
+}
+"""Handlers with names of these kinds, as `pictures.HANDLERS`."""
+
+
+def flow(app: Laneway) -> str:
+    """Begin a flow of tasks with such names that waits; the path of its page."""
+
+    @app.task(name=LONG[:200], topic="flow.part.{n}", retries=0)
+    def part(n: int) -> int:
+        return n
+
+    @app.task(name=BIDI, topic="flow.total")
+    def total(parts: list[int]) -> int:
+        return sum(parts)
+
+    @app.task(name="\U0001f525" * 40, topic="flow.next")
+    def after(number: int) -> None:
+        del number
+
+    chain(chord([part.s(n) for n in range(60)], total.s()), after.s()).enqueue()
+    app.run_worker(burst=True, topics=[f"flow.part.{n}" for n in range(30)])
+    (body,) = app.engine.topic_peek("flow.total")
+    return f"/jobs?id={body.id}&topic=flow.total"
 
 
 def fill(app: Laneway) -> None:
