@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from laneway import Laneway, Message
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.base.queue import SyncsLater
 from laneway.errors import EngineUnavailable
 from laneway.message import Draft, Settlement
 from tests.app.test_forks import codes, in_child
@@ -44,7 +46,7 @@ class Disk:
         self._file = engine._store._wal_sync._file  # type: ignore[attr-defined]
         self.began = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
-        self.count = 0
+        self.count = self.ended = 0
         self._sync = os.fdatasync
         monkeypatch.setattr(os, "fdatasync", self._slowly)
 
@@ -52,7 +54,9 @@ class Disk:
         if file == self._file:
             self.count += 1
             self.began.release()
-            assert self.may_end.acquire(timeout=WAIT)
+            has_ended = self.may_end.acquire(timeout=WAIT)
+            self.ended += 1
+            assert has_ended
         self._sync(file)
 
 
@@ -126,6 +130,91 @@ def test_a_fork_while_one_waits_for_the_disk(
         finally:
             disk.may_end.release()
         assert put.result(WAIT)
+
+
+def test_calls_that_sync_later_share_a_sync(
+    engine: FullEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block waits at its end; calls of other threads wait by themselves."""
+    files: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", files.append)
+    assert isinstance(engine, SyncsLater)
+    with engine.syncing_later():
+        engine.put([Draft("a", b"1")])
+        with engine.syncing_later():
+            engine.put([Draft("a", b"2"), Draft("a", b"3")])
+            engine.settle([Settlement(each.handle, each.fence) for each in engine.lease(3).leases])
+        assert not files
+    assert len(files) == 1
+    with engine.syncing_later(), ThreadPoolExecutor(1) as threads:
+        threads.submit(engine.put, [Draft("a", b"4")]).result(timeout=WAIT)
+        assert len(files) == 2
+    assert len(files) == 2  # nothing was left to sync
+    engine.put([Draft("a", b"5")])
+    assert len(files) == 3
+
+
+def test_a_disk_that_fails_later(engine: FullEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    assert isinstance(engine, SyncsLater)
+    with pytest.raises(EngineUnavailable, match="the disk failed"), engine.syncing_later():
+        (receipt,) = engine.put([Draft("a", b"1")])
+    assert receipt.outcome == "accepted"
+
+
+def test_what_an_ack_publishes_is_on_disk_before_the_ack_is_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut between the files could lose it."""
+    with closing(open_engine(f"sqlite:///{tmp_path}/q?shards=4", Settings())) as engine:
+        topics = [f"t.{n}" for n in range(16)]
+        engine.put([Draft("first", b"1")])
+        (lease,) = engine.lease(1).leases
+        syncs = 0
+        before_ack: list[int] = []
+        settle_on = engine._settle_on  # type: ignore[attr-defined]
+
+        def sync(_: int) -> None:
+            nonlocal syncs
+            syncs += 1
+
+        def settle(*arguments: object) -> object:
+            before_ack.append(syncs)
+            return settle_on(*arguments)
+
+        monkeypatch.setattr(os, "fdatasync", sync)
+        monkeypatch.setattr(engine, "_settle_on", settle)
+        assert isinstance(engine, SyncsLater)
+        with engine.syncing_later():
+            publish = {0: [Draft(topic, b"2") for topic in topics]}
+            answers = engine.settle([Settlement(lease.handle, lease.fence)], publish=publish)
+        assert answers == ["acked"]
+        assert before_ack == [3]  # the other files
+        assert syncs == 4
+
+
+def test_a_worker_begins_the_next_message_while_the_disk_takes_the_last(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    with closing(Laneway(url)) as app:
+        disk: list[Disk] = []
+
+        @app.handler("a")
+        async def handle(message: Message) -> None:
+            if not disk:
+                disk.append(Disk(app.engine, monkeypatch))
+            else:
+                assert disk[0].began.acquire(timeout=WAIT)
+                ended.append(disk[0].ended)
+                disk[0].may_end.release(1 if message.body == "1" else 100)
+
+        app.publish_many([Message("a", str(n)) for n in range(3)], progress=False)
+        app.run_worker(concurrency=1, burst=True)
+    assert ended == [0, 1]  # the settlements before these two messages, less the last one
 
 
 def test_a_disk_that_fails(engine: FullEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from laneway import units
+from laneway.engines.base.queue import SyncsLater
 from laneway.engines.base.wakeup import ReadableListener
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.engines.shared.waiting import WaitingListener
@@ -44,6 +45,7 @@ from laneway.working.work_signal import WorkSignal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from typing import Protocol
 
     from laneway.engines.base import FullEngine, MessageView, WorkListener
@@ -218,6 +220,10 @@ class EngineThread(threading.Thread):
         """Whether this thread lets ended messages gather."""
         self._engine = engine
         self._options = options
+        self._syncing_later: Callable[[], AbstractContextManager[None]] = (
+            engine.syncing_later if isinstance(engine, SyncsLater) else contextlib.nullcontext
+        )
+        """While the disk takes the settlements, the worker begins what was leased after them."""
         self._max_lease_us = round(options.heartbeat_timeout * units.SECOND)
         self._callbacks = callbacks
         self._priority = priority
@@ -531,18 +537,20 @@ class EngineThread(threading.Thread):
         is_extending = self._renewal.is_due(self.held)
         if not (settling or starting or leasing or is_extending):
             return
-        with self._priority.during(settling + starting + leasing, self._callbacks.call_soon):
-            if is_extending:
-                self._extend()
-            if settling:
-                self.settler.settle()
-            if starting:
-                self._record_starts(starting)
-            self._lease_arrivals(prefetch)
-            size = self._lease_size(prefetch)
-            held = self._hold(self._lease(size)) if size else None
-        if held is not None:
-            self._begin(held, size)
+        # A start is recorded on disk before its message runs, as it may end the whole machine.
+        with self._syncing_later() if not starting else contextlib.nullcontext():
+            with self._priority.during(settling + starting + leasing, self._callbacks.call_soon):
+                if is_extending:
+                    self._extend()
+                if settling:
+                    self.settler.settle()
+                if starting:
+                    self._record_starts(starting)
+                self._lease_arrivals(prefetch)
+                size = self._lease_size(prefetch)
+                held = self._hold(self._lease(size)) if size else None
+            if held is not None:
+                self._begin(held, size)
 
     def _settled(self, is_lease_due: bool) -> None:
         """Leases have ended: there is room for others."""

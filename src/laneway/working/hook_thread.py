@@ -122,6 +122,8 @@ class HookThread(threading.Thread):
 class EngineWithHooks:
     """An engine that also reports the answers to settlements to a HookThread."""
 
+    syncing_later = None  # hooks are called for what is on disk
+
     def __init__(self, engine: FullEngine, hooks: HookThread) -> None:
         self._engine = engine
         self._hooks = hooks

@@ -8,6 +8,7 @@ from laneway.engines.base.constants import HOUSEKEEPING_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from laneway.message import Batch, Draft, Receipt, Settlement, SettlementAnswer
 
@@ -156,5 +157,20 @@ class Queue(Protocol):
         Arguments: `budget`: most messages or lanes of each kind.
 
         Returns the time of the next event (microseconds), or None if nothing is scheduled.
+        """
+        ...
+
+
+@runtime_checkable
+class SyncsLater(Protocol):
+    """What an engine may offer beside `Queue`, if each call of its waits for a disk."""
+
+    def syncing_later(self) -> AbstractContextManager[None]:
+        """
+        Inside this block the calls of this thread return before their changes are on disk. Its end
+        waits for the disk, once for all of them.
+
+        Raises EngineUnavailable at its end, with `applied` None: whether the changes are on disk is
+        not known.
         """
         ...

@@ -57,6 +57,7 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from laneway.engines.base import (
         ArrivalListener,
@@ -402,6 +403,14 @@ class Core:
             Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, has_rivals),
             goes_on,
         )
+
+    def syncing_later(self) -> AbstractContextManager[None]:
+        """See `base.SyncsLater`."""
+        return self._store.syncing_later()
+
+    def sync_now(self) -> None:
+        """Inside `syncing_later`: wait until what was done in it so far is on disk."""
+        self._store.sync_now()
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         with self._transaction(now_us, durable=True) as tx:

@@ -8,6 +8,7 @@ wait for each other. `laneway.engines.sharded` splits the calls.
 from __future__ import annotations
 
 import heapq
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import BY_OPERATOR, Capabilities, Check
@@ -191,6 +192,27 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
             return file.settle(settlements, publish=publish, now_us=now_us)
 
         return self._space.on(shard, settle)
+
+    def _publish_elsewhere(
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        published: Sequence[tuple[int, Draft]],
+        now_us: int | None,
+    ) -> list[tuple[int, Draft]]:
+        here = super()._publish_elsewhere(shard, settlements, published, now_us)
+        if len(here) < len(published):
+            for file in self._space.files:  # before the ack is committed, in another file
+                file.sync_now()
+        return here
+
+    @contextmanager
+    def syncing_later(self) -> Iterator[None]:
+        """See `base.SyncsLater`."""
+        with ExitStack() as stack:
+            for file in self._space.files:
+                stack.enter_context(file.syncing_later())
+            yield
 
     def _extend_on(
         self,

@@ -76,6 +76,8 @@ class Store:
         self._create = create
         self._files: Files | None = None
         self._wal_sync: WalSync | None = None
+        self._later: dict[int, int] = {}
+        """By thread that syncs later: its last commit."""
         with self.lock:  # a fork waits until it is open
             _stores.add(self)
             self.connection = self._open()
@@ -247,6 +249,9 @@ class Store:
         wal_sync = self._wal_sync
         if wal_sync is None:
             return  # it was synced inside the commit
+        if self._later and (thread := threading.get_ident()) in self._later:
+            self._later[thread] = commit
+            return
         try:
             wal_sync.sync(self, commit)
         except OSError as error:
@@ -255,6 +260,34 @@ class Store:
                 " known: check the disk, then restart this program",
                 applied=None,
             ) from error
+
+    @contextmanager
+    def syncing_later(self) -> Iterator[None]:
+        """
+        `sync` of this thread returns at once inside this block, and the block's end syncs what was
+        committed in it. Raises EngineUnavailable.
+        """
+        thread, later = threading.get_ident(), self._later
+        if thread in later:
+            yield  # the block around this one syncs
+            return
+        later[thread] = 0
+        try:
+            yield
+        finally:
+            commit = later.pop(thread)
+            if commit:
+                self.sync(commit)
+
+    def sync_now(self) -> None:
+        """Inside `syncing_later`: sync what was committed in it so far."""
+        thread = threading.get_ident()
+        commit = self._later.pop(thread, None)
+        if commit is not None:
+            try:
+                self.sync(commit)
+            finally:
+                self._later[thread] = 0
 
     def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
         """
