@@ -13,11 +13,14 @@ document.addEventListener("change", (event) => {
   for (const box of event.target.closest("table").querySelectorAll("tbody input[type=checkbox]")) box.checked = event.target.checked;
 });
 
-// A link to a field opens the form that it is in.
+// A link to a field opens the form that it is in. Elsewhere the browser has moved the focus itself:
+// its event comes later, when the reader may have tabbed on.
 function reveal() {
   const found = document.getElementById(location.hash.slice(1));
-  found?.closest("details")?.setAttribute("open", "");
-  found?.focus();
+  const closed = found?.closest("details:not([open])");
+  if (!closed) return;
+  closed.setAttribute("open", "");
+  found.focus();
 }
 addEventListener("hashchange", reveal);
 onShow((element) => { if (element === document.body || element.id === "main") reveal(); });
