@@ -122,6 +122,24 @@ def test_policies(api: Api, app: Laneway) -> None:
     api.problem("PUT", path, [1])
 
 
+def test_wrong_values_name_what_is_expected(api: Api) -> None:
+    """An error names the field in `pointer`, and the values or the form that are expected."""
+    wrong = api.problem("PATCH", "/v1/policies/wrong.*", {"raet": 5})
+    assert (wrong["pointer"], wrong["hint"]) == ("#/raet", 'did you mean "rate"?')
+    wrong = api.problem("PATCH", "/v1/policies/wrong.*", {"rate": "fast"})
+    assert wrong["pointer"] == "#/rate"
+    assert "hint" not in wrong
+    wrong = api.problem("POST", "/v1/tokens", {"name": "t", "scopes": ["raed"]})
+    assert wrong["pointer"] == "#/scopes/0"
+    assert "'raed'; expected one of admin, bodies, consume" in wrong["detail"]
+    wrong = api.problem("POST", "/v1/settle", [{"receipt": "r", "action": "akc"}])
+    assert "expected one of ack, back_off, dead" in wrong["detail"]
+    wrong = api.problem("POST", "/v1/topics/a/messages", {"body": 1, "at": "tomorrow"})
+    assert 'like "2026-11-22T14:00:00Z"' in wrong["detail"]
+    wrong = api.problem("POST", "/v1/lookup")
+    assert wrong["detail"] == "body: there is none; expected JSON"
+
+
 def test_policies_of_subscriptions(api: Api, app: Laneway) -> None:
     """Those of a name, under a pattern of topics; `#` is `%23` in a path."""
     path = "/v1/policies/readers.*%23audit"

@@ -327,6 +327,8 @@ async def _decoded(request: Request, route: Route) -> Any:
     try:
         return route.body.decode(content)
     except problems.DECODE_ERRORS as error:
+        if not content:
+            raise Problem("bad-request", "body: there is none; expected JSON") from None
         raise problems.invalid(error, route.reads, "body") from None
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import msgspec
 
-from laneway.errors import BacklogFull, EngineUnavailable, LanewayError
+from laneway.errors import BacklogFull, BadPolicy, EngineUnavailable, LanewayError
 from laneway.safetext import without_passwords
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 KINDS: dict[str, tuple[int, str]] = {
     "bad-request": (400, "The request is not valid"),
@@ -112,6 +112,7 @@ def body_of(error: Exception) -> tuple[ProblemBody, Headers]:
         detail = str(error)
     elif isinstance(error, LanewayError):
         kind, detail = _kind_of(error), without_passwords(str(error))
+        pointer, hint = _setting_in(detail) if isinstance(error, BadPolicy) else (None, None)
         if isinstance(error, EngineUnavailable):
             applied = "perhaps" if error.applied is None else "no"
         if isinstance(error, (EngineUnavailable, BacklogFull)):
@@ -123,6 +124,13 @@ def body_of(error: Exception) -> tuple[ProblemBody, Headers]:
         ),
         headers,
     )
+
+
+def _setting_in(detail: str) -> tuple[str | None, str | None]:
+    """The pointer to the setting that the text of a policy's error names, and its hint."""
+    found, hint = _SETTING.search(detail), _MEANT.search(detail)
+    name = (found[1] or found[2]) if found else None
+    return f"#/{name}" if name else None, hint[1] if hint else None
 
 
 def _kind_of(error: LanewayError) -> str:
@@ -142,6 +150,8 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 MAX_TEXT = 500
 """Most characters of the decoder's text, which may repeat what was sent."""
 
+_SETTING = re.compile(r': (?:unknown setting "(\w{1,80})"|(\w{1,80}): expected )')
+_MEANT = re.compile(r'; (did you mean "\w{1,80}"\?)$')
 _AT = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([^.\[]+)")
@@ -167,7 +177,7 @@ def invalid(error: Exception, kind: Any, what: str) -> Problem:
     where = f"{what}: {'.'.join(steps)}" if steps else what
     unknown = _UNKNOWN.fullmatch(text)
     if unknown is None:
-        text = f"{text[:1].lower()}{text[1:MAX_TEXT]}"
+        text = f"{text[:1].lower()}{text[1:MAX_TEXT]}{_expected(text, kind, steps)}"
         return Problem("bad-request", f"{where}: {text}", pointer=pointer)
     name = unknown[1][:80]  # comparing takes time in proportion to its length, and much memory
     known = sorted(set(_fields(kind)))
@@ -179,6 +189,29 @@ def invalid(error: Exception, kind: Any, what: str) -> Problem:
         pointer=f"{pointer or '#'}/{_escaped(name)}",
         hint=hint,
     )
+
+
+def _expected(text: str, kind: Any, steps: Sequence[str]) -> str:
+    """What the decoder's text leaves out: the values of an enum, and how times are written."""
+    if "RFC3339" in text:
+        return '; write it like "2026-11-22T14:00:00Z"'
+    if "enum value" in text:
+        for step in reversed(steps):
+            if choices := sorted(set(_choices(kind, step))):
+                return f"; expected one of {', '.join(choices)}"
+    return ""
+
+
+def _choices(kind: Any, name: str, *, is_in: bool = False) -> Iterator[str]:
+    """The texts that a field of that name takes; `is_in`: `kind` is the type of the field."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            yield from _choices(field.type, name, is_in=field.encode_name == name)
+    if is_in and get_origin(kind) is Literal:
+        yield from map(str, get_args(kind))
+    else:
+        for part in get_args(kind):
+            yield from _choices(part, name, is_in=is_in)
 
 
 def _escaped(step: str) -> str:

@@ -231,9 +231,7 @@ class Producer:
 
     def _full(self, draft: Draft, receipt: Receipt) -> BacklogFull:
         """The error for a message that there is no room for."""
-        return BacklogFull(
-            f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [receipt]
-        )
+        return BacklogFull(f"message to {draft.topic}: {receipt.reason}", [receipt])
 
     async def await_room(
         self,

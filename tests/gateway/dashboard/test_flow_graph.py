@@ -6,7 +6,7 @@ from pathlib import Path
 
 from laneway import Laneway, chain, chord
 from laneway.engines.base import MessageView
-from laneway.gateway.dashboard.flow_graph import Graph, calls_before, graph_of
+from laneway.gateway.dashboard.flow_graph import Graph, Node, calls_before, graph_of
 from tests.gateway.dashboard.conftest import running
 
 
@@ -77,3 +77,9 @@ def test_many_members_are_one_box() -> None:
     ]
     message.bodies = bodies[:4]
     assert [node.id for node in calls_before(message)] == ["job-0", "job-1", "job-2"]
+
+
+def test_titles_fit_into_their_boxes() -> None:
+    """A name is cut as it is shown: what is escaped is longer."""
+    titles = [Node("i", topic, "\u202e" * 12, "ready").short_title for topic in ("t", None)]
+    assert titles == ["\\u202e" * 3 + "…", "…" + "\\u202e" * 3]

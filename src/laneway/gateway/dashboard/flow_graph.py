@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER, TASK_HEADER
+from laneway.safetext import escaped
 from laneway.tasks import flow, outcomes
 
 if TYPE_CHECKING:
@@ -46,11 +47,10 @@ class Node(msgspec.Struct):
     @property
     def short_title(self) -> str:
         """Its title as it fits into the box: of an id the end, in which ids of a flow differ."""
-        if len(self.title) <= TITLE:
-            return self.title
-        return (
-            f"…{self.title[1 - TITLE :]}" if self.topic is None else self.title[: TITLE - 1] + "…"
-        )
+        title = escaped(self.title)  # before it is cut: what is escaped is longer
+        if len(title) <= TITLE:
+            return title
+        return f"…{title[1 - TITLE :]}" if self.topic is None else title[: TITLE - 1] + "…"
 
 
 class Graph(msgspec.Struct):

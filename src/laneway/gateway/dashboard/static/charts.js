@@ -3,6 +3,7 @@
 import { onShow } from "./page.js";
 
 const HEIGHT = 132;
+const NAME = 28; // characters of a mark's name
 const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000];
 const plots = new Map();
 
@@ -51,7 +52,8 @@ function marks(list, ink) {
     ctx.fillStyle = ink;
     ctx.setLineDash([4, 4]);
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    for (const { at, name } of list) {
+    for (const { at, name: whole } of list) {
+      const name = whole.length > NAME ? `${whole.slice(0, NAME - 1)}…` : whole;
       const x = plot.valToPos(at, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.beginPath();

@@ -15,9 +15,9 @@ export function showHelp() {
 
 // In a narrow window the menu is a line that scrolls: the page's own entry is in view.
 onShow(() => {
-  const nav = document.querySelector(".side nav ul");
+  const nav = document.querySelector(".side nav");
   const here = nav?.querySelector("[aria-current]");
-  if (here && nav.scrollWidth > nav.clientWidth) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - 16;
+  if (here && nav.scrollWidth > nav.clientWidth) nav.scrollLeft += here.getBoundingClientRect().left - nav.getBoundingClientRect().left - 16;
 });
 
 document.addEventListener("click", (event) => {
