@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +189,49 @@ def test_a_worker_that_stops_meanwhile(
     (lease,) = engine.lease(10).leases
     assert (lease.body, lease.deliveries, lease.attempt) == (b"1", 2, 1)
     assert not lease.suspect
+    assert_is_healthy(engine)
+
+
+def connected_to(engine: FullEngine) -> list[socket.socket]:
+    """The sockets of the publisher that stay connected to workers."""
+    assert isinstance(engine, SqliteEngine)
+    return list(engine._wakeup._workers.values())
+
+
+def test_a_publisher_stays_connected(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """As long as the same workers wait."""
+    kept: set[socket.socket] = set()
+    time.sleep(0.12)  # the folder's modification time says from then on that nobody came
+    for number in range(3):
+        engine.put([Draft("a", b"%d" % number)])
+        lease = received(listener)
+        worker.settle([Settlement(lease.handle, lease.fence)])
+        kept.update(connected_to(engine))
+    assert len(kept) == 1
+    with closing(worker.work_listener()) as another:
+        assert another.poll(0.0, LEAST_STARTABLE) is False
+        for _ in range(20):  # each of the two gets some
+            engine.put([Draft("a", b"")])
+        found = [each.poll(4.0, LEAST_STARTABLE) for each in (listener, another)]
+        assert all(isinstance(each, Batch) for each in found)
+    assert_is_healthy(engine)
+
+
+def test_a_worker_that_is_killed_while_a_publisher_is_connected(
+    engine: FullEngine, worker: FullEngine, listener: WorkListener
+) -> None:
+    """Its message can be leased at once."""
+    time.sleep(0.12)
+    engine.put([Draft("a", b"1")])
+    lease = received(listener)
+    worker.settle([Settlement(lease.handle, lease.fence)])
+    assert len(connected_to(engine)) == 1
+    listener._socket.shutdown(socket.SHUT_RD)  # type: ignore[attr-defined]  # as a kill does
+    engine.put([Draft("a", b"2")])
+    assert not connected_to(engine)
+    assert [each.body for each in worker.lease(10).leases] == [b"2"]
     assert_is_healthy(engine)
 
 

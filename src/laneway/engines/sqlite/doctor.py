@@ -37,6 +37,7 @@ def check_file(store: Store) -> list[Check]:
 
 def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
     """Whether messages, orders, leases, counts and totals agree; `repair`: make them agree."""
+    tx.write_rows()  # this transaction may have leased messages of the inbox
     checks = [
         _lane_cache(tx),
         _entries_without_message(tx, repair=repair),

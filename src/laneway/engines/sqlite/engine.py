@@ -568,6 +568,8 @@ class Core:
         if not self._closed:
             self._closed = True
             self._store.close()
+            with self._store.lock:
+                self._wakeup.forget_workers()
             self._wakeup.interrupt()  # last: a wait that begins after it finds the store closed
 
     # Waking

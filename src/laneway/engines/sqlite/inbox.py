@@ -118,10 +118,9 @@ class Inbox:
         if worker is None:
             answer = self._store.run_durably(SQL["inbox_put"], (*row, 0))
         else:
-            with worker:
-                answer = self._store.run_durably(SQL["inbox_put"], (*row, 1))
-                if answer and (fence := answer[0][-1]) is not None:
-                    return self._send_lease(worker, draft, answer[0][0], fence, now_us)
+            answer = self._store.run_durably(SQL["inbox_put"], (*row, 1))
+            if answer and (fence := answer[0][-1]) is not None:
+                return self._send_lease(worker, draft, answer[0][0], fence, now_us)
         if not answer:
             return None
         ((mid, first, has_ready, _),) = answer
@@ -150,6 +149,7 @@ class Inbox:
         )
         if not send_lease(worker, lease, self._put_at):
             self.not_sent = lease
+            self._wakeup.forget_workers()
         self._rows += 1
         self.has_arrivals = False
         return lease.id

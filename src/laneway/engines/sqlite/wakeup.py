@@ -72,6 +72,12 @@ After this a lease that was sent to a worker ends, unless the worker has settled
 the sender may have died before it sent.
 """
 
+MOST_CONNECTED = 64
+"""To how many workers a process is connected at most."""
+
+MOST_DATAGRAMS = 1_000
+"""How many datagrams are read at once at most."""
+
 MOST_BYTES = 1 << 16
 """The most bytes of a datagram that a work listener receives."""
 
@@ -130,6 +136,14 @@ class Wakeup:
         self._alone = path is None
         self._folder = _folder(path) if path is not None and self._across else ""
         self._names = _Names(self._folder)
+        self._workers: dict[str, socket.socket] = {}
+        """
+        Connected to workers that take leases, by name, while the names in the folder stay the same:
+        to connect takes as long as all else that a publish does before its transaction.
+        """
+        self._waiting: dict[str, list[str]] = {}
+        """The names of the workers that take leases, by pool; also while the names stay."""
+        self._names_of_workers: list[str] = []
         self._condition = threading.Condition()
         self._notified = 0
         self._interrupted = 0
@@ -184,24 +198,50 @@ class Wakeup:
                     return
 
     def find_worker(self, pool: str) -> socket.socket | None:
-        """A socket of a waiting worker to which messages may be leased. None: there is none."""
+        """
+        A socket that is connected to a waiting worker to which messages may be leased; do not close
+        it. None: there is none. Call it, and `forget_workers`, in one thread at a time.
+        """
         if not self.may_lease:
             return None
-        mine = _pool_mark(pool) + TAKES_LEASES
-        workers = [name for name in self._names.read() if name.startswith(mine)]
-        while workers:
-            name = workers.pop(random.randrange(len(workers)))
-            worker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                worker.connect(f"{self._folder}/{name}")
-            except OSError:
-                worker.close()
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{self._folder}/{name}")  # a worker that died
-            else:
-                worker.setblocking(False)
+        names = self._names.read()
+        if names is not self._names_of_workers:  # the folder may have changed
+            self.forget_workers()
+            self._names_of_workers = names
+        waiting = self._waiting.get(pool)
+        if waiting is None:
+            mine = _pool_mark(pool) + TAKES_LEASES
+            waiting = self._waiting[pool] = [name for name in names if name.startswith(mine)]
+        while waiting:
+            name = waiting[0] if len(waiting) == 1 else random.choice(waiting)
+            worker = self._workers.get(name) or self._connected(name)
+            if worker is not None:
                 return worker
+            waiting.remove(name)
         return None
+
+    def _connected(self, name: str) -> socket.socket | None:
+        """A socket that is connected to a worker, and kept. None: the worker died."""
+        worker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            worker.connect(f"{self._folder}/{name}")
+        except OSError:
+            worker.close()
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._folder}/{name}")
+            return None
+        worker.setblocking(False)
+        if len(self._workers) >= MOST_CONNECTED:
+            self.forget_workers()
+        self._workers[name] = worker
+        return worker
+
+    def forget_workers(self) -> None:
+        """Close the sockets that `find_worker` has connected."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+        self._waiting.clear()
 
     def _send(self, name: str, content: bytes = NOTIFICATION) -> bool:
         """Send to a socket of the folder; False: its owner died, and it is removed."""
@@ -452,7 +492,8 @@ class StoreWorkListener:
         if not self._reading.acquire(blocking=False):
             return False
         try:
-            return self._socket is not None and self._read(self._socket)
+            # One datagram: if there are others, the event loop sees that the socket is readable.
+            return self._socket is not None and self._read(self._socket, most=1)
         finally:
             self._reading.release()
 
@@ -465,10 +506,12 @@ class StoreWorkListener:
         with self._reading:
             return self._read(bound)
 
-    def _read(self, bound: socket.socket) -> Batch | bool:
+    def _read(self, bound: socket.socket, most: int = MOST_DATAGRAMS) -> Batch | bool:
         is_notified, batch = False, None
         with contextlib.suppress(BlockingIOError):
-            while content := bound.recv(MOST_BYTES):
+            for _ in range(most):
+                if not (content := bound.recv(MOST_BYTES)):
+                    break
                 if content.startswith(SENT_LEASE):
                     until, now_us, lease = _unpack(content[len(SENT_LEASE) :])
                     if batch is None:
