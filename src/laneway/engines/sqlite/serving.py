@@ -295,8 +295,12 @@ class _Candidates:
         self._heap: list[tuple[int, int, int, Any]] = []
         self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
         self._seen: set[int] = set()
-        self._listed_again = 0
-        """Groups that another index has listed: a group counts once in each."""
+        self._listed_again: dict[int, int] = {}
+        """
+        By number of a group: how many other indexes have listed it. A group counts once in each
+        until its first visit, and from then on once.
+        """
+        self._visited: set[int] = set()
         self._listed_in: dict[int, str] = {}
         """By number of a group: the index that it was read from."""
         self._first_in: dict[int, list[int]] = {}
@@ -364,9 +368,11 @@ class _Candidates:
 
     def _read_groups(self, numbers: list[int], source: _Source) -> None:
         """Read groups, and the lanes that a visit of each needs at least."""
-        tx, listed = self._transaction, len(numbers)
+        tx, again = self._transaction, self._listed_again
+        for number in numbers:
+            if -number in self._seen and number not in self._visited:
+                again[number] = again.get(number, 0) + 1
         numbers = [number for number in numbers if -number not in self._seen]
-        self._listed_again += listed - len(numbers)
         tx.groups.load(numbers)
         name = source.name
         for number in numbers:
@@ -404,6 +410,9 @@ class _Candidates:
             _, _, is_marker, entry = heapq.heappop(self._heap)
             if not is_marker:
                 found: Lane | GroupQueue = entry
+                if isinstance(found, GroupQueue):
+                    self._visited.add(found.number)
+                    self._listed_again.pop(found.number, None)
                 return found
             source, after = entry
             if self._only is not None and not self._only.may_go_on(self.number, source.name, after):
@@ -414,7 +423,7 @@ class _Candidates:
 
     def count(self, most: int) -> int:
         """How many lanes and groups it has, as far as they were read."""
-        return min(most, len(self._heap) + self._listed_again)
+        return min(most, len(self._heap) + sum(self._listed_again.values()))
 
     def skips(self, group: GroupQueue) -> bool:
         """Whether the group is left to a later call: this one has passed over enough lanes."""

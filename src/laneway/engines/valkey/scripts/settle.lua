@@ -133,6 +133,13 @@ for _, lane in ipairs(ended) do
         lanes.place(lane)
     end
 end
+-- before the published messages: one that is dropped for them may have the same id
+for n = 1, #outcomes, 3 do
+    local word = words[outcomes[n]] or 'acked'
+    if word == 'acked' or word == 'died' then
+        results.write('o', outcomes[n + 1], ARGV[#ARGV - (#outcomes - n - 2) / 3], outcomes[n + 2])
+    end
+end
 local accepted, copied, has_copies = {}, { expires = {} }, next(groups) ~= nil
 for _, draft in ipairs(follow) do
     if answers[draft.position] == 'acked' or answers[draft.position] == 'died' then
@@ -145,12 +152,6 @@ for n, answer in ipairs(intake.accept_all(accepted, has_copies and copied)) do
         undo.run()
         return { 'refused', accepted[n].id, answer[5] or accepted[n].topic, answer[2], answer[3],
             answer[4] }
-    end
-end
-for n = 1, #outcomes, 3 do
-    local word = words[outcomes[n]] or 'acked'
-    if word == 'acked' or word == 'died' then
-        results.write('o', outcomes[n + 1], ARGV[#ARGV - (#outcomes - n - 2) / 3], outcomes[n + 2])
     end
 end
 save(#left > 0 or #settlements > 0) -- plain acks create no event

@@ -349,15 +349,16 @@ local serving = part(function(serving)
         advance(heap, source)
     end
 
-    -- How many lanes can deliver, counted up to `most`. Gates that this call has shut are still
-    -- among the heads.
-    local function count(tier_queue, most)
+    -- How many lanes can deliver: exactly, if they are fewer than `most`. Gates that this call has
+    -- shut are still among the heads. `open`: to it the gates that count are added.
+    local function count(tier_queue, most, open)
         local found, offset = call('ZCARD', tier_queue.runnable), 0
         while found < most do
             local names = call('ZRANGE', tier_queue.heads, offset, offset + PAGE - 1)
             for _, name in ipairs(names) do
                 if gates.is_open(name) then
                     found = found + call('ZCARD', gates.lanes_key(name, tier_queue.number))
+                    open[name] = true
                 end
             end
             offset = offset + PAGE
@@ -365,20 +366,34 @@ local serving = part(function(serving)
                 break
             end
         end
-        return min(found, most)
+        return found
     end
 
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
     -- and those at open gates. `room`: how many messages it is read for at first.
     local function line_of(tier_queue, room)
-        local heap, entries = {}, count(tier_queue, calls.room + calls.others)
+        local heap, open, most = {}, {}, calls.room + calls.others
+        local found = count(tier_queue, most, open)
+        local entries = min(found, most)
         calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
         calls.for_others = calls.left - room
         -- one more than there are shows that these are all
         begin(heap, tier_queue.runnable, true, false, max(1, min(math.ceil(room / calls.chunk),
             entries + 1, PAGE_MOST)))
         begin(heap, tier_queue.heads, false)
-        return { heap = heap, tier_queue = tier_queue, lanes = entries }
+        return { heap = heap, tier_queue = tier_queue, lanes = found, open = open }
+    end
+
+    -- A group counts once for its runnable lanes and once at each gate until its first visit, and
+    -- from then on once.
+    local function count_once(line, group)
+        if next(group.at) and not group.counts_once then
+            local listed = group.runnable > 0 and 1 or 0
+            for gate in pairs(group.at) do
+                listed = listed + (line.open[gate] and 1 or 0)
+            end
+            line.lanes, group.counts_once = line.lanes - max(listed - 1, 0), true
+        end
     end
 
     local function next_lane(line)
@@ -722,6 +737,7 @@ local serving = part(function(serving)
             end
             local got, has_more
             if shard.groups > 0 and entry.is_group then
+                count_once(line, entry)
                 got, has_more = serve_group(entry, line.tier_queue, room - taken, entries)
             else
                 got, has_more = serve_lane(entry, line.tier_queue, room - taken, entries)
@@ -737,7 +753,7 @@ local serving = part(function(serving)
     end
 
     local function has_work(tier_queue)
-        return count(tier_queue, 1) > 0
+        return count(tier_queue, 1, {}) > 0
     end
 
     local function serve_shares(entries, room)
