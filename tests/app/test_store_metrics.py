@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from laneway import DestinationUnavailable, Laneway, Message, metrics, store_figures
 from laneway.metrics import StoreCollector, measure
-from laneway.testing.servers import Server, until
+from laneway.testing.servers import Server, free_port, until
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -163,13 +162,6 @@ def test_it_is_read_once_a_second(app: Laneway, monkeypatch: pytest.MonkeyPatch)
         for sample in family.samples
         if sample.name == "laneway_store_waiting"
     ] == [2]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_the_exporter(tmp_path: Path) -> None:
