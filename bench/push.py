@@ -48,7 +48,8 @@ def with_laneway(port: int, count: int, endpoints: int) -> tuple[float, float]:
         app.push("push.*")
         url = f"http://127.0.0.1:{port}/hooks"
         app.endpoint_many(
-            (f"push.{n}", {"url": url, "allow_private": True}) for n in range(endpoints)
+            (f"push.{n}", {"url": url, "allow_private": True, "log": "failures"})
+            for n in range(endpoints)
         )
         app.publish_many(
             Message(f"push.{n % endpoints}", BODY, headers={"content-type": "application/json"})

@@ -124,10 +124,10 @@ def test_urls_that_are_accepted() -> None:
         "https://8.8.8.8:8443/",
         "https://[2606:4700::1]/",
     ):
-        assert check_url(url, Guard(), allow_private=False, allow_http=False) == url
+        assert check_url(url, Guard(), allow_private=False, allow_http=False).text == url
     url = "http://127.0.0.1:9/"
-    assert check_url(url, Guard(["127.0.0.0/8"]), allow_private=False, allow_http=False) == url
-    assert check_url(url, Guard(), allow_private=True, allow_http=False) == url
+    assert check_url(url, Guard(["127.0.0.0/8"]), allow_private=False, allow_http=False).text == url
+    assert check_url(url, Guard(), allow_private=True, allow_http=False).text == url
 
 
 def test_name_that_changes_its_address(app: Laneway, receiver: Receiver) -> None:

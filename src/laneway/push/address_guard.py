@@ -12,8 +12,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from laneway.errors import UsageError
 
@@ -172,7 +172,17 @@ def is_open_port(port: int) -> bool:
     return port in OPEN_PORTS or (FIRST_USER_PORT <= port <= 65_535 and port not in REFUSED_PORTS)
 
 
-def split_url(url: object) -> SplitResult:
+class SplitURL(NamedTuple):
+    """A URL and its parts."""
+
+    text: str
+    scheme: str
+    netloc: str
+    host: str
+    port: int
+
+
+def split_url(url: object) -> SplitURL:
     """Split a URL that a request can be sent to. Raises UsageError, without a password in it."""
     if not isinstance(url, str) or not url or len(url) > MAX_URL:
         raise UsageError(
@@ -181,7 +191,7 @@ def split_url(url: object) -> SplitResult:
         )
     try:
         parts = urlsplit(url)
-        port = parts.port
+        host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"endpoint: expected url to be like https://host/path: {error}") from error
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
@@ -193,25 +203,31 @@ def split_url(url: object) -> SplitResult:
         raise UsageError(
             f'endpoint: expected url to begin with https:// or http://, got "{parts.scheme[:20]}:"'
         )
-    if parts.username is not None or parts.password is not None or "@" in parts.netloc:
+    if "@" in parts.netloc:
         raise UsageError(
             "endpoint: a user name or password in the url is refused; send a header instead"
         )
-    if not parts.hostname or not _HOST.fullmatch(parts.hostname) or port == 0:
+    if not host or not _HOST.fullmatch(host) or port == 0:
         raise UsageError("endpoint: expected url to have a host, like https://acme.example/hooks")
-    return parts
+    return SplitURL(
+        parts.geturl(),
+        parts.scheme,
+        parts.netloc,
+        host,
+        port or (443 if parts.scheme == "https" else 80),
+    )
 
 
-def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: bool) -> str:
+def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: bool) -> SplitURL:
     """
     Check an endpoint's URL as far as the URL itself shows; the socket decides later.
 
     Raises UsageError, which says what to change.
     """
     parts = split_url(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    host, port = parts.host, parts.port
     if allow_private or guard.lists(host):
-        return parts.geturl()
+        return parts
     if parts.scheme == "http" and not allow_http:
         raise UsageError(
             "endpoint: http: sends messages readably; use https:, or allow_http=True"
@@ -233,4 +249,4 @@ def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: boo
             f'endpoint: expected url to have a public host name, got "{host[:80]}"; the sender\'s'
             " allow-list can name it"
         )
-    return parts.geturl()
+    return parts

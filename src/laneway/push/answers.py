@@ -78,6 +78,9 @@ class Verdict(msgspec.Struct, frozen=True):
     """Whether it lowers the limit of `concurrency="auto"` without a back-off."""
 
 
+SUCCESS = Verdict("ack", "success")
+
+
 def judge(
     answer: Answer,
     *,
@@ -91,7 +94,7 @@ def judge(
     status, headers = answer.status, answer.headers
     text = f"HTTP {status}"
     if 200 <= status < 300:
-        return Verdict("ack", "success")
+        return SUCCESS
     if headers.get("webhook-retry", "").strip().lower() == "no":
         return Verdict("dead", "neutral", f"{text}; the receiver wants no retry")
     if status == GONE:

@@ -128,10 +128,8 @@ class Sender:
         self._pending: list[WorkerDelivery] = []
         self._is_reading = self._is_read_due = self._is_dispatch_due = False
         self._runner = _Runner(self)
-        self._slots: dict[int, Slot] = {}
-        """The requests in flight, by the id of their units."""
-        self._sending: dict[str, int] = {}
-        """How many requests are in flight, by topic."""
+        self._slots: dict[WorkerDelivery, Slot] = {}
+        """The requests in flight."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
         self._log = LogWriter(engine)
@@ -200,10 +198,9 @@ class Sender:
 
     def stop(self, unit: WorkerDelivery) -> None:
         """Drop a unit's request, if one was made."""
-        slot = self._slots.pop(id(unit), None)
+        slot = self._slots.pop(unit, None)
         if slot is not None:
             slot.transport.abort(slot)
-            self._sent(unit.lease.topic)
         if unit in self._pending:
             self._pending.remove(unit)
         self._free(unit)
@@ -346,9 +343,9 @@ class Sender:
             partial(self._answered, attempt),
             proxy=self._proxy,
             resolve=self._resolve,
+            is_timed=record.log != "failures",
         )
-        self._slots[id(unit)] = transport.start(request)
-        self._sending[lease.topic] = self._sending.get(lease.topic, 0) + 1
+        self._slots[unit] = transport.start(request)
 
     def _to_private(self) -> Transport:
         if self._private is None:
@@ -384,7 +381,7 @@ class Sender:
             return Released("its topic backs off")
         condition = record.condition
         is_probe = condition.opened_us or condition.probing_us or target.opens
-        if is_probe and self._sending.get(lease.topic):
+        if is_probe and any(each.lease.topic == lease.topic for each in self._slots):
             return Released("its endpoint is being probed", delay=PROBE_SECONDS)
         return None
 
@@ -398,8 +395,7 @@ class Sender:
 
     def _answered(self, attempt: Attempt, answer: Answer) -> None:
         unit, target = attempt.unit, attempt.target
-        self._slots.pop(id(unit), None)
-        self._sent(unit.lease.topic)
+        self._slots.pop(unit, None)
         if unit.over or self._is_closed:
             return
         record, lease = target.record, unit.lease
@@ -467,13 +463,6 @@ class Sender:
         topic, version = unit.lease.topic, target.record.version
         if not self._note(self._disable, topic, version, "gone", text, then=ended):
             ended(False)
-
-    def _sent(self, topic: str) -> None:
-        left = self._sending.get(topic, 1) - 1
-        if left:
-            self._sending[topic] = left
-        else:
-            self._sending.pop(topic, None)
 
     def _judged(self, lease: Lease, target: Target, verdict: Verdict) -> BaseException | None:
         """Count a verdict for the endpoint. Returns how the message ends; None: acked."""

@@ -328,7 +328,7 @@ def changed(
         raise UsageError(f"endpoint {topic}: there is none; give url= to create it")
     record.url = check_url(
         url, guard, allow_private=record.allow_private, allow_http=record.allow_http
-    )
+    ).text
     new: str | None = None
     if fields.get("secret") is not None:
         given = signature.read_key(fields["secret"])

@@ -11,7 +11,7 @@ import msgspec
 from laneway import units
 from laneway.errors import LanewayError, UsageError
 from laneway.push import breaker, payloads, signature
-from laneway.push.address_guard import check_url, split_url
+from laneway.push.address_guard import check_url
 from laneway.push.transport import Destination, Request, Settings
 
 if TYPE_CHECKING:
@@ -68,15 +68,13 @@ def fill(target: Target, topic: str, guard: Guard, secrets: SecretStore) -> None
     """Read what a target's record says: its address, its secrets, the headers of requests."""
     record = target.record
     try:
-        check_url(
+        url = check_url(
             record.url, guard, allow_private=record.allow_private, allow_http=record.allow_http
         )
-        parts = split_url(record.url)
     except UsageError as error:
         target.problem = str(error)
         return
-    target.host = parts.hostname or ""
-    target.port = parts.port or (443 if parts.scheme == "https" else 80)
+    target.host, target.port = url.host, url.port
     try:
         target.signers = [
             (
@@ -85,6 +83,9 @@ def fill(target: Target, topic: str, guard: Guard, secrets: SecretStore) -> None
             )
             for each in record.secrets
         ]
+        if not (record.headers or record.sealed):
+            target.headers = _PLAIN_HEADERS
+            return
         headers = record.headers | {
             name: secrets.decrypt(sealed, topic).decode("latin-1")
             for name, sealed in record.sealed.items()
@@ -93,10 +94,18 @@ def fill(target: Target, topic: str, guard: Guard, secrets: SecretStore) -> None
         target.problem, target.is_ours = str(error), True
         return
     headers.setdefault("user-agent", USER_AGENT)
-    target.headers = [b"expect:", b"accept:"] + [
+    target.headers = _lines(headers)
+
+
+def _lines(headers: Mapping[str, str]) -> list[bytes]:
+    """The header lines of each request. libcurl adds none of its own."""
+    return [b"expect:", b"accept:"] + [
         f"{name}: {value}".encode("latin-1") if value else f"{name};".encode()
         for name, value in headers.items()
     ]
+
+
+_PLAIN_HEADERS = _lines({"user-agent": USER_AGENT})
 
 
 def headers_for(
@@ -136,14 +145,19 @@ def request_for(
     *,
     proxy: str | None,
     resolve: Callable[[str, int], list[str]] | None,
+    is_timed: bool = True,
 ) -> Request:
-    """A request to a target. `proxy`: the sender's, which is trusted."""
+    """
+    A request to a target. `proxy`: the sender's, which is trusted. `is_timed`: see `Request`.
+    """
     destination = target.destination
     if destination is None:
         destination = _destination(target, proxy, resolve)
         if resolve is None:
             target.destination = destination
-    return Request(destination=destination, headers=headers, body=body, finished=finished)
+    return Request(
+        destination=destination, headers=headers, body=body, finished=finished, is_timed=is_timed
+    )
 
 
 def _destination(

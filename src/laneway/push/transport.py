@@ -92,12 +92,15 @@ class Destination(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """A request. `headers`: lines."""
+    """
+    A request. `headers`: lines. `is_timed`: whether a success has its `milliseconds`, too.
+    """
 
     destination: Destination
     headers: list[bytes]
     body: bytes
     finished: Callable[[Answer], None]
+    is_timed: bool = True
 
 
 class Transport:
@@ -303,6 +306,8 @@ class Slot:
         """How the request ended. `code`, `text`: libcurl's; 0: it has an answer."""
         curl = self.curl
         status = curl.getinfo(pycurl.RESPONSE_CODE)
+        if code == 0 and 200 <= status < 300 and not self.request.is_timed:
+            return Answer(status=status, headers=self._headers, body=b"".join(self._body))
         milliseconds = (
             curl.getinfo(pycurl.NAMELOOKUP_TIME_T) / 1000,
             curl.getinfo(pycurl.CONNECT_TIME_T) / 1000,
