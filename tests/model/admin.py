@@ -23,6 +23,7 @@ from laneway.engines.base import (
     Overview,
     RecordChange,
     RecordKind,
+    StorePart,
     TierStats,
     TopicOrder,
     TopicStats,
@@ -771,6 +772,9 @@ class Model(Engine):
     def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
         del topic
         return self._time(now_us)
+
+    def store_parts(self) -> list[StorePart]:
+        return [StorePart(name="model", what="memory", shards=1, used=0)]
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         waiting = self._waiting_all()

@@ -214,6 +214,8 @@ def test_jobs(browser: Browser, app: Laneway) -> None:
 def test_store(browser: Browser, app: Laneway) -> None:
     """The store's page has its URL without secrets, and totals."""
     words = browser.get("/store").words
+    assert "Where it is kept" in words
+    assert re.search(r"SQLite 3[.0-9]+ 1 [0-9.,]+ .?B", words)
     assert "sqlite:///" in words
     assert "laneway doctor" in words
     del app

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         MoveAnswer,
         MoveTarget,
         Overview,
+        StorePart,
         TopicOrder,
         TopicStats,
     )
@@ -410,6 +411,13 @@ class Admin(Protocol):
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         """Read the totals of the namespace."""
+        ...
+
+    def store_parts(self) -> list[StorePart]:
+        """
+        Tell what the files or servers of the namespace use and have left. What this costs does not
+        depend on what they keep.
+        """
         ...
 
     def doctor(self, *, repair: bool = False) -> list[Check]:

@@ -250,6 +250,30 @@ class Overview(msgspec.Struct, kw_only=True):
     tiers: list[TierStats] = []
 
 
+class StorePart(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A file or server that keeps the namespace, or a part of it.
+
+    - `name`: for people. `what`: its product and version, or what the file is for.
+    - `shards`: how many shards of the namespace it has; 0: it has none, such as a delivery log.
+    - `used`: bytes of the file, or of the server's memory, of all its namespaces.
+    - `free`: bytes that it may still grow by: of the disk, or below the server's `maxmemory`. None:
+      it is unknown or has no limit.
+    - `log`: bytes of its write-ahead log or append-only file; None: it has none.
+    - `per_second`: commands that a server did lately; None: it does not count them.
+    - `seconds`: how long it took to answer this.
+    """
+
+    name: str
+    what: str
+    shards: int
+    used: int
+    free: int | None = None
+    log: int | None = None
+    per_second: int | None = None
+    seconds: float = 0.0
+
+
 class Check(msgspec.Struct, frozen=True):
     """
     One finding of the doctor.

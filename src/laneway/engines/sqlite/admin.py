@@ -26,6 +26,7 @@ from laneway.engines.sqlite import (
     migrating,
     policies,
     purging,
+    store_parts,
     tiers,
     views,
 )
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         RecordChange,
         RecordKind,
         SpoolBatch,
+        StorePart,
         Tallies,
         TopicOrder,
         TopicStats,
@@ -446,6 +448,9 @@ class SqliteEngine(Core, PolicyChanges):
         with self._view(now_us) as tx:
             tiers = shared.tier_stats(views.tier_queue_counts(tx), tx.rules.tiers)
             return shared.overview(tx.now, [tx.shard], tiers)
+
+    def store_parts(self) -> list[StorePart]:
+        return store_parts.of_file(self._store.path)
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         checks = doctor.check_file(self._store)

@@ -11,7 +11,7 @@ import heapq
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.base import BY_OPERATOR, Capabilities, Check
+from laneway.engines.base import BY_OPERATOR, Capabilities, Check, StorePart
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.coordination import ShardedCoordination
@@ -718,6 +718,9 @@ class FilesEngine(FilesQueue, ShardedAdmin):
     def overview(self, *, now_us: int | None = None) -> Overview:
         with self._view(now_us) as view:
             return view.overview()
+
+    def store_parts(self) -> list[StorePart]:
+        return [part for file in self._space.files for part in file.store_parts()]
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         policies_agree = self._policies_agree(repair=repair)  # first: other calls repair them

@@ -28,6 +28,7 @@ from laneway.engines.valkey import (
     listing,
     lookups,
     records,
+    store_parts,
     views,
 )
 from laneway.engines.valkey.engine import ValkeyQueue
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         RecordChange,
         RecordKind,
         SpoolBatch,
+        StorePart,
         Tallies,
         TopicStats,
     )
@@ -503,6 +505,9 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         return views.overview(self._view(now_us))
+
+    def store_parts(self) -> list[StorePart]:
+        return store_parts.of_servers(self._space)
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         return doctor.check(self._space, repair=repair)

@@ -232,14 +232,17 @@ class Connections:
         """Send one command about the server to a master."""
         return self._with_retries("", packed(*command), read_or_raise, repeatable=True)
 
-    def info(self) -> dict[str, str]:
-        """The fields of a master's INFO. Waits for a server that loads its data."""
+    def info(self, key: str = "") -> dict[str, str]:
+        """
+        The fields of INFO of a master, the one of the key if one is given. Waits for a server that
+        loads its data.
+        """
 
         def exchange(connection: AbstractConnection) -> dict[str, str]:
             return read_info(read_or_raise(connection))
 
         found: dict[str, str] = self._with_retries(
-            "", packed("INFO", "everything"), exchange, repeatable=True
+            key, packed("INFO", "everything"), exchange, repeatable=True
         )
         return found
 

@@ -41,6 +41,12 @@ SELDOM_SECONDS = 10.0
 MAX_SELDOM = 50
 """Answers that are kept for so long."""
 
+OLDEST_TOPICS = 50
+"""
+Topics that are read for what has happened since the last sample. It is at most 10 s old, and has
+the 500 oldest ones; to read them again for a page would be most of its cost.
+"""
+
 MAX_WORKERS = 200
 """Workers that pages read."""
 
@@ -138,16 +144,22 @@ class Reader:
         """The history of the last seconds."""
 
         def read() -> History:
-            latest = self.once("latest", lambda: sampling.latest_row(self.engine))
+            latest = self.latest()
             return figures.read(self.engine, last=seconds, latest=latest)
 
         return self.seldom(("history", seconds), read)
+
+    def latest(self) -> Row:
+        """What has happened since the last sample of the history."""
+        return self.once(
+            "latest", lambda: sampling.latest_row(self.engine, oldest_topics=OLDEST_TOPICS)
+        )
 
     def rows(self, seconds: float) -> list[Row]:
         """The stored rows of the history of the last seconds."""
 
         def read() -> list[Row]:
-            latest = self.once("latest", lambda: sampling.latest_row(self.engine))
+            latest = self.latest()
             return figures.read_rows(self.engine, seconds, latest)
 
         return self.seldom(("rows", seconds), read)

@@ -23,7 +23,7 @@ LARGE_PART = 0.5
 MANY = 100
 """Fewer messages are nothing to speak of."""
 
-LOOKED_AT = 200
+LOOKED_AT = 50
 """Topics with the largest backlogs in which a pool's messages are counted."""
 
 SHOWN_NAMES = 3

@@ -141,3 +141,17 @@ def test_end_of_a_back_off(driver: EngineDriver) -> None:
     assert driver.bodies() == []
     assert driver.engine.topic_back_off("a", 0, now_us=driver.now) == 1
     assert len(driver.bodies()) == 3
+
+
+def test_store_parts(driver: EngineDriver) -> None:
+    """The files or servers have all shards together; a file or server uses some bytes."""
+    driver.put("parts.a", "1")
+    parts = driver.engine.store_parts()
+    assert sum(part.shards for part in parts) == driver.engine.capabilities.shards
+    assert len({part.name for part in parts}) == len(parts)
+    for part in parts:
+        assert part.what
+        if driver.engine.capabilities.persistent:
+            assert part.used > 0
+        assert part.free is None or part.free >= 0
+        assert part.log is None or part.log >= 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from laneway.schedules.store import Firing, Planned
 
 SHOWN = 100
-LOOKED_AT = 200
+LOOKED_AT = 100
 MOST_DELAYED = 20
 """Topics whose delayed messages are counted by when they are due."""
 

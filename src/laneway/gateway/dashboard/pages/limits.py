@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from laneway.gateway.dashboard.view import View
     from laneway.history.records import Row
 
-LOOKED_AT = 200
+LOOKED_AT = 100
 SHOWN = 20
 MOST_GATES = 100
 

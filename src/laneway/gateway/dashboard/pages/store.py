@@ -12,7 +12,8 @@ from laneway.history.records import TIME
 from laneway.safetext import redacted
 
 if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine
+    from laneway.engines.base import FullEngine, StorePart
+    from laneway.gateway.dashboard.reader import Reader
     from laneway.gateway.dashboard.view import View
 
 
@@ -25,6 +26,7 @@ def build(view: View) -> dict[str, Any]:
     return {
         "capabilities": view.engine.capabilities,
         "answers_in": reader.once("answers in", lambda: _answers_in(view.engine)),
+        "parts": _parts(reader),
         "recent": recent,
         "overview": overview,
         "url": redacted(str(url)),
@@ -34,6 +36,12 @@ def build(view: View) -> dict[str, Any]:
         "groups": len(reader.groups()),
         "now_us": overview.now_us,
     }
+
+
+def _parts(reader: Reader) -> list[StorePart]:
+    """The files or servers; none of an engine of others that does not tell."""
+    read = getattr(reader.engine, "store_parts", None)
+    return reader.seldom("store parts", read) if read is not None else []
 
 
 def _answers_in(engine: FullEngine) -> float:
