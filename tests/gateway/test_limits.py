@@ -6,19 +6,25 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import subprocess
 import threading
+import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from laneway import Laneway
+from laneway.cli import main
 from laneway.errors import UsageError
-from laneway.gateway import cors, token_file, tokens
+from laneway.gateway import cors, handshake, server, token_file, tokens
 from laneway.gateway.access import Caller
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
@@ -165,18 +171,26 @@ def test_token_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
             token_file.ensure(app.engine, str(tmp_path / "none" / "file"))
 
 
-def test_tls(tmp_path: Path) -> None:
-    """The gateway serves HTTPS, and its login's cookie is Secure."""
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of 127.0.0.1, with its key in the same file."""
+    folder = tmp_path_factory.mktemp("tls")
+    both, key = folder / "both.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     options = ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
     subprocess.run(
-        [*command, *options, "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        [*command, *options, "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", both],
         check=True,
         capture_output=True,
     )
+    both.write_text(both.read_text() + key.read_text())
+    return both
+
+
+def test_tls(tmp_path: Path, certificate: Path) -> None:
+    """The gateway serves HTTPS, and its login's cookie is Secure."""
     file = tmp_path / "token"
-    served = ["--tls-certificate", str(certificate), "--tls-key", str(key)]
+    served = ["--tls-certificate", str(certificate), "--tls-key", str(certificate)]
     store = f"sqlite:///{tmp_path}/laneway.db"
     with serving(store, *served, "--token-file", str(file)) as (api, _):
         context = ssl.create_default_context(cafile=str(certificate))
@@ -192,6 +206,121 @@ def test_tls(tmp_path: Path) -> None:
         assert cookie.endswith("; Secure")
         with pytest.raises((OSError, http.client.HTTPException)):
             api("GET", "/healthz")
+
+
+@contextmanager
+def encrypting(
+    gateway: Gateway, certificate: Path, max_connections: int
+) -> Iterator[tuple[int, server.Server, Callable[[], str]]]:
+    """A server with TLS in a thread: its port, itself, and the status line for a new client."""
+    options = server.Options(port=0, certificate=str(certificate), max_connections=max_connections)
+    listening = server.listen(options)
+    port = listening.getsockname()[1]
+    served = server.create(gateway, options, listening, lambda _: None)
+    thread = threading.Thread(target=lambda: asyncio.run(served.serve([listening])))
+    thread.start()
+    context = ssl.create_default_context(cafile=str(certificate))
+
+    def status() -> str:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=20) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as client,
+        ):
+            client.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            return client.recv(100).decode().partition("\r\n")[0]
+
+    try:
+        yield port, served, status
+    finally:
+        served.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def is_closed(raw: socket.socket) -> bool:
+    """Wait until the server closes a connection. False: it has sent something."""
+    try:
+        return raw.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_handshakes_count(
+    gateway: Gateway, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Connections in their TLS handshakes count. A few above the limit may complete theirs, and are
+    told; further ones are closed.
+    """
+    monkeypatch.setattr(handshake, "MAX_BEYOND", 2)
+    with (
+        encrypting(gateway, certificate, 3) as (port, served, status),
+        contextlib.ExitStack() as opened,
+    ):
+        assert status() == "HTTP/1.1 200 OK"
+
+        def silent() -> socket.socket:
+            raw = socket.create_connection(("127.0.0.1", port), timeout=20)
+            return opened.enter_context(raw)
+
+        def in_handshake(count: int) -> bool:
+            return len(served._handshakes) == count
+
+        clients = [silent() for _ in range(3)]
+        wait_for(lambda: in_handshake(3))
+        assert status() == "HTTP/1.1 503 Service Unavailable"
+        clients += [silent() for _ in range(2)]
+        wait_for(lambda: in_handshake(5))
+        assert is_closed(silent())
+        assert in_handshake(5)
+        clients.pop().sendall(b"GET / HTTP/1.1\r\n\r\n")  # no TLS
+        clients.pop().close()
+        clients.pop().close()
+        wait_for(lambda: in_handshake(2))
+        assert status() == "HTTP/1.1 200 OK"
+        served.should_exit = True  # those that are left do not hold it up
+        for client in clients:
+            assert is_closed(client)
+
+
+def test_handshakes_end(
+    gateway: Gateway, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handshake that takes too long is ended."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.1)
+    with (
+        encrypting(gateway, certificate, 3) as (port, served, status),
+        socket.create_connection(("127.0.0.1", port), timeout=20) as silent,
+    ):
+        silent.sendall(b"\x16\x03\x01")
+        assert is_closed(silent)
+        assert not served._handshakes
+        assert status() == "HTTP/1.1 200 OK"
+
+
+def test_no_certificate(tmp_path: Path, certificate: Path) -> None:
+    """A certificate or key that cannot be used is a usage error that names it."""
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no certificate")
+    key = ("--tls-key", str(certificate))
+    for given, named in (
+        (("--tls-certificate", str(tmp_path / "none.pem"), *key), "none.pem"),
+        (("--tls-certificate", str(wrong)), "wrong.pem"),
+        (("--tls-certificate", str(certificate), "--tls-key", str(wrong)), "wrong.pem"),
+        (key, "without its --tls-certificate"),
+    ):
+        command = ["-u", f"sqlite:///{tmp_path}/laneway.db", "serve", "--bind", "127.0.0.1:0"]
+        found = CliRunner().invoke(main, [*command, *given])
+        assert found.exit_code == 2, found.output
+        assert named in found.output
+        assert len(found.output.splitlines()) == 1
 
 
 def test_trusted_proxy(tmp_path: Path) -> None:

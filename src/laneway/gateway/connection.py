@@ -33,6 +33,8 @@ except ImportError as error:  # pragma: no cover
     ) from error
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from laneway.gateway.fast_path import FastPath
@@ -70,9 +72,12 @@ _LAST_LINES = b"connection: close\r\n" + _SECURITY_LINES
 """The end of the head of a connection's last answer."""
 
 
-def protocol(max_connections: int) -> type[HttpToolsProtocol]:
-    """The connection's protocol, with its limits."""
-    return type("Connection", (_Connection,), {"max_connections": max_connections})
+def protocol(max_connections: int, handshakes: Collection[object] = ()) -> type[HttpToolsProtocol]:
+    """
+    The connection's protocol, with its limits. `handshakes`: of connections that become some of it.
+    """
+    limits = {"max_connections": max_connections, "handshakes": handshakes}
+    return type("Connection", (_Connection,), limits)
 
 
 def _refusal(kind: str, detail: str) -> bytes:
@@ -245,6 +250,8 @@ class _Connection(HttpToolsProtocol):
     """
 
     max_connections = 1000
+    handshakes: Collection[object] = ()
+    """See `handshake.Handshakes`."""
     _fast_path: FastPath | None = None
     _fast_body: bytes | None = None
     """What arrived of the body of a request that may take the fast path; None: there is none."""
@@ -273,7 +280,7 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.logger = CLIENT_ERRORS
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) + len(self.handshakes) > self.max_connections:
             transport.write(
                 _refusal("stopping", f"the gateway has {self.max_connections:,} connections")
             )

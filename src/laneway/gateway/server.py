@@ -13,6 +13,7 @@ import msgspec
 
 from laneway.errors import UsageError
 from laneway.gateway import access, connection
+from laneway.gateway.handshake import Handshakes
 from laneway.gateway.http import IDLE_SECONDS
 
 try:
@@ -90,22 +91,27 @@ def serve(gateway: Served, options: Options, tell: Callable[[str], None]) -> Non
     """
     Serve until SIGTERM or SIGINT. `tell`: gets the URL when the server accepts connections.
 
-    Raises UsageError if the address cannot be used.
+    Raises UsageError if the address or the certificate cannot be used.
     """
-    listening = listen(options)
-    server = create(gateway, options, listening, tell)
-    asyncio.run(server.serve(sockets=[listening]))
+    with listen(options) as listening:
+        server = create(gateway, options, listening, tell)
+        asyncio.run(server.serve(sockets=[listening]))
 
 
 def create(
     gateway: Served, options: Options, listening: socket.socket, tell: Callable[[str], None]
 ) -> Server:
-    """The server of a listening socket; `await server.serve(sockets=[listening])` runs it."""
+    """
+    The server of a listening socket; `await server.serve(sockets=[listening])` runs it.
+
+    Raises UsageError if the certificate cannot be used.
+    """
+    handshakes = Handshakes()
     config = uvicorn.Config(
         gateway,
         host=options.host,
         port=options.port,
-        http=connection.protocol(options.max_connections),
+        http=connection.protocol(options.max_connections, handshakes),
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -120,11 +126,34 @@ def create(
         access_log=False,
         log_config=None,
     )
+    _load(config, options)
+    if config.ssl is not None:  # asyncio's own way counts no connection before its handshake ends
+        protocol: Any = config.http_protocol_class
+        config.http_protocol_class = handshakes.opener(protocol, config.ssl)  # type: ignore[assignment]
+        config.ssl = None
     _allow_files(2 * options.max_connections)
     scheme = "https" if options.certificate else "http"
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    return Server(config, gateway, lambda: tell(f"{scheme}://{shown}:{port}{gateway.prefix}"))
+    url = f"{scheme}://{shown}:{port}{gateway.prefix}"
+    return Server(config, gateway, lambda: tell(url), handshakes)
+
+
+def _load(config: uvicorn.Config, options: Options) -> None:
+    """Read the certificate. Raises UsageError."""
+    if options.key and not options.certificate:
+        raise UsageError(
+            f"serve: --tls-key {options.key} is of no use without its --tls-certificate"
+        )
+    try:
+        config.load()
+    except OSError as error:  # also of TLS
+        files = f"--tls-certificate {options.certificate}"
+        files += f" with --tls-key {options.key}" if options.key else ""
+        reason = error.strerror or error
+        raise UsageError(
+            f"serve: {files}: expected PEM files of a certificate and its key ({reason})"
+        ) from error
 
 
 def listen(options: Options) -> socket.socket:
@@ -166,9 +195,14 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Served, started: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        gateway: Served,
+        started: Callable[[], None],
+        handshakes: Handshakes | None = None,
     ) -> None:
         super().__init__(config)
+        self._handshakes = Handshakes() if handshakes is None else handshakes
         self._gateway = gateway
         self._tell = started
 
@@ -180,6 +214,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the requests, then the connections."""
         self._gateway.stop()
+        self._handshakes.end()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
