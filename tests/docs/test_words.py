@@ -81,6 +81,7 @@ ALLOWED = {
     ("band", "src/laneway/engines/valkey/scripts/"),  # bit.band, "binary and"
     ("bell", "src/laneway/cli/terminal.py"),  # the terminal's
     ("made", "src/laneway/gateway/connection.py"),  # asyncio calls connection_made
+    ("made", "src/laneway/gateway/handshake.py"),
     ("tenant", "pyproject.toml"),  # what people search for
 }
 

@@ -301,7 +301,7 @@ def test_handshakes_end(
     ):
         silent.sendall(b"\x16\x03\x01")
         assert is_closed(silent)
-        assert not served._handshakes
+        wait_for(lambda: not served._handshakes)
         assert status() == "HTTP/1.1 200 OK"
 
 

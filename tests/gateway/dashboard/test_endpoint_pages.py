@@ -114,6 +114,9 @@ def test_attempts_and_replay(browser: Browser, app: Laneway, receiver: Receiver)
     assert "succeeded 100%" in page.words
     assert "first" in page.words
     assert "acked" in page.words
+    assert "This table as CSV or JSON" in page.words
+    page = browser.get("/endpoint?topic=push.dead&result=acked")
+    assert "This table as" not in page.words
     page = browser.get("/endpoint?topic=push.dead")
     assert "x-hostile: <b>" in page.words
     assert "<b>" not in page.text.replace("<b></b>", "")

@@ -44,8 +44,20 @@ def table(browser: Browser, of: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(found.text)))
 
 
-def test_each_page_with_an_export_links_it(browser: Browser) -> None:
+def test_no_table_no_links(browser: Browser, app: Laneway) -> None:
+    """A page without a table links no file of it."""
+    empty = ("/endpoints", "/topics?filter=none.*", "/dead?topic=mail.b")
+    for path in empty:
+        assert "This table as" not in browser.get(path).words, path
+    with Laneway(app.url, namespace="bare") as bare, running(bare) as unused:
+        for path in ("/topics", "/dead", "/workers", "/endpoints"):
+            assert "This table as" not in unused.get(path).words, path
+
+
+def test_each_page_with_an_export_links_it(browser: Browser, app: Laneway, tmp_path: Path) -> None:
     """The links of a page give what it shows, filtered and ordered as it is."""
+    (tmp_path / "q.db").chmod(0o600)  # secrets need it
+    app.endpoint("push.a", url="https://acme.example/hooks")
     for path in ("/topics", "/dead", "/workers", "/endpoints"):
         assert 'format=csv">CSV' in browser.get(path).text.replace("&amp;", "&"), path
         assert json.loads(browser.get(f"/export?of={quote(path)}&format=json").text) is not None
