@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from laneway import Laneway
 
 
-def load_app(target: str) -> Laneway:
+def load_app(target: str, *, shows_lines: bool = True) -> Laneway:
     """
     Import the `Laneway` of `module:attribute`, `module.attribute`, or a module that has only one.
-    The current folder is searched first.
+    The current folder is searched first. `shows_lines`: if the program fails, write its lines of
+    the traceback on standard error.
     """
     from laneway import Laneway
 
@@ -42,7 +43,7 @@ def load_app(target: str) -> Laneway:
         and not _is_module(module_name)
     ):
         module_name, _, attribute = module_name.rpartition(".")
-    module = _import(target, module_name)
+    module = _import(target, module_name, shows_lines=shows_lines)
     if not attribute:
         apps = {
             name: value
@@ -90,7 +91,7 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def _import(target: str, name: str) -> ModuleType:
+def _import(target: str, name: str, *, shows_lines: bool) -> ModuleType:
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         hint = Path(name).stem if name.endswith(".py") or os.sep in name else "module"
         raise UsageError(
@@ -113,7 +114,8 @@ def _import(target: str, name: str) -> ModuleType:
     except LanewayError as error:
         raise UsageError(f"{target}: importing {name} failed: {error}") from error
     except Exception as error:
-        sys.stderr.write(escaped(without_passwords(own_lines(error)), lines=True))
+        if shows_lines:
+            sys.stderr.write(escaped(without_passwords(own_lines(error)), lines=True))
         raise UsageError(
             f"{target}: importing {name} failed: {type(error).__name__}: {error}"
         ) from error

@@ -94,7 +94,7 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
     if options.store[0] is not None:
         os.environ["LANEWAY_URL"] = options.store[0]  # for what the program starts
     try:
-        app = load_app(target)
+        app = load_app(target, shows_lines=False)  # the parent shows them
         code_url = app.store.url if app.store.source == "argument in the code" else None
         app.use_store(*options.store)
         app.install_schedules()
