@@ -769,8 +769,11 @@ class Laneway:
         What a message is waiting for, and when it will likely start. `topic` is required for an id
         of your own.
         """
+        # Programs that only publish or work do not need it.
+        from laneway.push import reasons  # noqa: PLC0415
+
         message_id = arguments.name("explain", "the id", message_id)
-        return admin_workers.explain(self.engine, message_id, _topic(topic))
+        return reasons.explain_message(self.engine, message_id, _topic(topic))
 
     def explain_topic(self, topic: str) -> TopicExplanation:
         """

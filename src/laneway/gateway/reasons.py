@@ -1,4 +1,4 @@
-"""Why a topic stands still, as far as a caller may know."""
+"""Why a topic or a message stands still, as far as a caller may know."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
+    from laneway.engines.base import Explanation, FullEngine
     from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
 
@@ -25,3 +26,14 @@ def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:
         shows_others=caller.sees_all,
         shows_endpoint="endpoints" in caller.scopes,
     )
+
+
+def of_message(
+    engine: FullEngine, caller: Caller, message_id: str, topic: str | None
+) -> Explanation:
+    """What a message waits for; of its endpoint, if the caller has the scope `endpoints`."""
+    # Only programs that push need it.
+    from laneway.push.reasons import explain_message  # noqa: PLC0415
+
+    may_know = "endpoints" in caller.scopes
+    return explain_message(engine, message_id, topic, shows_endpoint=may_know)

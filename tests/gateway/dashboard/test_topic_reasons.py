@@ -251,6 +251,45 @@ def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
     assert 'no message has the id "push.nobody", and nothing waits' in answer.output
 
 
+def test_a_message_of_a_disabled_endpoint(shop: tuple[Laneway, Browser]) -> None:
+    """Its pause is the endpoint's: the advice is to enable that, not to resume the topic."""
+    app, browser = shop
+    (message,) = app.topic("push.gone").peek(1)
+    found = app.explain(message.id, "push.gone")
+    assert found.causes.count("paused") == 1
+    assert "its endpoint is disabled: gone: HTTP 410" in found.reasons[0]
+    assert "`laneway endpoint enable push.gone`" in found.reasons[0]
+    assert not any("resume" in reason for reason in found.reasons)
+    path = f"/v1/topics/push.gone/messages/{message.id}/explain"
+    for page in (f"/message?topic=push.gone&id={message.id}", path):
+        assert "laneway endpoint enable push.gone" in browser.send("GET", page).text
+
+
+def test_messages_that_an_endpoint_does_not_take(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merchant whose endpoint filters events, and one who has no endpoint."""
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    app.endpoint("push.picky", url="https://shop.example/hooks", events=["invoice.*"])
+    app.publish_many(Message(topic, {"type": "order"}) for topic in ("push.picky", "push.none"))
+    (lease,) = app.engine.lease(1, topics=["push.picky"]).leases
+    app.engine.settle([Settlement(lease.handle, lease.fence, "ack")])
+    first, second = app.explain_topic("push.picky").reasons
+    assert first.cause == "events"
+    assert "takes only the events invoice.*; messages of other types are acked" in first.text
+    assert second.cause == "empty"
+    (lease,) = app.engine.lease(1, topics=["push.none"]).leases
+    app.engine.settle([Settlement(lease.handle, lease.fence, "unhandled")])
+    first, second = app.explain_topic("push.none").reasons[:2]
+    assert "it has no endpoint, and topics beside it have one" in first.text
+    assert first.advice == "laneway endpoint set push.none URL"
+    assert second.cause == "unhandled"
+    app.publish("mail.none", 1)
+    (lease,) = app.engine.lease(1, topics=["mail.none"]).leases
+    app.engine.settle([Settlement(lease.handle, lease.fence, "unhandled")])
+    assert app.explain_topic("mail.none").reasons[0].cause == "unhandled"
+
+
 def test_who_sees_some_topics_learns_nothing_of_others(
     app: Laneway, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

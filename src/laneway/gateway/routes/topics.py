@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway import arguments, units
-from laneway.admin import top_topics, workers
+from laneway.admin import top_topics
 from laneway.admin.top_topics import MEASURES, ORDERS
 from laneway.errors import UsageError
 from laneway.gateway import reasons
@@ -119,7 +119,7 @@ def show_message(call: Call) -> MessageAnswer:
 def explain(call: Call) -> ExplainAnswer:
     """Explain what a message waits for, and when it will probably start."""
     topic = call.topic if "topic" in call.parameters else None
-    found = workers.explain(call.engine, _id(call), topic)
+    found = reasons.of_message(call.engine, call.caller, _id(call), topic)
     caller = call.caller
     if not caller.sees_all and (found.topic is None or not caller.covers(found.topic)):
         raise missing(call)  # whether it is elsewhere is not said
