@@ -98,3 +98,30 @@ def test_a_change_of_policies_is_seen(opened: Opened, pattern: str) -> None:
         ours.policy_set("code", pattern, {"merge": "last"})
         outcomes = [theirs.put([Draft("t", b"y")])[0].outcome for _ in range(2)]
         assert outcomes[1] == "merged"
+
+
+def test_new_lanes_of_one_call(opened: Opened) -> None:
+    """Many at once are stored as lane by lane: with several messages, a limit, another pool."""
+    lanes = [
+        [
+            Draft(f"{stem}.{n}", b"x" * (n % 5), headers={"a": "b"} if n % 4 == 0 else None)
+            for _ in range(40 if n == 3 else 20 if n == 5 else 1)
+        ]
+        for stem in ("t", "limited", "pooled")
+        for n in range(12)
+    ]
+    with Server() as server:
+        together, one_by_one = (opened(server.url, namespace=name) for name in ("many", "few"))
+        for engine in (together, one_by_one):
+            engine.policy_set("code", "limited.*", {"concurrency": 2})
+            engine.policy_set("code", "pooled.*", {"pool": "other", "weight": 2})
+            engine.put([Draft("pooled.first", b"")], now_us=START)
+        receipts = together.put([draft for lane in lanes for draft in lane], now_us=START)
+        expected = [receipt for lane in lanes for receipt in one_by_one.put(lane, now_us=START)]
+        assert [receipt.id.split("-")[1] for receipt in receipts] == [
+            receipt.id.split("-")[1] for receipt in expected
+        ]
+        client: Any = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+        assert stored(client, "many") == stored(client, "few")
+        for engine in (together, one_by_one):
+            assert [check for check in engine.doctor() if not check.ok] == []

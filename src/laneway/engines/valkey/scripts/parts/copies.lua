@@ -91,6 +91,11 @@ local copies = part(function(copies)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) } or nil
     end
 
+    -- Whether this is a copy that has to be accepted, as most are: see `copies.answer`.
+    function copies.is_accepted(n, copied)
+        return n <= last and not verdict and not copied.expires[n]
+    end
+
     -- The answer of a message (or copy) that needs not be accepted; nil: it has to be. `refused`:
     -- why it is refused before anything else is decided.
     function copies.answer(n, copied, topic, id, generated_mid, drafts, refused)

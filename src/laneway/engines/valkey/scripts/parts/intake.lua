@@ -93,18 +93,19 @@ local intake = part(function(intake)
             local position, message = order[n], stored[n]
             local refusal = keeps_order and
                 full[position < 0 and drafts[n].topic or topics[position]]
-            local is_copy = false
+            local is_copy, group = false, copied and copied[n]
             if copied then
-                local is_copied_only = copied[n] and not copied[n][2]
-                if is_plain and (is_limited and is_copied_only
+                if is_plain and group and (is_limited and not group[2]
                     or copies.have_limits(n, copied, drafts)) then
                     write() -- limits count the messages of this call
                     at = {}
                 end
-                local draft = position < 0 and drafts[n]
-                refusal = copies.answer(n, copied, draft and draft.topic or topics[position],
-                    draft and draft.id or own_ids[n], draft and draft.generated_mid, drafts,
-                    refusal)
+                if refusal or not copies.is_accepted(n, copied) then
+                    local draft = position < 0 and drafts[n]
+                    refusal = copies.answer(n, copied, draft and draft.topic or topics[position],
+                        draft and draft.id or own_ids[n], draft and draft.generated_mid, drafts,
+                        refusal)
+                end
                 is_copy = copies.is_copy(n, copied)
             end
             if refusal then
@@ -147,7 +148,7 @@ local intake = part(function(intake)
                 end
                 answers[n] = answer
             end
-            if copied then
+            if group then
                 copies.follow(n, copied, answers[n])
             end
             if keeps_order and type(answers[n]) == 'table' and answers[n][1] == 'refused' then
