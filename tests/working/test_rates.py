@@ -5,6 +5,8 @@ A visit that is up to 50 ms late loses no permit. The machine's delays are measu
 process beside the workers: every 20 ms it does 2 ms of work and records how late it ended. The
 bound of a window is that of the specification, less the time that the probe lost. If that is more
 than `JUDGED` of the window, the bound says little about rates, and another window is measured.
+The machine may also stop a worker and not the probe: a window with too few deliveries is measured
+again, and the test fails if all of them have too few. No window may have too many.
 """
 
 from __future__ import annotations
@@ -148,10 +150,15 @@ def test_rates_hold_on_a_busy_machine(tmp_path: Path, store: str) -> None:
         probe = stack.enter_context(Program(PROBE))
         until(lambda: probe.last, "the probe", 60.0)
         lost: list[float] = []
+        late: list[str] = []
         while len(lost) < WINDOWS:
-            lost.append(measure(apps, probe) / WINDOW)
+            seconds, missed = measure(apps, probe)
+            lost.append(seconds / WINDOW)
             if lost[-1] <= JUDGED:
-                return
+                if not missed:
+                    return
+                late.append(missed)
+    assert len(late) < 2, late
     parts = ", ".join(f"{part:.0%}" for part in lost)
     pytest.skip(f"too busy a machine to judge rates: the probe lost {parts} of the windows")
 
@@ -173,16 +180,17 @@ def sample(app: Laneway) -> Sample:
     return Sample(before, delivered, time.monotonic())
 
 
-def measure(apps: dict[str, Laneway], probe: Program) -> float:
+def measure(apps: dict[str, Laneway], probe: Program) -> tuple[float, str]:
     """
-    Check one window; returns the seconds that the probe lost in it. If these are too many, only the
-    most that the rates admit is checked.
+    Measure one window, and check that it has no more deliveries than the rates admit. Returns the
+    seconds that the probe lost in it, and which namespaces have too few deliveries.
     """
     lost_before = float(probe.last)
     first = {name: sample(app) for name, app in apps.items()}
     time.sleep(WINDOW)  # the window itself
     last = {name: sample(app) for name, app in apps.items()}
     lost = float(probe.next_line()) - lost_before  # with a delay that has not ended yet
+    missed = []
     for name, (rate, fields, _) in CASES.items():
         parts = fields.get("partitions", 1)
         delivered = last[name].delivered - first[name].delivered
@@ -191,10 +199,7 @@ def measure(apps: dict[str, Laneway], probe: Program) -> float:
             last[name].before - first[name].after,
         )
         assert delivered <= rate * longest + parts + rate / 20, name
-        assert lost > JUDGED * WINDOW or delivered >= 0.99 * rate * (shortest - lost) - parts, (
-            name,
-            delivered,
-            shortest,
-            lost,
-        )
-    return lost
+        least = 0.99 * rate * (shortest - lost) - parts
+        if delivered < least:
+            missed.append(f"{name}: {delivered} of {least:.0f} in {shortest:.2f} s less {lost:.2f}")
+    return lost, ", ".join(missed)
