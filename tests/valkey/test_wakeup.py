@@ -22,19 +22,24 @@ Opened = Callable[..., FullEngine]
 
 
 class Waiter(threading.Thread):
-    """Waits once; `answer` is the answer of `wait`, and `took` how long it waited."""
+    """
+    Waits once; `answer` is the answer of `wait`, `took` how long it waited, and `ended` when the
+    answer came.
+    """
 
     def __init__(self, engine: FullEngine, timeout: float = 20.0, **options: object) -> None:
         super().__init__(daemon=True)
         self.engine, self.timeout, self.options = engine, timeout, options
         self.answer: bool | None = None
-        self.took = 0.0
+        self.took = self.ended = 0.0
         self.start()
 
     def run(self) -> None:
         began = time.monotonic()
-        self.answer = self.engine.wait(self.timeout, **self.options)  # type: ignore[arg-type]
-        self.took = time.monotonic() - began
+        answer = self.engine.wait(self.timeout, **self.options)  # type: ignore[arg-type]
+        self.ended = time.monotonic()
+        self.took = self.ended - began
+        self.answer = answer  # the last one: who sees it reads the others
 
 
 def listening(engine: FullEngine, count: int, kind: str = "waiters:default") -> None:
@@ -66,10 +71,11 @@ def test_a_message_rings_one(opened: Opened, where: str) -> None:
 
 def test_what_is_due_wakes_one_of_them_in_time(opened: Opened) -> None:
     engine = opened(server().url)
+    began = time.monotonic()
     engine.put([Draft("a", b"1", delay_us=400_000)])
     waiters = [Waiter(engine) for _ in range(5)]
     until(lambda: any(waiter.answer for waiter in waiters), "one that looked", 4.0)
-    assert min(waiter.took for waiter in waiters if waiter.answer) > 0.2
+    assert min(waiter.ended for waiter in waiters if waiter.answer) - began > 0.35
     assert len(engine.lease(10).leases) == 1
     engine.interrupt()
 
