@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import socket
 import time
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway.errors import EngineUnavailable
@@ -65,6 +67,12 @@ def post(body: bytes, path: bytes = PATH, *headers: bytes) -> bytes:
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
+def packed(value: object) -> bytes:
+    """A message in MessagePack."""
+    sent = post(msgspec.msgpack.encode(value), PATH).replace(b"/json", b"/msgpack")
+    return sent.replace(b"host:", b"accept: application/json\r\nhost:")
+
+
 REFUSED: list[tuple[int, bytes]] = [
     # Not HTTP, or not honest about its length
     (400, b"\x16\x03\x01\x02\x00\x01\x00"),
@@ -101,7 +109,13 @@ REFUSED: list[tuple[int, bytes]] = [
     (400, post(b'{"body": "\\ud800"}')),
     (400, post(b'{"body": "\xff"}')),
     (400, post(b'{"id": "a\\u0000b"}')),
-    (400, post(b"\x1f\x8b\x08" + bytes(1000), PATH, b"content-encoding: gzip")),
+    (415, post(b"\x1f\x8b\x08" + bytes(1000), PATH, b"content-encoding: gzip")),
+    (415, post(b"\x1f\x8b\x08", PATH + b"?raw=1", b"content-encoding: br")),
+    (400, post(b"{}", PATH, b"idempotency-key: \xe9")),
+    (400, post(b"{}", PATH, b"idempotency-key: a", b"idempotency-key: b")),
+    (400, post(b"{}", PATH + b"?raw=1", b"x-laneway-key: \xe9")),
+    (400, packed({"body": [{"a": math.inf}]})),
+    (400, packed({"body": math.nan})),
     (413, post(b"[" + b'{"topic":"m"},' * 1_000_000 + b'{"topic":"m"}]', b"/v1/messages")),
     (401, get(b"/v1/topics", b"host: localhost", b"authorization: Bearer \xff\xfe")),
 ]
@@ -128,6 +142,9 @@ def test_accepted(api: Api) -> None:
     assert b" 201 Created" in expecting
     api.publish("a%2Fb", 1)
     assert api("GET", "/v1/topics?pattern=a/b").json["topics"][0]["topic"] == "a/b"
+    key = post(b'{"id": "\xc3\xa9"}', PATH, b"idempotency-key: \xc3\xa9", b"content-encoding: ")
+    assert '{"id":"é",' in exchange(api.port, key).decode()
+    assert b" 201 Created" in exchange(api.port, packed({"body": [1.5, {"a": None}]}))
     twice = b'{"body": 1, "body": {"a": 1, "a": 2}}'  # as JSON says, the last one counts
     assert b" 201 Created" in exchange(api.port, post(twice))
 

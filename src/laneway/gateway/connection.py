@@ -417,8 +417,10 @@ class _Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As uvicorn's, in one call, because a request has many."""
-        self._count(len(name) + len(value) + HEADER_LINE)
+        """As uvicorn's and `_count`, in one call, because a request has many."""
+        self._head_bytes += len(name) + len(value) + HEADER_LINE
+        if self._head_bytes > MAX_HEAD:
+            self._count(0)
         if self._awaits_head_since is None:
             return  # a trailer: what a proxy has not seen in the head is no header
         name = name.lower()

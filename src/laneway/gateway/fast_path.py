@@ -91,6 +91,7 @@ class FastPath:
         accepted = request.header_bytes.get(b"accept")
         return (
             request.is_json
+            and b"content-encoding" not in request.header_bytes
             and (accepted is None or b"msgpack" not in accepted)
             and not self._gateway.services.host.producer.middlewares
             and not cors.is_allowed(request, self._gateway.cors_origins)

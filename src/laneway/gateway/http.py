@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import (
     AsyncIterator,
@@ -232,6 +233,15 @@ class Request:
         value = self.header_bytes.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def text(self, name: bytes) -> str | None:
+        """As `header`, of a value in UTF-8. Raises Problem if it is not, or comes twice."""
+        value = self.header_bytes.get(name)
+        if value is None:
+            return None
+        if self.count(name) > 1:
+            raise Problem("bad-request", f"header {name.decode()}: it comes twice; give it once")
+        return decoded(name, value)
+
     def count(self, name: bytes) -> int:
         """How often a header comes. `name`: in lower case."""
         if len(self.header_bytes) == len(self.headers):  # none comes twice
@@ -306,6 +316,7 @@ class Request:
         The whole body, MessagePack as JSON unless `as_sent`. Raises Problem if it is too large or
         too slow, and Disconnected.
         """
+        self._check_coding()
         content = self._arrived()
         if content is None:
             content = await self._whole_body(limit)
@@ -314,9 +325,23 @@ class Request:
         if as_sent or not self.is_packed:
             return content
         try:
-            return msgspec.json.encode(msgspec.msgpack.decode(content))
+            value = msgspec.msgpack.decode(content)
+            if not _is_finite(value):  # it would become null
+                raise ValueError("a number is not finite")
+            return msgspec.json.encode(value)
         except (ValueError, TypeError, RecursionError) as error:
             raise Problem("bad-request", f"body: it is not MessagePack of JSON ({error})") from None
+
+    def _check_coding(self) -> None:
+        """Raise Problem if the body is compressed: nothing here would decompress it."""
+        coding = self.header_bytes.get(b"content-encoding")
+        if coding is not None and coding.lower() not in (b"", b"identity"):
+            raise Problem(
+                "unsupported-media",
+                f"expected a body without content-encoding, got {coding.decode('latin-1'):.80};"
+                " send it as it is",
+                headers=(("accept-encoding", "identity"),),
+            )
 
     async def _whole_body(self, limit: int) -> bytes:
         length = self.header(b"content-length")
@@ -355,6 +380,7 @@ class Request:
         """
         The lines of the body as they arrive, without empty ones. Raises as `body`, for each line.
         """
+        self._check_coding()
         rest, is_last = b"", False
         while not is_last:
             chunk, is_last = await self._next_chunk()
@@ -524,6 +550,31 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
         await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
+
+
+def decoded(name: bytes, value: bytes) -> str:
+    """The value of a header in UTF-8. Raises Problem."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Problem(
+            "bad-request",
+            f"header {name.decode('latin-1'):.80}: expected UTF-8, got {value!r:.80}",
+        ) from None
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value has no number that JSON lacks."""
+    values = [value]
+    while values:
+        each = values.pop()
+        if type(each) is float and not math.isfinite(each):
+            return False
+        if type(each) is dict:
+            values += each.values()
+        elif type(each) is list:
+            values += each
+    return True
 
 
 def _path_of(scope: Scope, prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,11 +17,13 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 def has_local_name(request: Request) -> bool:
     """Whether the client knows the gateway by a name of its own machine, and by no other."""
-    host = (request.header(b"host") or "").lower()
-    if request.count(b"host") > 1:
-        return False
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return name in LOCAL_NAMES
+    return request.count(b"host") == 1 and _is_local(request.header_bytes[b"host"])
+
+
+@lru_cache(100)
+def _is_local(host: bytes) -> bool:
+    name, separator, port = host.lower().decode("latin-1").rpartition(":")
+    return (name if separator and port.isdigit() else name + separator + port) in LOCAL_NAMES
 
 
 def is_secure(request: Request) -> bool:

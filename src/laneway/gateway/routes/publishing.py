@@ -10,7 +10,7 @@ import msgspec
 from laneway import codec
 from laneway.errors import BadMessage, LanewayError
 from laneway.gateway import problems
-from laneway.gateway.http import JSON_TYPES, NDJSON, Response, Stream
+from laneway.gateway.http import JSON_TYPES, NDJSON, Response, Stream, decoded
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     MAX_BATCH,
@@ -80,7 +80,7 @@ def read(
         except problems.DECODE_ERRORS as error:
             raise problems.invalid(error, MessageBody, "body") from None
     draft = draft_of(topic, message, raw)
-    if (sticky_id := request.header(b"idempotency-key")) is not None:
+    if (sticky_id := request.text(b"idempotency-key")) is not None:
         set_sticky_id(draft, sticky_id)
     return draft, message
 
@@ -246,7 +246,7 @@ def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes |
     headers: dict[str, str] = {}
     for key, encoded in request.headers:
         if key.startswith(PREFIX):
-            name, value = key[len(PREFIX) :].decode("latin-1"), encoded.decode("latin-1")
+            name, value = key[len(PREFIX) :].decode("latin-1"), decoded(key, encoded)
             if name.startswith("header-"):
                 headers[name[len("header-") :]] = value
             elif name.replace("-", "_") in OPTIONS:
