@@ -460,8 +460,8 @@ class Laneway:
         `start`: `"all waiting"`: copy what waits in the topic, too, up to 100,000 messages; this
         opens the store. `where`: values by header, like `{"type": "order.*"}`: it gets only
         messages whose headers match all of them; a value may be a list, and end in `*`. `expires`:
-        it gets no more copies after messages have waited in it for so long, at least a minute, and
-        none was delivered; until somebody leases from it.
+        it gets no more copies after a message has been ready in it for so long, at least a minute,
+        and none was delivered; until somebody leases from it.
 
         It is a setting of the topic's policy: as `policy`, it belongs to the program before the
         store is opened. A second call changes its settings. Raises BadPolicy, UsageError; with

@@ -68,8 +68,8 @@ class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     - `kind`: see `Kind`.
     - `where`: by header, the values with which a message is copied; a `*` at the end stands for any
       rest. All headers have to match. Empty: every message.
-    - `expires_us`: it is unused, and gets no more copies, if messages wait in it, none is leased,
-      and none was delivered for so long (microseconds). None: never.
+    - `expires_us`: it is unused, and gets no more copies, if a message of it has been ready for so
+      long (microseconds), none is leased, and none was delivered meanwhile. None: never.
     """
 
     name: str

@@ -262,7 +262,7 @@ class Engine(Lanes):
         return Receipt(best.id, draft.topic, best.outcome, best.joined)
 
     def _is_unused(self, topic: str, policy: Resolved) -> bool:
-        """Whether its messages wait, and none was delivered or is leased, for too long."""
+        """Whether its messages have been ready for too long, and none is or was delivered since."""
         after_us = {f"#{each.name}": each.expires_us for each in policy.subscriptions}[
             topic[topic.index("#") :]
         ]
@@ -270,10 +270,18 @@ class Engine(Lanes):
         return (
             after_us is not None
             and not self.policy_table.resolve(topic).paused
-            and any(message.topic == topic for message in self._waiting_all())
-            and not any(self._leased(lane) for lane in lanes)
+            and any(
+                self.now - message.since >= after_us
+                for lane in lanes
+                for message in self._ready(lane)
+            )
+            and not any(self._leased(lane) or self._sleeps(lane) for lane in lanes)
             and self.now - max(lane.window_from for lane in lanes) >= after_us
         )
+
+    def _sleeps(self, lane: Lane) -> bool:
+        """Whether its rate or a back-off delivers nothing until a later time."""
+        return lane.place == "asleep" and lane.wake is not None and lane.wake > self.now
 
     def _takes_copy(self, copy: Draft, policy: Resolved) -> bool:
         """Whether there is room for a copy, or can be made, or it needs none."""

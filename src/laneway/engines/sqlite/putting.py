@@ -24,9 +24,20 @@ from laneway.engines.shared.copies import (
 )
 from laneway.engines.shared.naming import PARTITION, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
-from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
+from laneway.engines.shared.states import (
+    ASLEEP,
+    DELAYED,
+    DUE,
+    EXPIRES,
+    HOLD,
+    IDLE,
+    PARKED,
+    READY,
+    YIELD,
+)
 from laneway.engines.sqlite import merging, messages, results
 from laneway.engines.sqlite.rows import Lane, Row, line_of, rank_of
+from laneway.engines.sqlite.views import oldest_of
 from laneway.headers import COST
 from laneway.message import Receipt
 
@@ -579,9 +590,15 @@ class _Intake:
             return False
         lanes = _lanes_of(tx, topic, policy, topic)
         return (
-            any(lane.waiting for lane in lanes)
-            and not any(lane.leased for lane in lanes)
+            any(lane.ready for lane in lanes)
+            and not any(
+                lane.leased or (lane.place == ASLEEP and (lane.wake or 0) > tx.now)
+                for lane in lanes
+            )
             and tx.now - max(lane.seen for lane in lanes) >= after_us
+            # last, because it reads; messages of this call are not old
+            and min(oldest_of(tx, [lane.lane for lane in lanes]).values(), default=tx.now)
+            <= tx.now - after_us
         )
 
     def entries(

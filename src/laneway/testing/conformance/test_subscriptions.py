@@ -7,6 +7,7 @@ import pytest
 from laneway.errors import BadMessage, BadPolicy
 from laneway.message import Draft, Settlement
 from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
 
 AUDIT, BILLING = "orders#audit", "orders#billing"
 
@@ -392,6 +393,55 @@ def test_subscription_unused(driver: EngineDriver) -> None:
     driver.later(10_000)
     driver.put("orders", "8")
     assert bodies_of(driver, AUDIT) == ["8"]
+
+
+def test_subscription_that_has_nothing_to_deliver_is_used(driver: EngineDriver) -> None:
+    """Messages that wait for their time make it no unused one."""
+    subscribe(driver, "orders", "audit", expires="10m")
+    driver.put("orders", "1", delay_us=3_600 * SECOND)
+    driver.later(700)
+    driver.put("orders", "2", delay_us=3_600 * SECOND)
+    driver.later(2_901)
+    assert [lease.topic for lease in driver.lease(10, topics=["orders"])] == ["orders"]
+    driver.put("orders", "3", "4")  # "1" is due, and has not waited for long
+    assert bodies_of(driver, AUDIT) == ["1", "3", "4"]
+
+
+def test_subscription_that_backs_off_is_used(driver: EngineDriver) -> None:
+    subscribe(driver, "orders", "audit", expires=60)
+    driver.put("orders", "1")
+    driver.settle(driver.lease(1, topics=[AUDIT]), "back_off", delay_us=290 * SECOND)
+    driver.later(200)
+    driver.put("orders", "2", "3")
+    assert driver.waiting(AUDIT) == 3
+    driver.later(200)
+    driver.lease(topics=["nothing"])
+    driver.put("orders", "4")
+    assert driver.waiting(AUDIT) == 3
+
+
+def test_subscription_after_a_long_silence_is_used(driver: EngineDriver) -> None:
+    """Nobody leased for long, but nothing waited either."""
+    subscribe(driver, "orders", "audit", expires=60)
+    driver.put("orders", "1")
+    assert bodies_of(driver, AUDIT) == ["1"]
+    driver.later(10_000)
+    driver.put("orders", "2")
+    driver.put("orders", "3", "4")
+    assert bodies_of(driver, AUDIT) == ["2", "3", "4"]
+
+
+def test_subscription_unused_by_priorities(driver: EngineDriver) -> None:
+    """The oldest message decides, whatever is before it."""
+    subscribe(driver, "orders", "audit", expires=60)
+    driver.put("orders", "1", priority=-7)
+    driver.later(50)
+    driver.put("orders", "2", at_front=True)
+    driver.put("orders", "3", priority=9)
+    driver.put("orders", "4")
+    driver.later(20)
+    driver.put("orders", "5")
+    assert bodies_of(driver, AUDIT) == ["3", "2", "4", "1"]
 
 
 def test_subscription_unused_and_full(driver: EngineDriver) -> None:

@@ -5,13 +5,15 @@
 -- bytes of its body}. One that is not stored is sent without its body. `copied.expires`: by the
 -- position of a copy: after how many microseconds its subscription is unused.
 --
--- uses: rules, tallies, lanes, ids, merging, backlog
+-- uses: rules, tallies, lanes, plain, messages, ids, merging, backlog
 
 local copies = part(function(copies)
     local last, verdict -- of the message whose copies follow: the last copy; why none is accepted
+    local oldest -- by number of a lane: the since of its oldest ready message
+    local MOST_RANKS, MOST_AT_FRONT = 100, 100
 
     function copies.begin()
-        last, verdict = 0, nil
+        last, verdict, oldest = 0, nil, {}
     end
 
     local function has_limit(draft)
@@ -29,6 +31,46 @@ local copies = part(function(copies)
         return false
     end
 
+    -- The *since* of the lane's oldest ready message, as far as they are stored: those of this call
+    -- are not old. Of each rank the first message is read; of those at the front, some.
+    local function oldest_in(lane)
+        local since, mids, from = math.huge, plain.peek(lane, 1), '-'
+        if lane.sorted > 0 then
+            for _ = 1, MOST_RANKS do
+                local found = call('ZRANGE', lanes.key_of('z', lane), from, '+', 'BYLEX', 'LIMIT',
+                    0, 1)
+                if #found == 0 then
+                    break
+                end
+                local rank = messages.rank_in(found[1], 1)
+                local behind = messages.rank_code(rank + 1)
+                if rank % 2 == 0 then
+                    found = call('ZRANGE', lanes.key_of('z', lane), from, '(' .. behind, 'BYLEX',
+                        'LIMIT', 0, MOST_AT_FRONT)
+                end
+                for _, member in ipairs(found) do
+                    mids[#mids + 1] = messages.number_in(member)
+                end
+                from = '[' .. behind
+            end
+        end
+        for _, mid in ipairs(mids) do
+            local record = messages.read(mid)
+            since = record and math.min(since, record.since) or since
+        end
+        return since
+    end
+
+    -- Whether the lane's oldest ready message is from before this time. It holds for the call: an
+    -- unused subscription gets nothing, and what is ready in a used one gets no older.
+    local function is_old(lane, before)
+        if lane.ready == 0 then
+            return false
+        end
+        oldest[lane.number] = oldest[lane.number] or oldest_in(lane)
+        return oldest[lane.number] <= before
+    end
+
     -- Whether the subscription of the copy at this position has not been used for too long.
     local function is_unused(at, copied, drafts)
         local after = copied.expires[at]
@@ -36,14 +78,22 @@ local copies = part(function(copies)
         if not after or policy.paused then
             return false
         end
-        local waits, seen = false, 0
-        for _, lane in ipairs(lanes.of_topic(drafts[at].topic, policy)) do
-            if lane.leased > 0 then
+        local its_lanes, seen = lanes.of_topic(drafts[at].topic, policy), 0
+        for _, lane in ipairs(its_lanes) do
+            if lane.leased > 0 or lanes.sleeps(lane) then
                 return false
             end
-            waits, seen = waits or lanes.waiting(lane) > 0, math.max(seen, lane.seen)
+            seen = math.max(seen, lane.seen)
         end
-        return waits and shard.now - seen >= after
+        if shard.now - seen < after then
+            return false
+        end
+        for _, lane in ipairs(its_lanes) do
+            if is_old(lane, shard.now - after) then
+                return true
+            end
+        end
+        return false
     end
 
     -- Whether one of the message's copies goes to a subscription that is used.

@@ -381,6 +381,11 @@ local lanes = part(function(lanes)
         return name
     end
 
+    -- Whether its rate or a back-off delivers nothing until a later time.
+    function lanes.sleeps(lane)
+        return lane.place == ASLEEP and lane.wake > shard.now
+    end
+
     function lanes.waiting(lane)
         return lane.ready + lane.delayed + lane.parked
     end
