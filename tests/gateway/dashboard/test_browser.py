@@ -200,6 +200,40 @@ def test_live_updates_keep_the_chosen_row(shop: tuple[Laneway, Browser], chromiu
     opened.close()
 
 
+def test_quick_keys_lead_to_the_last_page(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """A page that is slow does not replace the one that was asked for after it."""
+    opened = Opened(chromium, shop[1].port)
+    page = opened.go("/")
+    slow: list[Any] = []
+
+    def hold(route: Any) -> None:
+        slow.append(route)
+
+    page.route("**/limits", hold)
+    with page.expect_request("**/limits"):
+        page.keyboard.press("g")
+        page.keyboard.press("l")
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    page.wait_for_url("**/topics")
+    page.wait_for_selector("h1:text-is('Topics')")
+    assert len(slow) == 1
+    slow[0].continue_()
+    page.wait_for_timeout(500)
+    assert page.text_content("h1") == "Topics"
+    # The end of the time for the letter after an earlier "g" is not that of a later one.
+    page.keyboard.press("g")
+    page.keyboard.press("x")
+    page.wait_for_timeout(1100)
+    page.keyboard.press("g")
+    page.wait_for_timeout(600)
+    page.keyboard.press("f")
+    page.wait_for_url("**/fairness")
+    # htmx writes a request that it ended to the console
+    opened.errors = [error for error in opened.errors if not error.startswith("htmx:")]
+    opened.close()
+
+
 class Keys:
     """A person without a mouse."""
 

@@ -2,7 +2,7 @@
 import { togglePause } from "./live.js";
 import { showHelp, toggleTheme } from "./switches.js";
 
-let isGoing = false;
+let isGoing = false, forgetting = 0;
 
 function move(step) {
   const rows = [...document.querySelectorAll("main table tbody tr")];
@@ -41,7 +41,12 @@ document.addEventListener("keydown", (event) => {
     if (link) { link.click(); event.preventDefault(); }
     return;
   }
-  if (event.key === "g") { isGoing = true; setTimeout(() => { isGoing = false; }, 1500); return; }
+  if (event.key === "g") {
+    isGoing = true;
+    clearTimeout(forgetting); // of an earlier "g", which would end this one too soon
+    forgetting = setTimeout(() => { isGoing = false; }, 1500);
+    return;
+  }
   const act = KEYS[event.key];
   if (act) { act(); event.preventDefault(); }
 });
