@@ -50,14 +50,14 @@ def test_a_part_of_the_history(browser: Browser, app: Laneway) -> None:
     now = int(app.engine.time_us() / SECOND)
     around, before = f"from={now - 60}&to={now + 60}", f"from={now - 180}&to={now - 60}"
     page = browser.get(f"/?{around}&table=true")
-    assert re.search(r"oldest [0-9:Z -]+ 3 0 0 0 0 3", page.words), page.words
+    assert "Z 3 0 0 0 0 3 " in page.words, page.words
     for link in ("Earlier", "Zoom in", "Whole range"):
         assert link in page.words
     assert "Later" not in page.words
     assert f'href="/?range=1h&amp;{before.replace("&", "&amp;")}&amp;table=true"' in page.text
     page = browser.get(f"/?{before}&table=true")
     assert "Later" in page.words
-    assert not re.search(r"oldest [0-9:Z -]+ 3 0 0 0 0 3", page.words)
+    assert "Z 3 0 0 0 0 3 " not in page.words
     assert "Later" in browser.get("/?from=0&to=10").words
     for wrong in ("from=5", "to=5", "from=5&to=9", "from=9&to=5", f"from=0&to={now}"):
         assert "expected from and to as Unix seconds" in browser.get("/?" + wrong, status=400).words
