@@ -33,7 +33,7 @@ def test_worker_is_listed_while_it_runs(app: Laneway) -> None:
 
     before = time.time()
     app.publish("a.1", 1, id="first")
-    with Running(app, concurrency=3, heartbeat_timeout=0.3):
+    with Running(app, concurrency=3, heartbeat_timeout=1.0):
         until(lambda: app.workers() and only(app).oldest_id)
         worker = only(app)
         assert (worker.state, worker.pools, worker.topics) == ("running", ["default"], None)
@@ -97,7 +97,7 @@ def test_blocked_event_loop_is_seen(app: Laneway) -> None:
     async def block(_: object) -> None:
         done.wait(SOON)  # it blocks
 
-    with Running(app, heartbeat_timeout=0.2):
+    with Running(app, heartbeat_timeout=1.0):
         app.publish("a", 1)
         until(lambda: app.workers() and (only(app).loop_lag or 0) > 0.3)
         assert only(app).state == "running"
