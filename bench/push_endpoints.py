@@ -325,7 +325,7 @@ def dead_endpoint(waiting: int, minutes: float, port: int) -> list[tuple[Any, ..
 def cold_tls(count: int) -> list[tuple[Any, ...]]:
     """Requests with a new connection each, RSA-2048, four at a time."""
     with tempfile.TemporaryDirectory() as folder:
-        path, certificate = _certificate(Path(folder))
+        path, certificate = make_certificate(Path(folder))
         with receiver(str(path)) as port:
             began, before = time.perf_counter(), time.process_time()
             asyncio.run(_send_cold(count, port, certificate))
@@ -361,7 +361,7 @@ async def _send_cold(count: int, port: int, certificate: str) -> None:
     transport.close()
 
 
-def _certificate(folder: Path) -> tuple[Path, str]:
+def make_certificate(folder: Path) -> tuple[Path, str]:
     """A file with a key and its certificate, and that certificate in PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

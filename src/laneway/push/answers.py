@@ -52,7 +52,8 @@ class Answer(msgspec.Struct, kw_only=True, gc=False):
     """
     How a request ended. `status`: of HTTP; 0: there is none, and `error` says why. `detail`: text
     about the error. `headers`: lower-case names, at most `MAX_HEADERS`. `body`: its first bytes.
-    `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
+    `milliseconds`: until the name was resolved, connected, encrypted, answered, ended. `is_ours`:
+    the sender could not send: the receiver is not to blame.
     """
 
     status: int = 0
@@ -61,6 +62,7 @@ class Answer(msgspec.Struct, kw_only=True, gc=False):
     headers: dict[str, str] = {}
     body: bytes = b""
     milliseconds: tuple[float, ...] = ()
+    is_ours: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True):

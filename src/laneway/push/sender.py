@@ -68,6 +68,9 @@ DISABLED_SECONDS = 1.0
 """How long a message waits that meets a disabled endpoint whose topic is not paused yet."""
 
 NO_KEY_SECONDS = 60.0
+NO_SOCKET_SECONDS = 1.0
+"""How long a message waits for which this process could open no socket."""
+
 PROBE_SECONDS = 1.0
 """How long a message waits behind the probe of its endpoint."""
 
@@ -394,11 +397,25 @@ class Sender:
     # Answers
 
     def _answered(self, attempt: Attempt, answer: Answer) -> None:
-        unit, target = attempt.unit, attempt.target
+        unit = attempt.unit
         self._slots.pop(unit, None)
         if unit.over or self._is_closed:
             return
+        try:
+            self._conclude(attempt, answer)
+        except Exception as fault:  # of one message; the answers to others wait behind it
+            log.exception("message %s in topic %s: its answer", unit.lease.id, unit.lease.topic)
+            if not unit.over:
+                self._end(unit, fault)
+
+    def _conclude(self, attempt: Attempt, answer: Answer) -> None:
+        """Count an answer, log it, and end its message."""
+        unit, target = attempt.unit, attempt.target
         record, lease = target.record, unit.lease
+        if answer.is_ours:
+            self._warn("push: %s; messages go back for %g s", answer.detail, NO_SOCKET_SECONDS)
+            self._end(unit, Released(answer.detail, delay=NO_SOCKET_SECONDS))
+            return
         answered = answer.error or CLASSES[answer.status // 100]
         COUNTS.attempts[answered] += 1
         self._counts.attempts[answered] += 1

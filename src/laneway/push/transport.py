@@ -13,9 +13,12 @@ used again.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import select
 import selectors
 import socket
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +46,15 @@ MAX_HEADER_VALUE = 500
 NEEDED = frozenset({"retry-after", "location", "webhook-retry"})
 """Headers that are kept in any case."""
 
-MAX_CONNECTIONS = 1_024
+MAX_CONNECTIONS, LEAST_CONNECTIONS = 1_024, 16
+"""Idle connections that are kept, if a quarter of the files that may be open are as many."""
+
+OUR_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Why no socket is opened that no receiver has caused."""
+
+MAX_UNASKED = 65_536
+"""Bytes that are dropped at once of what an idle connection receives."""
+
 IDLE_SECONDS = 30
 CLOCK_SECONDS = 0.001
 """A timer that ends this much too early is on time: libcurl counts milliseconds."""
@@ -115,7 +126,7 @@ class Transport:
         self._multi = multi = pycurl.CurlMulti()
         multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-        multi.setopt(pycurl.M_MAXCONNECTS, MAX_CONNECTIONS)
+        multi.setopt(pycurl.M_MAXCONNECTS, _max_connections())
         self._events = _Events()
         self._timer: asyncio.TimerHandle | None = None
         self._is_due = self._is_closed = False
@@ -153,8 +164,17 @@ class Transport:
         for slot in self._spare:
             slot.close()
         self._spare.clear()
+        # It waits for names that are being resolved, which may take a hostile server's 30 s.
+        threading.Thread(target=self._close_multi, name="laneway-push-end", daemon=True).start()
+
+    def _close_multi(self) -> None:
         self._multi.close()
         self._events.close()
+
+    def opened(self, files: list[int], *, is_http1: bool) -> None:
+        """One of these sockets is of a connection that has had its first answer."""
+        for file in files:
+            self._events.is_http1[file] = is_http1
 
     # Called by libcurl
 
@@ -224,6 +244,7 @@ class Slot:
 
     __slots__ = (
         "_body",
+        "_files",
         "_guard",
         "_header_bytes",
         "_headers",
@@ -231,6 +252,7 @@ class Slot:
         "_resolve",
         "_settings",
         "_size",
+        "_socket_error",
         "_url",
         "_was_blocked",
         "curl",
@@ -245,6 +267,8 @@ class Slot:
         self._settings: Settings | None = None
         self._resolve: list[str] | None = None
         self._url = ""
+        self._files: list[int] = []
+        """The sockets that were opened for the request."""
         self.curl = curl = pycurl.Curl()
         for option, value in (
             (pycurl.NOSIGNAL, 1),
@@ -260,6 +284,7 @@ class Slot:
             (pycurl.WRITEFUNCTION, self._write),
             (pycurl.HEADERFUNCTION, self._read_header),
             (pycurl.OPENSOCKETFUNCTION, self._open_socket),
+            (pycurl.SOCKOPTFUNCTION, self._has_opened),
         ):
             curl.setopt(option, value)
 
@@ -270,6 +295,9 @@ class Slot:
         self._size = self._header_bytes = 0
         self._headers: dict[str, str] = {}
         self._is_cut = self._was_blocked = False
+        if self._files:
+            self._files = []
+        self._socket_error: OSError | None = None
         curl, destination = self.curl, request.destination
         if destination.url != self._url:
             curl.setopt(pycurl.URL, destination.url)
@@ -305,6 +333,9 @@ class Slot:
     def answer(self, code: int, text: str) -> Answer:
         """How the request ended. `code`, `text`: libcurl's; 0: it has an answer."""
         curl = self.curl
+        if self._files and code == 0:
+            is_http1 = curl.getinfo(pycurl.INFO_HTTP_VERSION) < pycurl.CURL_HTTP_VERSION_2_0
+            self.transport.opened(self._files, is_http1=is_http1)
         status = curl.getinfo(pycurl.RESPONSE_CODE)
         if code == 0 and 200 <= status < 300 and not self.request.is_timed:
             return Answer(status=status, headers=self._headers, body=b"".join(self._body))
@@ -328,6 +359,10 @@ class Slot:
         detail = text
         if self._was_blocked and code == pycurl.E_COULDNT_CONNECT:
             error, detail = "blocked", NOT_PUBLIC
+        elif self._socket_error is not None and code == pycurl.E_COULDNT_CONNECT:
+            detail = f"no socket: {self._socket_error.strerror}"
+            if self._socket_error.errno in OUR_ERRORS:
+                return Answer(error="reset", detail=detail, is_ours=True)
         return Answer(error=error, detail=detail[:300], milliseconds=milliseconds)
 
     # Called by libcurl
@@ -347,10 +382,19 @@ class Slot:
                 if not guard.allows(host + scope, where[1], host=name):
                     self._was_blocked = True
                     return pycurl.SOCKET_BAD
-            return _Opened(family, kind, protocol)
+            opened = _Opened(family, kind, protocol)
+            os.close(os.dup(opened.fileno()))  # as pycurl is about to, which says nothing
+            return opened
+        except OSError as error:  # no more files, or a family that this machine does not have
+            self._socket_error = error
+            return pycurl.SOCKET_BAD
         except Exception:  # noqa: BLE001  # an address that cannot be read is not public
             self._was_blocked = True
             return pycurl.SOCKET_BAD
+
+    def _has_opened(self, file: int, _purpose: int) -> int:
+        self._files.append(file)
+        return int(pycurl.SOCKOPT_OK)
 
     def _read_header(self, line: bytes) -> int | None:
         self._header_bytes += len(line)
@@ -382,7 +426,8 @@ class _Opened(socket.socket):
     """A socket of which libcurl uses a duplicate; this one is closed at once."""
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(AttributeError):  # it could not be opened
+            self.close()
 
 
 class _Events:
@@ -392,6 +437,10 @@ class _Events:
     libcurl stops watching a socket at the end of each request and watches it again for the next
     one. A socket is left in the epoll meanwhile, and removed when it is ready for what nobody
     waits for, as one that its peer has closed.
+
+    What a receiver sends unasked to an idle connection of HTTP/1 would be the answer to the next
+    request, perhaps of another endpoint. Such a connection is shut down, so that libcurl does not
+    use it again.
     """
 
     def __init__(self) -> None:
@@ -399,6 +448,8 @@ class _Events:
         self._selector = None if self._epoll is not None else selectors.DefaultSelector()
         self._watched: dict[int, bool] = {}
         """By socket that may be registered: whether libcurl waits for it."""
+        self.is_http1: dict[int, bool] = {}
+        """By socket that has had an answer."""
 
     def fileno(self) -> int:
         if self._epoll is not None:
@@ -442,6 +493,8 @@ class _Events:
                 else:
                     watched.pop(file, None)
                     self._remove(file)
+                    if self.is_http1.pop(file, False):
+                        _shut_down(file)
             return ready
         found = self._selector.select(0) if self._selector is not None else []
         return [
@@ -454,6 +507,26 @@ class _Events:
             self._epoll.close()
         elif self._selector is not None:
             self._selector.close()
+
+
+def _shut_down(file: int) -> None:
+    """Make a connection of libcurl unusable, and drop what it has received."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as connection:
+        connection.setblocking(False)
+        connection.shutdown(socket.SHUT_RDWR)
+        connection.recv(MAX_UNASKED)
+
+
+def _max_connections() -> int:
+    """How many idle connections are kept; the rest of the process needs files, too."""
+    try:
+        import resource  # noqa: PLC0415  # not on Windows
+    except ImportError:
+        return MAX_CONNECTIONS
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(LEAST_CONNECTIONS, min(MAX_CONNECTIONS, most // 4))
 
 
 _EPOLL_MASKS = (
