@@ -276,6 +276,7 @@ def test_handshakes_count(
         clients = [silent() for _ in range(3)]
         wait_for(lambda: in_handshake(3))
         assert status() == "HTTP/1.1 503 Service Unavailable"
+        assert gateway.services.answers.total() == 1  # nothing of a refused request was done
         clients += [silent() for _ in range(2)]
         wait_for(lambda: in_handshake(5))
         assert is_closed(silent())

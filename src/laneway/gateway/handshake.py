@@ -67,6 +67,7 @@ class _Handshake(asyncio.Protocol):
         self._arrived: list[bytes] = []
         """What came with the end of the handshake, for the connection."""
         self._is_lost = False
+        self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,6 +77,7 @@ class _Handshake(asyncio.Protocol):
             assert isinstance(transport, asyncio.Transport)
             transport.abort()
             return
+        self._transport = transport  # type: ignore[assignment]
         self._others.add(self)
         self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
 
@@ -97,7 +99,8 @@ class _Handshake(asyncio.Protocol):
         encrypted.set_protocol(self._connection)  # type: ignore[arg-type]
         self._connection.connection_made(encrypted)
         for data in self._arrived:
-            self._connection.data_received(data)
+            if not encrypted.is_closing():  # it was refused
+                self._connection.data_received(data)
 
     def data_received(self, data: bytes) -> None:
         self._arrived.append(data)
@@ -106,6 +109,8 @@ class _Handshake(asyncio.Protocol):
         self._is_lost = True
 
     def end(self) -> None:
-        """Close the connection."""
-        if self._task is not None:
+        """Close the connection, even if its handshake has not begun."""
+        self._others.discard(self)
+        if self._task is not None and self._transport is not None:
             self._task.cancel()
+            self._transport.abort()
