@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 from hypothesis import settings
 
 # Collecting the tests compiles Laneway for the thousand programs that they start, also where the
@@ -18,6 +19,7 @@ if "HYPOTHESIS_PROFILE" not in os.environ:
     settings.load_profile("fixed")  # the same examples in each run; `default` draws others
 
 
+@pytest.hookimpl(optionalhook=True)  # `make fuzz` runs without xdist
 def pytest_xdist_auto_num_workers() -> int | None:
     """
     Processes of `-n auto`: one more than there are processors, because about half of the time
