@@ -853,7 +853,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

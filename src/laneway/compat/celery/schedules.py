@@ -1,0 +1,5 @@
+"""The names of `celery.schedules`."""
+
+from laneway.compat.celery.when import crontab, schedule, solar
+
+__all__ = ["crontab", "schedule", "solar"]

@@ -1,0 +1,34 @@
+"""Programs import from the modules of Celery and RQ; only the package's name changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CELERY = """
+from celery import Celery, signals, states
+from celery.app.task import Task
+from celery.canvas import chain, group
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
+from celery.result import AsyncResult
+from celery.schedules import crontab, schedule, solar
+from celery.signals import task_success
+from celery.states import SUCCESS
+from celery.utils.log import get_task_logger
+assert signals.task_success is task_success and states.SUCCESS == SUCCESS
+assert issubclass(type(Celery("tasks", broker="sqlite:///:memory:").task(print)), Task)
+"""
+RQ = """
+from rq import Queue
+from rq.job import Job, NoSuchJobError
+from rq import Job as same
+assert Job is same
+"""
+
+
+@pytest.mark.parametrize(("package", "program"), [("celery", CELERY), ("rq", RQ)])
+def test_imports_of_programs(package: str, program: str) -> None:
+    source = program.replace(f"from {package}", f"from laneway.compat.{package}")
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
