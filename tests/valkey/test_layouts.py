@@ -118,6 +118,41 @@ def test_a_namespace_of_layout_4_is_brought_up_with_all_that_it_holds(opened: Op
         assert engine.lease(100, now_us=10**17).leases[0].body == b"later"
 
 
+LAYOUT_12 = {
+    "first": ["prio 2", "prio 1", "front", "prio 0"],
+    "keyed": ["keyed 0", "keyed 1"],
+    "late": ["late 2", "late 1", "late 0"],
+    "many": [f"many {n:02}" for n in range(20)],
+    "merging": ["merged 1"],
+    "mixed": ["mixed 1", "mixed 0"],
+    "serial": ["serial 0", "serial 1", "serial 2"],
+}
+"""What waits in the namespace of layout 12, in order."""
+
+MADE_12_US = 1_700_000_000_000_000
+
+
+def test_a_namespace_of_layout_12_is_brought_up_with_all_that_it_holds(opened: Opened) -> None:
+    """Also with parked, delayed and merged messages, and some out of sequence."""
+    with Server() as server:
+        load_layout(server, 12)
+        engine = opened(server.url, namespace="before")
+        for topic, bodies in LAYOUT_12.items():
+            found = engine.topic_peek(topic, limit=100)
+            assert [message.body.decode() for message in found] == bodies
+        scanned, done = engine.cursors("mixed")[0]
+        assert scanned > done  # "mixed 0" was delivered, and waits out of sequence
+        later = MADE_12_US + 3600_000_000
+        engine.put([Draft("late", b"new", priority=1)], now_us=MADE_12_US + 6)
+        got: dict[str, list[str]] = {}
+        while leases := engine.lease(100, now_us=later).leases:
+            for lease in leases:
+                got.setdefault(lease.topic, []).append(lease.body.decode())
+            engine.settle([Settlement(each.handle, each.fence) for each in leases], now_us=later)
+        assert got == {**LAYOUT_12, "late": ["new", *LAYOUT_12["late"]]}
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_a_namespace_of_layout_6_gets_groups(opened: Opened) -> None:
     """What waits in it moves to a group when its policy names one."""
     with Server() as server:

@@ -128,7 +128,7 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
     stored = view.space.read(shard, "HGET", "keys", f"{record.topic}\0{record.key}")
     if stored is None:
         return None
-    (holder,) = records.unpack_values(stored, 2)[:1]
+    holder, _ = records.unpack_first(stored, 2)
     head = next(iter(views.read_records(view, shard, [holder])), None)
     return views.message_view(view, shard, head).id if head is not None else None
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 12
+LAYOUT = 13
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -49,6 +49,14 @@ def unpack_values(stored: bytes, count: int) -> list[Any]:
     """`count` values that are stored in sequence."""
     found: list[Any] = _unpack(b"\xdc" + struct.pack(">H", count) + stored)
     return found
+
+
+def unpack_first(stored: bytes, count: int) -> list[Any]:
+    """The first `count` of values that are stored in sequence; at most one follows them."""
+    try:
+        return unpack_values(stored, count)
+    except msgspec.DecodeError:
+        return unpack_values(stored, count + 1)[:count]
 
 
 # Policies
@@ -839,7 +847,7 @@ def key_slot(lane: Lane, topic: str, key: str) -> str:
 
 def read_key_state(stored: bytes) -> KeyState:
     """What a key has used of its limits."""
-    return KeyState(*unpack_values(stored, 5)[:4])
+    return KeyState(*unpack_first(stored, 5)[:4])
 
 
 class GroupRecord(msgspec.Struct, array_like=True):

@@ -118,6 +118,25 @@ local writes = part(function(writes)
         names[field] = true
     end
 
+    -- A small hash whose values have 64 bytes or less is a list, which is slow to search: a call
+    -- with many keys would take most of its time for that. One longer value makes it a table for
+    -- as long as the hash exists.
+    local MANY = 8
+    local SPACES = '                                                                '
+    local padding -- what readers of a hash ignore behind a value, by the hash's key
+
+    at_begin(function()
+        padding = nil
+    end)
+
+    local function padding_of(name)
+        if not padding then
+            local value = packed(SPACES)
+            padding = { [keys.merge] = SPACES, [keys.keys] = value, [keys.key_states] = value }
+        end
+        return padding[name]
+    end
+
     local function write_fields(name, names)
         local values, one = fields[name], next(names)
         if next(names, one) == nil then
@@ -136,6 +155,12 @@ local writes = part(function(writes)
                 set[n + 1], set[n + 2] = field, value
             else
                 gone[#gone + 1] = field
+            end
+        end
+        if #set >= 2 * MANY then
+            local more = padding_of(name)
+            if more then
+                set[2] = (type(set[2]) == 'number' and text(set[2]) or set[2]) .. more
             end
         end
         run_many('HSET', name, set, 2)
