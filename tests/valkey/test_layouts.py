@@ -129,7 +129,7 @@ LAYOUT_12 = {
 }
 """What waits in the namespace of layout 12, in order."""
 
-MADE_12_US = 1_700_000_000_000_000
+LAYOUT_12_US = 1_700_000_000_000_000
 
 
 def test_a_namespace_of_layout_12_is_brought_up_with_all_that_it_holds(opened: Opened) -> None:
@@ -142,8 +142,8 @@ def test_a_namespace_of_layout_12_is_brought_up_with_all_that_it_holds(opened: O
             assert [message.body.decode() for message in found] == bodies
         scanned, done = engine.cursors("mixed")[0]
         assert scanned > done  # "mixed 0" was delivered, and waits out of sequence
-        later = MADE_12_US + 3600_000_000
-        engine.put([Draft("late", b"new", priority=1)], now_us=MADE_12_US + 6)
+        later = LAYOUT_12_US + 3600_000_000
+        engine.put([Draft("late", b"new", priority=1)], now_us=LAYOUT_12_US + 6)
         got: dict[str, list[str]] = {}
         while leases := engine.lease(100, now_us=later).leases:
             for lease in leases:

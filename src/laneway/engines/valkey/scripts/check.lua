@@ -137,6 +137,7 @@ elseif what == 'messages' then
             lost = lost + 1
             if repairs and record.state == DEAD then
                 messages.bury({}, record, 'found by the doctor without its reason')
+                messages.count_letters_again(record.topic)
             elseif repairs then
                 local policy = rules.of(record.topic)
                 local lane = lanes.find(record.lane) or lanes.make(lanes.name_for(policy,

@@ -7,9 +7,10 @@
 
 ids = part(function(ids)
     local GENERATED -- the prefix of generated ids
+    local names     -- by topic: the key of its known ids
 
     at_begin(function()
-        GENERATED = shard.nonce .. '-'
+        GENERATED, names = shard.nonce .. '-', {}
     end)
 
     local function is_generated(id)
@@ -17,7 +18,12 @@ ids = part(function(ids)
     end
 
     local function of(topic)
-        return key('i:' .. topic)
+        local name = names[topic]
+        if not name then
+            name = key('i:' .. topic)
+            names[topic] = name
+        end
+        return name
     end
 
     -- Until when the id of a finished message is known; nil: it names a message.
@@ -126,9 +132,17 @@ ids = part(function(ids)
     end
 
     function ids.forget_finished(most)
-        for _, member in ipairs(call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE',
-            'LIMIT', 0, most)) do
-            local cut = string.find(member, '\0', 1, true)
+        local members, by_topic = call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE',
+            'LIMIT', 0, most), {}
+        for _, member in ipairs(members) do
+            local cut = find_in(member, '\0', 1, true)
+            local topic, id = sub(member, 1, cut - 1), sub(member, cut + 1)
+            local wanted = by_topic[topic] or {}
+            by_topic[topic], wanted[#wanted + 1] = wanted, id
+        end
+        ids.load(by_topic)
+        for _, member in ipairs(members) do
+            local cut = find_in(member, '\0', 1, true)
             local topic, id = sub(member, 1, cut - 1), sub(member, cut + 1)
             local ends = finished_until(writes.field(of(topic), id))
             -- else the id was published again meanwhile

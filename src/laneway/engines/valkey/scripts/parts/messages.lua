@@ -50,10 +50,11 @@ local messages = part(function(messages)
     local unread  -- by number: the stored record of a message that was read, but not decoded
     local copied  -- the numbers of unread records that are written at the end of the call
     local changed -- the decoded ones
-    local letters -- by topic: its dead letters, as far as this call has counted them
+    local letters -- by topic: how many more dead letters it has; false: they are counted again
+    local gone_lists -- keys of lists that are deleted at the end of the call
 
     at_begin(function()
-        known, unread, copied, changed, letters = {}, {}, {}, {}, {}
+        known, unread, copied, changed, letters, gone_lists = {}, {}, {}, {}, {}, {}
     end)
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
@@ -234,6 +235,12 @@ local messages = part(function(messages)
         elseif byte(stored) ~= RICH then
             local _, topic, _, id, _, sticky = content_at(stored, 2)
             return not sticky and topic or nil, false, id or false, 0
+        elseif sub(stored, NO_RARE_AT, HEAD_BYTES) == NO_RARE then
+            local _, topic, key_of, id, _, sticky = content_at(stored, 1 + HEAD_BYTES)
+            if sticky then
+                return nil
+            end
+            return topic, byte(stored, 2) > DEAD and topic .. '\0' .. key_of, id or false, 0
         end
         local flags, _, _, _, _, _, _, _, topic, key_of, id, _, joined = messages.brief(stored)
         return topic, flags and flags > DEAD and topic .. '\0' .. key_of, id, joined
@@ -337,7 +344,11 @@ local messages = part(function(messages)
             end
         end
         call_many('HSET', keys.m, written, 2)
-        known, unread, copied, changed, letters = {}, {}, {}, {}, {}
+        messages.save_letters()
+        if gone_lists[1] then
+            run_many('DEL', gone_lists[1], gone_lists, 1) -- the first one twice
+        end
+        known, unread, copied, changed, gone_lists = {}, {}, {}, {}, {}
     end
 
     function messages.size(record)
@@ -720,9 +731,32 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- The same without decoding the record. Returns line, id and merge key (false: none), how many
-    -- ids joined, and since when it was ready; nil, and nothing is changed, if the message is
-    -- decoded, has to be, or is expired.
+    local left_keys -- merge keys of messages that left without being decoded, and their numbers
+
+    at_begin(function()
+        left_keys = {}
+    end)
+
+    -- Forget the merge keys of these messages: their owners are read at once.
+    function messages.end_merging()
+        local wanted = {}
+        for n = 1, #left_keys, 2 do
+            wanted[#wanted + 1] = left_keys[n]
+        end
+        if #wanted > 0 then
+            writes.load_fields(keys.merge, wanted)
+        end
+        for n = 1, #left_keys, 2 do
+            if tonumber(writes.field(keys.merge, left_keys[n])) == left_keys[n + 1] then
+                writes.set_field(keys.merge, left_keys[n], false)
+            end
+        end
+        left_keys = {}
+    end
+
+    -- The same without decoding the record; the caller calls `messages.end_merging`. Returns line,
+    -- id and merge key (false: none), how many ids joined, and since when it was ready; nil, and
+    -- nothing is changed, if the message is decoded, has to be, or is expired.
     function messages.leave_brief(lane, mid, stored)
         local flags, rank, seq, since, published, expires, deliveries, size, topic, key_of, id,
             mkey, joined = messages.brief(stored)
@@ -731,8 +765,12 @@ local messages = part(function(messages)
         end
         lane.bytes, shard.bytes, shard.waiting = lane.bytes - size, shard.bytes - size,
             shard.waiting - 1
-        if mkey or expires > 0 then
-            end_expiry_and_merging(mid, topic, expires > 0, mkey)
+        if expires > 0 then
+            writes.set_member(keys.due, EXPIRES .. sortable(mid), false)
+        end
+        if mkey then
+            local n = #left_keys
+            left_keys[n + 1], left_keys[n + 2] = topic .. '\0' .. mkey, mid
         end
         index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
         if not lane.is_changed then
@@ -945,14 +983,15 @@ local messages = part(function(messages)
     -- Delete the list of the ids that joined a message.
     function messages.forget_joined(record)
         if record.joined > 0 then
-            call('DEL', key('j:' .. text(record.mid)))
+            gone_lists[#gone_lists + 1] = key('j:' .. text(record.mid))
         end
     end
 
     function messages.remove(lane, record)
         messages.take_out(lane, record)
         if record.parts > 0 then
-            call('DEL', key('b:' .. text(record.mid)), key('w:' .. text(record.mid)))
+            gone_lists[#gone_lists + 1] = key('b:' .. text(record.mid))
+            gone_lists[#gone_lists + 1] = key('w:' .. text(record.mid))
         end
         messages.forget_joined(record)
     end
@@ -966,11 +1005,34 @@ local messages = part(function(messages)
         known[record.mid], changed[record] = false, nil
     end
 
-    -- Count the dead letters of a topic, before one is added or removed.
     local function count_letters(topic, more)
-        local number = (letters[topic] or call('ZCARD', key('dead:' .. topic))) + more
-        letters[topic] = number
-        writes.set_member(keys['top:dead'], topic, number > 0 and number)
+        if letters[topic] ~= false then
+            letters[topic] = (letters[topic] or 0) + more
+        end
+    end
+
+    -- For the doctor.
+    function messages.count_letters_again(topic)
+        letters[topic] = false
+    end
+
+    -- Change the numbers of topics' dead letters by what this call has counted.
+    function messages.save_letters()
+        local topics = {}
+        for topic in pairs(letters) do
+            topics[#topics + 1] = topic
+        end
+        for first = 1, #topics, SLICE do
+            local last = min(first + SLICE - 1, #topics)
+            local scores = call('ZMSCORE', keys['top:dead'], unpack(topics, first, last))
+            for n = first, last do
+                local more = letters[topics[n]]
+                local number = more and (tonumber(scores[n - first + 1]) or 0) + more
+                    or call('ZCARD', key('dead:' .. topics[n]))
+                writes.set_member(keys['top:dead'], topics[n], number > 0 and number)
+            end
+        end
+        letters = {}
     end
 
     -- A message that neither waits nor is leased becomes a dead letter.

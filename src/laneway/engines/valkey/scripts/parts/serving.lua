@@ -1370,6 +1370,7 @@ local serving = part(function(serving)
             runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2, deadline,
                 given.is_limited and 1 or 0
         end
+        messages.end_merging()
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
             settling.expect(deadline, entries)

@@ -430,9 +430,14 @@ local settling = part(function(settling)
                 call('ZREM', keys.due, member)
             end
         end
-        table.sort(entries, function(one, other)
-            return one[2] < other[2]
-        end)
+        for n = 2, #entries do
+            if entries[n - 1][2] > entries[n][2] then -- of several events
+                table.sort(entries, function(one, other)
+                    return one[2] < other[2]
+                end)
+                break
+            end
+        end
         for n, entry in ipairs(entries) do
             mids[n] = entry[1]
         end
