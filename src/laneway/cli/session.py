@@ -35,12 +35,15 @@ class Session(msgspec.Struct):
 
     def app(self, *, create: bool = False) -> Laneway:
         """
-        The application on the store. A store that does not exist is an error unless `create` is
-        set, as it is for commands that publish or set something.
+        The application on the store, which is closed when the command ends. A store that does not
+        exist is an error unless `create` is set, as it is for commands that publish or set
+        something.
         """
         from laneway import Laneway
 
-        return Laneway(self.url, namespace=self.namespace, create=create)
+        app = Laneway(self.url, namespace=self.namespace, create=create)
+        click.get_current_context().call_on_close(app.close)
+        return app
 
     def engine(self, *, create: bool = False) -> FullEngine:
         return self.app(create=create).engine

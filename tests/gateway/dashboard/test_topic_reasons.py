@@ -15,11 +15,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from laneway import Laneway, Message
 from laneway.cli.main import main
-from laneway.cli.session import Session
 from laneway.gateway import tokens
 from laneway.message import Settlement
 from laneway.push import table
@@ -204,17 +203,6 @@ def _open(url: str) -> Iterator[tuple[Laneway, Browser]]:
             yield app, browser
 
 
-def explained(app: Laneway, topic: str) -> Result:
-    """
-    What `laneway explain` says. Its connection is closed, as at the end of a program: one that the
-    garbage collector finds is an error of the test that runs then.
-    """
-    opened = Laneway(app.url)
-    with pytest.MonkeyPatch.context() as patched, opened:
-        patched.setattr(Session, "app", lambda *_, **__: opened)
-        return CliRunner().invoke(main, ["--url", app.url, "explain", topic])
-
-
 @pytest.mark.parametrize("topic", CASES)
 def test_the_reason_is_shown(shop: tuple[Laneway, Browser], topic: str) -> None:
     """
@@ -236,7 +224,7 @@ def test_the_reason_is_shown(shop: tuple[Laneway, Browser], topic: str) -> None:
         assert shown in unescape(answer.text)
     reasons = browser.send("GET", f"/v1/topics/{quote(topic, safe='')}/explain").text
     assert cause in reasons
-    lines = explained(app, topic).output.splitlines()
+    lines = CliRunner().invoke(main, ["--url", app.url, "explain", topic]).output.splitlines()
     assert text in lines[0]
     assert lines[1] == f"    try: {shown}"
 
@@ -258,7 +246,7 @@ def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
     found = app.explain_topic("push.nobody").reasons
     assert [each.cause for each in found] == ["empty"]
     assert "no publish is on record" in found[0].text
-    answer = explained(app, "push.nobody")
+    answer = CliRunner().invoke(main, ["--url", app.url, "explain", "push.nobody"])
     assert answer.exit_code == 1
     assert 'no message has the id "push.nobody", and nothing waits' in answer.output
 
