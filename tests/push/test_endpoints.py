@@ -51,13 +51,15 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
         ({"verify_tls": "no"}, "true or false"),
         ({"ca": "nonsense"}, "certificate in PEM"),
         ({"proxy": "socks5://x"}, "expected proxy to begin with"),
-        ({"color": 1}, 'unknown setting "color"'),
+        ({"color": 1}, 'unknown setting "color"; there are: url, secret'),
+        ({"ulr": "https://a.example"}, 'unknown setting "ulr"; did you mean "url"?'),
+        ({"url": "nix"}, "got a text without either"),
     ],
 )
 def test_settings_that_are_refused(app: Laneway, fields: dict[str, Any], why: str) -> None:
     """The error names the value and what was expected, but no secret; nothing is stored."""
     with pytest.raises(UsageError, match=why) as refusal:
-        app.endpoint("push.acme", url=URL, **fields)
+        app.endpoint("push.acme", **{"url": URL} | fields)
     assert "s3cret" not in str(refusal.value)
     assert "c2hv" not in str(refusal.value)
     assert not app.engine.records("endpoint")

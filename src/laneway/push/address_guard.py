@@ -200,9 +200,8 @@ def split_url(url: object) -> SplitURL:
             " (%20, xn--…)"
         )
     if parts.scheme not in ("http", "https"):
-        raise UsageError(
-            f'endpoint: expected url to begin with https:// or http://, got "{parts.scheme[:20]}:"'
-        )
+        got = f'"{parts.scheme[:20]}:"' if parts.scheme else "a text without either"
+        raise UsageError(f"endpoint: expected url to begin with https:// or http://, got {got}")
     if "@" in parts.netloc:
         raise UsageError(
             "endpoint: a user name or password in the url is refused; send a header instead"

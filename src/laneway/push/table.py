@@ -7,6 +7,7 @@ are changed by compare and swap, and so is the condition, which senders write.
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -310,9 +311,9 @@ def changed(
     record = Record(created_us=now_us) if before is None else before
     unknown = [name for name in fields if name not in SETTINGS]
     if unknown:
-        raise UsageError(
-            f'endpoint: unknown setting "{unknown[0]:.80}"; there are: {", ".join(SETTINGS)}'
-        )
+        near = difflib.get_close_matches(unknown[0], SETTINGS, 1)
+        hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(SETTINGS)}"
+        raise UsageError(f'endpoint: unknown setting "{unknown[0]:.80}"; {hint}')
     values: dict[str, Any] = {
         name: getattr(Record(), name) if value is None else CHECKS[name](value)
         for name, value in fields.items()
