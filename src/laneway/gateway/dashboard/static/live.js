@@ -11,6 +11,7 @@ let lastMs = 0;
 let everyMs = 1000;
 let problem = "";
 const texts = new Map();
+let held = null; // where a button of the mouse was pressed, while it is
 
 function main() {
   return document.querySelector("main[data-live]");
@@ -77,7 +78,7 @@ function swap(element, html) {
   const active = document.activeElement;
   if (element.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return;
   const isSelecting = element.contains(document.getSelection()?.anchorNode) && !document.getSelection().isCollapsed;
-  if (isSelecting) return;
+  if (isSelecting || element.contains(held)) return; // a chart that is being zoomed
   const holder = element.contains(active) ? active.closest("tbody tr, [id]") : null;
   const nth = holder ? [...holder.querySelectorAll(FOCUSABLE)].indexOf(active) : -1;
   const focusedRow = holder?.matches("tr") ? placeOf(element, holder) : null;
@@ -149,7 +150,10 @@ export function togglePause() {
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-live-pause]")) togglePause();
 });
+document.addEventListener("pointerdown", (event) => { held = event.target; });
+for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => { held = null; });
 document.addEventListener("visibilitychange", () => {
+  held = null;
   if (document.hidden) close();
   else { lastMs = Date.now(); open(); }
 });
