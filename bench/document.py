@@ -154,6 +154,14 @@ SECTIONS = (
         "HTTP gateway",
         "Requests to `laneway serve` on loopback, client and server on the same two cores.",
     ),
+    Section(
+        "dashboard",
+        "Pages of the dashboard",
+        "Each page as a browser gets it, and a second of live pages with one viewer and with 200.\n"
+        "With up to 1,000 topics the latest figures are read topic by topic, so some pages cost"
+        " more than with many.",
+    ),
+    Section("dev", "laneway dev", "What somebody waits for who writes a program."),
     Section("fairness", "Fairness", "What quiet topics wait while one topic is flooded."),
     Section(
         "rates",
