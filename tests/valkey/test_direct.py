@@ -93,6 +93,16 @@ def ack(engine: FullEngine, leases: list[Lease]) -> None:
     engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
 
 
+def sleeper_that_knows(engine: FullEngine, topic: str) -> Sleeper:
+    """A sleeper after two messages of a topic, so that its server knows how to lease the next."""
+    sleeper = Sleeper(engine)
+    for _ in range(2):
+        engine.put([Draft(topic, b"x")])
+        ack(engine, sleeper.leases())
+        sleeper.sleep()
+    return sleeper
+
+
 def stored(server: Server, namespace: str) -> dict[str, Any]:
     """What the namespace has stored, without times, and numbers that are made of them."""
     with client_of(server) as client:
@@ -210,11 +220,7 @@ def test_a_second_sleeper_learns_the_next_event(opened: Opened, server: Server) 
 def test_it_needs_nothing_else_to_lease(opened: Opened, server: Server) -> None:
     """What waited before goes first."""
     engine = opened(server.url)
-    sleeper = Sleeper(engine)
-    for _ in range(2):
-        engine.put([Draft("t", b"x")])
-        ack(engine, sleeper.leases())
-        sleeper.sleep()
+    sleeper = sleeper_that_knows(engine, "t")
     notified = Sleeper(engine)
     engine.put([Draft("other", b"%d" % n) for n in range(20)])  # too many to lease them at once
     assert notified.listener.poll(4.0, ROOM) is True
@@ -230,11 +236,7 @@ def test_a_change_of_policies_holds_at_once(
     opened: Opened, server: Server, fields: dict[str, Any], *, own: bool
 ) -> None:
     engine = opened(server.url)
-    sleeper = Sleeper(engine)
-    for _ in range(2):
-        engine.put([Draft("a.t", b"x")])
-        ack(engine, sleeper.leases())
-        sleeper.sleep()
+    sleeper = sleeper_that_knows(engine, "a.t")
     engine.policy_set("code", "a.t" if own else "a.*", fields)
     engine.put([Draft("a.t", b"1")])
     if fields == {"concurrency": 1}:
@@ -248,11 +250,7 @@ def test_a_change_of_policies_holds_at_once(
 
 def test_nothing_is_leased_to_a_sleeper_that_is_gone(opened: Opened, server: Server) -> None:
     engine = opened(server.url)
-    sleeper = Sleeper(engine)
-    for _ in range(2):
-        engine.put([Draft("t", b"x")])
-        ack(engine, sleeper.leases())
-        sleeper.sleep()
+    sleeper = sleeper_that_knows(engine, "t")
     before = int(server.info("pubsub_clients"))
     sleeper.listener.close()
     until(lambda: int(server.info("pubsub_clients")) < before, "the server to see it gone")
