@@ -16,6 +16,7 @@ from laneway.engines.base import (
     Explanation,
     HeldState,
     IdState,
+    LaneRate,
     MessageState,
     MessageView,
     MoveAnswer,
@@ -772,6 +773,15 @@ class Model(Engine):
     def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
         del topic
         return self._time(now_us)
+
+    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
+        now = self._time(now_us)
+        lanes = sorted(self.lanes.values(), key=lambda lane: -len(self._waiting(lane)))
+        return [
+            LaneRate(lane.tier_queue.tier, rate_now(lane, now))
+            for lane in lanes[:limit]
+            if lane.place == "runnable"
+        ]
 
     def store_parts(self) -> list[StorePart]:
         return [StorePart(name="model", what="memory", shards=1, used=0)]

@@ -18,7 +18,7 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from laneway.engines.base import FullEngine, WaitCounts
+    from laneway.engines.base import FullEngine, TopicStats, WaitCounts
     from laneway.history.records import Cell
 
 RECENT_SECONDS = 300.0
@@ -150,11 +150,13 @@ def read(
     max_backlog: int | None = None,
     must_exist: bool = True,
     latest: Row | None = None,
+    largest: Sequence[TopicStats] | None = None,
 ) -> History:
     """
     Read the history; `Laneway.history` explains the arguments. `max_backlog`: the namespace's.
     `must_exist`: a pattern that is not counted apart is an error. `latest`: of
-    `sampling.latest_row`, which costs most; None: it is read.
+    `sampling.latest_row`, which costs most; None: it is read. `largest`: the topics of the pattern
+    with the largest backlogs, at least one; None: they are read.
 
     Raises UsageError for a wrong argument.
     """
@@ -185,7 +187,9 @@ def read(
     if seconds:
         history.inflow = sum(row.published for row in recent) / seconds
         history.outflow = sum(row.done + row.died for row in recent) / seconds
-    _foresee(engine, history, selected, max_backlog)
+    if largest is None:
+        largest = engine.topic_list(order="backlog", pattern=pattern, limit=1)
+    _foresee(engine, history, selected, max_backlog, largest[:1])
     return history
 
 
@@ -358,7 +362,11 @@ def _counts(waits: WaitCounts, which: str) -> list[int]:
 
 
 def _foresee(
-    engine: FullEngine, history: History, selected: _Selection, max_backlog: int | None
+    engine: FullEngine,
+    history: History,
+    selected: _Selection,
+    max_backlog: int | None,
+    largest: Sequence[TopicStats],
 ) -> None:
     """Set when the backlog is drained, and when the first limit is reached."""
     growth = history.inflow - history.outflow
@@ -369,7 +377,7 @@ def _foresee(
     limits: list[tuple[int, int, str | None]] = []
     if max_backlog is not None and selected.is_whole:
         limits.append((max(0, max_backlog - history.waiting), max_backlog, None))
-    for stats in engine.topic_list(order="backlog", pattern=selected.pattern, limit=1):
+    for stats in largest:
         limit = engine.policy_of(stats.topic).max_backlog
         if limit is not None and selected.tier in (None, stats.tier):
             limits.append((max(0, limit - stats.waiting), limit, stats.topic))

@@ -105,12 +105,12 @@ def take(engine: FullEngine) -> int:
     return counted.now_us
 
 
-def latest_row(engine: FullEngine, *, oldest_topics: int = TOPICS) -> Row:
+def latest_row(engine: FullEngine, *, most_topics: int = TOPICS) -> Row:
     """
     Take a sample if it is due; then what has happened since the last one.
 
-    Arguments: `oldest_topics`: of more topics than `TOPICS`, how many are read for the row. Samples
-    read `TOPICS` of them, which is most of what they cost.
+    Arguments: `most_topics`: how many topics are read for the row; of more, the oldest ones.
+    Samples read `TOPICS`, which is most of what they cost.
     """
     tries = 0
     while True:
@@ -119,13 +119,13 @@ def latest_row(engine: FullEngine, *, oldest_topics: int = TOPICS) -> Row:
         head = decode(engine.history_read([HEAD])[0], Head) or Head(counted.since_us, [], [])
         tries += 1
         if tries == TRIES or not is_due(head.at_us, counted.now_us):
-            return row_since(engine, head, counted, oldest_topics)
+            return row_since(engine, head, counted, most_topics)
 
 
-def row_since(engine: FullEngine, head: Head, counted: Tallies, oldest_topics: int = TOPICS) -> Row:
-    """What happened since a sample; `oldest_topics`: see `latest_row`."""
+def row_since(engine: FullEngine, head: Head, counted: Tallies, most_topics: int = TOPICS) -> Row:
+    """What happened since a sample; `most_topics`: see `latest_row`."""
     overview = engine.overview()
-    topics, is_exact = _topics(engine, overview.topics, oldest_topics)
+    topics, is_exact = _topics(engine, overview.topics, most_topics)
     waiting, ages = _backlogs(engine, topics, counted.now_us)
     before = {(tally.tier, tally.pattern): tally for tally in head.tallies}
     cells: dict[tuple[str, str], Cell] = {}
@@ -181,12 +181,12 @@ def _more(before: Sequence[int], now: Sequence[int]) -> list[int]:
 
 def _topics(engine: FullEngine, lanes: int, most: int) -> tuple[list[TopicStats], bool]:
     """
-    The topics, or the `most` oldest ones of many, and whether these are all. `lanes`: how many the
+    The topics, or the `most` oldest ones of more, and whether these are all. `lanes`: how many the
     namespace has.
     """
-    if lanes <= 2 * TOPICS:  # to list the topics by name costs as much as by age
-        topics = engine.topic_list(order="name", limit=TOPICS + 1)
-        if len(topics) <= TOPICS:
+    if lanes <= most:
+        topics = engine.topic_list(order="name", limit=most + 1)
+        if len(topics) <= most:
             return topics, True
     return engine.topic_list(order="age", limit=most), False
 

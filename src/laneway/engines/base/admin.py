@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Explanation,
         HeldState,
         IdState,
+        LaneRate,
         MessageView,
         MoveAnswer,
         MoveTarget,
@@ -241,6 +242,18 @@ class Admin(Protocol):
         delayed ones by due time. Changes nothing.
 
         Arguments: `state`: only messages of this state; the leased ones by their `since`.
+        """
+        ...
+
+    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
+        """
+        Read how fast a sample of lanes delivers, to compare them. What this costs depends on
+        `limit` only.
+
+        The sample has the lanes with the largest backlogs, and if few are large, any others.
+
+        Arguments: `limit`: how many lanes are looked at, about; those that cannot deliver now are
+        left out of the answer.
         """
         ...
 

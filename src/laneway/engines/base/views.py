@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -221,6 +221,13 @@ class TierStats(msgspec.Struct, gc=False):
     share: float | str
     delivered: int = 0
     runnable: int = 0
+
+
+class LaneRate(NamedTuple):
+    """A lane that can deliver: its tier, and its deliveries per second over about 10 s."""
+
+    tier: str
+    rate: float
 
 
 class Overview(msgspec.Struct, kw_only=True):

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         HeldState,
         IdState,
         ImportAnswer,
+        LaneRate,
         LogEntry,
         MessageView,
         Overview,
@@ -302,6 +303,10 @@ class SqliteEngine(Core, PolicyChanges):
     ) -> list[MessageView]:
         with self._view(now_us) as tx:
             return views.peek(tx, topic, limit, state)
+
+    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
+        with self._view(now_us) as tx:
+            return views.lane_rates(tx, limit)
 
     def delayed_counts(
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         HeldState,
         IdState,
         ImportAnswer,
+        LaneRate,
         LogEntry,
         MessageView,
         MoveAnswer,
@@ -544,6 +545,10 @@ class FilesEngine(FilesQueue, ShardedAdmin):
     ) -> list[MessageView]:
         with self._view(now_us) as view:
             return view.peek(topic, limit, state)
+
+    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
+        with self._view(now_us) as view:
+            return view.lane_rates(limit)
 
     def delayed_counts(
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None

@@ -16,7 +16,7 @@ from laneway.engines.sqlite import listing, views
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import HeldState, MessageView, Overview, Tallies, TopicStats
+    from laneway.engines.base import HeldState, LaneRate, MessageView, Overview, Tallies, TopicStats
     from laneway.engines.shared.listing import Candidate
     from laneway.engines.sqlite.shard_namespace import FileNamespace
     from laneway.engines.sqlite.transaction import Transaction
@@ -101,6 +101,11 @@ class FilesView(ExitStack):
     def topics(self, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
         """Topics of the pattern in the order asked for."""
         return shared_listing.topics(_Topics(self), order, pattern, limit, after)
+
+    def lane_rates(self, limit: int) -> list[LaneRate]:
+        """The rates of lanes that can deliver; of each file as many lanes."""
+        each = -(-limit // len(self.transactions))
+        return [rate for tx in self.transactions for rate in views.lane_rates(tx, each)]
 
     # The namespace
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import MAX_DELAYED_COUNTED
-from laneway.engines.shared import adaptive, gates
+from laneway.engines.base import MAX_DELAYED_COUNTED, LaneRate
+from laneway.engines.shared import adaptive, gates, size_classes
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, lane_name
 from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
     PARKED,
+    RUNNABLE,
     STATE_NAMES,
 )
 from laneway.engines.sqlite import messages
@@ -378,6 +379,19 @@ def tier_queue_counts(tx: Transaction) -> list[tuple[str, str, int, int]]:
             tx.one("tier_queue_runnable", each.number, shared.COUNTED)[0],
         )
         for each in tx.tier_queues.values()
+    ]
+
+
+def lane_rates(tx: Transaction, limit: int) -> list[LaneRate]:
+    """The rates of lanes that can deliver, of so many with the largest backlogs."""
+    lanes = tx.all("lane_rates_big", limit)
+    if len(lanes) < limit:
+        lanes += tx.all("lane_rates_small", limit - len(lanes))
+    runnable = [(number, counts) for number, place, *counts in lanes if place == RUNNABLE]
+    tx.groups.load({-number for number, _ in runnable if number < 0})
+    tiers = {number: tx.tier_queue_at(number).tier for number in {each[0] for each in runnable}}
+    return [
+        LaneRate(tiers[number], size_classes.rate(tx.now, *counts)) for number, counts in runnable
     ]
 
 

@@ -25,6 +25,7 @@ from laneway.engines.valkey import (
     delivery_log,
     doctor,
     explaining,
+    lane_rates,
     listing,
     lookups,
     records,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         Explanation,
         ExportedMessage,
         HeldState,
+        LaneRate,
         LogEntry,
         MessageView,
         MoveAnswer,
@@ -330,6 +332,9 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         now_us: int | None = None,
     ) -> list[MessageView]:
         return views.peek(self._view(now_us), topic, limit, state)
+
+    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
+        return lane_rates.of_lanes(self._view(now_us), limit)
 
     def delayed_counts(
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None

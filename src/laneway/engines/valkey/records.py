@@ -19,6 +19,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.gates import Debt
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
+from laneway.engines.shared.states import RUNNABLE
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD, split
@@ -804,6 +805,9 @@ IN_GROUP = 1 << 15
 
 _LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
 _LANE_TAIL = struct.Struct("<Hqqqiqqqiii")
+_PLACE = struct.calcsize("<HIHH")
+"""Where the place is in the record of a lane."""
+
 _HELD = msgspec.msgpack.Decoder(Held)
 
 
@@ -828,6 +832,24 @@ def read_lane(name: str, stored: bytes) -> Lane:
     if len(rare) > RARE and rare[RARE]:
         lane.flow = msgspec.convert(rare[RARE], Flow)
     return lane
+
+
+class LaneCounts(NamedTuple):
+    """Where a lane is served, and its recent deliveries."""
+
+    tier_queue: int
+    seen: int
+    lately: int
+    before: int
+
+
+def read_lane_counts(stored: bytes) -> LaneCounts | None:
+    """The part of a lane's record that its rate needs; None: it cannot deliver now."""
+    if stored[_PLACE] != RUNNABLE:
+        return None
+    _, rest = _counted(stored, _LANE_HEAD.size)
+    tier_queue, *_, seen, lately, before, _ = _LANE_TAIL.unpack_from(stored, rest)
+    return LaneCounts(tier_queue % IN_GROUP, seen, lately, before)
 
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:

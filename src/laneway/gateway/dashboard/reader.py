@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from laneway.admin.top_topics import ListOrder
     from laneway.engines.base import (
         FullEngine,
+        LaneRate,
         Overview,
         TopicStats,
         WorkerView,
@@ -46,6 +47,12 @@ OLDEST_TOPICS = 50
 Topics that are read for what has happened since the last sample. It is at most 10 s old, and has
 the 500 oldest ones; to read them again for a page would be most of its cost.
 """
+
+LARGEST_TOPICS = 50
+"""Topics with the largest backlogs that pages look at."""
+
+COMPARED_LANES = 1000
+"""Lanes whose rates are compared."""
 
 MAX_WORKERS = 200
 """Workers that pages read."""
@@ -75,11 +82,14 @@ class Reader:
         try:
             found: T = self._answers[key]
         except KeyError:
-            found = read()
-            with self._lock:
-                if len(self._answers) < MAX_KEPT:
-                    self._answers[key] = found
+            found = self._keep(key, read())
         return found
+
+    def _keep(self, key: Hashable, answer: T) -> T:
+        with self._lock:
+            if key in self._answers or len(self._answers) < MAX_KEPT:
+                self._answers[key] = answer
+        return answer
 
     def now_us(self) -> int:
         """The store's clock when this second began."""
@@ -117,12 +127,22 @@ class Reader:
     def _top(
         self, order: ListOrder, pattern: str, limit: int, after: str | None
     ) -> list[TopicStats]:
-        return self.once(
-            ("topics", order, pattern, limit, after),
-            lambda: top_topics.topics(
-                self.engine, order, pattern=pattern, limit=limit, after=after
-            ),
-        )
+        """At least `limit` topics, if there are so many: a longer list has the shorter ones."""
+        key = "topics", order, pattern, after
+        longest = self._answers.get(key)
+        if longest is None or longest[0] < limit:
+            found = top_topics.topics(self.engine, order, pattern=pattern, limit=limit, after=after)
+            longest = self._keep(key, (limit, found))
+        return cast("list[TopicStats]", longest[1])
+
+    def largest(self) -> list[TopicStats]:
+        """The topics with the largest backlogs, the largest first."""
+        return self.topics("backlog", ("*",), LARGEST_TOPICS)
+
+    def lane_rates(self) -> list[LaneRate]:
+        """How fast a sample of lanes delivers; none of an engine of others that does not tell."""
+        read = getattr(self.engine, "lane_rates", None)
+        return self.once("lane rates", lambda: read(COMPARED_LANES)) if read is not None else []
 
     def workers(self) -> list[WorkerView]:
         """The first workers by id."""
@@ -144,15 +164,16 @@ class Reader:
         """The history of the last seconds."""
 
         def read() -> History:
-            latest = self.latest()
-            return figures.read(self.engine, last=seconds, latest=latest)
+            return figures.read(
+                self.engine, last=seconds, latest=self.latest(), largest=self.largest()
+            )
 
         return self.seldom(("history", seconds), read)
 
     def latest(self) -> Row:
         """What has happened since the last sample of the history."""
         return self.once(
-            "latest", lambda: sampling.latest_row(self.engine, oldest_topics=OLDEST_TOPICS)
+            "latest", lambda: sampling.latest_row(self.engine, most_topics=OLDEST_TOPICS)
         )
 
     def rows(self, seconds: float) -> list[Row]:

@@ -9,6 +9,7 @@ import msgspec
 
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
+from laneway.gateway.dashboard.reader import LARGEST_TOPICS
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ LARGE_PART = 0.5
 
 MANY = 100
 """Fewer messages are nothing to speak of."""
-
-LOOKED_AT = 50
-"""Topics with the largest backlogs in which a pool's messages are counted."""
 
 SHOWN_NAMES = 3
 """Pools without workers that are named; of the others, the number."""
@@ -77,11 +75,11 @@ def _unserved(view: View) -> Iterator[Sentence]:
 
 def _waiting_in(view: View, pool: str) -> str:
     """What waits in a pool, of the topics with the largest backlogs."""
-    topics = view.reader.topics("backlog", ("*",), LOOKED_AT)
+    topics = view.reader.largest()
     waiting = sum(stats.ready for stats in topics if stats.pool == pool)
     if not waiting:
         return "work that could run"
-    more = " or more" if len(topics) == LOOKED_AT else ""
+    more = " or more" if len(topics) == LARGEST_TOPICS else ""
     return f"{waiting:,}{more} message{'s' * (waiting > 1)} that could run"
 
 
@@ -147,7 +145,7 @@ def _failing(view: View) -> Iterator[Sentence]:
 
 def _backlog(view: View) -> Iterator[Sentence]:
     reader = view.reader
-    overview, largest = reader.overview(), reader.topics("backlog", ("*",), 1)
+    overview, largest = reader.overview(), reader.largest()[:1]
     waiting = max(overview.waiting, *(stats.waiting for stats in largest), 0)  # not read at once
     if waiting < MANY:
         return

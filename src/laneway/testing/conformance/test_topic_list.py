@@ -188,3 +188,23 @@ def test_recent_counts_of_topics_are_bounded(driver: EngineDriver) -> None:
         driver.engine.put(drafts, now_us=driver.now)
     assert top(driver, "in-rate", limit=1) == ["busy"]
     assert len(top(driver, "in-rate", "t.*", limit=20)) == 20
+
+
+def test_rates_of_a_sample_of_lanes(driver: EngineDriver) -> None:
+    """The largest lanes are in the sample, by tier, also those in groups; a paused one is not."""
+    driver.policy("mail.*", tier="high", group="topic")
+    driver.policy("push.c", paused=True)
+    crowd(driver)
+    for topic, most in (("push.a", 100), ("push.b", 60), ("mail.d", 40)):
+        driver.settle(driver.lease(most, topics=[topic]))
+    sample = driver.engine.lane_rates(FEW, now_us=driver.now)
+    fast = sorted((each for each in sample if each.rate), key=lambda each: -each.rate)
+    assert [each.tier for each in fast] == ["mid", "mid", "high"]
+    assert [each.rate for each in fast] == pytest.approx([10.0, 6.0, 4.0])
+    shards = driver.engine.capabilities.shards
+    assert FEW / 2 < len(sample) <= FEW + shards
+    few = driver.engine.lane_rates(4 * shards, now_us=driver.now)
+    assert max(few, key=lambda each: each.rate).rate == pytest.approx(10.0)
+    assert len(few) <= 4 * shards
+    driver.later(60)
+    assert not any(each.rate for each in driver.engine.lane_rates(FEW, now_us=driver.now))

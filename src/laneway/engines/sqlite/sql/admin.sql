@@ -158,6 +158,17 @@ SELECT min(?2, (SELECT count(*) FROM (
     + coalesce((SELECT sum(runnable) FROM (SELECT runnable FROM group_queue
         WHERE tier_queue = ?1 AND runnable > 0 LIMIT ?2)), 0));
 
+-- name: lane_rates_big
+-- The lanes with the largest backlogs. Rows are limited before the join: the planner would sort.
+SELECT l.tier_queue, l.place, l.seen, l.lately, l.before
+  FROM (SELECT lane AS number FROM lane INDEXED BY lane_big WHERE big IS NOT NULL
+         ORDER BY big DESC LIMIT ?) first
+ CROSS JOIN lane l ON l.lane = first.number;
+
+-- name: lane_rates_small
+-- Others. Fewer than a page of lanes are large, so this looks at less than two pages.
+SELECT tier_queue, place, seen, lately, before FROM lane WHERE big IS NULL LIMIT ?;
+
 -- name: gate_lanes
 -- The lanes at a gate, also those with several gates.
 SELECT count(*) FROM (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import WAIT_BOUNDS_US
@@ -9,6 +10,7 @@ from laneway.gateway.dashboard import charts, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.now import tiers_of
 from laneway.gateway.dashboard.queries import RangeQuery
+from laneway.gateway.dashboard.reader import COMPARED_LANES
 from laneway.history.records import AGE_BUCKETS, oldest_ages
 from laneway.units import SECOND
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 NAMED_BUCKETS = 8
 """Buckets of topics that are named beside the map."""
 
-COMPARED = 200
-"""Topics with the largest backlogs whose rates are compared."""
+CURVE_POINTS = 100
+"""Points of a Lorenz curve: more are not seen."""
 
 
 def build(view: View) -> dict[str, Any]:
@@ -32,12 +34,11 @@ def build(view: View) -> dict[str, Any]:
     seconds = charts.seconds_of(view.query.range)
     history = reader.history(seconds)
     noisy, others = history.noisy, history.others
-    topics = reader.topics("backlog", ("*",), COMPARED)
     columns = heat.columns_of(reader.rows(seconds), seconds, reader.now_us())
     groups: dict[str, list[float]] = {}
-    for stats in topics:
-        if stats.state == "runnable" and stats.rate_now > 0:
-            groups.setdefault(stats.tier, []).append(stats.rate_now)
+    for tier, rate in reader.lane_rates():
+        if rate > 0:
+            groups.setdefault(tier, []).append(rate)
     return {
         "range": view.query.range,
         "ranges": list(charts.RANGES),
@@ -68,7 +69,7 @@ def build(view: View) -> dict[str, Any]:
             for tier, rates in sorted(groups.items())
             if len(rates) > 1
         ],
-        "compared": len(topics),
+        "compared": COMPARED_LANES,
         "may_operate": view.may("operate"),
     }
 
@@ -157,12 +158,12 @@ def jain(values: Sequence[float]) -> float:
 
 def lorenz(values: Sequence[float]) -> str:
     """The Lorenz curve, as points of an SVG of 100 by 100: the part of all that the least have."""
-    total, running = sum(values) or 1.0, 0.0
-    points = ["0,100"]
-    for n, value in enumerate(sorted(values), 1):
-        running += value
-        points.append(f"{100 * n / len(values):.1f},{100 - 100 * running / total:.1f}")
-    return " ".join(points)
+    sums = list(accumulate(sorted(values)))
+    count, total = len(sums), sums[-1] or 1.0
+    steps = min(count, CURVE_POINTS)
+    ends = [round(count * n / steps) for n in range(1, steps + 1)]
+    points = [f"{100 * end / count:.1f},{100 - 100 * sums[end - 1] / total:.1f}" for end in ends]
+    return " ".join(["0,100", *points])
 
 
 PAGE = Page(
