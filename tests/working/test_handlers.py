@@ -12,6 +12,7 @@ import pytest
 
 from laneway import BadMessage, DestinationUnavailable, Laneway, Message, Reject, Retry, UsageError
 from laneway.message import Lease
+from laneway.working.handler import MAX_CACHED_TOPICS, Handler, Handlers
 from laneway.working.unhandled_warnings import UnhandledWarnings
 from tests.working.support import Running
 
@@ -73,6 +74,20 @@ def test_the_most_specific_pattern_wins(app: Laneway) -> None:
         app.publish(topic)
     app.run_worker(burst=True)
     assert sorted(seen) == [("acme", "push.acme"), ("pushes", "push.other"), ("rest", "mail")]
+
+
+def test_few_topics_that_are_gone_are_remembered() -> None:
+    """
+    However many topics come and go, a worker keeps the handlers of a few thousand of them; with
+    more, its memory would grow for as many minutes as that takes.
+    """
+    handlers = Handlers()
+    handlers.add(Handler(lambda _: None, "soak.*"))
+    kept = 0
+    for n in range(25_000):
+        assert handlers.find(Lease(n, n, str(n), f"soak.{n}", b"1", 0)) is not None
+        kept = max(kept, len(handlers._by_topic))
+    assert kept == MAX_CACHED_TOPICS == 10_000
 
 
 def test_what_a_handler_gets(app: Laneway) -> None:

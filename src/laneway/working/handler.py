@@ -46,8 +46,11 @@ def current() -> Any:
     return getattr(holder, "current", holder)
 
 
-MAX_CACHED_TOPICS = 100_000
-"""How many topics' handlers are cached; the cache is emptied when it is full."""
+MAX_CACHED_TOPICS = 10_000
+"""
+How many topics' handlers are cached; the cache is emptied when it is full. As many as other caches
+of a worker have: a larger one keeps topics that no longer exist, for minutes and megabytes.
+"""
 
 Isolation = Literal["thread", "process"]
 
