@@ -9,9 +9,6 @@ both on this machine. The peers on Node are in `node/peer.js`. Each task counts 
 from the first task to the last; for Laneway to the last settlement. A drain that takes longer than
 --limit is measured by the tasks done until then (marked ~). The result file is written after each
 figure, so a run that is interrupted keeps what it has measured.
-
-Publishing is measured with the store open and with all modules imported and compiled, which takes
-Laneway 40 ms on SQLite and 120 ms on Valkey (redis-py), and 150 ms more without bytecode.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,7 +29,6 @@ from bench.common import SOURCE, folder, options, pick, publish_table, worker, w
 from laneway import Laneway
 
 IDLE_TASKS = 60
-BYTECODE = tempfile.TemporaryDirectory(prefix="bench-bytecode-")
 P = TypeVar("P")
 
 COUNT = """
@@ -228,9 +223,8 @@ async def is_installed(found):
 async def install():
     found = await pool()
     if not await is_installed(found): await Queries(AsyncpgPoolDriver(found)).install()
-async def enqueue_page(page):
-    names = [NAMES[n % len(NAMES)] for n in page]
-    await queries.enqueue(names, [b"0"] * len(names), [0] * len(names))
+async def enqueue_page(n):
+    await queries.enqueue(["q0"] * n, [b"0"] * n, [0] * n)
 async def serve():
     found = await pool()
     while not await is_installed(found): await asyncio.sleep(0.05)
@@ -243,7 +237,7 @@ if __name__ == "__main__":
     uvloop.run(serve())
 """,
         'await queries.enqueue(f"q{n % queues}", str(now()).encode())',
-        "for n in range(0, tasks, 1000): await enqueue_page(range(n, min(n + 1000, tasks)))",
+        "for n in range(0, tasks, 1000): await enqueue_page(min(1000, tasks - n))",
         ["peer.py"],
         10_000,
     ),
@@ -273,7 +267,6 @@ import peer
 globals().update(vars(peer))
 now, tasks, queues = time.time, int(os.environ["TASKS"]), int(os.environ["QUEUES"])
 async def main():
-    if "laneway" in sys.modules: peer.app.engine
     if "saq" in sys.modules: await peer.queue.connect()
     if "pgqueuer" in sys.modules:
         await peer.install()
@@ -323,7 +316,6 @@ def chosen_peers(chosen: argparse.Namespace, peers: dict[str, P]) -> dict[str, P
 def main() -> None:
     chosen = options(__doc__ or "", add_options)
     tasks = pick(chosen, 10_000, 3_000, 100)
-    many = pick(chosen, 100_000, 10_000, 100)
     spread = pick(chosen, (1, 100, 1_000, 10_000), (1, 100), (1,))
     columns = (
         "",
@@ -334,8 +326,7 @@ def main() -> None:
         "settings",
     )
     notes = (
-        f"{tasks:,} tasks that do nothing, {many:,} where the peer publishes in bulk; one worker;"
-        " -: not supported or not possible;"
+        f"{tasks:,} tasks that do nothing, one worker; -: not supported or not possible;"
         f" ~: not drained within {chosen.limit:g} s, the rate until then"
     )
     rows: list[list[object]] = []
@@ -343,7 +334,7 @@ def main() -> None:
         row: dict[str, object] = {**dict.fromkeys(columns, "-"), "settings": peer.settings}
         try:
             row[""] = f"{name} {version_of(peer)}"
-            for column, value in cells(peer, tasks, many, spread, chosen.limit):
+            for column, value in cells(peer, tasks, spread, chosen.limit):
                 row[column] = value
                 write_figures("peers", chosen, columns, [*rows, list(row.values())], notes)
         except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
@@ -356,26 +347,20 @@ def main() -> None:
 
 
 def cells(
-    peer: Peer, tasks: int, many: int, spread: tuple[int, ...], limit: float
+    peer: Peer, tasks: int, spread: tuple[int, ...], limit: float
 ) -> Iterator[tuple[str, object]]:
-    """
-    The figures of one peer by column, each as soon as it is measured. Where it publishes in bulk,
-    `many` tasks are drained, so that a fast worker is measured for longer than it needs to start.
-    """
-    with Place(peer, 1, 1, limit) as place:
-        place.publish(ONE.format(peer.one))
-    with Place(peer, tasks, 1, limit) as place:
-        yield "one at a time/s", place.publish(ONE.format(peer.one))
-        if peer.bulk is None:
-            yield "1 queues/s", place.drain()
+    """The figures of one peer by column, each as soon as it is measured."""
     for queues in spread:
-        if queues > peer.most_queues or (queues == 1 and peer.bulk is None):
+        if queues > peer.most_queues:
             continue
-        with Place(peer, many if peer.bulk else tasks, queues, limit) as place:
-            published = place.publish(peer.bulk or ONE.format(peer.one))
-            if queues == 1:
-                yield "bulk/s", published
+        with Place(peer, tasks, queues, limit) as place:
+            published = place.publish(ONE.format(peer.one))
+            if queues == spread[0]:
+                yield "one at a time/s", published
             yield f"{queues:,} queues/s", place.drain()
+    if peer.bulk is not None:
+        with Place(peer, tasks, 1, limit) as place:
+            yield "bulk/s", place.publish(peer.bulk)
     with Place(peer, IDLE_TASKS, 1, limit, measure="idle") as place:
         yield "idle p50 ms", place.idle()
 
@@ -414,8 +399,6 @@ class Place:
             "STORE": address,
             "RQ_REDIS_URL": address,
             "PYTHONPATH": os.pathsep.join([str(self.path), str(SOURCE)]),
-            "PYTHONDONTWRITEBYTECODE": "",
-            "PYTHONPYCACHEPREFIX": BYTECODE.name,
         }
         return self
 
@@ -444,8 +427,7 @@ class Place:
 
     def drain(self) -> object:
         """Tasks a second from the first task on; marked ~ where the limit ended it."""
-        # Opened before the worker starts: opening a store takes as long as thousands of tasks.
-        with self._laneway() as app, self._worker() as running:
+        with self._worker() as running:
             deadline = time.monotonic() + self._limit
             done, until = self._progress()
             while done < self._tasks and time.monotonic() < deadline:
@@ -455,10 +437,8 @@ class Place:
                 done, until = self._progress()
             if not done:
                 return "-"
-            if done == self._tasks and app is not None:
-                while app.engine.overview().done < self._tasks:
-                    time.sleep(0.001)
-                until = time.time()
+            if done == self._tasks and self._peer.package == "laneway":
+                until = self._all_settled()
         rate = (done - 1) / (until - float((self.path / "first").read_text()))
         return rate if done == self._tasks else f"~{rate:,.0f}"
 
@@ -470,13 +450,14 @@ class Place:
             return 0, 0.0
         return int(number), float(at)
 
-    def _laneway(self) -> AbstractContextManager[Laneway | None]:
-        if self._peer.package != "laneway":
-            return nullcontext()
+    def _all_settled(self) -> float:
         address = self._environment["VALKEY"].replace("redis://", "valkey://")
-        app = Laneway(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db")
-        app.engine.overview()
-        return app
+        with Laneway(
+            address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db"
+        ) as app:
+            while app.engine.overview().done < self._tasks:
+                time.sleep(0.001)
+        return time.time()
 
     def idle(self) -> float:
         """The median time until an idle worker starts a task, in milliseconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,13 +88,10 @@ def check_namespace(namespace: str) -> str:
 
 def _url_of_project(path: Path) -> str | None:
     try:
-        text = path.read_text(encoding="utf-8")
-        import tomllib  # noqa: PLC0415  # only where there is such a file
-
-        project = tomllib.loads(text)
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # not UTF-8, or not TOML
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(
             f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or repair"
             " the file"

@@ -85,6 +85,8 @@ def test_a_call_size_adapts_to_the_last_call() -> None:
     for _ in range(10):
         size.fit(size.limit, 0)
     assert size.limit == 250
+    size.fit(250, 15_000)
+    assert size.limit == 100, "what would have been in time"
 
 
 def test_each_page_has_the_limit_of_its_time() -> None:

@@ -109,7 +109,7 @@ def test_plain_messages_have_a_limit_of_their_own(engine: FullEngine, calls: Cal
 
     calls.most = 0
     engine.put(plain(5 * PLAIN_AT_ONCE))
-    assert calls.sizes[-2] == AT_ONCE
+    assert calls.sizes[-2] == LEAST_AT_ONCE
 
 
 def test_settlements_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:

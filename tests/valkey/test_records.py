@@ -81,7 +81,7 @@ def test_fields_of_a_lane() -> None:
     fields = list(records.Lane.__struct_fields__)
     assert fields == [*usual, "name", *listed("lanes", "RARE"), "flow"]
     assert len(listed("lanes", "RARE")) == records.RARE
-    heads = assigned("lane_heads", "make", "unpack_from")
+    heads = assigned("lane_heads", "lane_heads.write", "unpack_from")
     assert heads[:-1] == usual[: len(heads) - 1], "lane_heads.lua reads the beginning of a record"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import LanewayError
@@ -88,8 +89,6 @@ def schedules(app: Any) -> list[str]:
 
 def installed_version() -> str:
     """The version of Laneway."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # takes 20 ms
-
     try:
         return version("laneway")
     except PackageNotFoundError:  # not installed

@@ -60,12 +60,13 @@ class CallSize:
 
     def fit(self, count: int, call_us: int, *, is_full: bool = True) -> None:
         """
-        Shrink the limit by a quarter if a call for `count` items took too long; let it grow by a
-        quarter if there is time for that. `is_full`: the call processed as many items as it asked
-        for.
+        Shrink the limit if a call for `count` items took too long: to what would have been in time,
+        and by a quarter at least. Let it grow by a quarter if there is time for that. `is_full`:
+        the call processed as many items as it asked for.
         """
         if call_us > self._longest_us:
-            self.limit = max(self._least, min(self.limit, count * 3 // 4))
+            in_time = min(count * 3 // 4, count * self._longest_us // call_us)
+            self.limit = max(self._least, min(self.limit, in_time))
         elif is_full and call_us < self._longest_us * 2 / 3:
             self.limit = min(self._most, max(self.limit, count + count // 4))
 

@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -550,8 +551,11 @@ def _is_busy(error: sqlite3.Error) -> bool:
 @cache
 def _migration(number: int) -> tuple[str, ...]:
     """Its statements; a process that makes many files reads them once."""
-    (file,) = Path(__file__).with_name("migrations").glob(f"{number:04d}_*.sql")
-    return tuple(_statements(file.read_text(encoding="utf-8")))
+    folder = resources.files("laneway.engines.sqlite") / "migrations"
+    for entry in folder.iterdir():
+        if entry.name.startswith(f"{number:04d}_"):
+            return tuple(_statements(entry.read_text(encoding="utf-8")))
+    raise AssertionError(f"migration {number} is missing from the package")
 
 
 def _statements(script: str) -> Iterator[str]:

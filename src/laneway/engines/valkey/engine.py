@@ -118,7 +118,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         )
         self._random = settings.random or random.random
         self._wakeup = Wakeup(self._space, self._grants, self._visits.own)
-        self._plain_puts = CallSize(AT_ONCE, PLAIN_AT_ONCE, PUT_US)
+        self._plain_puts = CallSize(LEAST_AT_ONCE, PLAIN_AT_ONCE, PUT_US)
         self._puts = CallSize(LEAST_AT_ONCE, AT_ONCE, PUT_US)
         self._leases = CallSize(LEAST_AT_ONCE, AT_ONCE, LEASE_US)
         self._settles = CallSize(LEAST_AT_ONCE, AT_ONCE, SETTLE_US)

@@ -136,10 +136,7 @@ class ClusterNodes:
             if not isinstance(error, refusals.MovedError) and now - self._refreshed < 0.5:
                 return
             self._refreshed = now
-            # No node may answer, or none may have slots: the call goes on trying.
-            with contextlib.suppress(
-                refusals.RedisError, refusals.RedisClusterException, OSError, IndexError
-            ):
+            with contextlib.suppress(refusals.RedisError, OSError):
                 self._client.nodes_manager.initialize()
 
     def close(self) -> None:

@@ -13,7 +13,8 @@ a server.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+import re
+from importlib import resources
 
 PARTS = (
     "shard",
@@ -28,8 +29,8 @@ PARTS = (
     "recent",
     "tallies",
     "lanes",
-    "lane_heads",
     "plain",
+    "lane_heads",
     "results",
     "messages",
     "key_limits",
@@ -92,7 +93,8 @@ FUNCTIONS = (
     "log_read",
 )
 
-_FOLDER = Path(__file__).with_name("scripts")
+_FOLDER = resources.files("laneway.engines.valkey") / "scripts"
+_COMMENT = re.compile(r"^\s*--.*\n|^\s*\n|[ \t]+(?=\n)|^ +", re.MULTILINE)
 
 
 def _read(path: str) -> str:
@@ -110,9 +112,9 @@ def _function(name: str) -> str:
 
 
 def _assemble() -> tuple[str, bytes]:
-    texts = [*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)]
-    lines = [line.strip() for text in texts for line in text.splitlines()]
-    code = "".join(f"{line}\n" for line in lines if line and not line.startswith("--"))
+    code = _COMMENT.sub(
+        "", "".join([*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)])
+    )
     name = f"laneway_{hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:12]}"
     return name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{code}".encode()
 

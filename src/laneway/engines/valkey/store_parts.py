@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from laneway.engines.base import StorePart
 
 if TYPE_CHECKING:
@@ -17,16 +15,17 @@ if TYPE_CHECKING:
 
 def of_servers(space: Namespace) -> list[StorePart]:
     """The masters that have shards of the namespace, the one of the first shard first."""
-    server = space.server
     found: dict[str, StorePart] = {}
-    for shards in server.shards_by_node(range(space.shards)):
+    for shard in range(space.shards if space.server.address.kind == "cluster" else 1):
         began = time.perf_counter()
-        fields = server.info(space.key(shards[0], "shard"))
-        part = _part(space, fields, len(shards), time.perf_counter() - began)
-        before = found.get(part.name)  # it took over another one's shards meanwhile
-        if before is not None:
-            part = msgspec.structs.replace(part, shards=before.shards + part.shards)
-        found[part.name] = part
+        fields = space.server.info(space.key(shard, "shard"))
+        seconds = time.perf_counter() - began
+        name = fields.get("run_id", "")
+        shards = 1 if space.server.address.kind == "cluster" else space.shards
+        if name in found:
+            shards += found[name].shards
+            seconds = found[name].seconds
+        found[name] = _part(space, fields, shards, seconds)
     return list(found.values())
 
 

@@ -141,9 +141,10 @@ local copies = part(function(copies)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) } or nil
     end
 
-    -- Whether this is a copy that has to be accepted, as most are: see `copies.answer`.
-    function copies.is_accepted(n, copied)
-        return n <= last and not verdict and not copied.expires[n]
+    -- The position of the last copy of the message that was answered last, if all of them are
+    -- accepted, as most are; else 0.
+    function copies.accepted_to(copied)
+        return not verdict and next(copied.expires) == nil and last or 0
     end
 
     -- The answer of a message (or copy) that needs not be accepted; nil: it has to be. `refused`:

@@ -1,6 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, lane_heads, plain, ids, backlog, putting, copies
+-- uses: rules, lanes, plain, lane_heads, ids, backlog, putting, copies
 
 local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
@@ -79,8 +79,9 @@ local intake = part(function(intake)
     function intake.accept_batch(topics, order, stored, drafts, own_ids, keeps_order, copied)
         local arrivals, answers = {}, {}
         local full = {} -- the answers that refused messages, by topic
-        local at = {} -- the lanes, or their beginnings, by the topic's position
+        local at = {} -- the whole lanes, by the topic's position
         local is_plain = true -- the message before
+        local accepted_to = 0 -- the position of the last copy that is accepted without a question
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
         putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
@@ -91,21 +92,19 @@ local intake = part(function(intake)
         end
         for n = 1, #order do
             local position, message = order[n], stored[n]
-            local refusal = keeps_order and
-                full[position < 0 and drafts[n].topic or topics[position]]
-            local is_copy, group = false, copied and copied[n]
-            if copied then
+            local is_copy, group = n <= accepted_to, copied and copied[n]
+            local refusal = keeps_order and not is_copy
+                and full[position < 0 and drafts[n].topic or topics[position]]
+            if copied and not is_copy then
                 if is_plain and group and (is_limited and not group[2]
                     or copies.have_limits(n, copied, drafts)) then
                     write() -- limits count the messages of this call
                     at = {}
                 end
-                if refusal or not copies.is_accepted(n, copied) then
-                    local draft = position < 0 and drafts[n]
-                    refusal = copies.answer(n, copied, draft and draft.topic or topics[position],
-                        draft and draft.id or own_ids[n], draft and draft.generated_mid, drafts,
-                        refusal)
-                end
+                local draft = position < 0 and drafts[n]
+                refusal = copies.answer(n, copied, draft and draft.topic or topics[position],
+                    draft and draft.id or own_ids[n], draft and draft.generated_mid, drafts,
+                    refusal)
                 is_copy = copies.is_copy(n, copied)
             end
             if refusal then
@@ -126,30 +125,30 @@ local intake = part(function(intake)
                     answer, at = refused(topics[position], size), {}
                 end
                 if not answer then
-                    local lane, place = at[position], #written
-                    if not lane then
-                        lane = lane_heads.use(topics[position])
-                        if not lane then
-                            lane = lanes.make(topics[position])
-                            lanes.touch(lane)
-                            arrivals[#arrivals + 1] = lane
-                        end
-                        at[position] = lane
-                    end
+                    local place = #written
                     answer = max(shard.seq, least) + 1
                     shard.seq = answer
                     if id then
                         ids.set(topics[position], id, answer)
                     end
                     written[place + 1], written[place + 2] = answer, message .. stamp
-                    plain.append(lane, answer)
-                    lane.published, lane.bytes = lane.published + 1, lane.bytes + size
+                    if not lane_heads.append(position, answer, size) then
+                        local lane = at[position]
+                        if not lane then
+                            lane = lanes.make(topics[position])
+                            lanes.touch(lane)
+                            arrivals[#arrivals + 1], at[position] = lane, lane
+                        end
+                        plain.append(lane, answer)
+                        lane.published, lane.bytes = lane.published + 1, lane.bytes + size
+                    end
                     count, bytes = count + 1, bytes + size
                 end
                 answers[n] = answer
             end
             if group then
                 copies.follow(n, copied, answers[n])
+                accepted_to = copies.accepted_to(copied)
             end
             if keeps_order and type(answers[n]) == 'table' and answers[n][1] == 'refused' then
                 full[position < 0 and drafts[n].topic or topics[position]] = answers[n]

@@ -3,66 +3,68 @@
 -- rest is copied. Decoding and encoding all of it would cost twice as much. Lanes that a call makes
 -- begin the same way, if it makes several and their policies have no limits.
 --
--- uses: fairness, rules, groups, recent, tallies, lanes
+-- What arrives in these lanes is kept by position, in the order of the names that were loaded: a
+-- table for each lane would be the largest cost where each gets one message.
+--
+-- uses: fairness, rules, writes, groups, recent, tallies, lanes, plain
 
 local lane_heads = part(function(lane_heads)
     local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0'
-    local POOL = 512
+    local PLACE_AT, READY_AT = 11, 20 -- of a record
     local MANY = 8 -- new lanes
-    local pool, taken = {}, 0 -- tables that are used again
-    local open, used
-    local beginnings_of -- by policy: the record of a new lane without its number; false: no such
+    local EIGHT = 'I7I7I7I7I7I7I7I7'
+    local NUMBERS = EIGHT .. EIGHT -- as many as `INLINE`
+    local names, records -- by position: the lane's name, and the record as it was read or begins
+    local counts         -- by position: how many messages arrived; nil: the whole lane is needed
+    local arrived, sizes -- by position: their numbers (of a single one: it), and their bytes
+    local numbers        -- by position: the number of a lane that this call makes
+    local queues         -- by position: the tier queue of such a lane
+    local used           -- the positions of lanes in which messages arrived
+    local beginnings_of  -- by policy: see `beginning_of`
 
-    at_begin(function()
-        open, used, taken, beginnings_of = {}, {}, 0, {}
-    end)
-
-    local function make(name, stored)
-        taken = taken + 1
-        local lane = pool[taken]
-        if not lane then
-            lane = { name = '', stored = '', rest = 0, arrived = false, big = 0, old = 0, busy = 0,
-                slow = 0, place = 0, number = 0, ready = 0, delayed = 0,
-                parked = 0, listed = 0, bytes = 0, published = 0, latest = '', tier_queue = 0,
-                was_published = 0, is_new = false }
-            if taken <= POOL then
-                pool[taken] = lane
-            end
-        end
-        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
-            lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.tier_queue, lane.rest = unpack_from(HEAD_AND_QUEUE, stored)
-        lane.name, lane.stored, lane.arrived, lane.was_published, lane.is_new = name, stored, false,
-            lane.published, false
-        return lane
+    local function forget()
+        names, records, counts, arrived, sizes, numbers, queues, used = {}, {}, {}, {}, {}, {}, {},
+            {}
     end
 
-    -- The record of a new lane of this policy without its number, as `lanes.make` and `lanes.place`
-    -- make it; false: these have to.
+    at_begin(function()
+        forget()
+        beginnings_of = {}
+    end)
+
+    -- {the record of a new lane of this policy without its number, its tier queue}, as `lanes.make`
+    -- and `lanes.place` make it; false: these have to.
     local function beginning_of(policy)
         local found = beginnings_of[policy]
         if found == nil then
-            local tier_queue = tier_queues.find(policy.pool, tier_of(policy))
-            found = tier_queue and not (policy.limited or policy.gate or policy.paused
-                or policy.shared or policy.adapts or policy.group or policy.key_limited
-                or policy.buckets or policy.partitions > 1) and pack(lanes.RECORD, 0, 0, 0, 0,
-                RUNNABLE, 0, 0, 0, 0, 0, 0, 0, 0, '', tier_queue.number, 0, tier_queue.vt, 0, 0, 0,
-                0, shard.now, 0, 0, 0, 0, '') or false
+            found = not (policy.limited or policy.gate or policy.paused or policy.shared
+                or policy.adapts or policy.group or policy.key_limited or policy.buckets
+                or policy.partitions > 1)
+            if found then
+                local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
+                found = { pack(lanes.RECORD, 0, 0, 0, 0, RUNNABLE, 0, 0, 0, 0, 0, 0, 0, 0, '',
+                    tier_queue.number, 0, tier_queue.vt, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, ''),
+                    tier_queue.number }
+            end
             beginnings_of[policy] = found
         end
         return found
     end
 
-    -- Begin the lanes that do not exist, as far as their policies allow it. The others are lanes
-    -- that messages make one by one.
-    local function begin_new(names)
-        rules.load(names)
-        for n = 1, #names do
-            local name = names[n]
-            local beginning = #names >= MANY and beginning_of(rules.of_lane(name))
+    -- Begin the lanes at these positions, which do not exist, as far as their policies allow it.
+    -- The others are lanes that messages make one by one.
+    local function begin_new(positions)
+        local new = {}
+        for n = 1, #positions do
+            new[n] = names[positions[n]]
+        end
+        rules.load(new)
+        for n = 1, #positions do
+            local position, name = positions[n], new[n]
+            local beginning = #positions >= MANY and beginning_of(rules.of_lane(name))
             if beginning then
-                local lane = make(name, beginning)
-                lane.is_new, open[name] = true, lane
+                records[position], queues[position] = beginning[1], beginning[2]
+                counts[position], numbers[position] = 0, 0
             else
                 lanes.learn(name, false)
             end
@@ -71,61 +73,72 @@ local lane_heads = part(function(lane_heads)
 
     -- Read the lanes of these names: only the beginning, where more messages do not change the
     -- lane's place.
-    function lane_heads.load(names)
-        local wanted, others = {}, {}
-        for n = 1, #names do
-            if not lanes.is_known(names[n]) then
-                wanted[#wanted + 1] = names[n]
-            end
-        end
-        local found, absent = read_many(keys.lanes, wanted), {}
+    function lane_heads.load(wanted)
+        names = wanted
+        local found, absent, others = read_many(keys.lanes, wanted), {}, {}
         for n = 1, #found do
-            local name, stored = wanted[n], found[n]
-            local lane = stored and make(name, stored)
-            if lane and lane.place ~= IDLE and lane.ready > 0 then
-                open[name] = lane
-            elseif stored then
-                lanes.learn(name, stored)
-                others[#others + 1] = name
+            local stored = found[n]
+            if lanes.is_known(wanted[n]) then
+                stored = nil -- it is whole already
+            elseif not stored then
+                absent[#absent + 1] = n
             else
-                absent[#absent + 1] = name
+                local place, _, ready = unpack_from('<Bi8i4', stored, PLACE_AT)
+                if place ~= IDLE and ready > 0 then
+                    records[n], counts[n] = stored, 0
+                else
+                    lanes.learn(wanted[n], stored)
+                    others[#others + 1] = wanted[n]
+                end
             end
         end
         rules.load(others)
         begin_new(absent)
     end
 
-    -- The beginning of the lane in which a message arrives; nil: the whole lane is needed.
-    function lane_heads.use(name)
-        local lane = open[name]
-        if lane then
-            used[#used + 1] = lane
-            if lane.is_new and lane.number == 0 then
-                lane.number = shard.lanes_created + 1
-                shard.lanes, shard.lanes_created = shard.lanes + 1, lane.number
+    -- A plain message arrives in the lane at a position. False: the whole lane is needed.
+    function lane_heads.append(position, mid, size)
+        local count = counts[position]
+        if not count then
+            return false
+        elseif count == 0 then
+            used[#used + 1] = position
+            arrived[position], sizes[position], counts[position] = mid, size, 1
+            if numbers[position] then
+                local number = shard.lanes_created + 1
+                shard.lanes, shard.lanes_created, numbers[position] = shard.lanes + 1, number,
+                    number
             end
+            return true
+        elseif count == 1 then
+            arrived[position] = { arrived[position], mid }
+        else
+            arrived[position][count + 1] = mid
         end
-        return lane
+        sizes[position], counts[position] = sizes[position] + size, count + 1
+        return true
     end
 
     -- Put the new lanes among those that were used into their indexes.
     local function index_new()
-        local names, by_queue = {}, {}
+        local new_names, by_queue = {}, {}
         for n = 1, #used do
-            local lane = used[n]
-            if lane.is_new then
-                local runnable = by_queue[lane.tier_queue]
+            local position = used[n]
+            local number = numbers[position]
+            if number then
+                local name, queue = names[position], queues[position]
+                local runnable = by_queue[queue]
                 if not runnable then
                     runnable = {}
-                    by_queue[lane.tier_queue] = runnable
+                    by_queue[queue] = runnable
                 end
-                local at, place = #names, #runnable
-                names[at + 1], names[at + 2] = 0, lane.name
-                runnable[place + 1], runnable[place + 2] = tier_queues[lane.tier_queue].vt,
-                    pack('>I7c0', lane.number, lane.name)
+                local at, place = #new_names, #runnable
+                new_names[at + 1], new_names[at + 2] = 0, name
+                runnable[place + 1], runnable[place + 2] = tier_queues[queue].vt,
+                    pack('>I7c0', number, name)
             end
         end
-        call_many('ZADD', keys.names, names, 2)
+        call_many('ZADD', keys.names, new_names, 2)
         for queue, runnable in pairs(by_queue) do
             call_many('ZADD', tier_queues[queue].runnable, runnable, 2)
             pools_to_notify[tier_queues[queue].pool], has_arrivals = true, true
@@ -141,40 +154,72 @@ local lane_heads = part(function(lane_heads)
         return fairness.size_class(waiting) ~= big or (old == 0 and ready >= 32)
     end
 
+    -- `scores`: of members of the top list, flat, which are written together.
+    local function set_class(scores, list, name, class)
+        if class > 0 then
+            scores[#scores + 1] = class
+            scores[#scores + 1] = name
+        else
+            writes.set_member(keys['top:' .. list], name, false)
+        end
+    end
+
+    -- The classes of a lane with so many messages, as `lanes.classify`; messages change no other.
+    local function classify(tops, name, big, old, ready, waiting)
+        local class = fairness.size_class(waiting)
+        if class ~= big then
+            set_class(tops.big, 'big', name, class)
+        end
+        local since = ready >= 32 and (old > 0 and old or floor(shard.now / 8388608)) or 0
+        if since ~= old then
+            set_class(tops.old, 'old', name, since)
+        end
+        return class, since
+    end
+
     -- Write all of them, before any of the lanes is read.
     function lane_heads.write()
-        local written = {}
+        local written, tops = {}, { big = {}, old = {} }
         local stem, size, queue, cell = '', 0, nil, nil -- of the lane before
         for n = 1, #used do
-            local lane = used[n]
-            if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
-                then
-                local whole = lanes.learn(lane.name, lane.stored)
-                whole.number = lane.number
-                whole.ready, whole.listed, whole.bytes, whole.published, whole.latest = lane.ready,
-                    lane.listed, lane.bytes, lane.published, lane.latest
-                lanes.touch(whole)
-            else
-                local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
-                if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1,
-                    true) then
-                    stem, queue = stem_of(name), its_queue
-                    size, cell = #stem, tallies.cell(stem, queue)
-                end
-                local more = lane.published - lane.was_published
-                cell.published = cell.published + more
-                if lane.published % 32 < more then
-                    recent.arrived(name, lane.published, more)
-                end
-                written[at + 1] = name
-                written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
-                    lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
-                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest,
-                    sub(lane.stored, lane.rest - 2))
+            local position = used[n]
+            local name, stored, more, mids = names[position], records[position], counts[position],
+                arrived[position]
+            local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes,
+                published, latest, tier_queue, rest = unpack_from(HEAD_AND_QUEUE, stored)
+            number, ready, published = numbers[position] or number, ready + more, published + more
+            if more == 1 then
+                mids = #latest < plain.room_in(number) and sortable(mids) or { mids }
+            elseif #latest + 7 * more <= plain.room_in(number) then
+                mids = pack('>' .. sub(NUMBERS, 1, 2 * more), unpack(mids))
             end
+            if type(mids) == 'string' then
+                latest = latest .. mids
+            else
+                listed, latest = listed + plain.move_to_list(number, latest, mids), ''
+            end
+            if lane_heads.changes_class(big, old, ready, delayed, parked) then
+                big, old = classify(tops, name, big, old, ready, ready + delayed + parked)
+            end
+            tier_queue = tier_queue % IN_GROUP
+            if tier_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1,
+                true) then
+                stem, queue = stem_of(name), tier_queue
+                size, cell = #stem, tallies.cell(stem, queue)
+            end
+            cell.published = cell.published + more
+            if published % 32 < more then
+                recent.arrived(name, published, more)
+            end
+            written[2 * n - 1], written[2 * n] = name, pack(HEAD_AND_REST, big, old, busy, slow,
+                place, number, ready, delayed, parked, listed, bytes + sizes[position], published,
+                #latest, latest, sub(stored, rest - 2))
         end
         call_many('HSET', keys.lanes, written, 2)
+        for list, scores in pairs(tops) do
+            call_many('ZADD', keys['top:' .. list], scores, 2)
+        end
         index_new()
-        open, used = {}, {}
+        forget()
     end
 end)

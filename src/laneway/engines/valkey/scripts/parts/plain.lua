@@ -36,12 +36,19 @@ local plain = part(function(plain)
         return found
     end
 
+    -- How many bytes of numbers the record of the lane with this number has at most. Lanes that get
+    -- the same messages, as those of subscriptions, must not all be full at the same time.
+    function plain.room_in(number)
+        return 7 * (INLINE - number % 8)
+    end
+
     -- Move the numbers of a full record to the list of the lane with this number, and those that
     -- arrived later. Returns how many.
     function plain.move_to_list(number, latest, arrived)
         local mids = latest_of(latest, 1, INLINE, {})
+        local before = #mids
         for n = 1, #arrived do
-            mids[INLINE + n] = arrived[n]
+            mids[before + n] = arrived[n]
         end
         call_many('RPUSH', list_of(number), mids, 1)
         return #mids
@@ -52,7 +59,7 @@ local plain = part(function(plain)
         local mids = lane.arrived
         if mids then
             mids[#mids + 1] = mid
-        elseif #lane.latest < 7 * INLINE then
+        elseif #lane.latest < plain.room_in(lane.number) then
             lane.latest = lane.latest .. sortable(mid)
         else
             rawset(lane, 'arrived', { mid })

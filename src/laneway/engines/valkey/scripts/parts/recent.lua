@@ -21,6 +21,7 @@ local recent = part(function(recent)
     local function write(kind, of_kind, now)
         local name, at, topics, written, is_new = keys['recent:' .. kind], now / HALF_LIVES[kind],
             {}, {}, false
+        local log, log_of_2 = math.log, math.log(2)
         for topic in pairs(of_kind) do
             topics[#topics + 1] = topic
         end
@@ -31,8 +32,8 @@ local recent = part(function(recent)
                 local score = scores[n - first + 1]
                 local before = score and 2 ^ min(tonumber(score) - at, HIGHEST) or 0
                 is_new = is_new or not score
-                written[2 * n - 1], written[2 * n] = at + math.log(before + of_kind[topics[n]])
-                    / math.log(2), topics[n]
+                written[2 * n - 1], written[2 * n] = at + log(before + of_kind[topics[n]])
+                    / log_of_2, topics[n]
             end
         end
         run_many('ZADD', name, written, 2)

@@ -356,22 +356,28 @@ local rules = part(function(rules)
         if shard.marked == 0 and next(known) == nil then
             return nil
         end
-        local topics, is_there, found = {}, {}, {}
-        for _, topic in ipairs(plain_topics) do
-            topics[#topics + 1], is_there[topic] = topic, true
-        end
-        for _, draft in pairs(drafts) do
-            if not is_there[draft.topic] then
-                topics[#topics + 1], is_there[draft.topic] = draft.topic, true
+        local topics, is_there, found = plain_topics, {}, {}
+        if next(drafts) ~= nil then
+            topics = {}
+            for n = 1, #plain_topics do
+                topics[n], is_there[plain_topics[n]] = plain_topics[n], true
+            end
+            for _, draft in pairs(drafts) do
+                if not is_there[draft.topic] then
+                    topics[#topics + 1], is_there[draft.topic] = draft.topic, true
+                end
             end
         end
         rules.load(topics)
-        for _, topic in ipairs(topics) do
-            local id = shard.own > 0 and own_id(topic)
-            local is = id and set_of(id).is_marked and id or ''
-            if is ~= (known[topic] or '') then
-                found[#found + 1] = { topic, is, is ~= '' and call('HGET', keys.own_sets, is)
-                    or '' }
+        for n = 1, #topics do
+            local topic = topics[n]
+            local id = own_ids[topic]
+            if id or known[topic] then
+                local is = id and set_of(id).is_marked and id or ''
+                if is ~= (known[topic] or '') then
+                    found[#found + 1] = { topic, is, is ~= '' and call('HGET', keys.own_sets, is)
+                        or '' }
+                end
             end
         end
         return #found > 0 and found or nil

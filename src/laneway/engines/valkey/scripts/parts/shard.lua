@@ -69,7 +69,7 @@ local LAYOUT = 13
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
-local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
+local SLICE = 2000       -- arguments of one variadic call: `unpack` ends near 8,000
 
 -- To look up a global takes as long as to run most functions: Lua's are locals of the same names.
 -- They do not exist while the library is loaded, nor do the server's: `begin_keys` sets them.

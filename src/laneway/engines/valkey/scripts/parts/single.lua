@@ -2,7 +2,7 @@
 -- direct.lua. It changes counts of the lane and counters of the shard, so the call reads and writes
 -- only these records: `begin` and `save` would cost three times as much as all the rest.
 --
--- uses: groups, recent, tallies, lanes, lane_heads, plain, direct
+-- uses: groups, recent, tallies, lanes, plain, lane_heads, direct
 
 local single = part(function(single)
     local AT = {}
@@ -71,7 +71,7 @@ local single = part(function(single)
             values[PUBLISHED_AT] + 1
         values[NOW_AT], values[SEQ_AT], values[WAITING_AT], values[BYTES_AT], values[PUBLISHED_AT] =
             now, mid, waiting, in_all, accepted
-        if #latest < 7 * INLINE then
+        if #latest < plain.room_in(number) then
             latest = latest .. sortable(mid)
         else
             listed, latest = listed + plain.move_to_list(number, latest, { mid }), ''
