@@ -1,16 +1,19 @@
 """Leases that an engine object delivered and has cached, while others write to the file."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
+from laneway.engines.shared.states import EXPIRES
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
+from tests.seeds import FIXED
 
 NOW = 1_700_000_000_000_000
 
@@ -73,3 +76,58 @@ def test_settled_leases_wake_nobody(tmp_path: Path) -> None:
         assert engine.lease(1, now_us=first_us).next_wake_us == ends_us
         (late,) = engine.lease(1, now_us=ends_us).leases
         assert late.id == "30"
+
+
+def adaptive_engines(stack: ExitStack, folder: Path) -> tuple[Any, Any]:
+    """Two engine objects on a new file, whose topics `a.…` adapt and have a ttl."""
+    url = f"sqlite:///{folder}/x.db"
+    one, two = (stack.enter_context(closing(open_engine(url, Settings()))) for _ in range(2))
+    one.policy_set("code", "a.*", {"concurrency": "auto", "ttl": 3600}, now_us=NOW)
+    return one, two
+
+
+def test_a_lane_adapts_alike_to_leases_that_are_cached_and_that_are_read(tmp_path: Path) -> None:
+    """Acks of cached leases are settled together, others one by one, with the same results."""
+    random = Random(seed := FIXED)
+    print("seed", seed)
+    views: list[list[Any]] = []
+    for name in ("cached", "read"):
+        (folder := tmp_path / name).mkdir()
+        random.seed(seed)
+        with ExitStack() as stack:
+            one, two = adaptive_engines(stack, folder)
+            now, seen = NOW, []
+            drafts = [Draft(f"a.{n % 5}", b"x", headers={"h": str(n)}) for n in range(400)]
+            one.put(drafts, now_us=now)
+            while leases := one.lease(random.randint(1, 12), now_us=now).leases:
+                now += 20_000
+                settlements = [settlement_of(lease, random) for lease in leases]
+                settler = one if name == "cached" else two
+                seen.append(settler.settle(settlements, now_us=now))
+            seen.append(one._store.connection.execute(LANES).fetchall())
+            views.append(seen)
+    assert views[0] == views[1]
+    assert any("retried" in answers for answers in views[0][:-1])
+
+
+LANES = "SELECT name, place, ready, leased, done, more FROM lane ORDER BY name"
+
+
+def settlement_of(lease: Any, random: Random) -> Settlement:
+    settlement = Settlement(lease.handle, lease.fence, cost_us=random.choice((900, 1_000, 5_000)))
+    kind = random.random()
+    if kind < 0.05:
+        settlement.action, settlement.overload, settlement.delay_us = "retry", "timeout", 10_000
+    elif kind < 0.1:
+        settlement.overload = "answer"
+    return settlement
+
+
+def test_a_message_whose_ttl_ends_is_not_leased_with_those_beside_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        one, _ = adaptive_engines(stack, tmp_path)
+        drafts = [Draft("a.1", body, ttl_us=ttl) for body, ttl in ((b"1", 5), (b"2", 10**9))]
+        one.put(drafts, now_us=NOW)
+        assert [each.body for each in one.lease(9, now_us=NOW + 5).leases] == [b"2"]
+        events = one._store.connection.execute("SELECT a FROM event WHERE kind = ?", (EXPIRES,))
+        assert events.fetchall() == []

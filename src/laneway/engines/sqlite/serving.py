@@ -70,6 +70,12 @@ Above this number of open gates in a tier queue only a few lanes of each are rea
 of as many as there is room for.
 """
 
+FEW_HEADS = 4
+"""
+Up to this number of messages of a lane are read with those of other lanes, the first of all lanes
+in one statement, then the second: a statement for each lane would cost more.
+"""
+
 _SINCE, _EXPIRES, _RARE = 3, 5, 10
 """Columns of `{head}`, see `statements`: what lease reads of a message."""
 
@@ -980,7 +986,7 @@ class _Deliveries:
         heads = self._read_heads(plain) if plain else {}
         for number, keyed in self._keyed.items():
             several = [each.head for each in keyed]
-            if _are_plain(several):
+            if _are_plain(several, tx.now):
                 heads[number] = several
             else:
                 featured[number] = len(several)
@@ -994,21 +1000,25 @@ class _Deliveries:
         return heads
 
     def _read_heads(self, wanted: dict[int, int]) -> dict[int, list[Any]]:
-        """Read lanes of plain messages; as rows, where a message has more than `{head}`."""
-        tx = self.tx
+        """
+        Read lanes of plain messages; as rows, where a message has more than `{head}`, or its ttl is
+        over.
+        """
+        tx, now = self.tx, self.tx.now
         heads: dict[int, list[Any]] = {number: [] for number in wanted}
-        singles = [number for number, take in wanted.items() if take == 1]
-        if singles:
-            for head in tx.all("heads", _dumps(singles)):
+        few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
+        for offset in range(max(few.values(), default=0)):
+            numbers = [number for number, take in few.items() if take > offset]
+            for head in tx.all("heads", _dumps(numbers), offset):
                 heads[head[1]].append(head)
         for number, take in wanted.items():
-            if take > 1:
+            if take > FEW_HEADS:
                 heads[number] = tx.all("head_of", number, take)
         rare = [
             head
             for several in heads.values()
             for head in several
-            if head[_RARE] or head[_EXPIRES] is not None
+            if head[_RARE] or ((expires := head[_EXPIRES]) is not None and expires <= now)
         ]
         if rare:
             self._with_rows.update(head[1] for head in rare)
@@ -1072,9 +1082,11 @@ class _Deliveries:
         cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
         has_slots, with_slots = policy.key_limited, self._slot_leases
         fence, size = shard.fence, 0
-        for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
+        for mid, _, rank, _, published, expires, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
+            if expires is not None:
+                tx.events.delete(expires, EXPIRES, mid)
             if has_slots and key is not None:
                 with_slots.append((fence, mid, number, deadline, now, key))
                 ended = Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0, None, key)
@@ -1277,9 +1289,17 @@ class _Deliveries:
                     tx.tallies.count_waits(tx, tier, is_noisy=is_noisy, since=since)
 
 
-def _are_plain(heads: list[Any]) -> bool:
-    """Whether `{head}` was read of all these messages, and has everything of them."""
-    return all(head is not None and not head[_RARE] and head[_EXPIRES] is None for head in heads)
+def _are_plain(heads: list[Any], now: int) -> bool:
+    """
+    Whether `{head}` was read of all these messages, and has everything of them; and none is
+    expired.
+    """
+    return all(
+        head is not None
+        and not head[_RARE]
+        and ((expires := head[_EXPIRES]) is None or expires > now)
+        for head in heads
+    )
 
 
 def _plain_row(head: Any) -> Row:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines import base
+from laneway.engines.shared import adaptive
 from laneway.engines.shared.naming import PARTITION, generated_id
 from laneway.engines.shared.refusals import (
     NO_HANDLER,
@@ -149,6 +150,9 @@ def _quick_acks(
     touched: dict[int, Lane] = {}
     featured: list[tuple[Lane, Ended]] = []
     last, dedupes, is_quick = -1, False, True
+    flow: adaptive.Flow | None = None
+    least = most = 0
+    mixed: set[int] | None = None
     for n, (settlement, lease) in enumerate(zip(settlements, cached, strict=True)):
         if lease is None or settlement.action != "ack":
             left.append(n)
@@ -158,7 +162,13 @@ def _quick_acks(
         if number != last:
             last, policy = number, tx.policy_of(lane)
             dedupes = policy.dedupe is not None
-            is_quick = not (lane.back_off_step or policy.adapts or lane.flow is not None)
+            is_quick, flow = not (lane.back_off_step or policy.adapts), lane.flow
+            if flow is not None:
+                if mixed is None:
+                    mixed = _mixed_lanes(settlements, cached)
+                is_quick = not lane.back_off_step and policy.lane_adapts and number not in mixed
+                least = policy.min_concurrency
+                most = max(least, policy.max_concurrency)
             if is_quick:
                 touched[number] = lane
         if not is_quick:
@@ -167,6 +177,9 @@ def _quick_acks(
         mids.append(mid)
         lane.leased -= 1
         lane.done += 1
+        if flow is not None:
+            here = adaptive.limit_of(flow, least, most)
+            adaptive.succeeded(flow, settlement.cost_us, least, most, here, tx.now)
         if message is not None:
             featured.append((lane, message))
         elif dedupes:
@@ -178,6 +191,22 @@ def _quick_acks(
     if featured:
         _finish(tx, featured)
     return left, touched
+
+
+def _mixed_lanes(
+    settlements: Sequence[Settlement], cached: Sequence[CachedLease | None]
+) -> set[int]:
+    """
+    The lanes with other settlements than acks of cached leases: what they learn of their
+    destination depends on the order. All lanes, if one is not known.
+    """
+    is_all = None in cached
+    return {
+        lease[1]
+        for settlement, lease in zip(settlements, cached, strict=True)
+        if lease is not None
+        and (is_all or settlement.action != "ack" or settlement.overload is not None)
+    }
 
 
 def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:

@@ -1,10 +1,10 @@
 -- Leases: deliveries and their end.
 
 -- name: heads
--- The first message of each of these lanes (JSON list of numbers).
+-- The first message of each of these lanes (JSON list of numbers), behind so many others.
 SELECT {head} FROM json_each(?) j
   CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value
-      ORDER BY r.rank, r.pos, r.seq LIMIT 1);
+      ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?);
 
 -- name: head_of
 -- The first messages of one lane.
