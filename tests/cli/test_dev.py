@@ -45,11 +45,25 @@ def write(folder: Path, version: str, namespace: str = "default") -> None:
     (folder / "shop.py").write_text(PROGRAM.format(version=version, namespace=namespace))
 
 
-def get(port: int, path: str = "/healthz") -> int:
+def get(port: int, path: str = "/healthz", cookie: str = "") -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"cookie": cookie} if cookie else {})
         return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def log_in(output: str) -> str:
+    """Use the last login that was shown. Returns the session's cookie; "": it was refused."""
+    port, code = re.findall(r"http://127\.0\.0\.1:(\d+)/login#([\w-]+)", output)[-1]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
+    try:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        own = {"origin": f"http://127.0.0.1:{port}"}
+        connection.request("POST", "/login/code", f"code={code}&next=", form | own)
+        cookie = connection.getresponse().headers["set-cookie"] or ""
+        return cookie.partition(";")[0]
     finally:
         connection.close()
 
@@ -100,12 +114,18 @@ class Dev:
         self.process.communicate()
 
 
-def test_a_session_in_a_terminal(tmp_path: Path) -> None:
+def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    The page is up; keys publish and show dead letters; a mistake is shown and the old code goes on;
-    the corrected code handles; Ctrl-C ends everything and gives the terminal back.
+    The page is up, for who uses a login that was shown; keys open it with a new login, publish and
+    show dead letters; a mistake is shown and the old code goes on; the corrected code handles;
+    Ctrl-C ends everything and gives the terminal back.
     """
     write(tmp_path, "v1")
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    os.mkfifo(opened)
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
     with InTerminal("dev", "shop:app", "--port", "0", folder=tmp_path) as terminal:
         terminal.wait_for("q quit")
         banner = terminal.output.splitlines()
@@ -114,7 +134,16 @@ def test_a_session_in_a_terminal(tmp_path: Path) -> None:
         assert f"{STORE} (the default of dev)" in terminal.output
         assert "passed over: sqlite:///production.db (argument in the code)" in terminal.output
         assert "push.* (deliver)" in terminal.output
-        assert get(port_in(terminal.output)) == 200
+        port = port_in(terminal.output)
+        assert get(port) == 200
+        assert get(port, "/v1/topics") == 401
+        cookie = log_in(terminal.output)
+        assert log_in(terminal.output) == ""  # once
+        terminal.press(b"o")
+        terminal.wait_for(f"opening http://127.0.0.1:{port}")
+        again = log_in(opened.read_text())  # a pipe: waits for the browser
+        assert get(port, "/", again) == 200
+        assert terminal.output.count("/login#") == 1  # that of the first line
 
         def publish(order: int) -> None:
             terminal.press(b"p")
@@ -133,9 +162,9 @@ def test_a_session_in_a_terminal(tmp_path: Path) -> None:
             r" \(\S+shop\.py:13\)",
             terminal.output,
         )
-        page = f"http://127.0.0.1:{port_in(terminal.output)}/topic?name=push.acme"
+        page = f"http://127.0.0.1:{port}/topic?name=push.acme"
         assert f"; see {page}" in terminal.output
-        assert get(port_in(terminal.output), "/topic?name=push.acme") == 200
+        assert get(port, "/topic?name=push.acme", cookie) == 200
         terminal.press(b"d")
         terminal.wait_for("unlucky")
         terminal.press(b"t")
@@ -172,7 +201,9 @@ def test_what_runs_finishes(tmp_path: Path) -> None:
         Dev(tmp_path, "shop:app") as dev,
         Laneway(f"sqlite:///{tmp_path}/laneway-dev.db", namespace="sandbox") as app,
     ):
-        port = port_in(dev.wait_for("is ready"))
+        port = port_in(dev.wait_for("Ctrl-C"))
+        cookie = log_in(dev.output)  # in this namespace or the one before
+        dev.wait_for("is ready")
         app.publish("push.acme", {"order": 1, "until": "go"})
         dev.wait_for("v1 begins 1")
         write(tmp_path, "v2", "sandbox")
@@ -188,7 +219,7 @@ def test_what_runs_finishes(tmp_path: Path) -> None:
         assert (
             "the program was killed by signal 9 (SIGKILL); it starts again in 0.5 s" in dev.output
         )
-        assert get(port, "/v1/topics/push.acme") == 200  # the program's namespace
+        assert get(port, "/v1/topics/push.acme", cookie) == 200  # the program's namespace
         stuck = app.publish("push.acme", {"order": 3, "until": "never"})
         dev.wait_for("v2 begins 3")
         began = time.monotonic()
@@ -203,7 +234,7 @@ def test_gateway_and_receiver_alone(tmp_path: Path) -> None:
     """Without a program there are the gateway and the receiver; a port that is taken is skipped."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with Dev(tmp_path, "--port", str(port), "--sink", "0") as dev:
+        with Dev(tmp_path, "--port", str(port), "--sink", "0", "--no-login") as dev:
             banner = dev.wait_for("Ctrl-C")
             assert f"(port {port} is taken)" in banner
             gateway, sink = map(int, re.findall(r"http://127\.0\.0\.1:(\d+)", banner))

@@ -115,6 +115,11 @@ def log_in(web: Api, token: str) -> tuple[dict[str, str], dict[str, Any]]:
     return {"cookie": answer.headers["set-cookie"].partition(";")[0]}, answer.json
 
 
+def at(header: dict[str, str], first: Api, second: Api) -> dict[str, str]:
+    """The cookie of one gateway as another one knows it; a browser keeps those of ports apart."""
+    return {"cookie": header["cookie"].replace(f"-{first.port}=", f"-{second.port}=")}
+
+
 def visit(web: Api, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> Answer:
     """An answer of whatever status and type."""
     connection = web.open()
@@ -131,7 +136,7 @@ def test_login(web: Api, shop: Laneway) -> None:
     answer = web("POST", "/login", {"token": text}, headers={"sec-fetch-site": "same-origin"})
     cookie = answer.headers["set-cookie"]
     assert cookie.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
-    assert cookie.startswith("laneway=")
+    assert cookie.startswith(f"laneway-{web.port}=")
     assert text not in str(answer.headers) + str(answer.json)
     assert answer.json["scopes"] == ["operate", "read"]
     assert answer.json["topics"] == ["a.*"]
@@ -242,7 +247,8 @@ def test_forged_cookies(web: Api, shop: Laneway) -> None:
     for at in (0, 16, 24, 39, 40, -1):
         web.problem("GET", "/v1/topics", headers=forged(cookie, flip(at)), status=401)
     for wrong in ("", "x", "=", cookie[8:-10], "\xff", "A" * 9000, "A" * 96):
-        web.problem("GET", "/v1/topics", headers={"cookie": f"laneway={wrong}"}, status=401)
+        headers = {"cookie": f"laneway-{web.port}={wrong}"}
+        web.problem("GET", "/v1/topics", headers=headers, status=401)
     web("GET", "/v1/topics", headers={"cookie": f"a=b; {cookie}; laneway2=x"})
 
 
@@ -281,7 +287,7 @@ def test_renewed_cookie(web: Api, shop: Laneway) -> None:
     assert "set-cookie" not in web("GET", "/v1/topics", headers=fresh).headers
     key, now_s = shared_key(shop.engine, sessions.KEY), int(time.time())
     old = Session("1" * 32, token_id, now_s - 7200, now_s - 7200, "")
-    headers = {"cookie": f"laneway={sessions.write(key, old)}"}
+    headers = {"cookie": f"laneway-{web.port}={sessions.write(key, old)}"}
     renewed = web("GET", "/v1/topics", headers=headers).headers["set-cookie"]
     session = sessions.read(key, renewed.partition("=")[2].partition(";")[0])
     assert session is not None
@@ -316,15 +322,16 @@ def test_logout(web: Api, shop: Laneway, folder: Path) -> None:
     cookie, login = log_in(web, text)
     other, _ = log_in(web, text)
     with running(shop, Hello(folder)) as second:
-        second("GET", "/v1/topics", headers=cookie)
+        there = at(cookie, web, second)
+        second("GET", "/v1/topics", headers=there)
         wrong = visit(web, "POST", "/logout", {**cookie, **FORM}, b"csrf=x")
         assert wrong.status == 403
         answer = visit(web, "POST", "/logout", {**cookie, **FORM}, f"csrf={login['csrf']}".encode())
         assert (answer.status, answer.headers["location"]) == (303, "/login")
-        assert answer.headers["set-cookie"].startswith("laneway=; Path=/; Max-Age=0;")
+        assert answer.headers["set-cookie"].startswith(f"laneway-{web.port}=; Path=/; Max-Age=0;")
         web.problem("GET", "/v1/topics", headers=cookie, status=401)
-        wait_until(lambda: visit(second, "GET", "/v1/topics", cookie).status == 401)
-        second("GET", "/v1/topics", headers=other)
+        wait_until(lambda: visit(second, "GET", "/v1/topics", there).status == 401)
+        second("GET", "/v1/topics", headers=at(other, web, second))
     assert visit(web, "POST", "/logout", {**cookie, **JSON}).status == 200
     assert visit(web, "POST", "/logout", {}).status == 200
     assert visit(web, "POST", "/logout", {**other, **JSON}).status == 200

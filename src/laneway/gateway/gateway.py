@@ -25,6 +25,7 @@ from laneway.gateway.http import (
     Stream,
     security_headers,
 )
+from laneway.gateway.local_login import LOG_IN
 from laneway.gateway.log_limit import LogLimit
 from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from laneway.gateway.extension import Extension
     from laneway.gateway.host import Host
     from laneway.gateway.http import Receive, Scope, Send
+    from laneway.gateway.local_login import LocalLogin
     from laneway.gateway.routing import Route
 
 log = logging.getLogger("laneway.gateway")
@@ -58,7 +60,8 @@ class Gateway:
     proxy; a program that mounts the application gives it in ASGI's way. `extensions`: what other
     packages add, such as pages. `cors_origins`: of pages of other sites that may send requests
     with a token, such as `https://shop.example`. `embed_origins`: of sites that may show pages (not
-    the login) in a frame.
+    the login) in a frame. `local_login`: a client without a token needs a session that one of its
+    codes began; None: it needs none as long as the namespace has no token.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Gateway:
         extensions: Sequence[Extension] = (),
         cors_origins: Collection[str] = (),
         embed_origins: Collection[str] = (),
+        local_login: LocalLogin | None = None,
     ) -> None:
         self._host = host
+        self._local_login = local_login
         self._extensions = tuple(extensions)
         pages = [route for extension in self._extensions for route in extension.routes]
         self._router = Router([*ROUTES, *pages])
@@ -84,7 +89,7 @@ class Gateway:
         self.fast_path = FastPath(self)
 
     def _new_services(self) -> Services:
-        return Services(self._host, ROUTES, self._extensions)
+        return Services(self._host, ROUTES, self._extensions, self._local_login)
 
     def stop(self) -> None:
         """End the waiting requests, so that the server can stop."""
@@ -208,6 +213,9 @@ class Gateway:
         if services.sessions.has_cookie(request):
             sessions.check(request, route)
             return services.sessions.cached(request)
+        if self._local_login is not None:
+            access.check_local(request, is_page=route.is_page)
+            raise unauthenticated(LOG_IN)
         is_needed = services.tokens.are_there()
         return None if is_needed is None else _local_caller(request, route, is_needed=is_needed)
 

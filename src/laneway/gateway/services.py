@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Readers, Request, Response
+    from laneway.gateway.local_login import LocalLogin
     from laneway.gateway.routing import Route
 
 T = TypeVar("T")
@@ -51,7 +52,11 @@ class Services:
     """The application, threads for blocking calls, the requests that wait, and counters."""
 
     def __init__(
-        self, host: Host, routes: tuple[Route, ...], extensions: Sequence[Extended] = ()
+        self,
+        host: Host,
+        routes: tuple[Route, ...],
+        extensions: Sequence[Extended] = (),
+        local_login: LocalLogin | None = None,
     ) -> None:
         self.host = host
         self.routes = routes
@@ -61,7 +66,7 @@ class Services:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
         self.tokens = TokenCheck(host)
-        self.sessions = Sessions(host, self.tokens)
+        self.sessions = Sessions(host, self.tokens, local_login)
         self.credits = Credits()
         self.waits = Waits()
         self.operations = Operations(host)

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.gateway import origins
+from laneway.gateway import local_login, origins
+from laneway.gateway.access import EVERYTHING
 from laneway.gateway.browser_session import SESSION_SECONDS, Session
 from laneway.gateway.problems import Problem
 from laneway.gateway.shared_key import shared_key
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request
+    from laneway.gateway.local_login import LocalLogin
     from laneway.gateway.routing import Route
     from laneway.gateway.tokens import TokenCheck
 
@@ -111,8 +113,12 @@ def check_secure(request: Request) -> None:
 
 def _name(request: Request) -> str:
     # Browsers take a cookie with __Host- only over HTTPS and from this very host, so a neighbor
-    # host cannot set one.
-    return "__Host-laneway" if origins.is_secure(request) else "laneway"
+    # host cannot set one. Without HTTPS, gateways of one machine differ by their ports only, and
+    # cookies do not regard ports.
+    if origins.is_secure(request):
+        return "__Host-laneway"
+    port = (request.header(b"host") or "").rpartition(":")[2]
+    return f"laneway-{port}" if port.isascii() and port.isdigit() else "laneway"
 
 
 def cookie_header(request: Request, value: str, seconds: int) -> tuple[bytes, bytes]:
@@ -191,10 +197,12 @@ def _of_other_site() -> Problem:
 class Sessions:
     """The sessions as a gateway sees them, with a cache. Any thread may call it."""
 
-    def __init__(self, host: Host, tokens: TokenCheck) -> None:
+    def __init__(self, host: Host, tokens: TokenCheck, login: LocalLogin | None = None) -> None:
+        """`login`: its sessions are valid, too, and its key signs all of them."""
         self._host = host
         self._tokens = tokens
-        self._key: bytes | None = None
+        self._has_local = login is not None
+        self._key = None if login is None else login.key
         self._lock = threading.Lock()
         self._read_at: dict[str, float] = {}
 
@@ -214,7 +222,7 @@ class Sessions:
         read_at = self._read_at.get(session.id)
         if read_at is None or time.monotonic() - read_at >= CACHE_SECONDS:
             return None
-        caller = self._tokens.of_session(session.token)
+        caller = self._local_caller(session) or self._tokens.of_session(session.token)
         return None if caller is None else msgspec.structs.replace(caller, session=session)
 
     def read(self, request: Request) -> Caller:
@@ -226,8 +234,13 @@ class Sessions:
             if len(self._read_at) >= MAX_CACHED:
                 self._read_at.clear()
             self._read_at[session.id] = time.monotonic()
-        caller = self._tokens.read_of_session(session.token)
+        caller = self._local_caller(session) or self._tokens.read_of_session(session.token)
         return msgspec.structs.replace(caller, session=session)
+
+    def _local_caller(self, session: Session) -> Caller | None:
+        """The caller of a session that a local login began; None: it has a token."""
+        is_local = self._has_local and session.token == local_login.SESSION_OWNER
+        return EVERYTHING if is_local else None
 
     def _session(self, request: Request, key: bytes) -> Session:
         session = read(key, _cookie(request) or "")

@@ -20,8 +20,10 @@ import uvicorn
 from laneway import Laneway
 from laneway.engines.base import WorkerFacts
 from laneway.gateway.dashboard.dashboard import Dashboard
+from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
 from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.local_login import LocalLogin
 from laneway.units import SECOND
 
 TIMEOUT = 30.0
@@ -159,11 +161,17 @@ class Events:
 
 @contextlib.contextmanager
 def running(
-    app: Laneway, *, prefix: str = "", is_open: bool = False, links: Sequence[Link] = ()
+    app: Laneway,
+    *,
+    prefix: str = "",
+    is_open: bool = False,
+    links: Sequence[Link] = (),
+    login: LocalLogin | None = None,
 ) -> Iterator[Browser]:
     """A gateway with the dashboard, in this process."""
     dashboard = Dashboard(app, links)
-    gateway = Gateway(app, prefix=prefix, is_open=is_open, extensions=[dashboard])
+    pages = [dashboard, *([] if login is None else [LocalLoginPages(login)])]
+    gateway = Gateway(app, prefix=prefix, is_open=is_open, extensions=pages, local_login=login)
     config = uvicorn.Config(gateway, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -44,6 +44,11 @@ Examples:
     show_default=True,
     help="The most handlers at once.",
 )
+@click.option(
+    "--no-login",
+    is_flag=True,
+    help="Answer all users of this machine, and programs without a token.",
+)
 @pass_session
 def dev(
     session: Session,
@@ -53,12 +58,14 @@ def dev(
     sink: int | None,
     pool: str,
     concurrency: int,
+    no_login: bool,
 ) -> None:
     """
     Run an application's worker, its schedules and the gateway in one terminal.
 
     The store is sqlite:///laneway-dev.db unless --url or $LANEWAY_URL names another one, also if
-    the code names one. When a source file changes, the program is loaded again; if that fails, the
+    the code names one. The URL that is shown logs one browser in, once; o in the terminal opens it
+    with a new login. When a source file changes, the program is loaded again; if that fails, the
     error is shown and the old code goes on.
     """
     from laneway.cli.development.session import DevSession, Setup
@@ -76,6 +83,7 @@ def dev(
         pool=pool,
         concurrency=concurrency,
         sink=sink,
+        has_login=not no_login,
     )
     DevSession(setup).run()
 

@@ -11,10 +11,16 @@ from laneway import Laneway
 from laneway.errors import UsageError
 from laneway.gateway import server
 from laneway.gateway.dashboard.dashboard import Dashboard
+from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.local_login import LocalLogin
+from laneway.gateway.sessions import KEY
+from laneway.gateway.shared_key import shared_key
 
 if TYPE_CHECKING:
     import socket
+
+    from laneway.gateway.extension import Extension
 
 HOST = "127.0.0.1"
 PORTS = 100
@@ -31,11 +37,16 @@ class GatewayThread(threading.Thread):
     `use` changes the namespace, which is known only when the program was imported.
     """
 
-    def __init__(self, url: str, namespace: str, port: int) -> None:
-        """Raises UsageError if no port is free, and what opening the store raises."""
+    def __init__(self, url: str, namespace: str, port: int, *, has_login: bool) -> None:
+        """
+        `has_login`: a client needs a login of the terminal, or a token. Raises UsageError if no
+        port is free, and what opening the store raises.
+        """
         super().__init__(name="laneway-gateway", daemon=True)
         self.prefix = ""
         self.app = self._open(url, namespace)
+        # of the first namespace, so that a login holds when the program's one is known
+        self._login = LocalLogin(shared_key(self.app.engine, KEY)) if has_login else None
         self._gateway = self._serve_app()
         self._options, self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
@@ -45,6 +56,14 @@ class GatewayThread(threading.Thread):
     def address(self) -> str:
         """Its URL."""
         return f"http://{HOST}:{self.port}"
+
+    def new_login(self) -> str:
+        """A URL that logs one browser in, once; the address if none is needed."""
+        return (
+            self.address
+            if self._login is None
+            else f"{self.address}/login#{self._login.new_code()}"
+        )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request by the gateway of the present namespace."""
@@ -77,7 +96,10 @@ class GatewayThread(threading.Thread):
         self._gateway.stop()
 
     def _serve_app(self) -> Gateway:
-        return Gateway(self.app, extensions=[Dashboard(self.app)])
+        pages: list[Extension] = [Dashboard(self.app)]
+        if self._login is not None:
+            pages.append(LocalLoginPages(self._login))
+        return Gateway(self.app, extensions=pages, local_login=self._login)
 
     @staticmethod
     def _open(url: str, namespace: str) -> Laneway:

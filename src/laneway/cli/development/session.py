@@ -75,6 +75,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     concurrency: int
     sink: int | None
+    has_login: bool
 
 
 class DevSession:
@@ -131,7 +132,9 @@ class DevSession:
         # Imported while the program is imported in its process.
         from laneway.cli.development.gateway_thread import GatewayThread
 
-        gateway = GatewayThread(setup.url, setup.namespace or "default", setup.port)
+        gateway = GatewayThread(
+            setup.url, setup.namespace or "default", setup.port, has_login=setup.has_login
+        )
         if setup.sink is not None:
             from laneway.cli.development.sink import Sink
 
@@ -194,7 +197,7 @@ class DevSession:
         setup = self._setup
         asked = setup.port
         taken = f" (port {asked} is taken)" if asked not in (0, gateway.port) else ""
-        self._line(f"laneway {installed_version()}", f"{gateway.address}{taken}", bold=True)
+        self._line(f"laneway {installed_version()}", f"{gateway.new_login()}{taken}", bold=True)
         self._line(
             "store",
             f"{redacted(setup.url)} ({setup.store_source}), {gateway.app.engine.durability}",
@@ -246,7 +249,7 @@ class DevSession:
             case "o":
                 self._screen.say(f"opening {gateway.address}")
                 threading.Thread(
-                    target=webbrowser.open, args=(gateway.address,), daemon=True
+                    target=webbrowser.open, args=(gateway.new_login(),), daemon=True
                 ).start()
             case "r" if self._program is not None:
                 self._program.request("reload")

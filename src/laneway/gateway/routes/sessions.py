@@ -37,9 +37,23 @@ def local_path(path: str) -> str:
 
 
 async def show_login(call: Call) -> Response:
-    """The page on which a person logs in with a token."""
+    """The page on which a person logs in. A browser that has a session already goes on."""
     query: LoginQuery = call.query
-    return _page(call, local_path(query.next))
+    following = local_path(query.next)
+    if following and await is_logged_in(call):  # by another tab
+        return redirect(following)
+    return _page(call, following)
+
+
+async def is_logged_in(call: Call) -> bool:
+    """Whether the browser has a session."""
+    request, kept = call.request, call.services.sessions
+    if not kept.has_cookie(request):
+        return False
+    try:
+        return kept.cached(request) is not None or bool(await call.services.run(kept.read, request))
+    except Problem:
+        return False
 
 
 def _page(call: Call, following: str, problem: str = "") -> Response:

@@ -1,0 +1,69 @@
+"""The page that exchanges a one-time login of `laneway dev` for a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.gateway import local_login, origins, sessions
+from laneway.gateway.access import check_local
+from laneway.gateway.browser_session import SESSION_SECONDS
+from laneway.gateway.dashboard import rendering
+from laneway.gateway.dashboard.view import Urls
+from laneway.gateway.extension import Extension, html, page, redirect
+from laneway.gateway.problems import Problem
+from laneway.gateway.routes.sessions import is_logged_in, local_path
+
+if TYPE_CHECKING:
+    from laneway.gateway.call import Call
+    from laneway.gateway.http import Request, Response
+    from laneway.gateway.local_login import LocalLogin
+
+FORBIDDEN = 403
+
+USED = "This link was used already, or it is older than ten minutes."
+OTHER_USER = "The browser belongs to another user of this machine."
+
+
+class CodeForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A one-time login. `next`: the path that it leads to."""
+
+    code: str = ""
+    next: str = ""
+
+
+class LocalLoginPages(Extension):
+    """The login of `laneway dev`."""
+
+    def __init__(self, logins: LocalLogin) -> None:
+        self._logins = logins
+        self.routes = (page("POST", "/login/code", None, self.exchange, form=CodeForm),)
+
+    def login(self, request: Request, following: str, problem: str) -> Response:
+        """The page with the form, which a script fills in from the link's fragment and sends."""
+        variables = {"urls": Urls(request.url("")), "following": following, "problem": problem}
+        return html(rendering.text_of("local_login.html", variables))
+
+    async def exchange(self, call: Call) -> Response:
+        """Begin a session if the code is valid."""
+        request, form = call.request, call.body
+        check_local(request)
+        if request.header(b"sec-fetch-site") == "none" or origins.is_of_other_site(request):
+            raise Problem("forbidden", "a login comes from the gateway's own page")
+        following = local_path(form.next)
+        if local_login.is_of_other_user(request):
+            return self._refused(request, following, OTHER_USER)
+        if not self._logins.use_code(form.code.strip()):
+            if await is_logged_in(call):
+                return redirect(following or request.url("/"))
+            return self._refused(request, following, USED)
+        value, _ = await call.services.run(call.services.sessions.begin, local_login.SESSION_OWNER)
+        answer = redirect(following or request.url("/"))
+        answer.headers.append(sessions.cookie_header(request, value, SESSION_SECONDS))
+        return answer
+
+    def _refused(self, request: Request, following: str, problem: str) -> Response:
+        answer = self.login(request, following, problem)
+        answer.status = FORBIDDEN
+        return answer
