@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
+from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.files import Files, is_of_another
+from laneway.engines.sqlite.log_length import LogLength
 from laneway.engines.sqlite.syncing import WalSync
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 
@@ -37,11 +39,8 @@ BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 
 CACHE_KIB = 128 * 1024
-CHECKPOINT_PAGES = 10_000
-"""
-WAL pages (4 KiB) between checkpoints: many, so that a hot index page is copied back once for many
-changes.
-"""
+RESTART_MS = 10
+"""How long a `-wal` that is to begin again waits for the write lock and for readers."""
 
 
 class Store:
@@ -76,6 +75,7 @@ class Store:
         self._create = create
         self._files: Files | None = None
         self._wal_sync: WalSync | None = None
+        self._log_length: LogLength | None = None
         self._later: dict[int, int] = {}
         """By thread that syncs later: its last commit."""
         with self.lock:  # a fork waits until it is open
@@ -130,6 +130,14 @@ class Store:
         if self._full:
             with contextlib.suppress(OSError):
                 self._wal_sync = WalSync(path)
+        self._close_log_length()
+        with contextlib.suppress(OSError):
+            self._log_length = LogLength(path)
+
+    def _close_log_length(self) -> None:
+        log, self._log_length = self._log_length, None
+        if log is not None:
+            log.close()
 
     def _check_path(self, path: Path) -> None:
         if path.is_dir():
@@ -159,7 +167,9 @@ class Store:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
         self._migrate(connection)
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        # Only for what `_restart_log` does not see: the `-wal` of a system without `pread`.
+        connection.execute(f"PRAGMA wal_autocheckpoint = {2 * log_length.PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {log_length.MOST_BYTES}")
         connection.execute("PRAGMA mmap_size = 0")
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
@@ -237,6 +247,8 @@ class Store:
                 raise self.explain(error) from error
             if durable and self._full:
                 self._check_files(durable=True)
+            if self._log_length is not None and self._log_length.is_long():
+                self._restart_log(self._log_length)
             commit = self.written
         if durable and syncs:
             self.sync(commit)
@@ -321,6 +333,21 @@ class Store:
                 f"{self.name}: this call began inside another one of its thread, as in a signal"
                 " handler or a finalizer; nothing was changed, use another thread"
             )
+
+    def _restart_log(self, log: LogLength) -> None:
+        """Copy the WAL into the file, so that it begins again with the next commit."""
+        run = self.connection.execute
+        try:
+            run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()  # most of it, without the write lock
+            run(f"PRAGMA busy_timeout = {RESTART_MS}")
+            try:
+                (is_busy, *_) = run("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            finally:
+                run("PRAGMA busy_timeout = 0")
+        except sqlite3.Error:  # what was committed is in the WAL; the next attempt may succeed
+            is_busy = True
+        if is_busy:
+            log.put_off()
 
     def checkpoint(self) -> None:
         """
@@ -484,10 +511,12 @@ class Store:
         with self.lock:
             if self._wal_sync is not None:
                 self._wal_sync.finish(self)
+            self._close_log_length()
             self.connection.close()
 
     def forget_sync(self) -> None:
         """In the child of a fork: the thread that holds the lock of a sync may not be here."""
+        self._close_log_length()
         wal_sync, self._wal_sync = self._wal_sync, None
         if wal_sync is not None:
             wal_sync.close()
@@ -500,6 +529,8 @@ class Store:
             connection.close()
         if (wal_sync := getattr(self, "_wal_sync", None)) is not None:
             wal_sync.close()
+        if getattr(self, "_log_length", None) is not None:
+            self._close_log_length()
 
 
 # Forks: SQLite's file locks and mutexes must not be copied. So no transaction runs during a fork,
