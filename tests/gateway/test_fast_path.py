@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +332,39 @@ def test_tokens(tmp_path: Path) -> None:
         bad = served.ask(post(b"{}", JSON, b"authorization: Bearer " + b"lw_x"))
         assert (bad[0], bad[-1]) == (b"HTTP/1.1 401 Unauthorized", True)
         assert bad[1]["www-authenticate"] == "Bearer"
+
+
+REQUESTS = 20
+"""More than the threads of a gateway."""
+
+
+def test_one_read_of_a_token_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come while a token's record is read wait for that read, and read no more."""
+    with serving(tmp_path) as served:
+        token_id, text, _ = tokens.create(served.app.engine, "test", ["publish"])
+        services, engine = served.gateway.services, served.app.engine
+        asked, reads, every_one_asks = 0, [], threading.Event()
+        run_shared, record_read = services.run_shared, engine.record_read
+
+        async def counted(function: Any, *arguments: Any) -> Any:
+            nonlocal asked
+            asked += function == services.tokens._read
+            if asked == REQUESTS:
+                every_one_asks.set()
+            return await run_shared(function, *arguments)
+
+        def slow_read(kind: Any, ids: list[str]) -> Any:
+            reads.append(ids)
+            assert every_one_asks.wait(20)
+            return record_read(kind, ids)
+
+        monkeypatch.setattr(services, "run_shared", counted)
+        monkeypatch.setattr(engine, "record_read", slow_read)
+        request = post(b'{"body": 1}', JSON, b"authorization: Bearer " + text.encode())
+        with ExitStack() as stack:
+            clients = [stack.enter_context(served.connect()) for _ in range(REQUESTS)]
+            for client in clients:
+                client.sendall(request)
+            assert {answer_of(client)[0] for client in clients} == {b"HTTP/1.1 201 Created"}
+        # The second one is of the write of `last_used`.
+        assert reads == [[token_id]] * 2

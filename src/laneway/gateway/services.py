@@ -19,7 +19,7 @@ from laneway.gateway.tokens import TokenCheck
 from laneway.gateway.waits import Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
@@ -77,6 +77,8 @@ class Services:
         self._probe_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-gateway-probe")
         self._question: asyncio.Future[int] | None = None
         """What was asked of the store last: probes that come meanwhile share the answer."""
+        self._shared: dict[Hashable, asyncio.Future[Any]] = {}
+        """The calls of `run_shared` that run, by loop, function and arguments."""
         self.readers: Readers = {}
         self._ends: dict[Callable[[], object], asyncio.AbstractEventLoop] = {}
 
@@ -84,6 +86,17 @@ class Services:
         """Run a blocking function in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, function, *arguments)
+
+    async def run_shared(self, function: Callable[..., T], *arguments: Hashable) -> T:
+        """As `run`. Who asks for the same call while it runs shares its answer, or its error."""
+        loop = asyncio.get_running_loop()
+        key = (loop, function, arguments)
+        running: asyncio.Future[T] | None = self._shared.get(key)
+        if running is None:
+            running = loop.run_in_executor(self.threads, function, *arguments)
+            self._shared[key] = running
+            running.add_done_callback(lambda _: self._shared.pop(key, None))
+        return await asyncio.shield(running)
 
     async def receipt_key(self, caller: Caller) -> bytes:
         """The key of a caller's receipts."""

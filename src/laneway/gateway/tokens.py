@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -25,11 +25,13 @@ from laneway.gateway.problems import Problem
 from laneway.policy import CONTROL, check_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from laneway.engines.base import Records
     from laneway.gateway.host import Host
     from laneway.units import Duration
+
+T = TypeVar("T")
 
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 43, 6
@@ -206,6 +208,14 @@ def parse(text: str) -> tuple[str, str] | None:
 # Checking requests
 
 
+class Reading(Protocol):
+    """What reads the store for several requests at once."""
+
+    async def run_shared(self, function: Callable[..., T], *arguments: Hashable) -> T:
+        """Run a blocking function in a thread; who asks for the same meanwhile shares it."""
+        ...
+
+
 class TokenCheck:
     """The tokens as a gateway sees them, with a cache. Any thread may call it."""
 
@@ -246,15 +256,15 @@ class TokenCheck:
             raise _too_many_bad()
         return None
 
-    def read(self, text: str, address: str) -> Caller:
-        """As `cached`, with the record as the store has it now. Blocks."""
+    async def read(self, services: Reading, text: str, address: str) -> Caller:
+        """As `cached`, with the record as the store has it now."""
         parsed = parse(text)
         assert parsed is not None  # `cached` has parsed it
         token_id, secret = parsed
-        record, stored = self._read(token_id)
+        record = await services.run_shared(self._read, token_id)
         caller = self._caller(token_id, secret, record, address)
-        if record is not None and stored is not None:
-            self._note_use(token_id, record, stored)
+        if record is not None and _is_use_due(record):
+            await services.run_shared(self._note_use, token_id)
         return caller
 
     def of_session(self, token_id: str) -> Caller | None:
@@ -270,13 +280,14 @@ class TokenCheck:
 
     def read_of_session(self, token_id: str) -> Caller:
         """As `of_session`, with the record as the store has it now. Blocks."""
-        record, stored = self._read(token_id)
+        record = self._read(token_id)
         caller = self._session_caller(token_id, record)
-        if record is not None and stored is not None:
-            self._note_use(token_id, record, stored)
+        if record is not None and _is_use_due(record):
+            self._note_use(token_id)
         return caller
 
-    def _read(self, token_id: str) -> tuple[Token | None, bytes | None]:
+    def _read(self, token_id: str) -> Token | None:
+        """The record of a token, as the store has it now. Blocks."""
         (stored,) = self._host.engine.record_read("token", [token_id])
         record = None if stored is None else _read(stored)
         with self._lock:
@@ -284,7 +295,7 @@ class TokenCheck:
                 self._cached.clear()
                 self._free_at.clear()
             self._cached[token_id] = record, time.monotonic()
-        return record, stored
+        return record
 
     def _session_caller(self, token_id: str, record: Token | None) -> Caller:
         if record is None:
@@ -321,11 +332,12 @@ class TokenCheck:
                 )
             self._free_at[token_id] = free_at
 
-    def _note_use(self, token_id: str, record: Token, stored: bytes) -> None:
-        now_us = time.time_ns() // 1000
-        if record.last_used_us is None or now_us - record.last_used_us > USED_SECONDS * 1_000_000:
-            used = msgspec.structs.replace(record, last_used_us=now_us)
-            self._host.engine.record_swap("token", token_id, stored, _write(used))
+    def _note_use(self, token_id: str) -> None:
+        """Write that a token is used, unless that was written a moment ago. Blocks."""
+        (stored,) = self._host.engine.record_read("token", [token_id])
+        if stored is not None and _is_use_due(record := _read(stored)):
+            record.last_used_us = time.time_ns() // 1000
+            self._host.engine.record_swap("token", token_id, stored, _write(record))
 
     # Addresses that send bad tokens
 
@@ -344,6 +356,12 @@ class TokenCheck:
         if times is None or len(times) < BAD_TOKENS:
             return False
         return time.monotonic() - times[0] < BAD_SECONDS
+
+
+def _is_use_due(record: Token) -> bool:
+    """Whether `last_used` is to be written at the next use."""
+    used_us = record.last_used_us
+    return used_us is None or time.time_ns() // 1000 - used_us > USED_SECONDS * 1_000_000
 
 
 def _has_expired(record: Token) -> bool:

@@ -119,7 +119,7 @@ async def _caller(call: Call, token: str) -> Caller:
     services, address = call.services, call.request.address
     caller = services.tokens.cached(token, address)
     if caller is None:
-        caller = await services.run(services.tokens.read, token, address)
+        caller = await services.tokens.read(services, token, address)
     return caller
 
 
