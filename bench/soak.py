@@ -5,10 +5,16 @@ killed each minute: does anything grow?
 Before, the highest rate is measured: one publisher that pauses while 20,000 messages wait, and two
 workers.
 
+In the middle of the first sixth the publisher publishes messages of 4 seconds at once: the largest
+backlog comes early, and what keeps the size of the largest backlog, such as SQLite's file, has it
+from then on.
+
 A quantity is flat if its mean over the last sixth of the run is at most the largest sample of the
 second sixth, and at least the smallest: in an hour, minutes 50 to 60 and 10 to 20. Only one worker
 is killed, again and again; the memory that is measured is the other's, which lives from beginning
-to end.
+to end. Beside its resident memory stands what of it is in use: the blocks of Python's allocator,
+and the bytes that came from `malloc`. If the former grows and the latter does not, nothing leaks:
+free memory lies between blocks that are in use.
 """
 
 from __future__ import annotations
@@ -16,16 +22,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sqlite3
 import statistics
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from bench.common import (
     ServerStore,
     Store,
+    folder,
     line,
     options,
     pick,
@@ -37,6 +45,34 @@ from bench.common import (
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 
+IN_USE = """
+import ctypes, os, sys, threading, time
+
+def write_in_use(path):
+    class Mallinfo2(ctypes.Structure):
+        _fields_ = [(f"field{n}", ctypes.c_size_t) for n in range(10)]
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = Mallinfo2
+    except (AttributeError, OSError):
+        mallinfo2 = None
+    while True:
+        blocks = sys.getallocatedblocks()
+        info = mallinfo2 and mallinfo2()
+        malloc = info.field4 + info.field7 if info else ""  # in mappings of their own, in arenas
+        with open(path + ".new", "w") as file:
+            file.write(f"{blocks} {malloc}")
+        os.replace(path + ".new", path)
+        time.sleep(1)
+
+def begin(path):
+    threading.Thread(target=write_in_use, args=(path,), daemon=True).start()
+"""
+"""
+What a program writes about itself each second: the blocks that Python's allocator has given out,
+and the bytes that `malloc` has.
+"""
+
 WORKER = """
 import sys
 from laneway import Laneway
@@ -44,6 +80,8 @@ app = Laneway(sys.argv[1], durability=sys.argv[2])
 @app.handler("*")
 async def nothing(message): pass
 app.engine
+if len(sys.argv) > 3:
+    begin(sys.argv[3])
 print("ready", flush=True)
 app.run_worker(concurrency=100)
 """
@@ -56,9 +94,11 @@ url, durability, rate, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3]), f
 app = Laneway(url, durability=durability)
 engine, body, own = app.engine, "x" * 98, deque()
 engine.policy_set("code", "*", {"lease": 10})
+if len(sys.argv) > 5:
+    begin(sys.argv[5])
 print("ready", flush=True)
 began = time.monotonic()
-published = changes = 0
+published = changes = at_once = 0
 while (elapsed := time.monotonic() - began) < seconds:
     if elapsed >= changes:  # each second
         changes += 1
@@ -67,6 +107,12 @@ while (elapsed := time.monotonic() - began) < seconds:
         engine.policy_set("operator", "soak.*", {"weight": changes % 3 + 1})
         if len(own) > 30:
             engine.policy_reset("operator", own.popleft())
+    if rate and not at_once and elapsed >= seconds / 12:
+        at_once = int(4 * rate)
+        app.publish_many(
+            (Message(f"soak.{int(elapsed // 5)}.{n % 1_000}", body) for n in range(at_once)),
+            progress=False,
+        )
     if rate:
         is_due = published < rate * elapsed
     else:
@@ -82,7 +128,7 @@ while (elapsed := time.monotonic() - began) < seconds:
     published += 500
 for topic in own:
     engine.policy_reset("operator", topic)
-print(published, flush=True)
+print(published + at_once, flush=True)
 """
 
 COLUMNS = ("", "minutes 10 to 20", "at least", "at most", "last 10 minutes", "flat")
@@ -149,17 +195,20 @@ class Soak:
     def run(self) -> None:
         """Run it and take samples. Raises AssertionError if a message was lost."""
         chosen, durability = self._chosen, usual(self._chosen)
-        with store(chosen, durability) as place, ExitStack() as stack:
+        with store(chosen, durability) as place, folder() as in_use, ExitStack() as stack:
             engine = open_engine(place.url, Settings())
             arguments = (place.url, durability)
-            worker = stack.enter_context(process(WORKER, *arguments))
+            own = str(in_use / "worker")
+            worker = stack.enter_context(process(IN_USE + WORKER, *arguments, own))
             line(worker)
+            rate, seconds, own = str(self._rate), str(self._seconds), str(in_use / "publisher")
             publisher = stack.enter_context(
-                process(PUBLISHER, *arguments, str(self._rate), str(self._seconds))
+                process(IN_USE + PUBLISHER, *arguments, rate, seconds, own)
             )
             line(publisher)
-            measured = {"publisher": publisher.pid, "worker": worker.pid}
+            measured = {in_use / "publisher": publisher.pid, in_use / "worker": worker.pid}
             began = time.monotonic()
+            time.sleep(self._every / 2)  # each sample is taken in the middle of a wave of topics
             killed = 0.0
             with ExitStack() as victim:
                 while publisher.poll() is None and (
@@ -171,15 +220,22 @@ class Soak:
                         victim.enter_context(process(WORKER, *arguments))
                         killed += min(60.0, self._seconds / 6)
                     self._sample(engine, place, measured)
-                    time.sleep(max(0.0, began + elapsed + self._every - time.monotonic()))
+                    passed = time.monotonic() - began
+                    time.sleep(self._every - (passed - self._every / 2) % self._every)
             self.published = int(line(publisher))
             self._check(engine)
             engine.close()
 
-    def _sample(self, engine: FullEngine, place: Store, measured: dict[str, int]) -> None:
+    def _sample(self, engine: FullEngine, place: Store, measured: dict[Path, int]) -> None:
         values: dict[str, float] = {}
-        for name, pid in measured.items():
+        for in_use, pid in measured.items():
+            name = in_use.name
             values[f"{name}: memory, MB"] = memory(pid)
+            if in_use.exists():
+                blocks, *malloc = map(int, in_use.read_text().split())
+                values[f"{name}: blocks in use, thousands"] = blocks / 1e3
+                if malloc:
+                    values[f"{name}: malloc in use, MB"] = malloc[0] / 1e6
             values[f"{name}: descriptors"] = descriptors(pid)
         if isinstance(place, ServerStore):
             (server,) = place.servers
@@ -190,6 +246,7 @@ class Soak:
         else:
             path = Path(place.url.removeprefix("sqlite:///"))
             values["file, MB"] = path.stat().st_size / 1e6
+            values["file: in use, MB"] = in_use_of(path) / 1e6
             values["write-ahead log, MB"] = Path(f"{path}-wal").stat().st_size / 1e6
         overview = engine.overview()
         values["topics with something"] = overview.topics
@@ -228,6 +285,16 @@ def by_minute(values: list[float]) -> list[float]:
         )
         for n in range(min(60, len(values)))
     ]
+
+
+def in_use_of(path: Path) -> int:
+    """The bytes of a SQLite file without its free pages."""
+    with closing(sqlite3.connect(path)) as raw:
+        pages, free, size = (
+            raw.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+    return int((pages - free) * size)
 
 
 def memory(pid: int) -> float:
