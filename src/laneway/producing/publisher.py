@@ -160,7 +160,7 @@ class Publisher:
             self._join(group)
             return group.receipts()
         try:
-            return self._put(drafts)
+            return self._holder.engine.put(drafts)
         except LanewayError:
             raise
         except Exception as error:

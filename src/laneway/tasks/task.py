@@ -145,11 +145,14 @@ class Task(RunnableTask, Generic[P, R]):
         Publish a call. Returns its handle. Raises BadMessage if the arguments do not fit the
         function or JSON, BacklogFull, EngineUnavailable.
         """
-        return cast("Job[R]", self.publish(args, kwargs, {}))
+        if not self._is_plain_call():
+            return cast("Job[R]", self.publish(args, kwargs, {}))
+        receipt = self.app.producer.publish_draft(self._draft(args, kwargs))
+        return cast("Job[R]", self.given(self.job(receipt, is_kept=self._keeps_results)))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `delay`, awaited."""
-        if self._needs_steps({}) or not self._is_plain_now({}):
+        if not self._is_plain_call():
             return cast("Job[R]", await self.apublish(args, kwargs, {}))
         # As `apublish`, without two coroutines.
         producer, draft = self.app.producer, self._draft(args, kwargs)
@@ -383,6 +386,24 @@ class Task(RunnableTask, Generic[P, R]):
         )
         lease.published_us = time.time_ns() // 1000
         return self.request_for(lease), Receipt(message_id, call.topic)
+
+    def _is_plain_call(self) -> bool:
+        """
+        Whether a call without options is one step, and nothing but the arguments makes it: as
+        `_needs_steps` and `_is_plain_now` say together.
+        """
+        app = self.app
+        return (
+            self._is_plain
+            and not (
+                self.tags
+                or app.eager
+                or app.producer.middlewares.all
+                or signals.before_task_publish.receivers
+                or signals.after_task_publish.receivers
+            )
+            and (CURRENT.get() is None or current_request() is None)
+        )
 
     def _is_plain_now(self, options: Mapping[str, Any]) -> bool:
         """Whether nothing but the arguments makes a call with these options: see `_draft`."""

@@ -165,6 +165,9 @@ How often this thread looks at what the event loop has received, if a handler bl
 so that it does not say so: in time to extend a lease of twice that.
 """
 
+SOON_OVER_US = round(2 * RECEIVED_SECONDS * units.SECOND)
+"""This thread extends shorter leases at once when the event loop has received them."""
+
 MAX_WAIT_SECONDS = 60.0
 """How long one wait for the engine's notification lasts at most; a lost one costs that long."""
 
@@ -290,10 +293,12 @@ class EngineThread(threading.Thread):
         set `has_work` once they have begun.
         """
         if isinstance(found, Batch):
-            batch = self._hold(found)
+            batch = self._hold(found, prepares=False)
             self._received.append(batch)
-            if any(each.length_us < 2 * RECEIVED_SECONDS * units.SECOND for each in batch.handled):
-                self.has_work.set()
+            for delivery in batch.handled:
+                if delivery.length_us < SOON_OVER_US:
+                    self.has_work.set()
+                    break
             return batch.handled
         if found:
             self._received.append(None)
@@ -680,8 +685,11 @@ class EngineThread(threading.Thread):
             self._callbacks.leased(held.handled)
         self._follow_up(held, size)
 
-    def _hold(self, batch: Batch) -> _HeldBatch:
-        """Add a batch to the held leases, and find their handlers."""
+    def _hold(self, batch: Batch, *, prepares: bool = True) -> _HeldBatch:
+        """
+        Add a batch to the held leases, and find their handlers. `prepares`: executors may read what
+        they need now, because this is not the event loop.
+        """
         now = time.monotonic()
         deliveries: list[WorkerDelivery] = []
         unhandled: list[Lease] = []
@@ -700,7 +708,7 @@ class EngineThread(threading.Thread):
             delivery = WorkerDelivery(lease, handler, expires, length_us)
             held[lease.fence] = delivery
             deliveries.append(delivery)
-        if deliveries and threading.current_thread() is self:
+        if deliveries and prepares:
             self._callbacks.prepare(deliveries)
         return _HeldBatch(batch, deliveries, unhandled)
 

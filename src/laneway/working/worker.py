@@ -306,8 +306,9 @@ class Worker:
 
     def _create_executors(self) -> None:
         concurrency = self._options.concurrency
+        self._coroutines = AsyncExecutor(self._finished, self.dispatch, self._middlewares)
         self._executors = {
-            "async": AsyncExecutor(self._finished, self.dispatch, self._middlewares),
+            "async": self._coroutines,
             "thread": ThreadExecutor(
                 self._finished, self.dispatch, self._middlewares, concurrency, self._priority
             ),
@@ -497,7 +498,7 @@ class Worker:
             executor.prepare([each for each in deliveries if each.handler.kind == kind])
 
     def leased(self, deliveries: list[WorkerDelivery]) -> None:
-        self._loop.call_soon_threadsafe(self._add_leased, deliveries)
+        self._loop.call_soon_threadsafe(self._begin_leased, deliveries)
 
     def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
         try:
@@ -557,7 +558,7 @@ class Worker:
         if listener.generation != generation:
             self._stop_watching()
         if deliveries:
-            self._add_leased(deliveries)
+            self._begin_leased(deliveries)
             self._flush_soon()
         else:
             self._engine_thread.has_work.set()
@@ -569,6 +570,13 @@ class Worker:
             self._watched_file = -1
 
     # Begin
+
+    def _begin_leased(self, deliveries: list[WorkerDelivery]) -> None:
+        self._coroutines.starts_at_once = True
+        try:
+            self._add_leased(deliveries)
+        finally:
+            self._coroutines.start_now()
 
     def _add_leased(self, deliveries: list[WorkerDelivery]) -> None:
         if self._stop_count:

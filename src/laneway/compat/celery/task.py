@@ -197,6 +197,10 @@ class Task(_Task[..., Any]):
             tuple(args or ()), kwargs, link=link, link_error=link_error, **options
         )
 
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish a call, or with `task_always_eager` run it."""
+        return self.publish(args, kwargs, {})
+
     def publish(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> Any:

@@ -409,11 +409,15 @@ class _Idle:
 
 def _has_ended(connection: Any) -> bool:
     """Whether the server closed the connection: then its end can be read."""
-    if connection._sock is None:  # noqa: SLF001  # closed by another thread
+    sock = connection._sock  # noqa: SLF001
+    if sock is None:  # closed by another thread
         return True
-    poll = select.poll()
-    poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
-    return bool(poll.poll(0))
+    watched = getattr(connection, "laneway_poll", None)
+    if watched is None or watched[0] is not sock:
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        connection.laneway_poll = watched = sock, poll
+    return bool(watched[1].poll(0))
 
 
 class _Repeat(Exception):  # caught in `_with_retries`

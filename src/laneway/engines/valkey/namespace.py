@@ -68,6 +68,7 @@ class Namespace(ShardedNamespace):
         check_namespace(settings.namespace)
         self.name = settings.namespace
         self.server = Connections(url, durability=settings.durability or "memory")
+        self._keys: dict[int, tuple[str, str]] = {}
         self.server.keys_of = self.keys_of
         try:
             self._open(settings, bring_up)
@@ -86,7 +87,10 @@ class Namespace(ShardedNamespace):
         The keys that every function gets: the counters, and a key that never exists (see
         `scripts/parts/shard.lua`).
         """
-        return self.key(shard, "shard"), self.key(shard, "never")
+        keys = self._keys.get(shard)
+        if keys is None:
+            keys = self._keys[shard] = self.key(shard, "shard"), self.key(shard, "never")
+        return keys
 
     # Opening
 

@@ -66,10 +66,16 @@ class Subscription:
         """
         if self._connection is None:
             return None if self._connect() else []
+        return self.receive()
+
+    def receive(self) -> list[bytes] | None:
+        """As `poll`, without connecting, which may take long."""
+        if self._connection is None:
+            return []
         messages = self._read()
-        if messages is None:
-            return None
-        return [payload for kind, _, payload in messages if kind == b"message"]
+        if messages:
+            return [payload for kind, _, payload in messages if kind == b"message"]
+        return messages  # type: ignore[return-value]  # empty, or None
 
     def _read(self) -> list[tuple[bytes, bytes, Any]] | None:
         """All messages: kind, channel and payload. None: the connection was lost."""

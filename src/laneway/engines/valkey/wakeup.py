@@ -289,9 +289,7 @@ class StoreWorkListener:
         if not self._reading.acquire(blocking=False):
             return False
         try:
-            subscription = self._channel.subscription
-            # `poll` connects again, which may take long.
-            return subscription.is_connected and self._read(subscription.poll())
+            return self._read(self._channel.subscription.receive())
         finally:
             self._reading.release()
 
