@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from laneway import units
+from laneway.engines.base import Check, DoctorStep
 from laneway.errors import LanewayError
 from laneway.gateway.problems import Problem
 from laneway.safetext import without_passwords
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, Records
     from laneway.gateway.host import Host
 
-    Steps = Callable[[FullEngine, Callable[[float], object]], Iterator[int]]
+    Pause = Callable[[float], object]
+    Steps = Callable[[FullEngine, Pause], Iterator[int | DoctorStep]]
     """
-    Does the work, and yields how many messages each step has changed. It pauses with the function.
+    Does the work, and yields how many messages each step has changed, or how far a check is. It
+    pauses with the function, which answers True once it has to end.
     """
 
 log = logging.getLogger("laneway.gateway")
@@ -59,10 +62,11 @@ class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     `token`: the id of the token that began it. `topic`: None: all.
     `total`: how many messages there were for it at its beginning; None: it was
-    not counted. `done`: how many it has changed.
+    not counted. `done`: how many it has changed; a check of the doctor: how many parts of the store
+    it has looked at. `checks`: what it found.
     """
 
-    kind: Literal["redrive", "drop", "replay"]
+    kind: Literal["redrive", "drop", "replay", "doctor"]
     who: str
     token: str | None = None
     topic: str | None = None
@@ -74,6 +78,7 @@ class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
     started_us: int
     written_us: int
     ended_us: int | None = None
+    checks: list[Check] | None = None
 
 
 _read = msgspec.json.Decoder(Operation).decode
@@ -93,6 +98,8 @@ def _shown(operation: Operation) -> Operation:
 
 
 def _advice(operation: Operation) -> str:
+    if operation.kind == "doctor":
+        return "begin it again"
     if operation.kind == "replay":  # what it has replayed is in the log as before
         return "begun again, it sends these messages again, too"
     return "begin it again for the rest"
@@ -213,10 +220,16 @@ class Operations:
         self, engine: FullEngine, operation_id: str, steps: Steps
     ) -> tuple[State, str | None]:
         """Do the steps. Returns the state at the end, and why."""
-        for count in steps(engine, self._ends.wait):
+        beat = _Beat(engine, operation_id, self._ends)
+        for step in steps(engine, beat.pause):
+            beat.written_at = time.monotonic()
 
-            def note(operation: Operation, count: int = count) -> None:
-                operation.done += count
+            def note(operation: Operation, step: int | DoctorStep = step) -> None:
+                if isinstance(step, DoctorStep):
+                    operation.done, operation.total = step.done, step.total
+                    operation.checks = list(step.checks) or None
+                else:
+                    operation.done += step
                 operation.written_us = _now_us()
 
             changed = _change(engine, operation_id, note)
@@ -224,7 +237,31 @@ class Operations:
                 return "stopped", None
             if self._ends.is_set():
                 return "stopped", f"the gateway stopped; {_advice(changed)}"
+        if beat.has_ended:
+            return "stopped", None
         return "done", None
+
+
+class _Beat:
+    """Pauses of a step that goes on: they show that the operation lives, and see a stop."""
+
+    def __init__(self, engine: FullEngine, operation_id: str, ends: threading.Event) -> None:
+        self._engine, self._id, self._ends = engine, operation_id, ends
+        self.written_at = time.monotonic()
+        self.has_ended = False
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, unless the gateway stops. Returns whether the operation has to end."""
+        self.has_ended = self.has_ended or self._ends.wait(seconds)
+        if not self.has_ended and time.monotonic() - self.written_at >= BEAT_SECONDS:
+            self.written_at = time.monotonic()
+
+            def beat(operation: Operation) -> None:
+                operation.written_us = _now_us()
+
+            changed = _change(self._engine, self._id, beat)
+            self.has_ended = changed is None or changed.state == "stopping"
+        return self.has_ended
 
 
 def _sweep(engine: Records) -> None:

@@ -727,14 +727,28 @@ class HistoryAnswer(msgspec.Struct, kw_only=True):
     full_seconds: float | None
 
 
+class CheckAnswer(msgspec.Struct):
+    """
+    A finding of the doctor. `ok`: false: something is wrong, and `advice` says what to do.
+    `available`: false: nothing is wrong, but this cannot be checked or used here.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str
+    available: bool
+
+
 class OperationAnswer(msgspec.Struct, kw_only=True):
     """
-    An operation on many messages. `state`: `lost`: its gateway has ended. `total`: how many there
-    were for it when it began; null: it was not counted. `done`: how many it has changed.
+    An operation on many messages, or a check of the store. `state`: `lost`: its gateway has ended.
+    `total`: how many there were for it when it began; null: it was not counted. `done`: how many it
+    has changed, or parts of the store it has looked at. `checks`: what the doctor found.
     """
 
     id: str
-    kind: Literal["redrive", "drop", "replay"]
+    kind: Literal["redrive", "drop", "replay", "doctor"]
     state: Literal["running", "stopping", "done", "stopped", "failed", "lost"]
     topic: str | None
     fingerprint: str | None
@@ -744,6 +758,13 @@ class OperationAnswer(msgspec.Struct, kw_only=True):
     who: str
     started: datetime
     ended: datetime | None
+    checks: list[CheckAnswer] | None = None
+
+
+class OperationBegun(msgspec.Struct):
+    """`operation`: the id of what was begun in the background; see `/v1/operations/{id}`."""
+
+    operation: str
 
 
 class OperationsAnswer(msgspec.Struct):

@@ -15,6 +15,7 @@ from laneway.errors import BadMessage
 from laneway.gateway import receipts
 from laneway.gateway.schema import (
     NULL,
+    CheckAnswer,
     DeliveryAnswer,
     EventAnswer,
     MessageAnswer,
@@ -26,9 +27,10 @@ from laneway.gateway.schema import (
 )
 from laneway.headers import cost
 from laneway.message import RAW, Message
+from laneway.safetext import without_passwords
 
 if TYPE_CHECKING:
-    from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
+    from laneway.engines.base import Check, MessageView, Overview, TierStats, TopicStats
     from laneway.gateway.operations import Operation
     from laneway.message import Draft, Lease
 
@@ -265,4 +267,16 @@ def operation_answer(operation_id: str, operation: Operation) -> OperationAnswer
         who=operation.who,
         started=moment(operation.started_us),
         ended=moment_or_none(operation.ended_us),
+        checks=[check_answer(each) for each in operation.checks] if operation.checks else None,
+    )
+
+
+def check_answer(check: Check) -> CheckAnswer:
+    """A finding of the doctor, without passwords of URLs."""
+    return CheckAnswer(
+        check.name,
+        check.ok,
+        without_passwords(check.detail),
+        without_passwords(check.advice),
+        check.available,
     )

@@ -104,6 +104,12 @@ class Browser:
         assert found.status == status, found
         return found
 
+    def json(self, path: str, method: str = "GET") -> Any:
+        """What the API answers."""
+        found = self.send(method, self.prefix + path, accept="application/json")
+        assert found.status < 300, found
+        return json.loads(found.content)
+
     def submit(self, action: str, status: int = 200, **fields: Any) -> Page:
         """Send the form of an action, and follow the redirection to the page after it."""
         pairs = [

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from laneway.engines.base.views import BY_OPERATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.engines.base.views import (
         Check,
+        DoctorStep,
         Explanation,
         HeldState,
         IdState,
@@ -440,6 +441,18 @@ class Admin(Protocol):
         Arguments: `repair`: correct what does not agree.
 
         Returns the findings, the good ones too.
+        """
+        ...
+
+    def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
+        """
+        Check as `doctor` without repairs, in small steps beside the work: it holds nobody up for
+        longer than a small read does, and pauses as long as it reads.
+
+        Arguments: `pause`: called with seconds to wait, also while a step goes on. If it answers
+        True, the check ends.
+
+        Yields steps; the last one has the findings.
         """
         ...
 

@@ -223,6 +223,18 @@ class TierStats(msgspec.Struct, gc=False):
     runnable: int = 0
 
 
+class DoctorStep(msgspec.Struct, frozen=True):
+    """
+    How far a check of the doctor is: `done` of `total` parts, whatever a part is.
+
+    `checks`: what it found, with the last step.
+    """
+
+    done: int
+    total: int
+    checks: list[Check] = []
+
+
 class LaneRate(NamedTuple):
     """A lane that can deliver: its tier, and its deliveries per second over about 10 s."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.engines.base import DoctorStep
 from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.policy_changes import PolicyChanges
@@ -45,7 +46,7 @@ from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
         Check,
@@ -463,6 +464,14 @@ class SqliteEngine(Core, PolicyChanges):
             return checks
         with self._transaction(0, durable=True) as tx:
             return checks + doctor.check_parts(tx, repair=repair)
+
+    def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
+        if self._store.path is None:  # nobody else has it, and it is small
+            yield DoctorStep(1, 1, self.doctor())
+            return
+        yield from doctor.check_steps(
+            self._store, lambda connection: self._reader(connection, None), pause
+        )
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         with self._view(now_us) as tx:

@@ -4,56 +4,116 @@ The checks of the doctor: whether the file is intact, and whether its tables agr
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import Check
+from laneway.engines.base import Check, DoctorStep
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
 from laneway.engines.shared.states import DEAD, LEASES_END, READY
 from laneway.engines.sqlite import key_limits, messages, views
 from laneway.engines.sqlite.rows import Lane
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from laneway.engines.sqlite.store import Store
     from laneway.engines.sqlite.transaction import Transaction
 
 MOST = 100_000
 """Most findings of one kind that one run repairs."""
 
+SLICE_SECONDS = 0.02
+"""So long a check in steps reads, before it pauses as long."""
+
+OPERATIONS = 20_000
+"""Operations of SQLite's virtual machine after which a statement looks at the clock: under 2 ms."""
+
 
 def check_file(store: Store) -> list[Check]:
     """SQLite's own check of the file."""
     with store.reading() as connection:
         answers = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    return [_of_answers(answers)]
+
+
+def _of_answers(answers: list[str]) -> Check:
     is_intact = answers == ["ok"]
-    return [
-        Check(
-            "file",
-            is_intact,
-            "intact" if is_intact else "; ".join(answers),
-            "" if is_intact else "restore a copy, or `sqlite3 FILE .recover`",
-        )
-    ]
+    return Check(
+        "file",
+        is_intact,
+        "intact" if is_intact else "; ".join(answers),
+        "" if is_intact else "restore a copy, or `sqlite3 FILE .recover`",
+    )
 
 
 def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
     """Whether messages, orders, leases, counts and totals agree; `repair`: make them agree."""
     tx.write_rows()  # this transaction may have leased messages of the inbox
-    checks = [
-        _lane_cache(tx),
-        _entries_without_message(tx, repair=repair),
-        _messages_nowhere(tx, repair=repair),
-        _leases_without_end(tx, repair=repair),
-        _lane_counts(tx, repair=repair),
-        _key_counts(tx, repair=repair),
-        _totals(tx, repair=repair),
-        _group_counts(tx, repair=repair),
-        _tallies(tx, repair=repair),
-        unhandled(tx.one("check_unhandled")[0]),
-    ]
+    checks = [_lane_cache(tx)]
+    for check in _CHECKS:
+        tx.flush()  # the checks read what is stored
+        checks.append(check(tx, repair=repair))
+    checks.append(_unhandled(tx))
     if repair:
         for lane in views.all_lanes(tx):
             tx.place(lane)
     return checks
+
+
+def check_steps(
+    store: Store,
+    reader: Callable[[sqlite3.Connection], Transaction],
+    pause: Callable[[float], object],
+) -> Iterator[DoctorStep]:
+    """
+    Check a file through a connection of its own, so that the one of all other calls stays free.
+    Each check reads one snapshot: then the write-ahead log never has to wait long for a reader.
+    """
+    total = len(_CHECKS) + 2
+    with closing(store.open_reader()) as connection:
+        slices = _Slices(pause)
+        connection.set_progress_handler(slices.look, OPERATIONS)
+        checks: list[Check] = []
+        for check in (_file, *_CHECKS, _unhandled):
+            connection.execute("BEGIN")
+            try:
+                checks.append(check(reader(connection)))
+            except sqlite3.Error as error:
+                if slices.has_ended:
+                    return
+                raise store.explain(error) from error
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            done = len(checks)
+            yield DoctorStep(done, total, checks if done == total else [])
+
+
+class _Slices:
+    """Lets a long statement pause as long as it works."""
+
+    def __init__(self, pause: Callable[[float], object]) -> None:
+        self._pause = pause
+        self._began = time.monotonic()
+        self.has_ended = False
+
+    def look(self) -> bool:
+        """SQLite calls it while a statement runs; True ends the statement."""
+        if time.monotonic() - self._began > SLICE_SECONDS:
+            self.has_ended = bool(self._pause(SLICE_SECONDS))
+            self._began = time.monotonic()
+        return self.has_ended
+
+
+def _file(tx: Transaction) -> Check:
+    answers = [str(row[0]) for row in tx.connection.execute("PRAGMA quick_check(10)")]
+    return _of_answers(answers)
+
+
+def _unhandled(tx: Transaction) -> Check:
+    return unhandled(tx.one("check_unhandled")[0])
 
 
 def _lane_cache(tx: Transaction) -> Check:
@@ -71,14 +131,14 @@ def _lane_cache(tx: Transaction) -> Check:
     return finding("cache", wrong, "lanes cached wrongly by this process, repaired", repair=False)
 
 
-def _entries_without_message(tx: Transaction, *, repair: bool) -> Check:
+def _entries_without_message(tx: Transaction, *, repair: bool = False) -> Check:
     orphans = tx.all("check_ready_orphans", MOST)
     if repair:
         tx.run_many("ready_delete", orphans)
     return disagreement("order", len(orphans), repair=repair)
 
 
-def _messages_nowhere(tx: Transaction, *, repair: bool) -> Check:
+def _messages_nowhere(tx: Transaction, *, repair: bool = False) -> Check:
     lost = tx.all("check_lost_messages", MOST)
     if repair:
         for (mid,) in lost:
@@ -111,15 +171,14 @@ def _restore(tx: Transaction, mid: int) -> None:
     tx.messages.save(row)
 
 
-def _leases_without_end(tx: Transaction, *, repair: bool) -> Check:
+def _leases_without_end(tx: Transaction, *, repair: bool = False) -> Check:
     endless = tx.all("check_leases", MOST)
     if repair:
         tx.run_many("event_insert", [(tx.now, LEASES_END, fence, fence) for (fence,) in endless])
     return disagreement("leases", len(endless), repair=repair)
 
 
-def _lane_counts(tx: Transaction, *, repair: bool) -> Check:
-    tx.flush()
+def _lane_counts(tx: Transaction, *, repair: bool = False) -> Check:
     wrong = tx.all("check_lane_counts", MOST)
     if repair:
         for number, ready, delayed, parked, leased in wrong:
@@ -129,8 +188,7 @@ def _lane_counts(tx: Transaction, *, repair: bool) -> Check:
     return disagreement("counts", len(wrong), repair=repair)
 
 
-def _key_counts(tx: Transaction, *, repair: bool) -> Check:
-    tx.flush()
+def _key_counts(tx: Transaction, *, repair: bool = False) -> Check:
     wrong = tx.all("check_key_states", MOST)
     if repair:
         for number, key, leased, parked in wrong:
@@ -138,8 +196,7 @@ def _key_counts(tx: Transaction, *, repair: bool) -> Check:
     return disagreement("keys", len(wrong), repair=repair)
 
 
-def _totals(tx: Transaction, *, repair: bool) -> Check:
-    tx.flush()
+def _totals(tx: Transaction, *, repair: bool = False) -> Check:
     waiting, size, leased, dead, lanes = tx.one("check_totals")
     shard = tx.shard
     wrong = sum(
@@ -167,9 +224,8 @@ def _totals(tx: Transaction, *, repair: bool) -> Check:
     return disagreement("totals", wrong + len(letters), repair=repair)
 
 
-def _group_counts(tx: Transaction, *, repair: bool) -> Check:
+def _group_counts(tx: Transaction, *, repair: bool = False) -> Check:
     """Whether groups count their lanes, and those that can deliver, as the lanes are."""
-    tx.flush()
     wrong = tx.all("check_group_counts", MOST)
     if repair:
         tx.groups.load(number for number, *_ in wrong)
@@ -178,10 +234,22 @@ def _group_counts(tx: Transaction, *, repair: bool) -> Check:
     return disagreement("groups", len(wrong), repair=repair)
 
 
-def _tallies(tx: Transaction, *, repair: bool) -> Check:
+def _tallies(tx: Transaction, *, repair: bool = False) -> Check:
     """Whether the tallies together count as many waiting messages as there are."""
-    tx.flush()
     wrong = sum(tally.waiting for tally in tx.tallies.all()) - tx.one("check_totals")[0]
     if wrong and repair:
         tx.tallies.refill(tx)
     return disagreement("history", abs(wrong), repair=repair)
+
+
+_CHECKS = (
+    _entries_without_message,
+    _messages_nowhere,
+    _leases_without_end,
+    _lane_counts,
+    _key_counts,
+    _totals,
+    _group_counts,
+    _tallies,
+)
+"""Whether the tables of a file agree with each other."""

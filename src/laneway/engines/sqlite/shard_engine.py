@@ -11,7 +11,7 @@ import heapq
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.base import BY_OPERATOR, Capabilities, Check, StorePart
+from laneway.engines.base import BY_OPERATOR, Capabilities, Check, DoctorStep, StorePart
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.coordination import ShardedCoordination
@@ -33,7 +33,7 @@ from laneway.engines.sqlite.wakeup import Wakeup
 from laneway.errors import BadMessage, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
         ArrivalListener,
@@ -733,6 +733,25 @@ class FilesEngine(FilesQueue, ShardedAdmin):
         for shard in range(self._space.shards):
             for check in self._space.on(shard, lambda file: file.doctor(repair=repair)):
                 by_name.setdefault(check.name, []).append((shard, check))
+        return self._added_up(by_name, policies_agree)
+
+    def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
+        shards = self._space.shards
+        policies_agree = self._policies_agree(repair=False)
+        by_name: dict[str, list[tuple[int, Check]]] = {}
+        for shard, file in enumerate(self._space.files):
+            step = None
+            for step in file.doctor_steps(pause):
+                yield DoctorStep(shard * step.total + step.done, shards * step.total)
+            if step is None or not step.checks:  # it has been ended
+                return
+            for check in step.checks:
+                by_name.setdefault(check.name, []).append((shard, check))
+        yield DoctorStep(1, 1, self._added_up(by_name, policies_agree))
+
+    def _added_up(
+        self, by_name: dict[str, list[tuple[int, Check]]], policies_agree: Check
+    ) -> list[Check]:
         handlers = by_name.pop(HANDLERS, [])
         checks = [_together(those) for those in by_name.values()]
         checks.insert(1, policies_agree)

@@ -377,6 +377,19 @@ class Store:
         self._set_synchronous("FULL" if is_full else "NORMAL" if self._full else "OFF")
         return self.connection
 
+    def open_reader(self) -> sqlite3.Connection:
+        """
+        Another connection, for reads that take long: they do not hold up who uses this object.
+        """
+        try:
+            connection = sqlite3.connect(
+                self.path or ":memory:", isolation_level=None, check_same_thread=False
+            )
+            connection.execute("PRAGMA query_only = 1")
+        except sqlite3.Error as error:
+            raise self.explain(error) from error
+        return connection
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """One consistent read transaction, without the write lock."""

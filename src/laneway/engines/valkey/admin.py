@@ -45,10 +45,11 @@ from laneway.engines.valkey.views import View
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
         Check,
+        DoctorStep,
         Explanation,
         ExportedMessage,
         HeldState,
@@ -516,6 +517,9 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         return doctor.check(self._space, repair=repair)
+
+    def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
+        return doctor.check_steps(self._space, pause)
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         view = self._view(now_us)

@@ -5,16 +5,22 @@ page by page, each page at one moment.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import Check
+from laneway.engines.base import Check, DoctorStep
 from laneway.engines.shared.doctor import DISAGREEMENTS, disagreement, finding, unhandled
 from laneway.engines.valkey import records, server_check
 from laneway.engines.valkey.connection import Connections
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from laneway.engines.valkey.namespace import Namespace
+
+PAGE = 50
+"""Entries that one call checks, about, see `scripts/check.lua`."""
 
 _FOUND = ("counts", "order", "messages", "leases")
 _HELD = ("waiting", "bytes", "leased", "unhandled")
@@ -25,6 +31,29 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     found: Counter[str] = Counter()
     for shard in range(space.shards):
         found += _check_shard(space, shard, repair=repair)
+    return _checks(space, found, repair=repair)
+
+
+def check_steps(space: Namespace, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
+    """Check all shards page by page, and pause after each page as long as it took."""
+    shards = range(space.shards)
+    hashes = [("HLEN", name) for name in ("lanes", "m", "l")]
+    total = sum(sum(map(int, space.read_many(shard, hashes))) for shard in shards)
+    found: Counter[str] = Counter()
+    done = 0
+    for shard in shards:
+        began = time.monotonic()
+        pages = _pages(space, shard, found, repair=False)
+        while next(pages, None) is not None:
+            done = min(done + PAGE, total)
+            yield DoctorStep(done, total)
+            if pause(time.monotonic() - began):
+                return
+            began = time.monotonic()
+    yield DoctorStep(total, total, _checks(space, found, repair=False))
+
+
+def _checks(space: Namespace, found: Counter[str], *, repair: bool) -> list[Check]:
     checks = [*_used_server(space), _rules(space, repair=repair)]
     return [
         *checks,
@@ -95,6 +124,14 @@ def _used_server(space: Namespace) -> list[Check]:
 
 def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
     found: Counter[str] = Counter()
+    for _ in _pages(space, shard, found, repair=repair):
+        pass
+    return found
+
+
+def _pages(space: Namespace, shard: int, total: Counter[str], *, repair: bool) -> Iterator[bool]:
+    """Check a shard page by page, and add what was found to the total."""
+    found: Counter[str] = Counter()
     before = space.read(shard, "GET", "shard")
     held: Counter[str] = Counter()
     for what in ("lanes", "messages", "leases"):
@@ -103,15 +140,15 @@ def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
             cursor, *counts = space.run("check", shard, 0, what, cursor, int(repair))
             found.update(dict(zip(_FOUND, counts, strict=False)))
             held.update(dict(zip(_HELD, counts[len(_FOUND) :], strict=True)))
+            yield True
             if int(cursor) == 0:
                 break
-    if repair and found.total():  # what waits for a handler is counted below
-        return found + _check_shard(
-            space, shard, repair=False
-        )  # the totals, now that the rest is right
-    found["unhandled"] += held["unhandled"]
-    found["totals"] += _totals(space, shard, before, held, repair=repair)
-    return found
+    total.update(found)
+    if repair and found.total():  # again for the totals, now that the rest is right
+        yield from _pages(space, shard, total, repair=False)
+        return
+    total["unhandled"] += held["unhandled"]
+    total["totals"] += _totals(space, shard, before, held, repair=repair)
 
 
 def _totals(

@@ -331,6 +331,12 @@ ACTIONS: dict[str, Action] = {
         _schedule("run"),
         lambda form: f"{form.exact('name')}: message {{id}}, {{outcome}}.",
     ),
+    "run_doctor": Action(
+        "Run the doctor",
+        "admin",
+        lambda _: [ApiCall("POST", "/v1/doctor")],
+        lambda _: "The doctor has begun.",
+    ),
     "stop_operation": Action(
         "Stop", "operate", _stop_operation, lambda form: f"{form.all('id')[0]}: it stops."
     ),

@@ -155,3 +155,23 @@ def test_store_parts(driver: EngineDriver) -> None:
             assert part.used > 0
         assert part.free is None or part.free >= 0
         assert part.log is None or part.log >= 0
+
+
+def test_a_check_in_steps(driver: EngineDriver) -> None:
+    """It finds what the doctor finds, pauses between its steps, and ends when it is told."""
+    for n in range(120):
+        driver.put(f"steps.{n}", "1")
+    driver.lease(5)
+    pauses: list[float] = []
+    *steps, last = driver.engine.doctor_steps(pauses.append)
+    own = {"cache"}  # of this process
+    assert {check.name for check in last.checks} | own == {
+        check.name for check in driver.engine.doctor()
+    } | own
+    assert all(check.ok for check in last.checks)
+    assert last.done == last.total
+    assert not any(step.checks for step in steps)
+    assert all(0 <= step.done <= step.total for step in steps)
+    if pauses:
+        ended = list(driver.engine.doctor_steps(lambda _: True))
+        assert not ended or len(ended) <= len(steps) + 1

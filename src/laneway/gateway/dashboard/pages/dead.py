@@ -79,7 +79,8 @@ def _operations(view: View) -> list[tuple[str, Operation]]:
     return [
         (operation_id, each)
         for operation_id, each in found
-        if (each.ended_us is None or now_us - each.ended_us < LATELY_US)
+        if each.kind != "doctor"
+        and (each.ended_us is None or now_us - each.ended_us < LATELY_US)
         and (caller.sees_all or (each.topic is not None and caller.covers(each.topic)))
     ][:MOST_OPERATIONS]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from laneway.gateway import operations
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.gateway.routes.metrics import COUNTERS
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, StorePart
     from laneway.gateway.dashboard.reader import Reader
     from laneway.gateway.dashboard.view import View
+    from laneway.gateway.operations import Operation
 
 
 def build(view: View) -> dict[str, Any]:
@@ -35,7 +37,16 @@ def build(view: View) -> dict[str, Any]:
         "gates": len(reader.gates()),
         "groups": len(reader.groups()),
         "now_us": overview.now_us,
+        "doctor": _doctor(reader),
+        "can_check": hasattr(view.engine, "doctor_steps"),
+        "may_check": view.may("admin"),
     }
+
+
+def _doctor(reader: Reader) -> tuple[str, Operation] | None:
+    """The doctor's last check, with its id."""
+    found = reader.once("operations", lambda: operations.newest(reader.engine))
+    return next((each for each in found if each[1].kind == "doctor"), None)
 
 
 def _parts(reader: Reader) -> list[StorePart]:
@@ -58,6 +69,6 @@ PAGE = Page(
     key="s",
     build=build,
     query=PageQuery,
-    fragments=("figures",),
+    fragments=("figures", "doctor"),
     is_whole=True,
 )
