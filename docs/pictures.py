@@ -40,8 +40,9 @@ from laneway.engines.base import (
     WaitCounts,
     WorkerFacts,
 )
+from laneway.engines.shared.doctor import finding
 from laneway.errors import EngineUnavailable
-from laneway.gateway import audit, tokens
+from laneway.gateway import audit, operations, tokens
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
@@ -334,6 +335,28 @@ def _audit(app: Laneway) -> None:
         audit.append(app.engine, change)
 
 
+def _doctor(engine) -> None:
+    """A check of the doctor that found something."""
+    now_us = engine.time_us()
+    checks = [
+        *(check for check in engine.doctor() if check.name != "cache"),
+        finding("policies", 1, "files that do not have the current policies", repair=False),
+    ]
+    operation = operations.Operation(
+        kind="doctor",
+        who="ann",
+        done=len(checks),
+        total=len(checks),
+        state="done",
+        started_us=now_us - 310 * SECOND,
+        written_us=now_us - 300 * SECOND,
+        ended_us=now_us - 300 * SECOND,
+        checks=checks,
+    )
+    record = msgspec.json.encode(operation)
+    engine.record_swap(operations.KIND, f"{operations.PREFIX}0000demo", None, record)
+
+
 def _write_history(engine) -> None:
     """Two hours of rows by 10 s, and a week by quarter of an hour."""
     now_us = engine.time_us()
@@ -609,6 +632,7 @@ def main() -> None:
         elif arguments.store != "empty":
             fill(app)
             _audit(app)
+            _doctor(app.engine)
         with serving(app, beats=arguments.store == "busy") as url:
             take(url, arguments.folder, arguments, breaking(app, arguments.store), shown)
     if arguments.sheets:
