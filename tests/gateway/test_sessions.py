@@ -316,6 +316,19 @@ def test_scopes_of_a_session(web: Api, shop: Laneway) -> None:
     wait_until(lambda: visit(web, "GET", "/v1/topics", cookie).status == 401)
 
 
+def test_logout_ends_what_is_open(web: Api, shop: Laneway) -> None:
+    """A page that is live shows nothing more."""
+    _, text = new_token(shop)
+    cookie, _ = log_in(web, text)
+    connection = web.open()
+    connection.request("GET", "/v1/events", headers=cookie)
+    events = connection.getresponse()
+    assert events.readline() == b"event: overview\n"
+    web("POST", "/logout", b"{}", headers={**cookie, **JSON})
+    assert events.read() is not None  # to its end
+    connection.close()
+
+
 def test_logout(web: Api, shop: Laneway, folder: Path) -> None:
     """It ends this session at every gateway, also for who copied the cookie, and no other one."""
     _, text = new_token(shop)

@@ -216,6 +216,55 @@ def test_revoked_and_expired(api: Api, store: str) -> None:
     assert "expired" in brief.problem("GET", "/v1/topics", status=401)["detail"]
 
 
+def test_open_requests_of_a_revoked_token(api: Api, store: str, app: Laneway) -> None:
+    """What waits or streams ends, too, and gets no more messages; what it held goes back."""
+    token_id, text = created(store, "open", *(f"--scope={each}" for each in SCOPES))
+    short = Api(api.port, token=text)
+    app.publish("end.stream", 1)
+    header = {"authorization": f"Bearer {text}"}
+    streams = {}
+    for path in ("/v1/lease/stream?topics=end.stream", "/v1/events"):
+        connection = short.open()
+        connection.request("GET", path, headers=header)
+        streams[path] = connection, connection.getresponse()
+        while not streams[path][1].readline().startswith(b"data"):
+            pass
+    lines = short.open()
+    lines.putrequest("POST", "/v1/messages")
+    for name, value in {**header, "content-type": "application/x-ndjson"}.items():
+        lines.putheader(name, value)
+    lines.putheader("transfer-encoding", "chunked")
+    lines.endheaders()
+    line = b'{"topic": "end.lines"}\n'
+    lines.send(b"%x\r\n%b\r\n" % (len(line), line))
+    answers = lines.getresponse()
+    assert json.loads(answers.readline())["outcome"] == "accepted"
+    poll = short.open()
+    poll.request(
+        *("POST", "/v1/lease", b'{"wait": 60, "topics": ["end.poll"]}'),
+        {**header, "content-type": "application/json"},
+    )
+    waiting = b'laneway_gateway_waiting{kind="lease"} 2\n'  # the stream, too
+    wait_until(lambda: waiting in api("GET", "/metrics").content)
+    run(store, "token", "revoke", token_id)
+    for connection, response in streams.values():
+        assert response.read() is not None  # to its end
+        connection.close()
+    answer = poll.getresponse()
+    assert (answer.status, json.loads(answer.read())["detail"]) == (
+        401,
+        "the token has been revoked",
+    )
+    app.publish("end.poll", 1)
+    wait_until(lambda: app.topic("end.stream").stats().ready == 1)
+    assert app.topic("end.poll").stats().ready == 1
+    lines.send(b"%x\r\n%b\r\n" % (len(line), line))
+    assert "revoked" in json.loads(answers.readline())["problem"]
+    assert app.topic("end.lines").stats().ready == 1
+    poll.close()
+    lines.close()
+
+
 def test_rate_of_a_token(api: Api, store: str) -> None:
     """Requests beyond the rate are refused with the time to wait."""
     limited = with_token(api, store, "--scope", "read", "--rate", "3/s")

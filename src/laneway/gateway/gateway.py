@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import secrets
@@ -123,8 +124,15 @@ class Gateway:
                 return
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path = scope["method"], "unknown"
         request = Request(scope, receive, send, self.prefix, self.services.readers)
+        try:
+            await self._answer_all(request)
+        finally:
+            if request.was_opened:
+                self.services.open_requests.remove(request)
+
+    async def _answer_all(self, request: Request) -> None:
+        method, path = request.method, "unknown"
         if self.cors_origins and cors.is_allowed(request, self.cors_origins):
             request.more_headers = cors.headers(request)
             if cors.is_preflight(request):
@@ -166,6 +174,8 @@ class Gateway:
             caller = self.known_caller(request, route) or await self._read_caller(request, route)
             if caller.scopes.isdisjoint(route.own_scopes):
                 caller.check_scope(route.scope)
+        if caller.token is not None or caller.session is not None:
+            request.on_open = functools.partial(self.services.open_requests.add, caller=caller)
         query = route.no_query
         if query is None or request.scope["query_string"]:
             query = _converted(request.query, route.query)

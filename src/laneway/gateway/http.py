@@ -173,12 +173,14 @@ class Request:
     """One request. Its body is read by `body`, `chunks` or `lines`, once."""
 
     __slots__ = (
+        "_ended",
         "_ends_at",
         "_exchange",
         "_is_read",
         "_limit",
         "_media_type",
         "_prefix",
+        "_problem",
         "_query",
         "_readers",
         "_receive",
@@ -187,6 +189,7 @@ class Request:
         "headers",
         "method",
         "more_headers",
+        "on_open",
         "scope",
         "security",
     )
@@ -206,6 +209,10 @@ class Request:
         self._readers = readers
         self._limit: asyncio.Timeout | None = None
         self._ends_at: float | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._problem: Problem | None = None
+        self.on_open: Callable[[Request], None] | None = None
+        """Called before it waits or streams; from then on `end` may be called."""
         self.scope = scope
         self._prefix: str = scope.get("root_path") or prefix
         self.method: str = scope["method"]
@@ -378,12 +385,15 @@ class Request:
 
     async def lines(self) -> AsyncIterator[list[bytes]]:
         """
-        The lines of the body as they arrive, without empty ones. Raises as `body`, for each line.
+        The lines of the body as they arrive, without empty ones. Raises as `body`, for each line,
+        and the problem of `end`.
         """
         self._check_coding()
+        self._open()
         rest, is_last = b"", False
         while not is_last:
             chunk, is_last = await self._next_chunk()
+            self._check_ended()
             *lines, rest = (rest + chunk).split(b"\n")
             if found := [line for line in lines if line.strip()]:
                 yield found
@@ -431,19 +441,46 @@ class Request:
 
     # A client that goes away
 
+    def _open(self) -> asyncio.Future[None]:
+        """The request waits or streams. Returns what is done once `end` was called."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if self.on_open is not None:
+                self.on_open(self)
+        return self._ended
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether it has waited or streamed, so that `on_open` was called."""
+        return self._ended is not None
+
+    def end(self, problem: Problem) -> None:
+        """End what waits or streams, because its caller may no longer have it. On the loop."""
+        if self._ended is not None and not self._ended.done():
+            self._problem = problem
+            self._ended.set_result(None)
+
+    def _check_ended(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
         """
-        Await `work`. If the client goes meanwhile, cancel it and raise Disconnected.
+        Await `work`. If the client goes meanwhile, cancel it and raise Disconnected, and if `end`
+        is called, its problem.
 
         For a request whose body has been read.
         """
+        ended = self._open()
         task = asyncio.ensure_future(work)
         gone = self._when_gone()
-        waits: set[asyncio.Future[Any]] = {task, gone}
+        waits: set[asyncio.Future[Any]] = {task, gone, ended}
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
+            if not ended.done():
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    return task.result()
+            self._check_ended()
             raise Disconnected
         finally:
             await _cancel(gone)
@@ -513,7 +550,7 @@ class Request:
         return self.is_packed and "json" not in accepted
 
     async def stream(self, stream: Stream) -> None:
-        """Send an answer piece by piece. It ends early if the client goes."""
+        """Send an answer piece by piece. It ends early if the client goes, or after `end`."""
         exchange = self._exchange
         async with contextlib.aclosing(stream.chunks) as chunks:  # type: ignore[type-var]
             if exchange is not None:
@@ -532,15 +569,20 @@ class Request:
                 }
             )
             if self.method != "HEAD":
-                async for chunk in chunks:
-                    if exchange is not None and exchange.is_lost:
-                        raise Disconnected  # asyncio logs writes to a lost connection
-                    await self._send(
-                        {"type": "http.response.body", "body": chunk, "more_body": True}
-                    )
+                try:
+                    async for chunk in chunks:
+                        await self._send_chunk(chunk)
+                except Problem as problem:
+                    if problem is not self._problem:
+                        raise
             if exchange is not None:
                 exchange.end_stream()
             await self._send({"type": "http.response.body", "body": b""})
+
+    async def _send_chunk(self, chunk: bytes) -> None:
+        if self._exchange is not None and self._exchange.is_lost:
+            raise Disconnected  # asyncio logs writes to a lost connection
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

@@ -12,6 +12,7 @@ from laneway.gateway import receipts
 from laneway.gateway.credits import Credits
 from laneway.gateway.feed import Feed
 from laneway.gateway.long_poll import LongPolls
+from laneway.gateway.open_requests import OpenRequests
 from laneway.gateway.operations import Operations
 from laneway.gateway.sessions import Sessions
 from laneway.gateway.shared_key import shared_key
@@ -71,6 +72,7 @@ class Services:
         self.waits = Waits()
         self.operations = Operations(host)
         self.feed = Feed(self)
+        self.open_requests = OpenRequests(self)
         self.is_stopping = False
         self.is_closed = False
         self._receipt_key: bytes | None = None

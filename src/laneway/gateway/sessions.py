@@ -36,6 +36,8 @@ from laneway.gateway.shared_key import shared_key
 from laneway.gateway.tokens import unauthenticated
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from laneway.engines.base import Records
     from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
@@ -241,6 +243,17 @@ class Sessions:
         """The caller of a session that a local login began; None: it has a token."""
         is_local = self._has_local and session.token == local_login.SESSION_OWNER
         return EVERYTHING if is_local else None
+
+    def ended(self, sessions: Collection[Session]) -> dict[str, Problem]:
+        """The ids of sessions that have ended, with the problem to answer. Blocks."""
+        some, now_s = list(sessions), time.time()
+        ids = [each.id for each in some]
+        records = self._host.engine.record_read("session", ids) if ids else ()
+        return {
+            each.id: _ended()
+            for each, record in zip(some, records, strict=True)
+            if record is not None or each.expires_s <= now_s
+        }
 
     def _session(self, request: Request, key: bytes) -> Session:
         session = read(key, _cookie(request) or "")

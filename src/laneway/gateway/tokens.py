@@ -25,7 +25,7 @@ from laneway.gateway.problems import Problem
 from laneway.policy import CONTROL, check_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
     from laneway.engines.base import Records
     from laneway.gateway.host import Host
@@ -285,6 +285,19 @@ class TokenCheck:
         if record is not None and _is_use_due(record):
             self._note_use(token_id)
         return caller
+
+    def ended(self, token_ids: Collection[str]) -> dict[str, Problem]:
+        """The tokens that have been revoked or have expired, with the problem to answer. Blocks."""
+        ids = list(token_ids)
+        found: dict[str, Problem] = {}
+        for token_id, stored in zip(
+            ids, self._host.engine.record_read("token", ids) if ids else (), strict=True
+        ):
+            if stored is None:
+                found[token_id] = unauthenticated("the token has been revoked")
+            elif _has_expired(record := _read(stored)):
+                found[token_id] = unauthenticated(f'the token "{record.name}" has expired')
+        return found
 
     def _read(self, token_id: str) -> Token | None:
         """The record of a token, as the store has it now. Blocks."""

@@ -104,6 +104,12 @@ function close() {
   texts.clear();
 }
 
+// A refused stream is not opened again by itself.
+async function retry(refused) {
+  const { status } = await fetch(url, { method: "HEAD" }).catch(() => ({}));
+  if (refused === stream) status === 401 ? location.reload() : open();
+}
+
 function open() {
   const place = main();
   close();
@@ -119,6 +125,7 @@ function open() {
   });
   stream.addEventListener("full", (event) => { problem = JSON.parse(event.data); close(); state(); });
   stream.onopen = () => texts.clear();
+  stream.onerror = ({ target }) => { if (target.readyState === 2) setTimeout(retry, 2000, target); };
   for (const fragment of place.querySelectorAll("[data-fragment]")) {
     const name = fragment.id;
     stream.addEventListener(name, (event) => {

@@ -1,5 +1,4 @@
-// The one-time login is in the fragment, which no request has. It is taken out of the address at
-// once, so that it is in no history, and sent.
+// The one-time login is in the fragment: no request has it, and taken out, no history.
 const code = decodeURIComponent(location.hash.slice(1));
 if (code) {
   history.replaceState(null, '', location.pathname + location.search);
