@@ -15,7 +15,7 @@ KEYS = 1_500
 
 
 def test_a_changed_limit_looks_at_a_bounded_number_of_keys(opened: Opened) -> None:
-    """A call makes at most 200 messages ready; the next calls go on, until none is parked."""
+    """A call makes at most 100 messages ready; the next calls go on, until none is parked."""
     engine = opened(server().url)
     engine.policy_set("code", "a", {"key_concurrency": 1})
     for _ in range(2):
@@ -29,10 +29,20 @@ def test_a_changed_limit_looks_at_a_bounded_number_of_keys(opened: Opened) -> No
         engine._space.run("tick", 0, None, 1000)  # type: ignore[attr-defined]
         assert len(parked) < 30
     steps = [before - after for before, after in pairwise(parked)]
-    assert max(steps) <= 200
+    assert max(steps) <= 100
     assert sum(steps) == KEYS
     assert len(engine.lease(KEYS).leases) == KEYS
     assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_call_parks_a_bounded_number_of_messages(opened: Opened) -> None:
+    engine = opened(server().url)
+    engine.policy_set("code", "a", {"key_concurrency": 1})
+    engine.put([Draft("a", b"", key="k") for _ in range(500)])
+    assert len(engine.lease(10).leases) == 1  # by one call, which ends early
+    assert engine.topic_stats("a").parked == 200
+    assert not engine.lease(10).leases
+    assert engine.topic_stats("a").parked == 499
 
 
 def test_hashes_of_keys_are_tables(opened: Opened) -> None:

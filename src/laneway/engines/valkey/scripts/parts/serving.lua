@@ -1023,7 +1023,7 @@ local serving = part(function(serving)
     -- The numbers of the lane's next messages that their keys admit, at most so many, and the slots
     -- of their keys (false: none). Those before them whose keys are at a limit are parked.
     function next_within_limits(given, policy, most, folded)
-        local lane, found, slots, rooms, parked = given.lane, {}, {}, {}, 0
+        local lane, found, slots, rooms = given.lane, {}, {}, {}
         local size, is_last = most, false
         while #found < most and not is_last do
             local first, wanted = #found + 1, #found + size
@@ -1045,17 +1045,18 @@ local serving = part(function(serving)
                     rooms[slot] = room - 1
                 end
                 if slot and room <= 0 then
+                    if calls.parked >= key_limits.MOST then -- the next call goes on
+                        calls.cut, is_last = true, true
+                        break
+                    end
                     key_limits.park(lane, policy, slot, messages.take(mid, stored))
-                    parked = parked + 1
+                    calls.parked = calls.parked + 1
                 else
                     found[#found + 1], slots[#slots + 1] = mid, slot
                     calls.read[mid], calls.slot_of[mid] = stored, slot
                 end
             end
             is_last = is_last or #mids < wanted
-            if parked >= key_limits.MOST and #found < most and not is_last then
-                calls.cut, is_last = true, true
-            end
             size = MOST_READ
         end
         return found, slots
@@ -1396,7 +1397,7 @@ local serving = part(function(serving)
             -- by number, of messages whose keys have limits: their records and slots
             read = alone and alone.read or {}, slot_of = {},
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
-            chunk = CHUNK, cut = false,
+            chunk = CHUNK, cut = false, parked = 0,
             -- lanes that wait in the heap behind open gates, and those that could deliver nothing
             ahead = 0, refused = 0, is_halted = false,
             max_lease = max_lease or math.huge }
