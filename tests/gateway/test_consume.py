@@ -209,7 +209,9 @@ def test_stop_ends_full_streams_and_waits(store: str) -> None:
         while not answer.readline().startswith(b"data: "):
             pass
         wait.request("GET", f"/v1/jobs/{job.id}/wait?timeout=60")
-        time.sleep(0.3)  # a request that is only sent cannot be seen from here
+        wait_until(
+            lambda: b'laneway_gateway_waiting{kind="job"} 1\n' in api("GET", "/metrics").content
+        )
         began = time.monotonic()
     assert time.monotonic() - began < 8
     assert json.loads(wait.getresponse().read())["status"] == "pending"

@@ -18,6 +18,7 @@ from laneway import Laneway, Receipt
 from laneway.errors import EngineUnavailable
 from laneway.gateway import server, tokens
 from laneway.gateway.gateway import Gateway
+from laneway.testing.servers import until
 
 PATH = b"/v1/topics/fast/messages"
 JSON = b"content-type: application/json"
@@ -56,6 +57,11 @@ class Served:
         assert not self._thread.is_alive()
         self.gateway.close()
 
+    def _awaits_more(self) -> bool:
+        """Whether a request has begun whose body is not complete."""
+        cycles = [each.cycle for each in list(self._server.server_state.connections)]  # type: ignore[union-attr]
+        return any(cycle is not None and cycle.more_body for cycle in cycles)
+
     def connect(self) -> socket.socket:
         raw = socket.create_connection(("127.0.0.1", self.port))
         raw.settimeout(20)
@@ -68,10 +74,7 @@ class Served:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for piece in pieces[:-1]:
                 raw.sendall(piece)
-                raw.settimeout(0.05)
-                with pytest.raises(TimeoutError):  # it was read, and there is no answer yet
-                    raw.recv(1)
-            raw.settimeout(20)
+                until(self._awaits_more, "the server to read a piece")
             raw.sendall(pieces[-1])
             return *answer_of(raw), any(self.taken)
 
@@ -305,13 +308,14 @@ def test_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert raw.recv(1) == b""
 
 
-def test_tokens(tmp_path: Path) -> None:
+def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token's scopes, topics and rate hold, and a request takes one permit."""
+    monkeypatch.setattr(tokens, "CACHE_SECONDS", 600.0)  # the second request finds the token
     with serving(tmp_path) as served:
         engine = served.app.engine
         _, reader, _ = tokens.create(engine, "reader", ["read"])
         _, narrow, _ = tokens.create(engine, "narrow", ["publish"], topics=["other.*"])
-        _, slow, _ = tokens.create(engine, "slow", ["publish"], rate=0.5)
+        _, slow, _ = tokens.create(engine, "slow", ["publish"], rate=0.01)
 
         def sent(token: str) -> tuple[str, Any]:
             first = served.ask(post(b"{}", JSON, b"authorization: Bearer " + token.encode()))
@@ -328,7 +332,7 @@ def test_tokens(tmp_path: Path) -> None:
         assert "is for topics other.*, not for fast" in again[2]["detail"]
         status, (first, again) = sent(slow)
         assert (first[0], status) == (b"HTTP/1.1 201 Created", "429")
-        assert again[1]["retry-after"] in ("1", "2", "3")
+        assert 1 <= int(again[1]["retry-after"]) <= 200
         bad = served.ask(post(b"{}", JSON, b"authorization: Bearer " + b"lw_x"))
         assert (bad[0], bad[-1]) == (b"HTTP/1.1 401 Unauthorized", True)
         assert bad[1]["www-authenticate"] == "Bearer"

@@ -39,14 +39,17 @@ def test_breaker_of_a_dead_endpoint(
     for n in range(50):
         app.publish("push.x", n)
     with running(app):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
+        looked = time.monotonic()
         while endpoint.info().state != "open" and time.monotonic() < deadline:
+            looked = time.monotonic()
             time.sleep(0.01)
         assert endpoint.info().state == "open"
-        opened_at = len(receiver.requests)
-        assert opened_at <= 5 + 2 + 2  # the limit of concurrency="auto", and a probe or two
+        opened_at, opened = len(receiver.requests), time.monotonic()
+        # The limit of concurrency="auto", and a probe or two.
+        assert opened_at <= 5 + 2 + 2 + (opened - looked) / 0.05
         time.sleep(0.5)
-        assert len(receiver.requests) - opened_at <= 8
+        assert len(receiver.requests) - opened_at <= 5 + (time.monotonic() - opened) / 0.2
         counted = max(message.attempt for message in app.topic("push.x").peek(50))
         assert counted <= 6
         assert stored_counts.open_breakers(app.engine) == ["push.x"]
@@ -76,7 +79,7 @@ def test_an_operator_ends_the_back_off_of_a_breaker(
     endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
     for n in range(10):
         app.publish("push.x", n)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with running(app):
         while endpoint.info().state != "open" and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -95,16 +98,17 @@ def test_a_busy_endpoint_backs_off_at_once(
     before goes back once, and is not leased again and again meanwhile.
     """
     monkeypatch.setattr("laneway.push.sender.FIRST_BUSY_SECONDS", 0.1)
-    status, times = [503], []
+    status, times, leased_until = [503], list[float](), list[int]()
+    leased = 0  # messages, and how many until each request
 
     def answer() -> tuple[int, dict[str, str]]:
+        leased_until.append(leased)
         times.append(time.monotonic())
         return status[0], {}
 
     receiver.answers["/x"] = answer
     app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
     app.publish_many(Message("push.x", n) for n in range(100))
-    leased = 0
     lease = app.engine.lease
 
     def counted(*arguments: Any, **named: Any) -> Any:
@@ -114,12 +118,12 @@ def test_a_busy_endpoint_backs_off_at_once(
         return batch
 
     monkeypatch.setattr(app.engine, "lease", counted)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with running(app):
         while len(times) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         status[0] = 200
-        assert leased <= 2 * 5  # the first limit of concurrency="auto", at each probe
+        assert leased_until[4] <= 2 * 5  # the first limit of concurrency="auto", at each probe
         while app.topic("push.x").stats().done < 100 and time.monotonic() < deadline:
             time.sleep(0.02)
     assert app.topic("push.x").stats().done == 100

@@ -100,9 +100,14 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 def answers(
-    port: int, count: int = 1, *, scheme: str = "http", ca: str | None = None, pause: float = 0.0
+    port: int,
+    count: int = 1,
+    *,
+    scheme: str = "http",
+    ca: str | None = None,
+    go_on: threading.Semaphore | None = None,
 ) -> list[Answer]:
-    """The answers to requests, one after the other."""
+    """The answers to requests, one after the other; each waits for `go_on` before the next."""
 
     async def send() -> list[Answer]:
         loop = asyncio.get_running_loop()
@@ -121,7 +126,9 @@ def answers(
                 )
             )
             found.append(await asyncio.wait_for(answered, 10))
-            await asyncio.sleep(pause)
+            if go_on is not None:
+                assert await asyncio.to_thread(go_on.acquire, timeout=20)
+            await asyncio.sleep(0)  # a connection that is idle may have received something
         sender.close()
         return found
 
@@ -185,7 +192,7 @@ def test_answers_without_an_end(
 
     began = time.monotonic()
     (answer,) = answers(serve(behave).port)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     assert answer.status in (100, 103, 200) or answer.error in ("too_large", "timeout")
 
 
@@ -195,15 +202,18 @@ def test_what_an_idle_connection_receives_answers_nothing(serve: Callable[..., S
     received.
     """
 
+    sent = threading.Semaphore(0)
+
     def behave(connection: Connection) -> None:
         while True:
             connection.request()
             connection.send(OK)
-            time.sleep(0.02)
+            time.sleep(0.02)  # the answer has been read by then, or it is read with what follows
             connection.send(b"HTTP/1.1 201 unasked\r\ncontent-length: 0\r\n\r\n")
+            sent.release()
 
     server = serve(behave)
-    assert [each.status for each in answers(server.port, 4, pause=0.1)] == [200] * 4
+    assert [each.status for each in answers(server.port, 4, go_on=sent)] == [200] * 4
     assert server.requests == ["/0", "/1", "/2", "/3"]
 
 
@@ -232,7 +242,7 @@ def test_tls(serve: Callable[..., Server], tmp_path: Path) -> None:
             connection.send(OK)
 
     server = serve(behave, context)
-    found = answers(server.port, 3, scheme="https", ca=authority, pause=0.05)
+    found = answers(server.port, 3, scheme="https", ca=authority)
     assert [each.status for each in found] == [200] * 3
     assert server.connections == 1
     assert [each.error for each in answers(server.port, scheme="https")] == ["tls"]

@@ -5,6 +5,7 @@ died are passed over.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -14,11 +15,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from laneway.engines.base import FullEngine, WorkListener
+from laneway.engines.valkey import wakeup
 from laneway.message import Batch, Draft, Settlement
 from laneway.testing.servers import Server, until
 from tests.conformance.valkey_setups import cluster, server
 
 Opened = Callable[..., FullEngine]
+
+
+LOOK_AGAIN = wakeup.LOOK_AGAIN
+
+
+@pytest.fixture(autouse=True)
+def _nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits learns of work by a notification only, however slow the machine is."""
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)
 
 
 class Waiter(threading.Thread):
@@ -58,13 +69,13 @@ def test_a_message_rings_one(opened: Opened, where: str) -> None:
     waiters = [Waiter(engine) for _ in range(3)]
     listening(engine, 3)
     engine.put([Draft("a", b"1")])
-    until(lambda: any(waiter.answer for waiter in waiters), "one that was notified", 4.0)
+    until(lambda: any(waiter.answer for waiter in waiters), "one that was notified")
     time.sleep(0.1)  # the others sleep on
     assert sum(waiter.answer is not None for waiter in waiters) == 1
     engine.lease(10)
     engine.interrupt()
     for waiter in waiters:
-        waiter.join(5)
+        waiter.join(20)
         assert not waiter.is_alive()
     assert [waiter.answer for waiter in waiters].count(True) == 1
 
@@ -74,7 +85,7 @@ def test_what_is_due_wakes_one_of_them_in_time(opened: Opened) -> None:
     began = time.monotonic()
     engine.put([Draft("a", b"1", delay_us=400_000)])
     waiters = [Waiter(engine) for _ in range(5)]
-    until(lambda: any(waiter.answer for waiter in waiters), "one that looked", 4.0)
+    until(lambda: any(waiter.answer for waiter in waiters), "one that looked")
     assert min(waiter.ended for waiter in waiters if waiter.answer) - began > 0.35
     assert len(engine.lease(10).leases) == 1
     engine.interrupt()
@@ -86,9 +97,9 @@ def test_an_earlier_event_is_notified(opened: Opened) -> None:
     waiter = Waiter(engine)
     listening(engine, 1)
     engine.put([Draft("b", b"2", delay_us=300_000)])
-    waiter.join(4)
+    waiter.join(20)
     assert waiter.answer
-    assert waiter.took < 3
+    assert waiter.took < 20
 
 
 def test_a_full_lease_rings_the_next(opened: Opened) -> None:
@@ -99,7 +110,7 @@ def test_a_full_lease_rings_the_next(opened: Opened) -> None:
     engine.put([Draft("a", b"%d" % n) for n in range(10)])
     until(lambda: any(waiter.answer for waiter in waiters), "the first")
     engine.lease(5)
-    until(lambda: all(waiter.answer for waiter in waiters), "the second", 4.0)
+    until(lambda: all(waiter.answer for waiter in waiters), "the second")
 
 
 def test_a_full_worker_passes_on_what_it_cannot_start(opened: Opened) -> None:
@@ -113,7 +124,7 @@ def test_a_full_worker_passes_on_what_it_cannot_start(opened: Opened) -> None:
     engine.put([Draft("a", b"1")])
     until(lambda: any(waiter.answer for waiter in waiters), "the first")
     assert not engine.lease(5, startable=0).leases
-    until(lambda: all(waiter.answer for waiter in waiters), "the second", 4.0)
+    until(lambda: all(waiter.answer for waiter in waiters), "the second")
 
 
 def test_pools_and_named_topics(opened: Opened) -> None:
@@ -123,11 +134,11 @@ def test_pools_and_named_topics(opened: Opened) -> None:
     listening(engine, 1, "waiters:gpu")
     listening(engine, 1, "choosy:default")
     engine.put([Draft("a", b"1")])
-    named.join(4)
+    named.join(20)
     assert named.answer
     assert other.answer is None
     engine.put([Draft("g.1", b"1")])
-    other.join(4)
+    other.join(20)
     assert other.answer
 
 
@@ -153,25 +164,26 @@ def test_who_was_killed_is_passed_over(opened: Opened) -> None:
 def test_waiting_ends_by_its_time(opened: Opened) -> None:
     engine = opened(server().url)
     waiter = Waiter(engine, 0.2)
-    waiter.join(5)
+    waiter.join(20)
     assert waiter.answer is False
     listening(engine, 0)
 
 
-def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
+def test_many_idle_waiters_ask_nothing(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     They look every five seconds by themselves, each at its own moment: no more calls than that.
     """
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", LOOK_AGAIN)
     with Server() as own:
         engine = opened(own.url)
         waiters = [Waiter(engine, 60) for _ in range(50)]
         listening(engine, 50)
-        before = _scripts(own)
+        before, began = _scripts(own), time.monotonic()
         time.sleep(2.0)  # that nothing is asked shows in no event
-        assert _scripts(own) - before <= 50
+        assert _scripts(own) - before <= 50 * math.ceil((time.monotonic() - began) / LOOK_AGAIN)
         engine.interrupt()
         for waiter in waiters:
-            waiter.join(10)
+            waiter.join(20)
 
 
 def _scripts(own: Server) -> int:
@@ -190,7 +202,7 @@ def test_a_lost_connection_is_opened_again(opened: Opened) -> None:
         listening(engine, 1)
         own.run("CLIENT", "KILL", "TYPE", "pubsub")
         engine.put([Draft("a", b"1")])
-        waiter.join(10)
+        waiter.join(20)
         assert waiter.answer
         leases = engine.lease(1).leases
         assert engine.settle([Settlement(lease.handle, lease.fence) for lease in leases]) == [
@@ -205,11 +217,11 @@ def test_a_waiting_worker_is_notified_before_a_busy_one(opened: Opened) -> None:
     waiter = Waiter(engine)
     listening(engine, 1)
     engine.put([Draft("a", b"1")])
-    waiter.join(4)
+    waiter.join(20)
     assert waiter.answer
     assert not listener.poll(0.1), "one is enough"
     engine.put([Draft("b", b"1")])
-    assert listener.poll(4), "nobody waits any more"
+    assert listener.poll(20), "nobody waits any more"
     listener.close()
     listening(engine, 0, "arrivals:default")
 
@@ -232,7 +244,7 @@ class Listening:
         LISTENERS.append(self.listener)
         assert self.listener.poll(0.0, startable) is False
 
-    def received(self, timeout: float = 4.0) -> Batch | bool:
+    def received(self, timeout: float = 20.0) -> Batch | bool:
         return self.listener.poll(timeout, 10)
 
 
@@ -317,6 +329,6 @@ def test_nothing_is_leased_to_a_listener_that_is_gone(opened: Opened) -> None:
         gone.listener.close()
         until(lambda: int(own.info("pubsub_clients")) == 1, "the server to see it gone")
         engine.put([Draft("a", b"1")])
-        other.join(4)
+        other.join(20)
         assert other.answer
         assert len(engine.lease(10).leases) == 1

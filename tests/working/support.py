@@ -45,7 +45,7 @@ class Running:
         self.worker.stop()
 
     def join(self) -> Summary:
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the worker did not end"
         assert self.summary is not None
         return self.summary
@@ -55,7 +55,7 @@ class Running:
         self.join()
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until a condition holds; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -76,7 +76,7 @@ class Held:
             self._loop.call_soon(done.set)  # behind the flush
 
         self._loop.call_soon_threadsafe(end)
-        assert done.wait(10)
+        assert done.wait(60)
         return ended
 
 
@@ -111,15 +111,15 @@ class Gathering:
             raise ValueError("refused")
         return self.settle_as_another(settlements, **named)
 
-    def begin(self, seconds: float) -> None:
-        """Until everything is leased and the worker has begun to gather for so long."""
+    def begin(self) -> None:
+        """Until everything is leased and the worker has begun to gather, for `LONG`."""
         until(lambda: hasattr(self.running.worker, "_engine_thread"))
         self.thread = self.running.worker._engine_thread
         until(lambda: Held.last is not None and len(Held.last.units) == SLOTS)
         while len(self.thread.held) < COUNT / 2:
             self.end()  # its pace says how much is leased ahead
             threading.Event().wait(0.03)
-        self._monkeypatch.setattr(engine_thread, "GATHER_SECONDS", seconds)
+        self._monkeypatch.setattr(engine_thread, "GATHER_SECONDS", LONG)
         self._monkeypatch.setattr(settler, "PACE_WINDOW_SECONDS", 1_000.0)
         for _ in range(5):
             self.thread.settler.pace = 1.0  # so what is leased lasts for longer
@@ -134,6 +134,11 @@ class Gathering:
         """End messages, of which each ends by itself."""
         assert Held.last is not None
         return [unit for _ in range(count) for unit in Held.last.end()]
+
+    def settle_now(self, ended: list[WorkerDelivery]) -> None:
+        """End the gathering, as its time does, and wait until these are settled."""
+        self.thread.has_work.set()
+        self.until_settled(ended)
 
     def until_settled(self, ended: list[WorkerDelivery]) -> None:
         until(lambda: not any(unit.lease.fence in self.thread.held for unit in ended))
@@ -151,14 +156,14 @@ def gathering(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gatheri
 
 def test_what_ends_meanwhile_is_settled_together(gathering: Gathering) -> None:
     """By one call of the engine, at the end of the gathering."""
-    gathering.begin(1.0)
-    gathering.until_settled(gathering.end(5))
+    gathering.begin()
+    gathering.settle_now(gathering.end(5))
     assert [len(call) for call in gathering.calls] == [5]
 
 
 def test_a_stop_settles_what_has_gathered(gathering: Gathering) -> None:
     """Without waiting for the end of the gathering; what has not begun is released uncounted."""
-    gathering.begin(LONG)
+    gathering.begin()
     gathering.end(5)
     done = gathering.app.topic("t").stats().done
     assert gathering.calls == []
@@ -178,14 +183,14 @@ def test_a_stop_settles_what_has_gathered(gathering: Gathering) -> None:
 
 def test_a_lease_that_was_lost_meanwhile(gathering: Gathering) -> None:
     """Its settlement is answered as lost; the others are acked, and the message is delivered."""
-    gathering.begin(1.0)
+    gathering.begin()
     ended = gathering.end(5)
     lost = ended[2].lease
     assert gathering.settle_as_another([Settlement(lost.handle, lost.fence, "release")]) == [
         "released"
     ]
     acked = gathering.thread.settler.summary.acked
-    gathering.until_settled(ended)
+    gathering.settle_now(ended)
     summary = gathering.thread.settler.summary
     assert [len(call) for call in gathering.calls] == [5]
     until(lambda: (summary.acked - acked, summary.lost) == (4, 1))
@@ -196,10 +201,10 @@ def test_a_lease_that_was_lost_meanwhile(gathering: Gathering) -> None:
 
 def test_a_settlement_that_the_store_refuses(gathering: Gathering) -> None:
     """It costs no other: they are acked, each once, and it alone is a dead letter."""
-    gathering.begin(1.0)
+    gathering.begin()
     ended = gathering.end(5)
     gathering.refused = ended[2].lease.fence
-    gathering.until_settled(ended)
+    gathering.settle_now(ended)
     (letter,) = gathering.app.dead_letters()
     assert letter.message.id == ended[2].lease.id
     assert "cannot be settled" in (letter.reason or "")
@@ -211,10 +216,10 @@ def test_a_settlement_that_the_store_refuses(gathering: Gathering) -> None:
 
 def test_a_store_that_is_away_when_the_gathering_ends(gathering: Gathering) -> None:
     """All of them are settled when it is back, and none is lost."""
-    gathering.begin(1.0)
+    gathering.begin()
     ended = gathering.end(5)
     gathering.faults = [EngineUnavailable("away"), EngineUnavailable("away")]
-    gathering.until_settled(ended)
+    gathering.settle_now(ended)
     assert [len(call) for call in gathering.calls[:3]] == [5, 5, 5]
     summary = gathering.thread.settler.summary
     assert (summary.lost, summary.died) == (0, 0)
@@ -222,7 +227,7 @@ def test_a_store_that_is_away_when_the_gathering_ends(gathering: Gathering) -> N
 
 def test_an_arrival_ends_the_gathering(gathering: Gathering) -> None:
     """The message of another topic is leased at once."""
-    gathering.begin(LONG)
+    gathering.begin()
     ended = gathering.end(2)
     began = time.monotonic()
     gathering.app.publish("t2", 1)
