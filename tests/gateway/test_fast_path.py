@@ -254,7 +254,7 @@ def test_store_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise errors[1]
 
-    monkeypatch.setattr(served.app.producer, "send", broken)
+    monkeypatch.setattr(served.app.producer, "send_to", broken)
     status, _, found, is_fast = served.ask(post(b"{}", JSON))
     assert (status, is_fast) == (b"HTTP/1.1 500 Internal Server Error", True)
     assert "secret" not in found["detail"]
@@ -336,6 +336,23 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bad = served.ask(post(b"{}", JSON, b"authorization: Bearer " + b"lw_x"))
         assert (bad[0], bad[-1]) == (b"HTTP/1.1 401 Unauthorized", True)
         assert bad[1]["www-authenticate"] == "Bearer"
+
+
+def test_the_first_token_ends_open_access(tmp_path: Path) -> None:
+    """A head that was answered without a token is not answered as soon as one is needed."""
+    with serving(tmp_path) as served:
+        request = post(b"{}", JSON)
+        known = served.gateway.services.tokens
+        assert [served.ask(request)[0] for _ in range(3)] == [b"HTTP/1.1 201 Created"] * 3
+        _, token, _ = tokens.create(served.app.engine, "first", ["publish"])
+        known._any = None
+        assert served.ask(request)[0] == b"HTTP/1.1 401 Unauthorized"
+        assert served.ask(request)[0] == b"HTTP/1.1 401 Unauthorized"
+        request = post(b"{}", JSON, b"authorization: Bearer " + token.encode())
+        assert [served.ask(request)[0] for _ in range(2)] == [b"HTTP/1.1 201 Created"] * 2
+        tokens.revoke(served.app.engine, token.split("_")[1])
+        known._cached.clear()
+        assert served.ask(request)[0] == b"HTTP/1.1 401 Unauthorized"
 
 
 REQUESTS = 20

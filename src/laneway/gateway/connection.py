@@ -137,15 +137,9 @@ class _FastCycle:
             return
         connection, body = self._connection, response.body
         transport = connection.transport
-        headers = [
-            (b"content-type", response.content_type),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", response.cache),
-            *response.headers,
-        ]
-        head = _head(connection.server_state.default_headers, headers)
+        head = _first_lines(connection.server_state.default_headers, response)
         end = _SECURITY_LINES if self.keep_alive else _LAST_LINES
-        transport.write(b"".join((STATUS_LINES[response.status], head, end, body)))
+        transport.write(b"%bcontent-length: %d\r\n%b%b" % (head, len(body), end, body))
         if not self.keep_alive:
             transport.close()
         connection.on_response_complete()
@@ -162,6 +156,25 @@ def _head(default_headers: Headers, headers: Headers) -> bytes:
     if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
         raise ValueError(f"expected each header to be one line, got {headers!r:.500}")
     return head
+
+
+_known_lines: dict[tuple[int, bytes, bytes], tuple[Headers, bytes]] = {}
+"""By status, content type and `Cache-Control`: what `_first_lines` returned last."""
+
+
+def _first_lines(default_headers: Headers, response: Response) -> bytes:
+    """The head of an answer but for its length and `SECURITY_HEADERS`. Raises ValueError."""
+    kind = (response.status, response.content_type, response.cache)
+    if not response.headers:
+        headers, lines = _known_lines.get(kind, (None, b""))
+        if headers is default_headers:  # the server has new ones each second
+            return lines
+    status, content_type, cache = kind
+    headers = [(b"content-type", content_type), (b"cache-control", cache), *response.headers]
+    lines = STATUS_LINES[status] + _head(default_headers, headers)
+    if not response.headers:
+        _known_lines[kind] = default_headers, lines
+    return lines
 
 
 class Exchange:

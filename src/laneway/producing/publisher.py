@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
     from laneway.message import Draft, Receipt
 
+    class Waiter(Protocol):
+        """What gets the answer to a message, in a call of its event loop. A future is one."""
+
+        def set_result(self, result: Receipt, /) -> None: ...
+        def set_exception(self, exception: BaseException, /) -> None: ...
+
     class Store(Protocol):
         """Takes messages: an engine, or a spool."""
 
@@ -116,11 +122,11 @@ class _Gathered:
     group is sent even if further ones come; 0: it does not gather yet.
     """
 
-    __slots__ = ("drafts", "futures", "seen", "until")
+    __slots__ = ("drafts", "seen", "until", "waiters")
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
-        self.futures: list[asyncio.Future[Receipt]] = []
+        self.waiters: list[Waiter] = []
         self.seen = 0
         self.until = 0.0
 
@@ -299,14 +305,21 @@ class Publisher:
         one group; a single one does not wait.
         """
         loop = asyncio.get_running_loop()
+        future: asyncio.Future[Receipt] = asyncio.Future(loop=loop)
+        self._gather(loop, draft, future)
+        return future
+
+    def send_to(self, draft: Draft, waiter: Waiter) -> None:
+        """As `send`, for a waiter of the running event loop, which never raises."""
+        self._gather(asyncio.get_running_loop(), draft, waiter)
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, draft: Draft, waiter: Waiter) -> None:
         gathered = self._gathered.get(loop)
         if gathered is None:
             gathered = self._gathered[loop] = _Gathered()
             loop.call_soon(self._send, loop)
-        future: asyncio.Future[Receipt] = asyncio.Future(loop=loop)
         gathered.drafts.append(draft)
-        gathered.futures.append(future)
-        return future
+        gathered.waiters.append(waiter)
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """
@@ -332,17 +345,17 @@ class Publisher:
         group = _Group(gathered.drafts, is_shared=True)
         self._join(group)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._answer, loop, gathered.futures, group)
+            loop.call_soon_threadsafe(self._answer, loop, gathered.waiters, group)
 
     def _answer(
-        self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[Receipt]], group: _Group
+        self, loop: asyncio.AbstractEventLoop, waiters: list[Waiter], group: _Group
     ) -> None:
-        for future, answer in zip(futures, group.answers, strict=True):
+        for waiter, answer in zip(waiters, group.answers, strict=True):
             try:
                 if group.has_errors and isinstance(answer, BaseException):
-                    future.set_exception(answer)
+                    waiter.set_exception(answer)
                 else:
-                    future.set_result(cast("Receipt", answer))
+                    waiter.set_result(cast("Receipt", answer))
             except asyncio.InvalidStateError:
                 pass  # its caller was cancelled
         # The answered callers run first and may publish again: their messages join this

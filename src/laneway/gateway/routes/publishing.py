@@ -75,14 +75,23 @@ def read(
     if is_raw or request.content_type not in JSON_TYPES:
         message, raw = _raw_message(request, content)
     else:
-        try:
-            message = _read_message(content)
-        except problems.DECODE_ERRORS as error:
-            raise problems.invalid(error, MessageBody, "body") from None
+        message = _json_message(content)
     draft = draft_of(topic, message, raw)
     if (sticky_id := request.text(b"idempotency-key")) is not None:
         set_sticky_id(draft, sticky_id)
     return draft, message
+
+
+def read_json(topic: str, content: bytes) -> Draft:
+    """As `read`, of a request whose headers say nothing of its message."""
+    return draft_of(topic, _json_message(content))
+
+
+def _json_message(content: bytes) -> MessageBody:
+    try:
+        return _read_message(content)
+    except problems.DECODE_ERRORS as error:
+        raise problems.invalid(error, MessageBody, "body") from None
 
 
 def answer_of(receipt: Receipt) -> Response:
