@@ -61,6 +61,27 @@ def test_another_process_may_settle(engines: tuple[Any, Any]) -> None:
     assert states == {"id0": "finished", "id1": "finished", "id2": "waiting"}
 
 
+def test_leases_that_are_lost_are_not_kept(tmp_path: Path) -> None:
+    """
+    Their workers do not settle them: those that ran out, and those that another process ended, of
+    which an extension tells.
+    """
+    url = f"sqlite:///{tmp_path}/x.db"
+    with closing(open_engine(url, Settings())) as one, closing(open_engine(url, Settings())) as two:
+        cached = one._lane_cache.leases  # type: ignore[attr-defined]
+        one.put([Draft("t", b"x", id=str(n)) for n in range(20)], now_us=NOW)
+        leases = one.lease(20, now_us=NOW).leases
+        assert len(leases) == len(cached) == 20
+        ended = leases[:10]
+        assert settle(two, ended) == ["acked"] * 10
+        pairs = [(lease.handle, lease.fence) for lease in leases]
+        held = one.extend(pairs, 60_000_000, now_us=NOW)
+        assert held == [False] * 10 + [True] * 10
+        assert len(cached) == 10
+        one.tick(now_us=leases[0].deadline_us + 60_000_000)
+        assert not cached
+
+
 def test_settled_leases_wake_nobody(tmp_path: Path) -> None:
     """When the first of many settled leases would end, the others' ends are forgotten too."""
     with closing(open_engine(f"sqlite:///{tmp_path}/x.db", Settings())) as engine:

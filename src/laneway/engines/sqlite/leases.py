@@ -59,6 +59,10 @@ def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> li
     held = by_fence(tx, (fence for _, fence in leases))
     until = tx.now + by_us
     answers = [is_held(held.get(fence), handle) for handle, fence in leases]
+    if not all(answers):  # their workers do not settle them
+        for (_, fence), answer in zip(leases, answers, strict=True):
+            if not answer:
+                tx.lane_cache.leases.pop(fence, None)
     tx.run_many(
         "lease_extend",
         [

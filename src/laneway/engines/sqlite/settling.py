@@ -605,6 +605,7 @@ def expire_leases(
         tx.run("leases_delete", _dumps([held.fence for held in over]))
         _load_expired(tx, [held for held in over if not held.gone])
     for held in over:
+        tx.lane_cache.leases.pop(held.fence, None)
         _expire_lease(tx, held)
     (deadline,) = tx.one("leases_next_deadline", first, last)
     if deadline is not None:
