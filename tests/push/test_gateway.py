@@ -85,6 +85,29 @@ def test_requests_that_are_refused(api: Api) -> None:
     assert "push.bad" not in api("GET", "/v1/endpoints").content.decode()
 
 
+def test_a_private_endpoint_leads_where_it_was_opened(api: Api, store: str) -> None:
+    """What code opened for one address, no request points to another one: metadata, a database."""
+    with Laneway(store) as app:
+        app.endpoint("push.inside", url="http://10.1.2.3:8000/hooks", allow_private=True)
+    path, inside = "/v1/endpoints/push.inside", {"url": "http://10.1.2.3:8000/hooks"}
+    assert api("PUT", path, inside | {"timeout": 5}).json["allow_private"]
+    for elsewhere in (
+        {"url": "http://169.254.169.254/latest"},
+        {"url": "http://10.1.2.3:8000/admin"},
+        {"url": URL},
+        {"proxy": "http://10.9.9.9:3128"},
+        {"url": "http://169.254.169.254/latest", "allow_private": False},
+    ):
+        detail = api("PUT", path, elsewhere, status=400).json["detail"]
+        assert "allow_private" in detail or "allow_http" in detail
+        line = json.dumps({"topic": "push.inside", **elsewhere}).encode()
+        headers = {"content-type": "application/x-ndjson"}
+        (answer,) = api("PUT", "/v1/endpoints", line, headers=headers).lines
+        assert "problem" in answer
+    assert api("GET", path).json["url"] == inside["url"]
+    assert not api("PUT", path, {"url": URL, "allow_private": False}).json["allow_private"]
+
+
 def test_endpoints_by_lines(api: Api, store: str) -> None:
     """Each line is set and answered by itself, in order; the audit log has no secrets."""
     given = Key(bytes(range(40))).text

@@ -183,6 +183,20 @@ def test_contents(app: Laneway, receiver: Receiver) -> None:
     ]
 
 
+def test_a_cloud_event_of_any_body_and_topic(app: Laneway, receiver: Receiver) -> None:
+    """Binary data is base64, and the source is a reference as RFC 3986 has it."""
+    for topic in ("push.a b/c-<é>", "push.bin"):
+        app.endpoint(topic, url=receiver.url("/e"), allow_private=True, content="cloudevents")
+    app.publish("push.a b/c-<é>", {"n": 1}, id="json")
+    app.publish("push.bin", b"\xff\0", id="bin")
+    app.run_worker(burst=True)
+    found = {each["id"]: each for each in (json.loads(each.body) for each in receiver.requests)}
+    assert found["json"]["source"] == "/topics/push.a%20b%2Fc-%3C%C3%A9%3E"
+    assert found["json"]["data"] == {"n": 1}
+    assert found["bin"]["datacontenttype"] == "application/octet-stream"
+    assert (found["bin"]["data_base64"], "data" in found["bin"]) == ("/wA=", False)
+
+
 def test_event_that_no_header_takes(app: Laneway, receiver: Receiver) -> None:
     """Its message is a dead letter at once, and counts nothing for its endpoint."""
     endpoint = app.endpoint(

@@ -295,14 +295,19 @@ class Endpoint:
     aremove = async_variant(remove)
 
 
-def set_endpoint(app: Host, topic: str, fields: Mapping[str, Any]) -> Endpoint:
-    """Create or change a topic's endpoint, or with no fields only look that there is one."""
+def set_endpoint(
+    app: Host, topic: str, fields: Mapping[str, Any], *, is_trusted: bool = True
+) -> Endpoint:
+    """
+    Create or change a topic's endpoint, or with no fields only look that there is one.
+    `is_trusted`: see `table.changed`.
+    """
     engine = app.engine
     table.check_endpoint_topic(topic)
     if not fields:
         table.get(engine, topic)
         return Endpoint(app, topic)
-    (endpoint,) = set_many(app, [(topic, fields)])
+    (endpoint,) = set_each(app, [(topic, fields)], is_trusted=is_trusted)
     return endpoint
 
 
@@ -311,10 +316,16 @@ def set_many(app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> l
     return list(set_each(app, endpoints))
 
 
-def set_each(app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Endpoint]:
-    """As `set_many`; yields those that are set before an error is raised."""
-    engine = app.engine
-    for topic, secret in table.set_many(engine, endpoints, _secrets(app), _guard()):
+def set_each(
+    app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]], *, is_trusted: bool = True
+) -> Iterator[Endpoint]:
+    """
+    As `set_many`; yields those that are set before an error is raised. `is_trusted`: see
+    `table.changed`.
+    """
+    engine, secrets = app.engine, _secrets(app)
+    changes = table.set_many(engine, endpoints, secrets, _guard(), is_trusted=is_trusted)
+    for topic, secret in changes:
         if is_copy(topic):
             _subscribe(engine, topic)
         yield Endpoint(app, topic, secret)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import quote
@@ -25,6 +26,7 @@ What a request's body is. `"body"`: the message's, as it was published. `"standa
 """
 
 JSON = "application/json"
+OCTETS = "application/octet-stream"
 EVENT_HEADER = "event"
 """The message's header with its event type; without it, the field `type` of its body."""
 
@@ -41,6 +43,8 @@ def of_lease(lease: Lease, content: Content, template: Any) -> tuple[bytes, str]
         if lease.bodies is not None:
             return _encoded(codec.decode_lease(lease)), JSON
         return lease.body, (lease.headers or {}).get(CONTENT_TYPE, JSON)
+    if content == "cloudevents" and template is None:
+        return _encoded(_event(lease)), "application/cloudevents+json"
     try:
         body = codec.decode_lease(lease) if lease.bodies is not None else _decoded(lease)
     except ValueError as error:
@@ -50,22 +54,35 @@ def of_lease(lease: Lease, content: Content, template: Any) -> tuple[bytes, str]
     if template is not None:
         return _encoded(_filled(template, body, lease)), JSON
     event = event_of(lease) or lease.topic
-    if content == "standard":
-        return _encoded({"type": event, "timestamp": _time(lease), "data": body}), JSON
-    return (
-        _encoded(
-            {
-                "specversion": "1.0",
-                "id": lease.id,
-                "source": f"/topics/{lease.topic}",
-                "type": event,
-                "time": _time(lease),
-                "datacontenttype": JSON,
-                "data": body,
-            }
-        ),
-        "application/cloudevents+json",
-    )
+    return _encoded({"type": event, "timestamp": _time(lease), "data": body}), JSON
+
+
+def _event(lease: Lease) -> dict[str, Any]:
+    """The CloudEvent of a message in structured mode. A body that is not JSON is base64."""
+    event = {
+        "specversion": "1.0",
+        "id": lease.id,
+        "source": _source(lease),
+        "type": event_of(lease) or lease.topic,
+        "time": _time(lease),
+        "datacontenttype": JSON,
+    }
+    try:
+        event["data"] = codec.decode_lease(lease) if lease.bodies is not None else _decoded(lease)
+    except ValueError as error:
+        if lease.bodies is not None:
+            raise Reject(f"its bodies are not JSON: {error}") from error
+        event["datacontenttype"] = (lease.headers or {}).get(CONTENT_TYPE, OCTETS)
+        event["data_base64"] = base64.b64encode(lease.body).decode()
+    return event
+
+
+def _source(lease: Lease) -> str:
+    return f"/topics/{quote(lease.topic, safe=_IN_SEGMENT)}"
+
+
+_IN_SEGMENT = "!$&'()*+,;=:@"
+"""The characters that a segment of a path has as they are, besides letters, digits and `-._~`."""
 
 
 def event_headers(lease: Lease) -> list[bytes]:
@@ -79,7 +96,7 @@ def event_headers(lease: Lease) -> list[bytes]:
     values = {
         "specversion": "1.0",
         "id": lease.id,
-        "source": f"/topics/{lease.topic}",
+        "source": _source(lease),
         "type": event,
         "time": _time(lease),
     }

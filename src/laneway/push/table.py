@@ -302,10 +302,13 @@ def changed(
     secrets: SecretStore,
     guard: Guard,
     now_us: int,
+    *,
+    is_trusted: bool = True,
 ) -> tuple[Record, str | None]:
     """
     A topic's record after a change of settings, and what the receiver gets of a new secret. None
-    resets a setting. Raises UsageError, BadPolicy, Refused.
+    resets a setting. `is_trusted`: it may say where an endpoint with `allow_private` leads. Raises
+    UsageError, BadPolicy, Refused.
     """
     check_endpoint_topic(topic)
     record = Record(created_us=now_us) if before is None else before
@@ -321,6 +324,7 @@ def changed(
     }
     if "headers" in values:
         values |= _sealed(topic, values["headers"], secrets)
+    before_url, before_proxy = record.url, record.proxy
     record = msgspec.structs.replace(
         record, **values, changed_us=now_us, version=record.version + 1
     )
@@ -330,6 +334,12 @@ def changed(
     record.url = check_url(
         url, guard, allow_private=record.allow_private, allow_http=record.allow_http
     ).text
+    leads_elsewhere = (record.url, record.proxy) != (before_url, before_proxy)
+    if record.allow_private and leads_elsewhere and not is_trusted:
+        raise UsageError(
+            "endpoint: allow_private was set for another url or proxy; change them by code or"
+            " `laneway endpoint set`, or set allow_private to false, too"
+        )
     new: str | None = None
     if fields.get("secret") is not None:
         given = signature.read_key(fields["secret"])
@@ -439,10 +449,12 @@ def set_many(
     changes: Iterable[tuple[str, Mapping[str, Any]]],
     secrets: SecretStore,
     guard: Guard,
+    *,
+    is_trusted: bool = True,
 ) -> Iterator[tuple[str, str | None]]:
     """
-    Set many endpoints, in batches; yields each topic with its secret if that is new. Raises
-    UsageError, which names the topic; the batches before are set then.
+    Set many endpoints, in batches; yields each topic with its secret if that is new. `is_trusted`:
+    see `changed`. Raises UsageError, which names the topic; the batches before are set then.
     """
     for batch in _batches(changes):
         while batch:
@@ -459,6 +471,7 @@ def set_many(
                         secrets,
                         guard,
                         now_us,
+                        is_trusted=is_trusted,
                     )
                 except UsageError as error:
                     raise UsageError(f"{name}: {error}") from error

@@ -85,13 +85,14 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
     by_topic: dict[str, Endpoint] = {}
     if len({topic for _, topic, _ in valid}) == len(valid):
         try:
-            for each in set_each(host, [(topic, fields) for _, topic, fields in valid]):
+            changes = [(topic, fields) for _, topic, fields in valid]
+            for each in set_each(host, changes, is_trusted=False):
                 by_topic[each.topic] = each  # has a new secret, which is shown once
         except LanewayError:
             pass  # one of those left is wrong: each by itself says which
     for answer, topic, fields in valid:
         try:
-            endpoint = by_topic.get(topic) or set_endpoint(host, topic, fields)
+            endpoint = by_topic.get(topic) or set_endpoint(host, topic, fields, is_trusted=False)
         except LanewayError as error:
             answer.problem = str(error)
         else:

@@ -66,7 +66,7 @@ def set_endpoint(call: Call) -> EndpointAnswer:
     fields: dict[str, Any] = dict(call.body)
     _hide_secrets(call.body)
     check_fields(fields)
-    endpoint = set_(call.services.host, call.topic, fields)
+    endpoint = set_(call.services.host, call.topic, fields, is_trusted=False)
     answer = _answer(endpoint.info())
     answer.secret = endpoint.secret
     return answer
