@@ -19,6 +19,7 @@ from laneway import Laneway
 from laneway.push import transport
 from laneway.push.answers import Answer, judge
 from laneway.push.transport import Destination, Request, Settings, Transport
+from laneway.testing.servers import end_listening
 from tests.push.receiver import Receiver
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -83,7 +84,7 @@ class Server:
             file.close()
 
     def close(self) -> None:
-        self._listener.close()
+        end_listening(self._listener)
 
 
 @pytest.fixture

@@ -27,7 +27,13 @@ from laneway.errors import (
     UsageError,
 )
 from laneway.message import Draft
-from laneway.testing.servers import Cluster, Replicated, Server, free_port
+from laneway.testing.servers import (
+    Cluster,
+    Replicated,
+    Server,
+    end_listening,
+    free_port,
+)
 from laneway.tiers import Tier
 from tests.conformance.valkey_setups import sentinels, server
 from tests.valkey.conftest import drain, some
@@ -119,7 +125,7 @@ def speaking(answer: bytes) -> Iterator[int]:
 
     threading.Thread(target=serve, daemon=True).start()
     yield listener.getsockname()[1]
-    listener.close()
+    end_listening(listener)
 
 
 def test_something_else_listens(opened: Opened) -> None:

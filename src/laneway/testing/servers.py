@@ -509,6 +509,17 @@ class Cluster(_Group):
         return True
 
 
+def end_listening(listener: socket.socket) -> None:
+    """
+    Close a socket at which a thread waits in `accept`, which raises OSError then. Closed alone, it
+    would leave the thread there; when the process stops and goes on, the kernel repeats the call by
+    the file's number, and the thread takes the connections of another listener.
+    """
+    with contextlib.suppress(OSError):  # not every system allows it
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
 class Proxy:
     """A TCP proxy on loopback that can cut its connections or let them hang."""
 
@@ -573,7 +584,7 @@ class Proxy:
         self._passing.set()
 
     def close(self) -> None:
-        self._listener.close()
+        end_listening(self._listener)
         self.cut()
 
     def __enter__(self) -> Proxy:
