@@ -107,6 +107,7 @@ def answers(
     scheme: str = "http",
     ca: str | None = None,
     go_on: threading.Semaphore | None = None,
+    timeout_ms: int = 20_000,
 ) -> list[Answer]:
     """The answers to requests, one after the other; each waits for `go_on` before the next."""
 
@@ -116,7 +117,9 @@ def answers(
         found = []
         for n in range(count):
             answered: asyncio.Future[Answer] = loop.create_future()
-            settings = Settings(timeout_ms=1_000, connect_timeout_ms=500, ca=ca, http2=False)
+            settings = Settings(
+                timeout_ms=timeout_ms, connect_timeout_ms=timeout_ms, ca=ca, http2=False
+            )
             url = f"{scheme}://127.0.0.1:{port}/{n}"
             sender.start(
                 Request(
@@ -126,7 +129,7 @@ def answers(
                     finished=answered.set_result,
                 )
             )
-            found.append(await asyncio.wait_for(answered, 10))
+            found.append(await asyncio.wait_for(answered, 60))
             if go_on is not None:
                 assert await asyncio.to_thread(go_on.acquire, timeout=20)
             await asyncio.sleep(0)  # a connection that is idle may have received something
@@ -192,8 +195,8 @@ def test_answers_without_an_end(
         connection.flood(content, 1 << 30)
 
     began = time.monotonic()
-    (answer,) = answers(serve(behave).port)
-    assert time.monotonic() - began < 10
+    (answer,) = answers(serve(behave).port, timeout_ms=1_000)
+    assert time.monotonic() - began < 30
     assert answer.status in (100, 103, 200) or answer.error in ("too_large", "timeout")
 
 
@@ -249,8 +252,8 @@ def test_tls(serve: Callable[..., Server], tmp_path: Path) -> None:
     assert [each.error for each in answers(server.port, scheme="https")] == ["tls"]
     plain = serve(lambda connection: connection.send(OK))
     assert [each.error for each in answers(plain.port, scheme="https", ca=authority)] == ["tls"]
-    silent = serve(lambda _: time.sleep(2))
-    found = answers(silent.port, scheme="https", ca=authority)
+    silent = serve(lambda connection: connection.request())
+    found = answers(silent.port, scheme="https", ca=authority, timeout_ms=500)
     assert [each.error for each in found] == ["timeout"]
 
 
@@ -276,7 +279,7 @@ def test_without_sockets_messages_wait(
     failing(monkeypatch, errno.EMFILE, 3)
     endpoint = app.endpoint("push.x", url=receiver.url("/200"), allow_private=True, log="all")
     app.publish("push.x", 1)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not receiver.requests and time.monotonic() < deadline:
         app.run_worker(burst=True)
     assert receiver.requests[0].headers["webhook-attempt"] == "1"
