@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from laneway import arguments, config
 from laneway.app import Laneway
 from laneway.compat.addresses import url_of
-from laneway.compat.celery import current, django
+from laneway.compat.celery import current, django, worker_options
 from laneway.compat.celery.conf import Conf
 from laneway.compat.celery.results import AsyncResult, GroupResult
 from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
@@ -498,39 +498,13 @@ class Celery:
     def worker_main(self, argv: Sequence[str] | None = None) -> None:
         """Run a worker as `celery worker` does, with its options -c, -Q, -l and --burst."""
         words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "worker"]
-        concurrency, queues, level, burst = (
-            self.conf.worker_concurrency or 100,
-            None,
-            "warning",
-            False,
+        options = worker_options.read(words)
+        logging.basicConfig(level=options.level)
+        self.run_worker(
+            concurrency=options.concurrency or self.conf.worker_concurrency or 100,
+            queues=options.queues,
+            burst=options.burst,
         )
-        stream = iter(words)
-        for word in stream:
-            option, _, value = word.partition("=")
-            if option in ("-c", "--concurrency"):
-                concurrency = arguments.whole("worker", "-c", int(value or next(stream)))
-            elif option in ("-Q", "--queues"):
-                queues = (value or next(stream)).split(",")
-            elif option in ("-l", "--loglevel"):
-                level = value or next(stream)
-            elif option == "--burst":
-                burst = True
-            elif option in ("-P", "--pool", "-n", "--hostname", "-A", "--app"):
-                _ = value or next(stream)
-            elif option not in (
-                "-E",
-                "-B",
-                "--beat",
-                "--events",
-                "--without-gossip",
-                "--without-mingle",
-                "--without-heartbeat",
-            ):
-                raise UsageError(
-                    f"worker: the option {option} is not supported; supported: -c, -Q, -l, --burst"
-                )
-        logging.basicConfig(level=level.upper())
-        self.run_worker(concurrency=concurrency, queues=queues, burst=burst)
 
     start = worker_main
 
