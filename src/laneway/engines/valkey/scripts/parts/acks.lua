@@ -1,7 +1,7 @@
 -- Plain acks: of messages of which nothing but counts has to change, which is most of them, or of
 -- which only the serial key has to be freed.
 --
--- uses: writes, lanes, messages, key_limits
+-- uses: rules, writes, lanes, messages, key_limits
 
 local acks = part(function(acks)
     local FENCE_BYTES = 9 -- of a lease, see `settling.with_fence`
@@ -15,14 +15,49 @@ local acks = part(function(acks)
             and (lane.tier_queue > 0 or not lanes.gate_of(lane, policy)) and lane
     end
 
+    -- Change the lanes in which these acks change nothing but counts, as far as they need not be
+    -- decoded. `names`: of each ack the lane's name, or nil; `first`: by number of a message the
+    -- position of its first ack. Returns the names of these lanes, as keys.
+    local function settle_brief(mids, names, first)
+        local counts, order, written, brief = {}, {}, {}, {}
+        for n = 1, #mids do
+            local name = names[n]
+            if name and first[mids[n]] == n then
+                local count = counts[name]
+                if not count then
+                    count = 0
+                    if not lanes.is_known(name) then
+                        order[#order + 1] = name
+                    end
+                end
+                counts[name] = count + 1
+            end
+        end
+        rules.load(order)
+        for n, stored in ipairs(read_many(keys.lanes, order)) do
+            local name = order[n]
+            local record = stored and lanes.after_acks(name, stored, counts[name],
+                rules.of_lane(name))
+            if record then
+                local at = #written
+                written[at + 1], written[at + 2], brief[name] = name, record, true
+            else
+                lanes.learn(name, stored)
+            end
+        end
+        call_many('HSET', keys.lanes, written, 2)
+        return brief
+    end
+
     -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need
     -- more, and the lanes of the others that have to be placed: a runnable one stays so.
     function acks.settle(triples)
-        local mids, left, gone, ended = {}, {}, {}, {}
+        local mids, left, gone, ended, first = {}, {}, {}, {}, {}
         for n = 1, #triples, 3 do
-            mids[#mids + 1] = triples[n]
+            local mid, place = triples[n], #mids + 1
+            mids[place], first[mid] = mid, first[mid] or place
         end
-        local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
+        local found, names, plain_names = read_many(keys.l, mids), {}, {}
         local lines, line_of, slots, slot_of = {}, {}, {}, {}
         local last_seen, slot -- most leases end alike
         -- the lane's name by what is behind the fence: leases of one delivery have it in common,
@@ -59,14 +94,23 @@ local acks = part(function(acks)
                 end
             end
         end
+        local brief = #lines + #slots == 0 and settle_brief(mids, plain_names, first) or {}
+        if next(brief) ~= nil then
+            local others = {}
+            for n = 1, #names do
+                others[#others + 1] = not brief[names[n]] and names[n] or nil
+            end
+            names = others
+        end
         lanes.load(names)
         writes.load_fields(keys.keys, lines)
         key_limits.load(slots)
         local quick = {} -- by name: the lane, if nothing but counts has to change; else false
         for n = 1, #mids do
             local mid, name = mids[n], plain_names[n]
-            local lane = name and not seen[mid] and quick[name]
-            if name and lane == nil then
+            local is_brief = name and brief[name] and first[mid] == n
+            local lane = name and first[mid] == n and quick[name]
+            if name and lane == nil and not is_brief then
                 lane = changes_counts_only(name)
                 quick[name] = lane
                 if lane and lane.place == RUNNABLE then
@@ -75,8 +119,9 @@ local acks = part(function(acks)
                     ended[#ended + 1] = lane
                 end
             end
-            if lane then
-                seen[mid] = true
+            if is_brief then
+                gone[#gone + 1] = mid
+            elseif lane then
                 lane.leased, lane.done = lane.leased - 1, lane.done + 1
                 gone[#gone + 1] = mid
                 if line_of[n] then
