@@ -128,7 +128,7 @@ worker about that long.
 MAX_PREFETCH = 2_000
 """How many messages are leased ahead at most; a worker that dies delays no more than these."""
 
-GATHER_SECONDS = 0.02
+GATHER_SECONDS = 0.04
 """
 How long ended messages gather for one pass of a worker that prefetches more, while what it has
 prefetched lasts twice as long.

@@ -242,7 +242,8 @@ class Settler:
         self._count += count
         elapsed = (now := time.monotonic()) - self._count_since
         if elapsed >= PACE_WINDOW_SECONDS:
-            self.pace += (self._count / elapsed - self.pace) / 2
+            pace = self._count / elapsed
+            self.pace = (self.pace + pace) / 2 if self.pace else pace
             self._count, self._count_since = 0, now
 
 
