@@ -7,6 +7,7 @@ Each is written down once in each language: here the Lua text is read.
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 import laneway.engines.valkey
@@ -99,6 +100,15 @@ def test_widths_of_a_lane() -> None:
     assert python_format(tail[1]) == rest
     usual = list(records.Lane.__struct_fields__).index("name")
     assert len(beginning + rest) == usual
+
+
+def test_rich_heads_find_a_field_behind_the_beginning() -> None:
+    fields = assigned("lanes", "decode", "unpack_from")
+    first, last = fields.index("tier_queue"), fields.index("sorted")
+    between = records._LANE_TAIL.format.removeprefix("<")[1 : last - first]
+    stated = re.search(r"SORTED_AT = (\d+)", text("rich_heads"))
+    assert stated is not None
+    assert int(stated[1]) == struct.calcsize("<" + between)
 
 
 def test_fields_of_the_counters() -> None:

@@ -31,6 +31,7 @@ PARTS = (
     "lanes",
     "plain",
     "lane_heads",
+    "rich_heads",
     "results",
     "messages",
     "key_limits",

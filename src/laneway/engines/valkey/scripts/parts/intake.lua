@@ -1,6 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, plain, lane_heads, ids, backlog, putting, copies
+-- uses: rules, lanes, plain, lane_heads, rich_heads, ids, backlog, putting, copies
 
 local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
@@ -84,7 +84,10 @@ local intake = part(function(intake)
         local accepted_to = 0 -- the position of the last copy that is accepted without a question
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
-        putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
+        local are_accepted = next(drafts) and not copied and putting.load_accepted(drafts, topics)
+        if not are_accepted then
+            putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
+        end
         lane_heads.load(topics)
         load_ids(topics, order, own_ids)
         if copied then
@@ -109,6 +112,8 @@ local intake = part(function(intake)
             end
             if refusal then
                 answers[n] = refusal
+            elseif position < 0 and are_accepted then
+                answers[n] = putting.insert(drafts[n], arrivals)
             elseif position < 0 then
                 if is_plain then
                     write()
@@ -155,6 +160,9 @@ local intake = part(function(intake)
             end
         end
         write()
+        if are_accepted then
+            rich_heads.write()
+        end
         place(arrivals)
         putting.forget()
         return answers

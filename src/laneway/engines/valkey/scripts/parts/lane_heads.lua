@@ -11,6 +11,7 @@
 local lane_heads = part(function(lane_heads)
     local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0'
     local PLACE_AT, READY_AT = 11, 20 -- of a record
+    lane_heads.PLACE_AT = PLACE_AT
     local MANY = 8 -- new lanes
     local EIGHT = 'I7I7I7I7I7I7I7I7'
     local NUMBERS = EIGHT .. EIGHT -- as many as `INLINE`
@@ -20,7 +21,7 @@ local lane_heads = part(function(lane_heads)
     local numbers        -- by position: the number of a lane that this call makes
     local queues         -- by position: the tier queue of such a lane
     local used           -- the positions of lanes in which messages arrived
-    local beginnings_of  -- by policy: see `beginning_of`
+    local beginnings_of  -- by policy: see `lane_heads.beginning_of`
 
     local function forget()
         names, records, counts, arrived, sizes, numbers, queues, used = {}, {}, {}, {}, {}, {}, {},
@@ -34,7 +35,7 @@ local lane_heads = part(function(lane_heads)
 
     -- {the record of a new lane of this policy without its number, its tier queue}, as `lanes.make`
     -- and `lanes.place` make it; false: these have to.
-    local function beginning_of(policy)
+    function lane_heads.beginning_of(policy)
         local found = beginnings_of[policy]
         if found == nil then
             found = not (policy.limited or policy.gate or policy.paused or policy.shared
@@ -61,7 +62,7 @@ local lane_heads = part(function(lane_heads)
         rules.load(new)
         for n = 1, #positions do
             local position, name = positions[n], new[n]
-            local beginning = #positions >= MANY and beginning_of(rules.of_lane(name))
+            local beginning = #positions >= MANY and lane_heads.beginning_of(rules.of_lane(name))
             if beginning then
                 records[position], queues[position] = beginning[1], beginning[2]
                 counts[position], numbers[position] = 0, 0

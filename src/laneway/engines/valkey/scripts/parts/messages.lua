@@ -61,6 +61,7 @@ local messages = part(function(messages)
     -- of the latter fields has a usual value; a record has none of them if all are usual.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
+    local HEAD_AND_SIZE = HEAD .. 'I2' -- the content follows the head, if no field is rare
     local SINCE_AT, EXPIRES_AT, NO_RARE_AT = 13, 29, 37 -- of a rich record
     local NO_RARE = '\0\0\0\0'
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
@@ -754,17 +755,32 @@ local messages = part(function(messages)
         left_keys = {}
     end
 
-    -- The same without decoding the record; the caller calls `messages.end_merging`. Returns line,
-    -- id and merge key (false: none), how many ids joined, and since when it was ready; nil, and
-    -- nothing is changed, if the message is decoded, has to be, or is expired.
+    -- The same without decoding the record, which is no plain one; the caller counts the message
+    -- and its bytes, and calls `messages.end_merging`. Returns line (false: none), whether it has
+    -- ids of the user's own, merge key (nil or false: none), since when it was ready, and its
+    -- bytes; nil, and nothing is changed, if the message is decoded, has to be, or is expired.
     function messages.leave_brief(lane, mid, stored)
-        local flags, rank, seq, since, published, expires, deliveries, size, topic, key_of, id,
-            mkey, joined = messages.brief(stored)
-        if not flags or known[mid] or lane.is_bucket or (expires > 0 and expires <= shard.now) then
+        local _, flags, code, seq, since, published, expires, rare, size = unpack_from(
+            HEAD_AND_SIZE, stored)
+        if known[mid] or lane.is_bucket or (expires > 0 and expires <= shard.now) then
             return nil
         end
-        lane.bytes, shard.bytes, shard.waiting = lane.bytes - size, shard.bytes - size,
-            shard.waiting - 1
+        local rank, deliveries, joined = code - RANK_0, 0, 0
+        local topic, key_of, id, sticky, mkey
+        if rare == 0 then -- as `messages.brief`, without passing on all of the values
+            topic, key_of, id, _, sticky, mkey = values_of(sub(stored, HEAD_BYTES + 4, HEAD_BYTES
+                + 2 + size))
+            if sticky then
+                return nil
+            end
+            size = #stored - HEAD_BYTES - 2 - size
+        else
+            flags, rank, seq, since, published, expires, deliveries, size, topic, key_of, id, mkey,
+                joined = messages.brief(stored)
+            if not flags then
+                return nil
+            end
+        end
         if expires > 0 then
             writes.set_member(keys.due, EXPIRES .. sortable(mid), false)
         end
@@ -772,11 +788,13 @@ local messages = part(function(messages)
             local n = #left_keys
             left_keys[n + 1], left_keys[n + 2] = topic .. '\0' .. mkey, mid
         end
-        index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
+        if since ~= published or seq ~= mid or rank % 2 == 0 or deliveries > 0 then
+            index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
+        end
         if not lane.is_changed then
             lanes.touch(lane)
         end
-        return flags > DEAD and topic .. '\0' .. key_of, id, mkey, joined, since
+        return flags > DEAD and topic .. '\0' .. key_of, id or joined > 0, mkey, since, size
     end
 
     -- Remove a waiting message from all indexes. The caller frees its serial key.

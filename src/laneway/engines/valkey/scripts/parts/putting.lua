@@ -1,6 +1,6 @@
 -- Accepting messages that are not plain.
 --
--- uses: rules, lanes, messages, ids, merging, signals, backlog
+-- uses: rules, lanes, rich_heads, messages, ids, merging, signals, backlog
 
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
@@ -82,6 +82,52 @@ local putting = part(function(putting)
         end
     end
 
+    -- Whether nothing has to be decided about a draft that `decode_usual` has read: it is accepted,
+    -- and waits in the lane of its topic, if its policy allows that.
+    local function is_accepted(draft)
+        local headers = draft.headers
+        return not (draft.id or draft.mkey or draft.sticky)
+            and not (headers and (headers['laneway-cost'] or headers['laneway-signals']))
+    end
+
+    local function is_accepting(policy)
+        return policy.partitions == 1 and not policy.buckets and not policy.max_backlog
+            and not policy.max_backlog_bytes
+    end
+
+    -- Read at once what the drafts need, and the beginnings of their lanes, if all of them are
+    -- accepted, and none is in one of these topics of plain messages. Returns false, and nothing
+    -- was read, if not.
+    function putting.load_accepted(drafts, topics)
+        if taken > 0 or shard.own > 0 or shard.max_backlog or shard.max_backlog_bytes then
+            return false
+        end
+        local names, only_delayed, lines, last_policy, is_plain = {}, {}, {}, nil, {}
+        for n = 1, #topics do
+            is_plain[topics[n]] = true
+        end
+        for _, draft in pairs(drafts) do
+            local topic, is_delayed = draft.topic, draft.delay > 0
+            local policy = rules.of(topic)
+            if is_plain[topic] or not is_accepted(draft)
+                or (policy ~= last_policy and not is_accepting(policy)) then
+                return false
+            end
+            last_policy, draft.policy, draft.lane = policy, policy, topic
+            if only_delayed[topic] == nil then
+                names[#names + 1], only_delayed[topic] = topic, is_delayed
+            elseif not is_delayed then
+                only_delayed[topic] = false
+            end
+            if draft.key and policy.serial then
+                lines[#lines + 1] = topic .. '\0' .. draft.key
+            end
+        end
+        messages.load_holders(lines)
+        rich_heads.load(names, only_delayed)
+        return true
+    end
+
     -- Read at once what the drafts need. Those of topics with a lane of their own get its name.
     function putting.load(drafts)
         local names, merge_keys, lines, known = {}, {}, {}, {}
@@ -124,6 +170,17 @@ local putting = part(function(putting)
         messages.load_holders(lines)
     end
 
+    local function insert_decoded(draft, lane, mid, since, expires, serial)
+        lane.published, shard.published = lane.published + 1, shard.published + 1
+        messages.begin_waiting(lane, messages.new({
+            mid = mid, state = READY, rank = draft.rank, seq = mid, since = since, published =
+                shard.now, expires = expires, serial = serial, topic = draft.topic,
+            lane = lane.name, key = draft.key, id = draft.id, mkey = draft.mkey, headers =
+                draft.headers, content = draft.content, size = draft.size,
+        }, draft.sticky))
+        return mid
+    end
+
     local function insert(draft, policy, lane)
         local mid, topic, now = next_number(), draft.topic, shard.now
         local since, expires = now, draft.ttl and now + draft.ttl
@@ -143,14 +200,7 @@ local putting = part(function(putting)
             messages.insert(lane, draft, mid, since, expires, serial, line)
             return mid
         end
-        lane.published, shard.published = lane.published + 1, shard.published + 1
-        messages.begin_waiting(lane, messages.new({
-            mid = mid, state = READY, rank = draft.rank, seq = mid, since = since, published = now,
-            expires = expires, serial = serial, topic = topic,
-            lane = lane.name, key = draft.key, id = draft.id, mkey = draft.mkey, headers =
-                draft.headers, content = draft.content, size = draft.size,
-        }, draft.sticky))
-        return mid
+        return insert_decoded(draft, lane, mid, since, expires, serial)
     end
 
     -- Duplicate, merged, refused or accepted, in this order. Returns the number, or {outcome, …}.
@@ -187,6 +237,26 @@ local putting = part(function(putting)
         lane.policy = lane.policy or draft.lane and policy
         arrivals[#arrivals + 1] = lane
         return insert(draft, policy, lane)
+    end
+
+    -- Accept a draft about which nothing has to be decided, see `load_accepted`.
+    function putting.insert(draft, arrivals)
+        local topic, ttl, delay, key_of, now = draft.topic, draft.ttl, draft.delay, draft.key,
+            shard.now
+        local lane, which = rich_heads.use(topic), key_of and draft.policy.serial
+        if not lane then
+            lane = lanes.make(topic)
+            lane.policy = lane.policy or draft.policy
+            arrivals[#arrivals + 1] = lane
+        end
+        local mid, since, expires = next_number(), delay > 0 and now + delay or now, ttl and now
+            + ttl
+        local line = which and topic .. '\0' .. key_of
+        if line and since == now and not messages.is_free(line) then
+            return insert_decoded(draft, lane, mid, since, expires, SERIAL[which])
+        end
+        messages.insert(lane, draft, mid, since, expires, line and SERIAL[which] or NO, line)
+        return mid
     end
 
     -- The position of the first draft that would expire before it is due, and its delay; nil: none.

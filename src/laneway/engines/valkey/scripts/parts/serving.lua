@@ -1204,10 +1204,10 @@ local serving = part(function(serving)
         end
     end
 
-    -- The further bodies of the message that was leased last.
-    local function add_bodies(bodies)
+    -- The further bodies of the message that was leased last; `before`: that is leased next.
+    local function add_bodies(bodies, is_before)
         local n = #out.bodies
-        out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
+        out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - (is_before and 0 or 1), bodies
     end
 
     local function waited(lane, stored)
@@ -1234,22 +1234,9 @@ local serving = part(function(serving)
         return slot
     end
 
-    local function deliver(given, policy, deadline, mid, stored)
+    -- Deliver a message whose record has to be decoded.
+    local function deliver_decoded(given, policy, deadline, mid, stored, slot)
         local lane = given.lane
-        local slot = policy.key_limited and slot_for(lane, mid, stored)
-        local brief_line, id, mkey, joined, since = nil, nil, nil, nil, nil
-        if not policy.at_most_once then
-            brief_line, id, mkey, joined, since = messages.leave_brief(lane, mid, stored)
-        end
-        if brief_line ~= nil then
-            tallies.waited(lane, since, since, 1)
-            add_lease(deadline, mid, stored, tail_of_brief(given, policy, slot, brief_line, id
-                or joined > 0), brief_line)
-            if mkey and policy.merge == 'all' then
-                add_bodies({})
-            end
-            return
-        end
         local record = messages.take(mid, stored)
         messages.leave(lane, record)
         -- housekeeping has not come to it yet
@@ -1292,19 +1279,49 @@ local serving = part(function(serving)
         end
     end
 
-    -- Deliver the messages of one visit. Most are plain: this is the innermost loop of all.
+    -- Count the waiting times of so many messages of a lane. `sinces`: since when they were ready;
+    -- `first`, `last`: the extremes.
+    local function count_waits(lane, sinces, first, last, number)
+        if number > 0 and not tallies.waited(lane, first, last, number) then
+            for n = 1, number do
+                tallies.waited(lane, sinces[n], sinces[n], 1)
+            end
+        end
+    end
+
+    -- Deliver the messages of one visit. Most are not decoded: this is the innermost loop of all.
     local function deliver_visit(given, policy, deadline, mids, records, first, last)
         local leases, found, size = out.leases, out.messages, 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         local first_one, last_one, ends = false, false, false
+        local rich_ones, sinces, earliest, latest = 0, out.sinces, math.huge, 0
         for place = first, last do
             local mid, stored = mids[place], records[place]
-            local kind = stored and byte(stored)
+            local kind, tail_here = stored and byte(stored), nil
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
             elseif kind == RICH or policy.at_most_once then
-                deliver(given, policy, deadline, mid, stored)
+                local slot = policy.key_limited and slot_for(lane, mid, stored)
+                local line, has_ids, mkey, since, bytes = nil, nil, nil, nil, nil
+                if kind == RICH and not policy.at_most_once then
+                    line, has_ids, mkey, since, bytes = messages.leave_brief(lane, mid, stored)
+                end
+                if line == nil then
+                    deliver_decoded(given, policy, deadline, mid, stored, slot)
+                else
+                    tail_here = tail_of_brief(given, policy, slot, line, has_ids)
+                    rich_ones, size = rich_ones + 1, size + bytes
+                    sinces[rich_ones] = since
+                    earliest = since < earliest and since or earliest
+                    latest = since > latest and since or latest
+                    if line then
+                        messages.set_holder(line, mid, true)
+                    end
+                    if mkey and policy.merge == 'all' then
+                        add_bodies({}, true)
+                    end
+                end
             else
                 local is_quick = kind == PLAIN
                 local slot = policy.key_limited and slot_for(lane, mid, stored)
@@ -1313,19 +1330,23 @@ local serving = part(function(serving)
                 elseif not tail or is_quick ~= tail_is_quick then
                     tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
                 end
-                first_one, last_one, ends = first_one or stored, stored, ends or ends_at(deadline)
-                local n, m, e, fence = #leases, #found, #ends, shard.fence + 1
-                shard.fence = fence
-                leases[n + 1], leases[n + 2] = mid, pack(settling.LEASE, 207, fence, tail)
-                found[m + 1], found[m + 2] = mid, stored
-                ends[e + 1], ends[e + 2] = mid, fence
+                first_one, last_one, tail_here = first_one or stored, stored, tail
                 size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2),
                     plain_ones + 1
             end
+            if tail_here then
+                ends = ends or ends_at(deadline)
+                local n, m, e, fence = #leases, #found, #ends, shard.fence + 1
+                shard.fence = fence
+                leases[n + 1], leases[n + 2] = mid, pack(settling.LEASE, 207, fence, tail_here)
+                found[m + 1], found[m + 2] = mid, stored
+                ends[e + 1], ends[e + 2] = mid, fence
+            end
         end
         lane.bytes = lane.bytes - size
-        shard.bytes, shard.waiting, shard.leased = shard.bytes - size, shard.waiting - plain_ones,
-            shard.leased + plain_ones
+        shard.bytes, shard.waiting, shard.leased = shard.bytes - size, shard.waiting - plain_ones
+            - rich_ones, shard.leased + plain_ones + rich_ones
+        count_waits(lane, sinces, earliest, latest, rich_ones)
         local first_since = first_one and unpack_from('>I7', first_one, #first_one - 6)
         local last_since = plain_ones > 1 and unpack_from('>I7', last_one, #last_one - 6)
             or first_since
@@ -1340,8 +1361,8 @@ local serving = part(function(serving)
 
     local function deliver_all(visits)
         local mids, records = fetch_all()
-        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, tails = { [true] =
-            {}, [false] = {} } }
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, sinces = {},
+            tails = { [true] = {}, [false] = {} } }
         for n = 1, #calls.order do
             local given = calls.order[n]
             local lane = given.lane

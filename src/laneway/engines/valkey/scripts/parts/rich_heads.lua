@@ -1,0 +1,170 @@
+-- The beginnings of lanes' records, for messages that are not plain. Most of them arrive in a lane
+-- that has ready messages, or are delayed in one that has others: then only counts change, and the
+-- rest of the record is copied, see lane_heads.lua. Lanes that a call makes begin the same way, if
+-- it makes several and their policies have no limits.
+--
+-- Such a beginning stands for the lane in the functions that let a message wait. Its `is_changed`
+-- is true, so that it is never among the lanes that are written whole.
+--
+-- uses: rules, groups, recent, tallies, lanes, lane_heads
+
+local rich_heads = part(function(rich_heads)
+    local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0i4c0'
+    local SORTED_AT = 60 -- of `sorted`, behind the tier queue, see `lanes.RECORD`
+    local POOL = 512
+    local MANY = 8 -- new lanes
+    local pool, taken = {}, 0 -- tables that are used again
+    local open -- by name: the lanes that may be used
+    local used -- those in which messages arrived
+
+    at_begin(function()
+        open, used, taken = {}, {}, 0
+    end)
+
+    local function make(name, stored, is_new)
+        taken = taken + 1
+        local lane = pool[taken]
+        if not lane then
+            lane = { name = '', stored = '', rest = 0, big = 0, old = 0, busy = 0, slow = 0,
+                place = 0, number = 0, ready = 0, delayed = 0, parked = 0, listed = 0, bytes = 0,
+                published = 0, latest = '', tier_queue = 0, was_published = 0, sorted = 0,
+                is_new = false, is_used = false, is_changed = true }
+            if taken <= POOL then
+                pool[taken] = lane
+            end
+        end
+        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
+            lane.parked, lane.listed, lane.bytes, lane.published,
+            lane.latest, lane.tier_queue, lane.rest = unpack_from(HEAD_AND_QUEUE, stored)
+        lane.sorted = unpack_from('<i4', stored, lane.rest + SORTED_AT)
+        lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used = name, stored,
+            lane.published, is_new, false
+        open[name] = lane
+    end
+
+    local function begin_new(names)
+        rules.load(names)
+        for n = 1, #names do
+            local beginning = #names >= MANY and lane_heads.beginning_of(rules.of_lane(names[n]))
+            if beginning then
+                make(names[n], beginning[1], true)
+            else
+                lanes.learn(names[n], false)
+            end
+        end
+    end
+
+    -- Read the lanes of these names, none of which is known: only the beginning, where more
+    -- messages do not change the lane's place. `only_delayed`: by name, whether all are delayed.
+    function rich_heads.load(names, only_delayed)
+        local found, absent, others = read_many(keys.lanes, names), {}, {}
+        for n = 1, #names do
+            local name, stored = names[n], found[n]
+            if not stored then
+                absent[#absent + 1] = name
+            else
+                local place, _, ready, delayed = unpack_from('<Bi8i4i4', stored,
+                    lane_heads.PLACE_AT)
+                if (place ~= IDLE and ready > 0) or (delayed > 0 and only_delayed[name]) then
+                    make(name, stored, false)
+                else
+                    lanes.learn(name, stored)
+                    others[#others + 1] = name
+                end
+            end
+        end
+        rules.load(others)
+        begin_new(absent)
+    end
+
+    -- The beginning of the lane in which a message arrives; nil: the whole lane is needed.
+    function rich_heads.use(name)
+        local lane = open[name]
+        if lane and not lane.is_used then
+            used[#used + 1], lane.is_used = lane, true
+            if lane.is_new then
+                lane.number = shard.lanes_created + 1
+                shard.lanes, shard.lanes_created = shard.lanes + 1, lane.number
+            end
+        end
+        return lane
+    end
+
+    -- Put the new lanes among those that were used into their indexes.
+    local function index_new()
+        local names, by_queue = {}, {}
+        for n = 1, #used do
+            local lane = used[n]
+            if lane.is_new then
+                local at = #names
+                names[at + 1], names[at + 2] = 0, lane.name
+            end
+            if lane.is_new and lane.ready > 0 then
+                local runnable = by_queue[lane.tier_queue]
+                if not runnable then
+                    runnable = {}
+                    by_queue[lane.tier_queue] = runnable
+                end
+                local at = #runnable
+                runnable[at + 1], runnable[at + 2] = tier_queues[lane.tier_queue].vt,
+                    pack('>I7c0', lane.number, lane.name)
+            end
+        end
+        call_many('ZADD', keys.names, names, 2)
+        for queue, runnable in pairs(by_queue) do
+            call_many('ZADD', tier_queues[queue].runnable, runnable, 2)
+            pools_to_notify[tier_queues[queue].pool], has_arrivals = true, true
+        end
+    end
+
+    -- The lane moves in the top lists: that needs all of it.
+    local function write_whole(lane)
+        local whole = lanes.learn(lane.name, lane.stored)
+        whole.number, whole.place, whole.ready, whole.sorted, whole.delayed, whole.parked,
+            whole.listed, whole.bytes, whole.published, whole.latest = lane.number, lane.place,
+            lane.ready, lane.sorted, lane.delayed, lane.parked, lane.listed, lane.bytes,
+            lane.published, lane.latest
+        lanes.touch(whole)
+    end
+
+    -- Write all of them, before any of the lanes is read.
+    function rich_heads.write()
+        local written = {}
+        local stem, size, queue, cell = '', 0, nil, nil -- of the lane before
+        for n = 1, #used do
+            local lane = used[n]
+            if lane.ready == 0 then -- all its messages wait for a time or a key
+                has_arrivals = true
+                if lane.is_new then
+                    lane.place = IDLE
+                end
+            end
+            if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
+                then
+                write_whole(lane)
+            else
+                local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
+                if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1,
+                    true) then
+                    stem, queue = stem_of(name), its_queue
+                    size, cell = #stem, tallies.cell(stem, queue)
+                end
+                local more, stored, rest = lane.published - lane.was_published, lane.stored,
+                    lane.rest
+                cell.published = cell.published + more
+                if lane.published % 32 < more then
+                    recent.arrived(name, lane.published, more)
+                end
+                written[at + 1] = name
+                written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
+                    lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
+                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest,
+                    sub(stored, rest - 2, rest + SORTED_AT - 1), lane.sorted,
+                    sub(stored, rest + SORTED_AT + 4))
+            end
+        end
+        call_many('HSET', keys.lanes, written, 2)
+        index_new()
+        open, used = {}, {}
+    end
+end)

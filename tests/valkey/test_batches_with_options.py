@@ -1,0 +1,114 @@
+"""Batches of messages that are not plain, over many topics, beside the same calls on SQLite."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from laneway.engines.base import FullEngine
+from laneway.message import Action, Draft, Lease, Settlement
+from laneway.units import SECOND
+from tests.conformance.valkey_setups import server
+
+Opened = Callable[..., FullEngine]
+
+ROUNDS, BATCH = 25, 60
+ROOM = 60
+"""Messages that one call of the server delivers: a lease for more is several of them."""
+
+TOPICS = [f"{stem}.{n}" for stem in ("any", "serial", "yield", "brief", "slow") for n in range(8)]
+POLICIES: dict[str, dict[str, Any]] = {
+    "serial.*": {"serial": "hold"},
+    "yield.*": {"serial": "yield"},
+    "brief.*": {"ttl": 4},
+    "slow.*": {"rate": 2.0, "burst": 1},
+}
+
+
+def draft(draw: random.Random, number: int, *, is_unusual: bool) -> Draft:
+    """A message without an id; most have some option. `is_unusual`: also a seldom one."""
+    is_delayed = draw.random() < 0.4
+    return Draft(
+        draw.choice(TOPICS),
+        b"%d" % number,
+        key=draw.choice((None, "k0", "k1", "k2")),
+        priority=draw.choice((0, 0, 1, 600 if is_unusual else -2)),
+        delay_us=draw.randrange(3 * SECOND) if is_delayed else 0,
+        ttl_us=draw.choice((None, None, 5 * SECOND)),
+        headers=draw.choice((None, {"laneway-cost": "2"} if is_unusual else {"a": "b"})),
+        at_front=draw.random() < 0.1,
+    )
+
+
+def settlement(draw: random.Random, lease: Lease) -> Settlement:
+    """How the lease ends."""
+    actions: list[Action] = ["ack", "ack", "ack", "retry", "release", "dead"]
+    action = draw.choice(actions)
+    delay_us = draw.randrange(2 * SECOND) if action in ("retry", "release") else None
+    return Settlement(lease.handle, lease.fence, action, delay_us)
+
+
+def seen(lease: Lease) -> tuple[object, ...]:
+    """What both engines say alike."""
+    return lease.topic, lease.body, lease.attempt, lease.deliveries, lease.priority
+
+
+def test_batches_with_options_do_the_same_as_on_sqlite(opened: Opened) -> None:
+    """Lanes that a batch makes, changes or delays in, and what is delivered of them."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    ours, reference = engines = opened(server().url), opened("sqlite://")
+    now = 1_700_000_000 * SECOND
+    for engine in engines:
+        for pattern, policy in POLICIES.items():
+            engine.policy_set("code", pattern, policy, now_us=now)
+    number = 0
+    for _ in range(ROUNDS):
+        size = draw.choice((1, BATCH, 3 * BATCH))
+        is_unusual = draw.random() < 0.3
+        drafts = [draft(draw, number + n, is_unusual=is_unusual) for n in range(size)]
+        if draw.random() < 0.3:  # nothing but delayed ones
+            drafts = [msgspec.structs.replace(each, delay_us=SECOND) for each in drafts]
+        number += size
+        receipts = [engine.put(drafts, now_us=now) for engine in engines]
+        assert len({tuple(each.outcome for each in answer) for answer in receipts}) == 1
+        now += draw.randrange(2 * SECOND)
+        room = draw.randrange(1, ROOM + 1)
+        leases, expected = (engine.lease(room, now_us=now).leases for engine in engines)
+        assert [seen(lease) for lease in leases] == [seen(lease) for lease in expected]
+        chosen = draw.getrandbits(32)
+        answers = []
+        for engine, mine in ((ours, leases), (reference, expected)):
+            same = random.Random(chosen)
+            ends = [settlement(same, lease) for lease in mine]
+            answers.append(engine.settle(ends, now_us=now))
+        assert answers[0] == answers[1]
+        for topic in draw.sample(TOPICS, 5):
+            stats = [engine.topic_stats(topic, now_us=now) for engine in engines]
+            assert stats[0] == stats[1]
+    assert [check for check in ours.doctor() if not check.ok] == []
+
+
+def test_a_batch_makes_lanes_of_delayed_messages(opened: Opened) -> None:
+    """They are in no index of lanes that can deliver before their messages are due."""
+    engine = opened(server().url)
+    now = 1_700_000_000 * SECOND
+    topics = [f"t.{n}" for n in range(30)]
+    drafts = [Draft(topic, b"", delay_us=SECOND) for topic in topics]
+    drafts += [Draft(topic, b"", priority=1) for topic in topics[::3]]
+    engine.put([Draft("first", b"")], now_us=now)  # the queue of its tier exists from now on
+    assert len(engine.lease(1, now_us=now).leases) == 1
+    engine.put(drafts, now_us=now)
+    states = [engine.topic_stats(topic, now_us=now).state for topic in topics]
+    assert states == ["runnable", "idle", "idle"] * 10
+    runnable = engine._space.key(0, "run:1")  # type: ignore[attr-defined]
+    assert server().run("ZCARD", runnable) == 10
+    first = engine.lease(60, now_us=now).leases
+    assert [lease.topic for lease in first] == topics[::3]
+    later = engine.lease(60, now_us=now + SECOND).leases
+    assert sorted(lease.topic for lease in later) == sorted(topics)
+    assert [check for check in engine.doctor() if not check.ok] == []
