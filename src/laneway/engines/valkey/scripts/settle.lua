@@ -67,7 +67,15 @@ if ARGV[6] ~= '' then
             end
         end
     end
-    undo.begin()
+    -- only a backlog limit refuses a message from here on
+    local has_limits = shard.max_backlog or shard.max_backlog_bytes
+    for _, draft in ipairs(follow) do
+        local policy = rules.of(draft.topic)
+        has_limits = has_limits or policy.max_backlog or policy.max_backlog_bytes
+    end
+    if has_limits then
+        undo.begin()
+    end
 end
 
 local outcomes, has_outcome_at = values_of(ARGV[5]), {}
