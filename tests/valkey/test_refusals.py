@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from laneway.engines.base import FullEngine
-from laneway.engines.valkey import server_check
+from laneway.engines.valkey import connection, server_check
 from laneway.engines.valkey.address import parse
 from laneway.engines.valkey.doctor import check_server
 from laneway.engines.valkey.server_check import Facts
@@ -33,9 +33,10 @@ from laneway.testing.servers import (
     Server,
     end_listening,
     free_port,
+    until,
 )
 from laneway.tiers import Tier
-from tests.conformance.valkey_setups import sentinels, server
+from tests.conformance.valkey_setups import cluster, sentinels, server
 from tests.valkey.conftest import drain, some
 
 Opened = Callable[..., FullEngine]
@@ -180,8 +181,33 @@ def test_a_replica_and_the_wrong_topology(opened: Opened) -> None:
         assert "this is no cluster" in str(
             refusal(opened, group.url.replace("valkey://", "valkey+cluster://"))
         )
-    with Cluster(1, 0) as cluster:
-        assert "write valkey+cluster:// instead" in str(refusal(opened, cluster.masters[0].url))
+    with Cluster(1, 0) as own:
+        assert "write valkey+cluster:// instead" in str(refusal(opened, own.masters[0].url))
+
+
+def test_a_cluster_that_is_away(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls on one shard and on several say so, and go on when it is back."""
+    monkeypatch.setattr(connection, "PATIENCE", 0.1)
+    with Cluster(1, 0) as own:
+        engine = opened(f"{own.url}?shards=8", durability="memory")
+        engine.put(some(10))
+        own.masters[0].kill()
+        for count in (1, 100):
+            with pytest.raises(EngineUnavailable, match="nothing listens there"):
+                engine.put(some(count))
+        own.masters[0].start()
+        until(lambda: own.is_ok(own.masters[0]), "the cluster")
+        engine.put(some(10))
+
+
+def test_a_slot_that_no_node_has_for_a_moment(opened: Opened) -> None:
+    """A call on several shards waits for it."""
+    engine = opened(f"{cluster()}?shards=8")
+    engine.put(some(100))
+    nodes = engine._space.server._nodes._client.nodes_manager  # type: ignore[attr-defined]
+    nodes.slots_cache = {}
+    assert engine.overview().waiting == 100
+    assert len(nodes.slots_cache) == Cluster.SLOTS
 
 
 def test_no_such_master(opened: Opened) -> None:

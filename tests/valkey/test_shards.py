@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections import Counter
@@ -235,6 +236,25 @@ def test_a_cluster_has_64(opened: Opened) -> None:
     assert engine.capabilities.shards == 64
     engine.put(some(300, topics=100))
     assert len(drain(engine)) == 300
+
+
+def test_the_masters_of_a_cluster_as_parts_of_the_store(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is asked once, and is found where a replica was taken for it."""
+    engine = opened(cluster())
+    asked: list[str] = []
+    info = Connections.info
+    monkeypatch.setattr(Connections, "info", lambda self, key: asked.append(key) or info(self, key))
+    parts = engine.store_parts()
+    assert (len(parts), len(asked), sum(part.shards for part in parts)) == (3, 3, 64)
+    for part in parts:
+        assert re.fullmatch(r"\S+ [\d.]+, 1 replicas", part.what)
+        assert part.used > 0
+    nodes = engine._space.server._nodes._client.nodes_manager  # type: ignore[attr-defined]
+    for each in {id(each): each for each in nodes.slots_cache.values()}.values():
+        each.reverse()  # as after a fail-over that this process does not know
+    assert {part.name for part in engine.store_parts()} == {part.name for part in parts}
 
 
 def calls() -> int:

@@ -178,14 +178,8 @@ class Connections:
         repeatable: bool = True,
     ) -> list[Any]:
         """Send one command to each shard. A refused one is repeated by `alone(position)`."""
-        by_pool: dict[Any, list[int]] = {}
-        if self.address.kind == "cluster":
-            for position, shard in enumerate(shards):
-                by_pool.setdefault(self._nodes.pool(self.keys_of(shard)[0]), []).append(position)
-        elif shards:
-            by_pool[None] = list(range(len(shards)))
         answers: list[Any] = [None] * len(shards)
-        for number, positions in enumerate(by_pool.values()):
+        for number, positions in enumerate(self.shards_by_node(shards)):
             sent = b"".join([commands[position] for position in positions])
 
             def exchange(connection: AbstractConnection, count: int = len(positions)) -> list[Any]:
@@ -209,6 +203,22 @@ class Connections:
                 with partial_call(is_first=repeatable):
                     answers[position] = alone(position)
         return answers
+
+    def shards_by_node(self, shards: Sequence[int]) -> list[list[int]]:
+        """
+        The positions of these shards in the sequence, together by the master that has them, as far
+        as this process knows: one may have moved since.
+        """
+        if self.address.kind != "cluster":
+            return [list(range(len(shards)))] if shards else []
+        by_pool: dict[Any, list[int]] = {}
+        for position, shard in enumerate(shards):
+            try:
+                pool = self._nodes.pool(self.keys_of(shard)[0])
+            except refusals.ClusterDownError:
+                pool = None  # the call waits for a node
+            by_pool.setdefault(pool, []).append(position)
+        return list(by_pool.values())
 
     def read(self, shard: int, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """
@@ -237,12 +247,18 @@ class Connections:
         The fields of INFO of a master, the one of the key if one is given. Waits for a server that
         loads its data.
         """
+        # INFO names no key, so a node that has lost the key would answer it.
+        asked = packed("EXISTS", key) if key else b""
 
         def exchange(connection: AbstractConnection) -> dict[str, str]:
-            return read_info(read_or_raise(connection))
+            refusal = read_answer(connection) if key else None
+            fields = read_info(read_or_raise(connection))
+            if isinstance(refusal, Exception):
+                raise refusal
+            return fields
 
         found: dict[str, str] = self._with_retries(
-            key, packed("INFO", "everything"), exchange, repeatable=True
+            key, asked + packed("INFO", "everything"), exchange, repeatable=True
         )
         return found
 

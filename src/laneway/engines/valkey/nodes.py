@@ -136,7 +136,10 @@ class ClusterNodes:
             if not isinstance(error, refusals.MovedError) and now - self._refreshed < 0.5:
                 return
             self._refreshed = now
-            with contextlib.suppress(refusals.RedisError, OSError):
+            # No node may answer, or none may have slots: the call goes on trying.
+            with contextlib.suppress(
+                refusals.RedisError, refusals.RedisClusterException, OSError, IndexError
+            ):
                 self._client.nodes_manager.initialize()
 
     def close(self) -> None:

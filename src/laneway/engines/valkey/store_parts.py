@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway.engines.base import StorePart
 
 if TYPE_CHECKING:
@@ -15,17 +17,16 @@ if TYPE_CHECKING:
 
 def of_servers(space: Namespace) -> list[StorePart]:
     """The masters that have shards of the namespace, the one of the first shard first."""
+    server = space.server
     found: dict[str, StorePart] = {}
-    for shard in range(space.shards if space.server.address.kind == "cluster" else 1):
+    for shards in server.shards_by_node(range(space.shards)):
         began = time.perf_counter()
-        fields = space.server.info(space.key(shard, "shard"))
-        seconds = time.perf_counter() - began
-        name = fields.get("run_id", "")
-        shards = 1 if space.server.address.kind == "cluster" else space.shards
-        if name in found:
-            shards += found[name].shards
-            seconds = found[name].seconds
-        found[name] = _part(space, fields, shards, seconds)
+        fields = server.info(space.key(shards[0], "shard"))
+        part = _part(space, fields, len(shards), time.perf_counter() - began)
+        before = found.get(part.name)  # it took over another one's shards meanwhile
+        if before is not None:
+            part = msgspec.structs.replace(part, shards=before.shards + part.shards)
+        found[part.name] = part
     return list(found.values())
 
 
