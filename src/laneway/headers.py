@@ -74,7 +74,7 @@ def seconds(text: str | None) -> float | None:
     """
     Read a duration in seconds, above 0 and at most 100 years; None if it is absent or not valid.
     """
-    if text is None or len(text) > 40:
+    if text is None or len(text) > 40 or not text.isascii():
         return None
     try:
         number = float(text)

@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 60
 """The largest size."""
 
 MAX_TEXT = 100
-"""Most characters of a duration, rate or size that is written as text."""
+"""Most characters of a duration, rate or size that is written as text; all of them are ASCII."""
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WORDS = {
@@ -55,12 +55,14 @@ _SIZES = {
 _DURATION = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:"
     + "|".join(f"(?P<{unit}>{words})" for unit, words in _WORDS.items())
-    + r")(?![a-z])"
+    + r")(?![a-z])",
+    re.ASCII,
 )
 _RATE = re.compile(
-    r"^(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|sec|second|m|min|minute|h|hour|d|day)$"
+    r"^(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|sec|second|m|min|minute|h|hour|d|day)$",
+    re.ASCII,
 )
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?i?b)$", re.IGNORECASE)
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?i?b)$", re.ASCII | re.IGNORECASE)
 
 Duration = float | int | str | timedelta
 """Seconds, a `timedelta`, or text such as `"10m"` or `"1h30m"`."""
@@ -86,12 +88,19 @@ def seconds(value: Duration) -> float:
 def _read_duration(value: str) -> float:
     text = value.strip().lower()
     try:
-        return float(text)
+        return _number(text)
     except ValueError:
         parts = list(_DURATION.finditer(text))
         if parts and _DURATION.sub("", text).strip() == "":
             return sum(float(part[1]) * _UNITS[part.lastgroup or "s"] for part in parts)
     raise _bad_duration(value)
+
+
+def _number(text: str) -> float:
+    """A number in ASCII digits, the only ones that logs, stores and other programs read."""
+    if not text.isascii():
+        raise ValueError(text)
+    return float(text)
 
 
 def _bad_duration(value: object) -> ValueError:
@@ -143,7 +152,7 @@ def _read_rate(text: str) -> float:
     match = _RATE.match(text)
     try:
         if match is None:
-            return float(text)
+            return _number(text)
         count, span, unit = match.groups()
         short = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
         return float(count) / (float(span or 1) * _UNITS[short.get(unit, unit)])

@@ -100,7 +100,8 @@ def test_policies_name_their_owners(laneway: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--rate", "-1"), ("--partitions", "1025"), ("--concurrency", "many"), ()]
+    "arguments",
+    [("--rate", "-1"), ("--partitions", "1025"), ("--concurrency", "²"), ("--ttl", "१s"), ()],
 )
 def test_an_impossible_policy(laneway: Command, arguments: tuple[str, ...]) -> None:
     """An impossible policy is a usage error of one line."""

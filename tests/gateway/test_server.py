@@ -168,6 +168,7 @@ def test_bind(tmp_path: Path) -> None:
         (":::0", "or add --insecure"),
         ("127.0.0.1:x", "HOST:PORT"),
         ("127.0.0.1:99999", "HOST:PORT"),
+        ("127.0.0.1:²", "HOST:PORT"),
         ("[2001:db8::1", "--insecure"),
     ):
         result = CliRunner().invoke(main, ["-u", f"sqlite:///{tmp_path}/a", "serve", "-b", bind])

@@ -97,7 +97,7 @@ def test_the_number_of_files_is_fixed_and_found_again(opened: Opened, tmp_path: 
     assert "was made with 4 files" in str(error)
 
 
-@pytest.mark.parametrize("shards", ["0", "3", "2048", "-4", "four", ""])
+@pytest.mark.parametrize("shards", ["0", "3", "2048", "-4", "four", "४", ""])
 def test_a_number_that_is_no_power_of_two_is_refused(tmp_path: Path, shards: str) -> None:
     error = refusal(f"sqlite:///{tmp_path}/q?shards={shards}")
     assert isinstance(error, UsageError)

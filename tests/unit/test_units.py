@@ -47,6 +47,9 @@ def test_duration_is_read_in_seconds(written: units.Duration, seconds: float) ->
         "nan",
         True,
         None,
+        "१s",
+        "1h३0m",
+        "１０",
     ],
 )
 def test_invalid_duration_is_refused(wrong: object) -> None:
@@ -64,7 +67,9 @@ def test_rate_is_read_per_second(written: float | str, rate: float) -> None:
     assert units.rate(written) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "fast", "5/fortnight", float("nan"), 2_000_000, True])
+@pytest.mark.parametrize(
+    "wrong", [0, -1, "fast", "5/fortnight", float("nan"), 2_000_000, True, "५/s"]
+)
 def test_invalid_rate_is_refused(wrong: object) -> None:
     """Zero is refused too: a pause stops a topic, not a rate."""
     with pytest.raises(ValueError, match="above 0"):
@@ -76,5 +81,7 @@ def test_sizes_and_times_are_read() -> None:
     assert units.size("10GB") == 10**10
     assert units.size("1MiB") == 2**20
     assert units.moment(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000
+    with pytest.raises(ValueError, match="expected a number of bytes"):
+        units.size("१GB")
     with pytest.raises(ValueError, match="time zone"):
         units.moment(datetime(2026, 1, 1))  # noqa: DTZ001

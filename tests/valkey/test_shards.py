@@ -245,7 +245,12 @@ def test_the_masters_of_a_cluster_as_parts_of_the_store(
     engine = opened(cluster())
     asked: list[str] = []
     info = Connections.info
-    monkeypatch.setattr(Connections, "info", lambda self, key: asked.append(key) or info(self, key))
+
+    def counted(self: Connections, key: str) -> dict[str, str]:
+        asked.append(key)
+        return info(self, key)
+
+    monkeypatch.setattr(Connections, "info", counted)
     parts = engine.store_parts()
     assert (len(parts), len(asked), sum(part.shards for part in parts)) == (3, 3, 64)
     for part in parts:

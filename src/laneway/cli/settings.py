@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import click
 
+from laneway import headers as control
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.presenting import DURATIONS
 
@@ -84,8 +85,10 @@ def value_of(name: str, text: Any) -> Any:
 
     if not isinstance(text, str):
         return text
-    if name in ("max_backlog", "max_body", "concurrency") and text.isdigit():
-        return int(text)
+    if name in ("max_backlog", "max_body", "concurrency"):
+        number = control.whole(text)
+        if number is not None:
+            return number
     if text == "true":
         return True
     if name in ("backoff", "gate") and text.startswith(("{", "[")):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from laneway import headers as control
 from laneway.errors import UsageError
 from laneway.gateway import access, connection
 from laneway.gateway.handshake import Handshakes
@@ -72,9 +73,10 @@ def bind_of(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):
         host, port = text, "7878"
-    if not port.isdigit() or int(port) > 65_535:
+    number = control.whole(port)
+    if number is None or number > 65_535:
         raise UsageError(f"serve: expected --bind to be HOST:PORT, got {text!r:.80}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", number
 
 
 def check_bind(host: str, engine: Records, *, is_open: bool) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from laneway import headers as control
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 
@@ -122,7 +123,7 @@ def _shards(url: str, query: str) -> int:
             ' there is only "shards", the number of files, as in sqlite:///folder?shards=4'
         )
     text = options["shards"]
-    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    number = control.whole(text) or 0
     if not 1 <= number <= MOST_FILES or number & (number - 1):
         raise UsageError(
             f"engine URL {redacted(url)!r}: shards: expected a power of two up to {MOST_FILES},"
