@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,10 +87,13 @@ def check_namespace(namespace: str) -> str:
 
 def _url_of_project(path: Path) -> str | None:
     try:
-        project = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # noqa: PLC0415  # only where there is such a file
+
+        project = tomllib.loads(text)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or not TOML
         raise UsageError(
             f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or repair"
             " the file"

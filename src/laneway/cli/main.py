@@ -7,7 +7,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import click
@@ -192,7 +191,7 @@ Shell completion (bash, zsh or fish):
 )
 @url_option
 @namespace_option
-@click.version_option(version("laneway"), "--version", prog_name="laneway")
+@click.version_option(None, "--version", prog_name="laneway", package_name="laneway")
 @click.pass_context
 def main(ctx: click.Context, url: str | None, namespace: str | None) -> None:
     """

@@ -2,22 +2,25 @@
 Engines keep messages in a store. `open_engine(url, settings)` opens the one that a URL names.
 
 Every engine, ours too, registers an `OpenEngine` for each of its schemes under the entry point
-group `laneway.engines`.
+group `laneway.engines`. Ours are also in a table, and no other package can replace them.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import sys
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
+from laneway.engines.own import OWN
 from laneway.engines.planned import PLANNED
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from laneway.engines.base import Check, FullEngine, OpenEngine, Settings
 
 GROUP = "laneway.engines"
@@ -52,6 +55,10 @@ def _opener(url: str) -> OpenEngine:
             f'engine URL {redacted(url)!r}: a scheme is missing; write "sqlite:///{path}" for a'
             " file"
         )
+    if scheme in OWN:
+        module, _, name = OWN[scheme].partition(":")
+        own: OpenEngine = getattr(importlib.import_module(module), name)
+        return own
     registered = _registered(tuple(sys.path))
     if scheme not in registered:
         raise UsageError(f"engine URL {redacted(url)!r}: {_unknown(scheme, registered)}")
@@ -68,29 +75,23 @@ def _opener(url: str) -> OpenEngine:
 @functools.lru_cache(maxsize=8)
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """
-    The entry points by scheme. If several packages name a scheme, ours is used.
+    The entry points of other packages' engines by scheme.
 
     Cached for each `sys.path`, because reading the metadata of all packages takes milliseconds.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415  # few programs have such an engine
+
     del path
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=_is_ours)}
-
-
-def _is_ours(entry: EntryPoint) -> bool:
-    return entry.value.startswith(f"{__name__}.")
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in OWN}
 
 
 def _unknown(scheme: str, registered: dict[str, EntryPoint]) -> str:
-    if not any(map(_is_ours, registered.values())):
-        return (
-            "the engines are not registered: the metadata of the package laneway is missing or"
-            " older than its code; install it (in a source tree: pip install -e .)"
-        )
     if scheme in PLANNED:
         return (
             f"there is no engine for {PLANNED[scheme]} yet; use SQLite or Valkey, see"
             " docs/engines.md"
         )
-    near = difflib.get_close_matches(scheme, registered, n=1)
+    schemes = sorted((*OWN, *registered))
+    near = difflib.get_close_matches(scheme, schemes, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
-    return f'there is no engine "{scheme}", only {", ".join(sorted(registered))}{hint}'
+    return f'there is no engine "{scheme}", only {", ".join(schemes)}{hint}'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import LanewayError
@@ -89,6 +88,8 @@ def schedules(app: Any) -> list[str]:
 
 def installed_version() -> str:
     """The version of Laneway."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # takes 20 ms
+
     try:
         return version("laneway")
     except PackageNotFoundError:  # not installed

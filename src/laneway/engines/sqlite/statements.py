@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from importlib import resources
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.engines.sqlite.rows import GROUP_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 def _load() -> dict[str, str]:
     statements: dict[str, str] = {}
-    for entry in sorted(
-        (resources.files("laneway.engines.sqlite") / "sql").iterdir(), key=lambda entry: entry.name
-    ):
-        if not entry.name.endswith(".sql"):
-            continue
+    for entry in sorted(Path(__file__).with_name("sql").glob("*.sql")):
         for section in entry.read_text(encoding="utf-8").split("-- name:")[1:]:
             name, _, text = section.partition("\n")
             statement = (

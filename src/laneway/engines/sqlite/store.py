@@ -16,7 +16,6 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -595,11 +594,8 @@ def _is_busy(error: sqlite3.Error) -> bool:
 @cache
 def _migration(number: int) -> tuple[str, ...]:
     """Its statements; a process that makes many files reads them once."""
-    folder = resources.files("laneway.engines.sqlite") / "migrations"
-    for entry in folder.iterdir():
-        if entry.name.startswith(f"{number:04d}_"):
-            return tuple(_statements(entry.read_text(encoding="utf-8")))
-    raise AssertionError(f"migration {number} is missing from the package")
+    (file,) = Path(__file__).with_name("migrations").glob(f"{number:04d}_*.sql")
+    return tuple(_statements(file.read_text(encoding="utf-8")))
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -8,31 +8,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from laneway.engines.own import VALKEY_SCHEMES
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from urllib.parse import SplitResult
-
-SCHEMES = (
-    "valkey",
-    "redis",
-    "valkeys",
-    "rediss",
-    "unix",
-    "valkey+unix",
-    "redis+unix",
-    "valkey+cluster",
-    "redis+cluster",
-    "valkeys+cluster",
-    "rediss+cluster",
-    "valkey+sentinel",
-    "redis+sentinel",
-    "valkeys+sentinel",
-    "rediss+sentinel",
-)
-"""As registered in pyproject.toml. With an `s` behind the name: over TLS."""
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024
@@ -118,8 +100,8 @@ def parse(url: str) -> Address:
     """Take a URL apart. Raises UsageError, whose text never has the password."""
     scheme, _, rest = url.partition("://")
     safe = redacted(url)
-    if scheme not in SCHEMES:
-        near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+    if scheme not in VALKEY_SCHEMES:
+        near = difflib.get_close_matches(scheme, VALKEY_SCHEMES, n=1)
         raise UsageError(
             f'engine URL {safe!r}: there is no scheme "{scheme}"'
             + (f'; did you mean "{near[0]}"?' if near else "")

@@ -13,8 +13,7 @@ a server.
 from __future__ import annotations
 
 import hashlib
-import re
-from importlib import resources
+from pathlib import Path
 
 PARTS = (
     "shard",
@@ -94,8 +93,7 @@ FUNCTIONS = (
     "log_read",
 )
 
-_FOLDER = resources.files("laneway.engines.valkey") / "scripts"
-_COMMENT = re.compile(r"^\s*--.*\n|^\s*\n|[ \t]+(?=\n)|^ +", re.MULTILINE)
+_FOLDER = Path(__file__).with_name("scripts")
 
 
 def _read(path: str) -> str:
@@ -113,9 +111,9 @@ def _function(name: str) -> str:
 
 
 def _assemble() -> tuple[str, bytes]:
-    code = _COMMENT.sub(
-        "", "".join([*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)])
-    )
+    texts = [*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    code = "".join(f"{line}\n" for line in lines if line and not line.startswith("--"))
     name = f"laneway_{hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:12]}"
     return name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{code}".encode()
 
