@@ -228,8 +228,9 @@ async def is_installed(found):
 async def install():
     found = await pool()
     if not await is_installed(found): await Queries(AsyncpgPoolDriver(found)).install()
-async def enqueue_page(n):
-    await queries.enqueue(["q0"] * n, [b"0"] * n, [0] * n)
+async def enqueue_page(page):
+    names = [NAMES[n % len(NAMES)] for n in page]
+    await queries.enqueue(names, [b"0"] * len(names), [0] * len(names))
 async def serve():
     found = await pool()
     while not await is_installed(found): await asyncio.sleep(0.05)
@@ -242,7 +243,7 @@ if __name__ == "__main__":
     uvloop.run(serve())
 """,
         'await queries.enqueue(f"q{n % queues}", str(now()).encode())',
-        "for n in range(0, tasks, 1000): await enqueue_page(min(1000, tasks - n))",
+        "for n in range(0, tasks, 1000): await enqueue_page(range(n, min(n + 1000, tasks)))",
         ["peer.py"],
         10_000,
     ),
@@ -322,6 +323,7 @@ def chosen_peers(chosen: argparse.Namespace, peers: dict[str, P]) -> dict[str, P
 def main() -> None:
     chosen = options(__doc__ or "", add_options)
     tasks = pick(chosen, 10_000, 3_000, 100)
+    many = pick(chosen, 100_000, 10_000, 100)
     spread = pick(chosen, (1, 100, 1_000, 10_000), (1, 100), (1,))
     columns = (
         "",
@@ -332,7 +334,8 @@ def main() -> None:
         "settings",
     )
     notes = (
-        f"{tasks:,} tasks that do nothing, one worker; -: not supported or not possible;"
+        f"{tasks:,} tasks that do nothing, {many:,} where the peer publishes in bulk; one worker;"
+        " -: not supported or not possible;"
         f" ~: not drained within {chosen.limit:g} s, the rate until then"
     )
     rows: list[list[object]] = []
@@ -340,7 +343,7 @@ def main() -> None:
         row: dict[str, object] = {**dict.fromkeys(columns, "-"), "settings": peer.settings}
         try:
             row[""] = f"{name} {version_of(peer)}"
-            for column, value in cells(peer, tasks, spread, chosen.limit):
+            for column, value in cells(peer, tasks, many, spread, chosen.limit):
                 row[column] = value
                 write_figures("peers", chosen, columns, [*rows, list(row.values())], notes)
         except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
@@ -353,22 +356,26 @@ def main() -> None:
 
 
 def cells(
-    peer: Peer, tasks: int, spread: tuple[int, ...], limit: float
+    peer: Peer, tasks: int, many: int, spread: tuple[int, ...], limit: float
 ) -> Iterator[tuple[str, object]]:
-    """The figures of one peer by column, each as soon as it is measured."""
+    """
+    The figures of one peer by column, each as soon as it is measured. Where it publishes in bulk,
+    `many` tasks are drained, so that a fast worker is measured for longer than it needs to start.
+    """
     with Place(peer, 1, 1, limit) as place:
         place.publish(ONE.format(peer.one))
+    with Place(peer, tasks, 1, limit) as place:
+        yield "one at a time/s", place.publish(ONE.format(peer.one))
+        if peer.bulk is None:
+            yield "1 queues/s", place.drain()
     for queues in spread:
-        if queues > peer.most_queues:
+        if queues > peer.most_queues or (queues == 1 and peer.bulk is None):
             continue
-        with Place(peer, tasks, queues, limit) as place:
-            published = place.publish(ONE.format(peer.one))
-            if queues == spread[0]:
-                yield "one at a time/s", published
+        with Place(peer, many if peer.bulk else tasks, queues, limit) as place:
+            published = place.publish(peer.bulk or ONE.format(peer.one))
+            if queues == 1:
+                yield "bulk/s", published
             yield f"{queues:,} queues/s", place.drain()
-    if peer.bulk is not None:
-        with Place(peer, tasks, 1, limit) as place:
-            yield "bulk/s", place.publish(peer.bulk)
     with Place(peer, IDLE_TASKS, 1, limit, measure="idle") as place:
         yield "idle p50 ms", place.idle()
 
@@ -437,7 +444,8 @@ class Place:
 
     def drain(self) -> object:
         """Tasks a second from the first task on; marked ~ where the limit ended it."""
-        with self._worker() as running:
+        # Opened before the worker starts: opening a store takes as long as thousands of tasks.
+        with self._laneway() as app, self._worker() as running:
             deadline = time.monotonic() + self._limit
             done, until = self._progress()
             while done < self._tasks and time.monotonic() < deadline:
@@ -447,8 +455,10 @@ class Place:
                 done, until = self._progress()
             if not done:
                 return "-"
-            if done == self._tasks and self._peer.package == "laneway":
-                until = self._all_settled()
+            if done == self._tasks and app is not None:
+                while app.engine.overview().done < self._tasks:
+                    time.sleep(0.001)
+                until = time.time()
         rate = (done - 1) / (until - float((self.path / "first").read_text()))
         return rate if done == self._tasks else f"~{rate:,.0f}"
 
@@ -460,14 +470,13 @@ class Place:
             return 0, 0.0
         return int(number), float(at)
 
-    def _all_settled(self) -> float:
+    def _laneway(self) -> AbstractContextManager[Laneway | None]:
+        if self._peer.package != "laneway":
+            return nullcontext()
         address = self._environment["VALKEY"].replace("redis://", "valkey://")
-        with Laneway(
-            address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db"
-        ) as app:
-            while app.engine.overview().done < self._tasks:
-                time.sleep(0.001)
-        return time.time()
+        app = Laneway(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db")
+        app.engine.overview()
+        return app
 
     def idle(self) -> float:
         """The median time until an idle worker starts a task, in milliseconds."""

@@ -25,6 +25,14 @@ function count(sent) {
   if (done === tasks || done % 50 === 0) fs.writeFileSync('progress', `${done} ${now()}`);
 }
 
+// All tasks, spread evenly over the queues, as pages of one queue each.
+function* pages() {
+  for (const [index, q] of names.entries()) {
+    const all = Math.ceil((tasks - index) / queues);
+    for (let n = 0; n < all; n += PAGE) yield [q, Math.min(PAGE, all - n)];
+  }
+}
+
 function redis() {
   const url = new URL(process.env.STORE);
   return url.protocol === 'unix:' ? { path: url.pathname } : { host: url.hostname, port: Number(url.port) };
@@ -41,9 +49,8 @@ const PEERS = {
     return {
       one: (n) => queue(names[n % queues]).add('work', { sent: now() }, job),
       async bulk() {
-        for (let n = 0; n < tasks; n += PAGE) {
-          const page = Array.from({ length: Math.min(PAGE, tasks - n) }, () => ({ name: 'work', data: { sent: 0 }, opts: job }));
-          await queue(names[0]).addBulk(page);
+        for (const [q, size] of pages()) {
+          await queue(q).addBulk(Array.from({ length: size }, () => ({ name: 'work', data: { sent: 0 }, opts: job })));
         }
       },
       work: () => names.map((q) => new Worker(q, async (each) => count(each.data.sent), { ...options, concurrency: CONCURRENCY })),
@@ -58,9 +65,9 @@ const PEERS = {
     return {
       one: (n) => queue(names[n % queues], false).createJob({ sent: now() }).save(),
       async bulk() {
-        for (let n = 0; n < tasks; n += PAGE) {
-          const to = queue(names[0], false);
-          await to.saveAll(Array.from({ length: Math.min(PAGE, tasks - n) }, () => to.createJob({ sent: 0 })));
+        for (const [q, size] of pages()) {
+          const to = queue(q, false);
+          await to.saveAll(Array.from({ length: size }, () => to.createJob({ sent: 0 })));
         }
       },
       work: () => names.map((q) => queue(q, true).process(CONCURRENCY, async (each) => count(each.data.sent))),
@@ -81,7 +88,7 @@ const PEERS = {
       one: async (n) => (await utils).addJob('work', { sent: now() }, spec(n)),
       async bulk() {
         for (let n = 0; n < tasks; n += PAGE) {
-          const page = Array.from({ length: Math.min(PAGE, tasks - n) }, () => ({ identifier: 'work', payload: { sent: 0 } }));
+          const page = Array.from({ length: Math.min(PAGE, tasks - n) }, (_, i) => ({ identifier: 'work', payload: { sent: 0 }, ...spec(n + i) }));
           await (await utils).addJobs(page);
         }
       },
