@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from laneway import Election, Laneway, StepAborted, Term, TermLost, UsageError
+from laneway.cluster.term import clock
 from tests.cluster.conftest import Store
 
 LONG = 60.0
@@ -183,15 +184,20 @@ def test_successor_waits_for_the_bound(store: Store, log: Log) -> None:
         let_go.set()
 
 
+def spin(log: Log) -> None:
+    """A step that ends only by being aborted."""
+    log.add("step")
+    while True:
+        time.sleep(0.001)
+
+
 def test_atomic_step(app: Laneway, log: Log) -> None:
     """An atomic step is aborted at once; it does not begin when the term is ending already."""
 
     def execute(term: Term) -> None:
         try:
             with term.atomic():
-                log.add("step")
-                while True:
-                    time.sleep(0.001)
+                spin(log)
         except StepAborted:
             log.add("aborted")
         with pytest.raises(StepAborted), term.atomic():
@@ -252,6 +258,62 @@ def test_atomic_coroutine(app: Laneway, log: Log) -> None:
         log.wait_for("step")
         app.election("e").step_down(wait=30)
     assert log.entries == ["complete", "step", "aborted", "finished", "hand over"]
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_cancel_does_not_meet_what_follows_the_block(
+    app: Laneway, log: Log, *, is_coroutine: bool
+) -> None:
+    """The block ends after `cancel` has returned, which may be slow."""
+
+    def cancel() -> None:
+        time.sleep(0.05)  # longer than it takes to leave the block
+        log.add("cancelled")
+
+    def execute(term: Term) -> None:
+        with pytest.raises(StepAborted), term.atomic(cancel):
+            spin(log)
+        log.add("after")
+
+    class Coroutine:
+        async def inaugurate(self) -> None: ...
+
+        async def execute(self, term: Term) -> None:
+            try:
+                async with term.atomic(cancel):
+                    log.add("step")
+                    await asyncio.sleep(LONG)
+            except StepAborted:
+                log.add("after")
+
+        async def hand_over(self) -> None: ...
+
+    career = Coroutine if is_coroutine else plain(log, execute)
+    with running(app.election("e", career, term=LONG)):
+        log.wait_for("step")
+        app.election("e").step_down(wait=30)
+    steps = [entry for entry in log.entries if entry in ("step", "cancelled", "after")]
+    assert steps == ["step", "cancelled", "after"]
+
+
+def test_every_step_of_a_lost_term_is_aborted(log: Log) -> None:
+    """Also when a thread with a step of its own is the first to see the loss."""
+    term = Term("e", 1, clock() + LONG, was_handed_over=True)
+
+    def execute() -> None:
+        with pytest.raises(StepAborted), term.atomic():
+            spin(log)
+        log.add("aborted")
+
+    threads = [threading.Thread(target=execute) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    log.wait_for("step", times=5)
+    with pytest.raises(StepAborted), term.atomic():
+        term.lose("its time has passed")
+    log.wait_for("aborted", times=5)
+    for thread in threads:
+        thread.join()
 
 
 def test_other_steps_run_to_their_end(app: Laneway, log: Log) -> None:

@@ -159,7 +159,8 @@ class Term:
         `with term.atomic(), connection:` raises StepAborted inside the block; `async with` cancels
         it, and raises StepAborted at its end. Let the error end `execute`. `cancel` is called, too,
         from another thread: it interrupts a call that does not return to Python meanwhile, like
-        `connection.interrupt` of sqlite3.
+        `connection.interrupt` of sqlite3. The block ends after `cancel` has returned, so it never
+        meets what comes after the block, and must not wait for it.
 
         A block that is left without an error was not aborted.
         """
@@ -242,7 +243,8 @@ class Term:
     def _abort_steps(self) -> None:
         with self._lock:
             steps = list(self._steps)
-        for step in steps:
+        # To abort a step of this thread raises its error here.
+        for step in sorted(steps, key=AtomicStep.is_in_this_thread):
             step.abort()
 
     def add_step(self, step: AtomicStep) -> None:
@@ -275,23 +277,34 @@ class AtomicStep:
         self._task: asyncio.Task[Any] | None = None
         self._cancellations = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._cancelled = TermEvent()
+        """Happens when `cancel` has returned."""
+
+    def is_in_this_thread(self) -> bool:
+        """Whether the step is not a coroutine's, and runs in the thread that asks."""
+        return self._loop is None and self._thread == threading.get_ident()
 
     def abort(self) -> None:
-        """Abort the step, from any thread."""
+        """Abort the step, from any thread. Raises StepAborted if it runs in this thread."""
         with self._lock:
             if not self._is_running or self._is_aborted:
                 return
             self._is_aborted = True
+            if self.is_in_this_thread():
+                self._cancelled.happen()  # there is nothing to cancel: the thread is here
+                raise self._term.aborted()
             if self._loop is None:
                 raise_in_thread(self._thread, self._term.aborted())
             else:
                 with contextlib.suppress(RuntimeError):  # the event loop is closed
                     self._loop.call_soon_threadsafe(self._cancel_task)
-        if self._cancel is not None:
-            try:
+        try:
+            if self._cancel is not None:
                 self._cancel()
-            except Exception:
-                log.exception("election %s: cancel of an atomic step failed", self._term.name)
+        except Exception:
+            log.exception("election %s: cancel of an atomic step failed", self._term.name)
+        finally:
+            self._cancelled.happen()
 
     # In a thread
 
@@ -300,7 +313,11 @@ class AtomicStep:
             asyncio.get_running_loop()
             raise UsageError("atomic: expected `async with` in a coroutine, got `with`")
         self._thread = threading.get_ident()
-        self._begin()
+        try:
+            self._begin()
+        except StepAborted:  # also of an abortion just after it had begun
+            self._await_cancel()
+            raise
 
     def __exit__(
         self,
@@ -314,9 +331,14 @@ class AtomicStep:
                 raise_in_thread(self._thread, None)
         finally:
             self._is_running = False  # also if the error was raised at that lock
+            self._await_cancel()
             self._term.remove_step(self)
         if self._is_aborted and isinstance(error, Exception) and not _is_abort(error):
             raise self._term.aborted() from error  # the error of what `cancel` has interrupted
+
+    def _await_cancel(self) -> None:
+        if self._is_aborted:
+            self._cancelled.wait()
 
     # In a coroutine
 
@@ -336,6 +358,14 @@ class AtomicStep:
         with self._lock:
             self._is_running = False
         self._term.remove_step(self)
+        try:
+            await self._end_cancellation(error)
+        finally:
+            if self._is_aborted:
+                await self._cancelled
+
+    async def _end_cancellation(self, error: BaseException | None) -> None:
+        """Take this step's cancellation back. Raises StepAborted instead of it."""
         task = self._task
         assert task is not None
         if task.cancelling() <= self._cancellations:
