@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.admin import subscriptions, top_topics, workers
+from laneway.engines.shared.explaining import ITS_RATE
 from laneway.policy import gate_names
+from laneway.schedules import store
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND, rate_text
 
@@ -24,6 +26,9 @@ HOLDERS = 20
 
 SUBSCRIPTIONS = 20
 """Subscriptions that are looked at."""
+
+SCHEDULES = 200
+"""Schedules among which those are looked for that publish to a topic."""
 
 SLOW_SECONDS = 60.0
 """If a backlog takes longer than this at the topic's rate, it is said how long."""
@@ -96,7 +101,7 @@ def explain(
     found = [*_refused(case, max_backlog), *of_head, *of_keys]
     if not found:
         found = [*_without_backlog(case)]
-    if stats.dead:
+    if stats.dead and all(each.cause != "dead" for each in found):
         found.append(_dead(case))
     return TopicExplanation(
         topic=topic,
@@ -221,15 +226,20 @@ def _gate(case: _Case, _: Explanation, text: str) -> TopicReason:
     text += _limits(gates.get(name)) + _holders(
         case, lambda policy, _: name in gate_names(policy.gate)
     )
-    return TopicReason("gate", text, f"laneway gate set {shlex.quote(name)} --concurrency COUNT")
+    return TopicReason("gate", text, f"laneway gate set {shlex.quote(name)} {_wider(text)}")
 
 
 def _group(case: _Case, _: Explanation, text: str) -> TopicReason:
     name = case.stats.group or ""
     groups = {each["name"]: each for each in case.engine.topic_group_list()}
     text += _limits(groups.get(name)) + _holders(case, lambda _, stats: stats.group == name)
-    advice = f"laneway topic-group set {shlex.quote(name)} --concurrency COUNT"
+    advice = f"laneway topic-group set {shlex.quote(name)} {_wider(text)}"
     return TopicReason("group", text, advice)
+
+
+def _wider(text: str) -> str:
+    """The option that changes the limit which is reached."""
+    return "--rate RATE" if ITS_RATE in text else "--concurrency COUNT"
 
 
 def _limits(limit: dict[str, object] | None) -> str:
@@ -264,10 +274,30 @@ def _due(case: _Case, found: Explanation, text: str) -> TopicReason:
         return TopicReason("due", f"all its messages are delayed; the next one: {text}")
     return TopicReason(
         "retry",
-        f"its next message has failed {_times(message.attempts)} and waits for its next attempt:"
-        f" {text}{_last_error(message)}",
+        f"its next message {_waits_again(message, text)}",
         f"laneway message retry {shlex.quote(message.id)} --topic {case.quoted}",
     )
+
+
+def _waits_again(message: MessageView, text: str) -> str:
+    return (
+        f"has failed {_times(message.attempts)} and waits for its next attempt:"
+        f" {text}{_last_error(message)}"
+    )
+
+
+def explain_message(engine: FullEngine, message_id: str, topic: str | None) -> Explanation:
+    """`workers.explain`, with the last error of a message that has failed."""
+    found = workers.explain(engine, message_id, topic)
+    message = found.message
+    if message is None or not message.attempts:
+        return found
+    for at, cause in enumerate(found.causes):
+        if cause == "due":
+            found.reasons[at] = f"it {_waits_again(message, found.reasons[at])}"
+        elif cause == "dead" and message.error:
+            found.reasons[at] += _last_error(message)
+    return found
 
 
 def _unserved(case: _Case, _: Explanation, text: str) -> TopicReason:
@@ -344,26 +374,57 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
         yield TopicReason("leased", text + (f"; {oldest}" if oldest else ""), "laneway workers")
     if not is_copy(case.topic):
         yield from _of_subscriptions(case)
+    if case.shows_others:
+        yield from _of_schedules(case)
     if stats.leased:
         return
     text = "nothing waits or runs in this topic"
-    if stats.published:
+    if stats.dead:
+        yield _dead(case)
+        yield TopicReason("empty", f"{text}; the other messages have been delivered")
+    elif stats.published:
         yield TopicReason("empty", f"{text}: all that was published has been delivered")
     else:
         yield TopicReason(
-            "empty", f"{text}, and no publish is on record: look at the program that publishes"
+            "empty",
+            f"{text}, and no publish is on record: all was finished a while ago, or nothing was"
+            " published",
         )
 
 
 def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:
-    """Subscriptions in which copies wait."""
-    for each in subscriptions.find(case.engine, case.topic)[:SUBSCRIPTIONS]:
+    """Subscriptions in which copies wait, and messages that are kept for nobody."""
+    found = subscriptions.find(case.engine, case.topic)
+    if not case.policy.own_backlog:
+        set_by = case.set_by("own_backlog")
+        if found:
+            names = ", ".join(each.name for each in found[:SUBSCRIPTIONS])
+            text = f"it keeps nothing itself (own_backlog no, set {set_by}); what is published goes"
+            yield TopicReason("own_backlog", f"{text} to its subscriptions only: {names}")
+        else:
+            yield TopicReason(
+                "own_backlog",
+                f"what is published to it is dropped: own_backlog no is set {set_by}, and it has no"
+                " subscription",
+                f"laneway policy set {case.quoted} --own-backlog yes",
+            )
+    for each in found[:SUBSCRIPTIONS]:
         if each.waiting:
             yield TopicReason(
                 "subscription",
                 f"{each.waiting:,} copies wait in its subscription {each.topic}",
                 f"laneway explain {shlex.quote(each.topic)}",
             )
+
+
+def _of_schedules(case: _Case) -> Iterator[TopicReason]:
+    """Paused schedules that would publish to it."""
+    for name in store.paused_for(case.engine, case.topic, SCHEDULES):
+        yield TopicReason(
+            "schedule",
+            f"the schedule {name}, which publishes to it, is paused",
+            f"laneway schedules resume {shlex.quote(name)}",
+        )
 
 
 def _dead(case: _Case) -> TopicReason:
@@ -373,7 +434,12 @@ def _dead(case: _Case) -> TopicReason:
     if letters:
         letter = letters[0][1]
         error = f": {_short(letter.error)}" if letter.error else ""
-        text += f"; the oldest: {letter.reason}{error}"
+        age = ""
+        if letter.died_us is not None:
+            age = f" died {duration((case.now_us - letter.died_us) / SECOND)} ago"
+        text += f"; the oldest{age}: {letter.reason}{error}"
+        if letter.reason is not None and letter.reason.startswith("expired"):
+            text += f"; its ttl is set {case.set_by('ttl')}" if case.policy.ttl else ""
     return TopicReason("dead", text, f"laneway dead redrive --topic {case.quoted}")
 
 
@@ -400,9 +466,9 @@ def _last_error(message: MessageView) -> str:
 
 
 def _short(error: object) -> str:
-    """The last line of an error, which says what it is; the others are in the message's page."""
+    """The first line of an error, which says what it is; its frames are in the message's page."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    text = lines[-1] if lines else ""
+    text = lines[0] if lines else ""
     return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
 
 

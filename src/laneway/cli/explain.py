@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
+from laneway.admin import topic_names
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -17,6 +19,7 @@ from laneway.cli.session import (
 from laneway.errors import LanewayError
 from laneway.policy import check_topic
 from laneway.presenting import duration
+from laneway.push import table
 
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
@@ -41,34 +44,62 @@ def explain(session: Session, name: str, *, topic: str | None, as_json: bool) ->
     """
     Explain why a topic delivers nothing, or what a message waits for, with what to do about it.
 
-    The first reason decides. A name that no message has as its id is a topic.
+    The first reason decides. A name that no message has as its id is a topic, or what stands for
+    the star of a policy's pattern: `acme` is push.acme where there is a policy of push.*.
     """
     explanation = session.app().explain(name, topic)
     if explanation.state in ("unknown", "finished") and topic is None:
-        found = _topic(session, name)
-        if found is not None:
-            _show_topic(found, as_json=as_json)
+        found = _topics(session, name)
+        if len(found) == 1:
+            _show_topic(found[0], as_json=as_json)
             return
-        if explanation.state == "unknown":
+        if found:
+            names = " or ".join(f"`laneway explain {shlex.quote(each.topic)}`" for each in found)
+            explanation.reasons = [f'several topics are named "{name}": {names}']
+        elif explanation.state == "unknown":
             text = (
                 f'no message has the id "{name}", and nothing waits, runs or is dead in a topic'
                 " of this name: all was finished, or nothing was published here"
             )
             explanation.reasons = [text]
     _show_message(explanation, as_json=as_json)
-    if explanation.state == "unknown":
+    if explanation.state == "unknown" and "sent" not in explanation.causes:
         raise SystemExit(REFUSED)
+
+
+def _topics(session: Session, name: str) -> list[TopicExplanation]:
+    """
+    The topic with this name, or those that have it in place of the star of a policy's pattern:
+    `acme` finds `push.acme` where there is `push.*`.
+    """
+    if (found := _topic(session, name)) is not None:
+        return [found]
+    engine = session.app().engine
+    topics = [beginning + name for beginning in topic_names.beginnings(engine.policies())]
+    return [
+        session.app().explain_topic(topic)
+        for topic in topics
+        if _is_topic(topic)
+        and (topic_names.is_known(engine.topic_stats(topic)) or table.find(engine, topic))
+    ]
+
+
+def _is_topic(name: str) -> bool:
+    try:
+        check_topic(name)
+    except LanewayError:
+        return False
+    return True
 
 
 def _topic(session: Session, name: str) -> TopicExplanation | None:
     """The explanation of the topic with this name; None: nothing is known of it."""
-    try:
-        check_topic(name)
-    except LanewayError:
+    if not _is_topic(name):
         return None
     found = session.app().explain_topic(name)
     is_known = found.waiting or found.leased or found.dead or found.published
-    return found if is_known or found.reasons[0].cause != "empty" else None
+    says_more = any(each.cause != "empty" for each in found.reasons)
+    return found if is_known or says_more else None
 
 
 def _show_topic(found: TopicExplanation, *, as_json: bool) -> None:

@@ -347,6 +347,18 @@ def search(
     return AttemptPage(attempts=found, next=str(position), is_truncated=True)
 
 
+def last_attempt(
+    engine: FullEngine, topic: str, message_id: str | None = None
+) -> AttemptInfo | None:
+    """The last attempt of a topic or a message; None: the log has none, or cannot be read."""
+    try:
+        found = attempts(engine, topic, limit=1, message_id=message_id).attempts
+    except LanewayError as error:
+        log.warning("delivery log: %s", error)
+        return None
+    return found[0] if found else None
+
+
 def entries(
     engine: FullEngine, topic: str, *, before: int | None, until_us: int | None, limit: int
 ) -> list[tuple[int, int, Entry]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from laneway.admin import topic_reasons, workers
+from laneway.admin import topic_reasons
 from laneway.admin.topic_reasons import TopicExplanation, TopicReason
-from laneway.push import table
+from laneway.push import delivery_log, table
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.engines.base import Explanation, FullEngine
+    from laneway.push.delivery_log import AttemptInfo
     from laneway.push.table import Record
 
 WAITS = frozenset(("back_off", "probe", "retry"))
@@ -54,6 +55,8 @@ def explain_topic(
             found.reasons = own + found.reasons
         else:
             found.reasons += own
+        if not own and found.reasons[0].cause == "empty":
+            _add_last_attempt(engine, found, now_us)
     elif shows_endpoint and shows_others and _lacks_one(engine, found):
         quoted = shlex.quote(topic)
         text = "it has no endpoint, and topics beside it have one"
@@ -67,20 +70,26 @@ def explain_message(
     engine: FullEngine, message_id: str, topic: str | None, *, shows_endpoint: bool = True
 ) -> Explanation:
     """
-    As `workers.explain`; if its topic is paused because its endpoint is disabled, that is said, for
-    `shows_endpoint`.
+    As `topic_reasons.explain_message`. With `shows_endpoint`, it is said that the topic is paused
+    because its endpoint is disabled, and when a message that has ended was sent.
     """
-    found = workers.explain(engine, message_id, topic)
-    if not shows_endpoint or found.topic is None or "paused" not in found.causes:
+    found = topic_reasons.explain_message(engine, message_id, topic)
+    topic = found.topic or topic
+    is_gone = found.state in ("finished", "unknown")
+    if not shows_endpoint or topic is None or not (is_gone or "paused" in found.causes):
         return found
-    record = table.find(engine, found.topic)
+    record = table.find(engine, topic)
+    if is_gone:
+        if record is not None:
+            _add_sent(engine, found, topic, record)
+        return found
     if record is None or record.disabled is None:
         return found
     text = (
         f"its endpoint is disabled: {record.disabled}; `laneway endpoint enable"
-        f" {shlex.quote(found.topic)}` sends a message as a probe, then the others"
+        f" {shlex.quote(topic)}` sends a message as a probe, then the others"
     )
-    _, layer, _ = engine.policies().why(found.topic).get("paused", (None, "", ""))
+    _, layer, _ = engine.policies().why(topic).get("paused", (None, "", ""))
     if layer == "operator":  # paused in addition
         found.add("paused", text)
     else:
@@ -88,6 +97,22 @@ def explain_message(
         found.drop("paused")
         found.add("paused", text, at)
     return found
+
+
+def _add_sent(engine: FullEngine, found: Explanation, topic: str, record: Record) -> None:
+    """Add what the delivery log has of a message that has ended."""
+    last = delivery_log.last_attempt(engine, topic, found.id)
+    if last is not None:
+        command = f"laneway endpoint attempts {shlex.quote(topic)} --id {shlex.quote(found.id)}"
+        when = _when(last, engine.time_us(topic))
+        found.drop("unknown")
+        found.add(
+            "sent",
+            f"it was sent{when} (attempt {last.attempt}): {_result(last)}; `{command}` shows all",
+            0,
+        )
+    elif record.events:
+        found.add("events", _events_text(record))
 
 
 def _lacks_one(engine: FullEngine, found: TopicExplanation) -> bool:
@@ -120,13 +145,7 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
             f"laneway endpoint enable {quoted}",
         )
     if record.events:
-        yield TopicReason(
-            "events",
-            f"its endpoint takes only the events {', '.join(record.events[:SHOWN_EVENTS])}"
-            f"{', …' if len(record.events) > SHOWN_EVENTS else ''}; messages of other types are"
-            " acked without a request, and are not in its delivery log",
-            f"laneway endpoint show {quoted}",
-        )
+        yield TopicReason("events", _events_text(record), f"laneway endpoint show {quoted}")
     if record.secrets and not table.live_secrets(record, now_us):
         yield TopicReason(
             "secrets",
@@ -146,6 +165,37 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
             f" the first one{_ago(condition.failing_since_us, now_us)}",
             f"laneway endpoint test {quoted}",
         )
+
+
+def _events_text(record: Record) -> str:
+    return (
+        f"its endpoint takes only the events {', '.join(record.events[:SHOWN_EVENTS])}"
+        f"{', …' if len(record.events) > SHOWN_EVENTS else ''}; messages of other types are"
+        " acked without a request, and are not in its delivery log"
+    )
+
+
+def _add_last_attempt(engine: FullEngine, found: TopicExplanation, now_us: int) -> None:
+    """Say when a topic in which nothing waits was last sent something, and that it takes more."""
+    quoted = shlex.quote(found.topic)
+    last = delivery_log.last_attempt(engine, found.topic)
+    if last is None:
+        text = "it has an endpoint, and the delivery log has no attempt"
+        found.reasons.append(TopicReason("sent", text, f"laneway endpoint test {quoted}"))
+        return
+    text = f"its endpoint got {last.id}{_when(last, now_us)}: {_result(last)}"
+    advice = f"laneway endpoint attempts {quoted}"
+    found.reasons.insert(0, TopicReason("sent", f"nothing waits; {text}", advice))
+    found.reasons = [each for each in found.reasons if each.cause != "empty"]
+
+
+def _when(attempt: AttemptInfo, now_us: int) -> str:
+    return _ago(round(attempt.at * SECOND), now_us)
+
+
+def _result(attempt: AttemptInfo) -> str:
+    answer = attempt.text or f"HTTP {attempt.status}"
+    return f"{attempt.result}, {answer[: topic_reasons.MOST_TEXT]}"
 
 
 def _ago(us: int, now_us: int) -> str:

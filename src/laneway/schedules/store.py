@@ -294,6 +294,18 @@ def planned(engine: FullEngine, limit: int, after: str | None = None) -> list[Pl
     ]
 
 
+def paused_for(engine: FullEngine, topic: str, limit: int) -> list[str]:
+    """The names of paused schedules that publish to a topic, among the first `limit` ones."""
+    topics = engine.topic_list(pattern=PREFIX + "*", limit=limit)
+    return [
+        entry.schedule.name
+        for each in topics
+        if each.state == "paused"
+        for entry in _standing(engine, each.topic)
+        if entry.schedule.call.topic == topic
+    ]
+
+
 def run_now(engine: FullEngine, name: str) -> Receipt | None:
     """
     Publish the call of a schedule once, now; its next firing stays as it is. A paused schedule

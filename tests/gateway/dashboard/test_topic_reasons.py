@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from html import unescape
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from laneway import Laneway, Message
 from laneway.cli.main import main
+from laneway.engines.base import DeliveryLog, LogEntry
 from laneway.gateway import tokens
 from laneway.message import Settlement
-from laneway.push import table
+from laneway.push import delivery_log, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.testing.servers import Server
 from laneway.units import SECOND
@@ -68,6 +71,39 @@ CASES = {
         ),
         "laneway topic-group set big --concurrency COUNT",
     ),
+    "hour.mine": (
+        "gate",
+        'the gate "hourly" is shut: its rate admits the next delivery in',
+        "laneway gate set hourly --rate RATE",
+    ),
+    "shop.hour.mine": (
+        "group",
+        'the limit of its topic group "hour" is reached: its rate admits the next delivery in',
+        "laneway topic-group set hour --rate RATE",
+    ),
+    "work.failing": (
+        "retry",
+        "its next message has failed once and waits for its next attempt: it is due in",
+        "laneway message retry failed --topic work.failing",
+    ),
+    "work.dead": (
+        "dead",
+        "s ago: expired: its ttl ended before it was delivered",
+        "laneway dead redrive --topic work.dead",
+    ),
+    "work.dropped": (
+        "own_backlog",
+        (
+            "what is published to it is dropped: own_backlog no is set by an operator for this"
+            " topic, and it has no subscription"
+        ),
+        "laneway policy set work.dropped --own-backlog yes",
+    ),
+    "work.nightly": (
+        "schedule",
+        "the schedule nightly, which publishes to it, is paused",
+        "laneway schedules resume nightly",
+    ),
     "push.refused": (
         "endpoint",
         "its endpoint needs attention: it refuses our requests: HTTP 401",
@@ -108,12 +144,18 @@ def fill(app: Laneway) -> None:
     app.policy("pay.*", gate="psp")
     app.policy("shop.*", group="{1}")
     app.topic_group("big", concurrency=2)
+    app.topic_group("hour", rate="1/h")
+    app.gate("hourly", rate="1/h")
+    app.policy("hour.*", gate="hourly")
     app.policy("push.gpu", pool="gpu")
     app.policy("stock.*", serial=True)
     app.publish_many((Message(f"push.m{n}", n) for n in range(MERCHANTS)), progress=False)
     engine.policy_set("operator", "push.slow", {"rate": "1/min", "burst": 1})
     engine.policy_set("operator", "push.full", {"max_backlog": 5})
-    topics = ("push.slow", "pay.other", "shop.big.other", "push.refused")
+    topics = (
+        *("push.slow", "pay.other", "shop.big.other", "push.refused"),
+        *("hour.other", "shop.hour.other"),
+    )
     for topic in topics:
         for n in range(5):
             app.publish(topic, n)
@@ -124,13 +166,14 @@ def fill(app: Laneway) -> None:
         for lease in engine.lease(2 if topic[0] in "ps" else 1, topics=[topic]).leases
     ]
     for lease in leases:
-        if lease.topic == "push.slow":
+        if lease.topic == "push.slow" or "hour" in lease.topic:
             engine.settle([Settlement(lease.handle, lease.fence, "ack")])
         elif lease.topic == "push.refused":
             retry = Settlement(lease.handle, lease.fence, "retry", error="HTTP 401: Unauthorized")
             retry.delay_us = 300 * SECOND
             engine.settle([retry])
-    for topic in CASES:
+    _without_backlog(app)
+    for topic in (each for each in CASES if not each.startswith("work.")):
         for n in range(5):
             key = "sku-1" if topic == "stock.keys" else None
             app.publish(topic, n, key=key)
@@ -141,6 +184,23 @@ def fill(app: Laneway) -> None:
     app.endpoint("push.gone").disable("gone: HTTP 410: Gone")
     app.topic("push.paused").pause()
     app.topic(HOSTILE).pause()
+
+
+def _without_backlog(app: Laneway) -> None:
+    """Topics in which nothing waits, or one message that failed."""
+    app.engine.policy_set("operator", "work.dropped", {"own_backlog": False})
+    app.publish("work.dropped", 1)
+    app.add_schedule("nightly", Message("work.nightly"), every="1d")
+    app.pause_schedule("nightly")
+    app.publish("work.dead", 1, ttl=0.001)
+    app.publish("work.failing", 1, id="failed")
+    time.sleep(0.002)  # its ttl ends
+    assert app.engine.lease(1, topics=["work.dead"]).leases == []
+    (lease,) = app.engine.lease(1, topics=["work.failing"]).leases
+    error = 'ValueError: no stock\n  File "shop.py", line 9, in work\n    ^^^^^^'
+    retry = Settlement(lease.handle, lease.fence, "retry", error=error)
+    retry.delay_us = 300 * SECOND
+    app.engine.settle([retry])
 
 
 def change(**fields: Any) -> Callable[[table.Record | None], table.Record]:
@@ -251,6 +311,54 @@ def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
     assert 'no message has the id "push.nobody", and nothing waits' in answer.output
 
 
+def test_a_message_that_failed(shop: tuple[Laneway, Browser]) -> None:
+    """How often, and why: the first line of the error, not that of its innermost frame."""
+    app, browser = shop
+    text = "it has failed once and waits for its next attempt: it is due in"
+    (reason,) = app.explain("failed", "work.failing").reasons
+    assert reason.startswith(text)
+    assert reason.endswith("; its last error: ValueError: no stock")
+    assert app.explain_topic("work.failing").reasons[0].text.endswith(": ValueError: no stock")
+    assert text in browser.get("/message?topic=work.failing&id=failed").words
+
+
+def test_a_message_that_was_sent(shop: tuple[Laneway, Browser]) -> None:
+    """
+    Where is the order? The delivery log knows it after the store has forgotten it. A topic is
+    known by its endpoint, too.
+    """
+    app, browser = shop
+    app.endpoint("push.sent", url="https://shop.example/hooks")
+    (untold,) = app.explain_topic("push.sent").reasons[1:]
+    assert untold.text == "it has an endpoint, and the delivery log has no attempt"
+    assert "the delivery log has no attempt" in browser.get("/search?q=sent").words
+    entry = delivery_log.Entry(id="order-1", status=200, text="HTTP 200")
+    written = LogEntry("push.sent", app.engine.time_us(), msgspec.json.encode(entry))
+    assert isinstance(app.engine, DeliveryLog)
+    app.engine.delivery_log_append([written], keep_us=delivery_log.KEEP_US, max_bytes=1_000_000)
+    text = "ago (attempt 1): acked, HTTP 200; `laneway endpoint attempts push.sent --id order-1`"
+    assert text in app.explain("order-1", "push.sent").reasons[0]
+    page = browser.get("/message?topic=push.sent&id=order-1").words
+    assert text in page
+    assert "No message has this id" not in page
+    (sent,) = app.explain_topic("push.sent").reasons
+    assert sent.text.startswith("nothing waits; its endpoint got order-1")
+    assert sent.text.endswith("s ago: acked, HTTP 200")
+    run = CliRunner().invoke(main, ["--url", app.url, "explain", "order-1", "--topic", "push.sent"])
+    assert run.exit_code == 0
+    assert text in run.output
+
+
+def test_the_command_line_finds_a_merchant(shop: tuple[Laneway, Browser]) -> None:
+    """`laneway explain paused` is about push.paused; of several topics it names each."""
+    app, _ = shop
+    run = CliRunner().invoke(main, ["--url", app.url, "explain", "paused"])
+    assert run.output.startswith("push.paused: the topic is paused by an operator")
+    app.endpoint("push.other", url="https://shop.example/hooks")
+    run = CliRunner().invoke(main, ["--url", app.url, "explain", "other"])
+    assert "`laneway explain pay.other` or `laneway explain push.other`" in run.output
+
+
 def test_a_message_of_a_disabled_endpoint(shop: tuple[Laneway, Browser]) -> None:
     """Its pause is the endpoint's: the advice is to enable that, not to resume the topic."""
     app, browser = shop
@@ -275,6 +383,7 @@ def test_messages_that_an_endpoint_does_not_take(
     (lease,) = app.engine.lease(1, topics=["push.picky"]).leases
     app.engine.settle([Settlement(lease.handle, lease.fence, "ack")])
     first, second = app.explain_topic("push.picky").reasons
+    assert "invoice.*" in app.explain("order", "push.picky").reasons[1]
     assert first.cause == "events"
     assert "takes only the events invoice.*; messages of other types are acked" in first.text
     assert second.cause == "empty"

@@ -164,10 +164,13 @@ Cause = Literal[
     "dead",
     "finished",
     "unknown",
+    "sent",
+    "events",
 ]
 """
 The kinds of reasons. `unserved`: no worker serves it; `unhandled`: those that do have no handler;
-`worker`: nothing but a free worker is missing; `full`: its concurrency.
+`worker`: nothing but a free worker is missing; `full`: its concurrency. Of a message that has
+ended, `sent`: the last request to its endpoint; `events`: its endpoint takes some types only.
 """
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 CLOCK_SLACK_US = SECOND
 """A clock that is further behind the store's time is mentioned."""
 
+ITS_RATE = "its rate admits the next delivery"
+"""Part of the sentence about a gate or a group that is shut by its rate, not by its concurrency."""
+
 COUNTED = 10_000
 """Messages and lanes that are ahead are counted up to this number."""
 
@@ -318,8 +321,11 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
                 name = gate.name.removeprefix(GROUP)
                 cause, is_shut = "group", "is reached"
                 what = f'the limit of its topic group "{name}"'
-            explanation.add(cause, f"{what} {is_shut}; {gate.leased} leases go through it{held}")
             wake = gate.wake_us
+            why = f": {ITS_RATE} in {facts.left(wake)}" if wake is not None else ""
+            explanation.add(
+                cause, f"{what} {is_shut}{why}; {gate.leased} leases go through it{held}"
+            )
             at = max(at, wake) if wake is not None and at is not None else None
     return at
 

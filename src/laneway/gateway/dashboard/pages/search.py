@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from laneway.admin import topic_names
 from laneway.errors import LanewayError
 from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.pages.topic import reasons_of
 from laneway.gateway.dashboard.queries import SearchQuery
 from laneway.policy import check_pattern, check_topic, is_pattern
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
 MOST = 20
 EXPLAINED = 3
 """Topics of which the page says why they wait."""
-
-MOST_PATTERNS = 50
-"""Patterns of policies whose star is replaced by what is searched."""
 
 LOOKED_AT = 100
 """Messages of a topic in which a key is looked for."""
@@ -54,8 +53,8 @@ def _topics(view: View, name: str) -> list[TopicStats]:
     place of the star of a policy's pattern: `acme` finds `push.acme` where there is `push.*`.
     """
     found: dict[str, TopicStats] = {}
-    for beginning in ("", *_beginnings(view)):
-        _add_topic(view, beginning + name, found)
+    for beginning in ("", *topic_names.beginnings(view.reader.policies())):
+        _add_topic(view, beginning + name, found, is_typed=not beginning)
     for pattern in (name if is_pattern(name) else "", f"{name.rstrip('.')}.*"):
         try:
             check_pattern(pattern)
@@ -70,14 +69,9 @@ def _topics(view: View, name: str) -> list[TopicStats]:
     return list(found.values())[:MOST]
 
 
-def _beginnings(view: View) -> list[str]:
-    """What stands before the star of policies' patterns, of the first ones."""
-    rows = view.reader.policies().rows()
-    patterns = {pattern for _, pattern, _ in rows if pattern.endswith(".*")}
-    return [pattern[:-1] for pattern in sorted(patterns)[:MOST_PATTERNS]]
-
-
-def _add_topic(view: View, name: str, found: dict[str, TopicStats]) -> None:
+def _add_topic(
+    view: View, name: str, found: dict[str, TopicStats], *, is_typed: bool = False
+) -> None:
     """Add a topic that the caller may see, if something is known of it."""
     try:
         check_topic(name)
@@ -85,8 +79,14 @@ def _add_topic(view: View, name: str, found: dict[str, TopicStats]) -> None:
         return
     if view.caller.covers(name):
         stats = view.reader.topic(name)
-        if stats.published or stats.waiting or stats.leased or stats.dead:
+        is_pushed = view.may("endpoints") and endpoint.info_of(view, name) is not None
+        if is_pushed or topic_names.is_known(stats) or (is_typed and _says_more(view, name)):
             found[name] = stats
+
+
+def _says_more(view: View, name: str) -> bool:
+    """Whether more can be said of a topic than that nothing waits."""
+    return any(each.cause != "empty" for each in reasons_of(view, name).reasons)
 
 
 def _messages(view: View, text: str, topic: str, rest: str) -> list[MessageView]:
