@@ -286,8 +286,8 @@ def test_every_error_has_a_problem() -> None:
         return [kind, *(each for sub in kind.__subclasses__() for each in subclasses(sub))]
 
     for kind in subclasses(LanewayError):
-        if kind.__module__ != errors.__name__:
-            continue
+        if getattr(errors, kind.__name__, None) is not kind:
+            continue  # an engine's own, or a copy that was raised in another test's thread
         body, _ = problems.body_of(kind("topic a: valkey://u:secret@h does not fit"))
         assert body.status == problems.KINDS[body.type.removeprefix("/problems/")][0]
         assert "topic a" in body.detail
