@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.admin import subscriptions, top_topics, workers
+from laneway.admin import audit_log, subscriptions, top_topics, workers
 from laneway.engines.shared.explaining import ITS_RATE
 from laneway.policy import gate_names
 from laneway.schedules import store
@@ -85,16 +85,18 @@ def explain(
     *,
     max_backlog: int | None = None,
     shows_others: bool = True,
+    shows_who: bool = True,
 ) -> TopicExplanation:
     """
     Why a topic stands still: what its next message waits for, who set the limit or holds it, and
     what to do. What is read has a bound for any number of topics.
 
-    `max_backlog`: of the namespace. `shows_others`: name other topics and workers.
+    `max_backlog`: of the namespace. `shows_others`: name other topics and workers. `shows_who`: say
+    which operator changed a policy last, as far as the audit log knows.
     """
     stats = engine.topic_stats(topic)
     head = engine.topic_peek(topic, limit=1) if stats.waiting else []
-    case = _Case(engine, stats, engine.policy_of(topic), shows_others=shows_others)
+    case = _Case(engine, stats, shows_others=shows_others, shows_who=shows_who)
     of_head, of_keys = list(_of_head(case, head)), list(_of_keys(case, head))
     if head and head[0].state == "parked":
         of_head, of_keys = of_keys, of_head
@@ -119,12 +121,13 @@ class _Case:
     """The topic that is explained."""
 
     def __init__(
-        self, engine: FullEngine, stats: TopicStats, policy: Resolved, *, shows_others: bool
+        self, engine: FullEngine, stats: TopicStats, *, shows_others: bool, shows_who: bool
     ) -> None:
         self.engine = engine
         self.shows_others = shows_others
         self.stats = stats
-        self.policy = policy
+        self.shows_who = shows_who
+        self.policy = engine.policy_of(stats.topic)
         self.topic = stats.topic
         self.quoted = shlex.quote(stats.topic)
         self._settings = engine.policies().why(stats.topic)
@@ -136,7 +139,10 @@ class _Case:
         if not layer:
             return "by default"
         whose = "for this topic" if pattern == self.topic else f"for {pattern}"
-        return f"by {'an operator' if layer == 'operator' else 'the program'} {whose}"
+        if layer != "operator":
+            return f"by the program {whose}"
+        who = audit_log.last_change(self.engine, pattern) if self.shows_who else ""
+        return f"by an operator {whose}{f' (last changed by {who})' if who else ''}"
 
 
 # What its messages wait for

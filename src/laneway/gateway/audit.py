@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.admin.audit_log import HEAD, name_of, newest_number
 from laneway.gateway.schema import NULL
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ KEPT = 10_000
 KEPT_US = 90 * 86_400 * 1_000_000
 """How long a change is shown, in microseconds."""
 
-MAX_DIGITS = 12
-"""Most digits of a change's number."""
-
-HEAD = "audit head"
 MAX_REQUEST = 4_000
 """Most bytes of a request's body that are kept."""
 
@@ -67,15 +64,6 @@ def _read(record: bytes) -> Change:
         )
 
 
-def _name(number: int) -> str:
-    return f"{number:0{MAX_DIGITS}d}"
-
-
-def _head(engine: Records) -> int:
-    (stored,) = engine.record_read("gateway", [HEAD])
-    return 0 if stored is None else int(stored)
-
-
 def change_of(
     caller: Caller,
     request: Request,
@@ -101,9 +89,9 @@ def append(engine: Records, change: Change) -> None:
     """Store a change. An error is logged: what was changed stays changed."""
     try:
         number = _append(engine, _write(change))
-        (old,) = engine.record_read("audit", [_name(number - KEPT)])
+        (old,) = engine.record_read("audit", [name_of(number - KEPT)])
         if old is not None:
-            engine.record_swap("audit", _name(number - KEPT), old, None)
+            engine.record_swap("audit", name_of(number - KEPT), old, None)
     except Exception:
         log.exception(
             "audit: %s %s by %s could not be stored", change.method, change.path, change.who
@@ -111,10 +99,10 @@ def append(engine: Records, change: Change) -> None:
 
 
 def _append(engine: Records, record: bytes) -> int:
-    number = _head(engine) + 1
-    while not engine.record_swap("audit", _name(number), None, record):
+    number = newest_number(engine) + 1
+    while not engine.record_swap("audit", name_of(number), None, record):
         number += 1
-    while (head := _head(engine)) < number:
+    while (head := newest_number(engine)) < number:
         before = None if head == 0 else b"%d" % head
         engine.record_swap("gateway", HEAD, before, b"%d" % number)
     return number
@@ -124,13 +112,13 @@ def newest(
     engine: Records, limit: int, before: int | None, after: int = 0
 ) -> list[tuple[int, Change]]:
     """The (number, change) pairs between the two numbers, the newest first."""
-    last = _head(engine) if before is None else before - 1
+    last = newest_number(engine) if before is None else before - 1
     numbers = range(last, max(after, last - limit), -1)
     oldest_us = time.time_ns() // 1000 - KEPT_US
     return [
         (number, change)
         for number, record in zip(
-            numbers, engine.record_read("audit", [_name(each) for each in numbers]), strict=True
+            numbers, engine.record_read("audit", [name_of(each) for each in numbers]), strict=True
         )
         if record is not None and (change := _read(record)).at_us >= oldest_us
     ]
@@ -138,5 +126,5 @@ def newest(
 
 def find(engine: Records, number: int) -> Change | None:
     """The change with a number."""
-    (record,) = engine.record_read("audit", [_name(number)])
+    (record,) = engine.record_read("audit", [name_of(number)])
     return None if record is None else _read(record)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:
     """
     Why a topic delivers nothing, or not enough. Callers who see some topics only are not told of
-    other topics and of workers; those without the scope `endpoints` are not told of its endpoint.
+    other topics and of workers; those without the scope `endpoints` are not told of its endpoint,
+    and those without the scope `admin` not who changed its policy.
     """
     # Only programs that push need it.
     from laneway.push.reasons import explain_topic  # noqa: PLC0415
@@ -24,6 +25,7 @@ def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:
         topic,
         max_backlog=host.max_backlog,
         shows_others=caller.sees_all,
+        shows_who=caller.sees_all and "admin" in caller.scopes,
         shows_endpoint="endpoints" in caller.scopes,
     )
 

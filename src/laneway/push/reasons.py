@@ -33,13 +33,16 @@ def explain_topic(
     *,
     max_backlog: int | None = None,
     shows_others: bool = True,
+    shows_who: bool = True,
     shows_endpoint: bool = True,
 ) -> TopicExplanation:
     """
     As `topic_reasons.explain`, with the condition of the topic's endpoint before or behind, if
     `shows_endpoint`.
     """
-    found = topic_reasons.explain(engine, topic, max_backlog=max_backlog, shows_others=shows_others)
+    found = topic_reasons.explain(
+        engine, topic, max_backlog=max_backlog, shows_others=shows_others, shows_who=shows_who
+    )
     record = table.find(engine, topic) if shows_endpoint else None
     if record is not None:
         now_us = engine.time_us(topic)

@@ -349,6 +349,22 @@ def test_a_message_that_was_sent(shop: tuple[Laneway, Browser]) -> None:
     assert text in run.output
 
 
+def test_who_changed_it(app: Laneway, browser: Browser) -> None:
+    """Who paused a topic or set its rate is reason to those who may read the audit log."""
+    app.publish("push.acme", 1)
+    texts = {}
+    for name, scopes in (("ann", ["operate", "admin", "read"]), ("bob", ["read"])):
+        browser.token = tokens.create(app.engine, name, scopes)[1]
+        if name == "ann":
+            browser.send("POST", "/v1/topics/push.acme/pause")
+        pages = ("/topic?name=push.acme", "/search?q=push.acme", "/v1/topics/push.acme/explain")
+        texts[name] = [browser.send("GET", path).text for path in pages]
+    reason = "paused by an operator for this topic (last changed by ann at 20"
+    assert reason in app.explain_topic("push.acme").reasons[0].text
+    assert all(reason in text for text in texts["ann"])
+    assert all("paused by an operator" in text and "ann" not in text for text in texts["bob"])
+
+
 def test_the_command_line_finds_a_merchant(shop: tuple[Laneway, Browser]) -> None:
     """`laneway explain paused` is about push.paused; of several topics it names each."""
     app, _ = shop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from laneway.admin.audit_log import MAX_DIGITS
 from laneway.gateway import audit, tokens
 from laneway.gateway.http import Response
 from laneway.gateway.moments import past_us
@@ -124,7 +125,7 @@ def undo_change(call: Call) -> Response:
     """Give a policy the operator's fields that it had before a change."""
     call.caller.check_everything()
     number = call.parameters["number"]
-    is_number = number.isascii() and number.isdigit() and len(number) <= audit.MAX_DIGITS
+    is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
     change = audit.find(call.engine, int(number)) if is_number else None
     if change is None:
         raise Problem("not-found", f'there is no change with the number "{number[:20]}"')

@@ -117,7 +117,7 @@ def reasons_of(view: View, name: str) -> TopicExplanation:
     """Why a topic stands still, as far as the caller may know."""
     caller = view.caller
     return view.reader.once(
-        ("reasons", name, caller.sees_all, "endpoints" in caller.scopes),
+        ("reasons", name, caller.sees_all, "endpoints" in caller.scopes, "admin" in caller.scopes),
         lambda: reasons.of_topic(view.host, caller, name),
     )
 
