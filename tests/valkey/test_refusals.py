@@ -7,13 +7,13 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from laneway.engines.base import FullEngine
+from laneway.engines.base import FullEngine, ResultListener
 from laneway.engines.valkey import connection, server_check
 from laneway.engines.valkey.address import parse
 from laneway.engines.valkey.doctor import check_server
@@ -27,6 +27,7 @@ from laneway.errors import (
     UsageError,
 )
 from laneway.message import Draft
+from laneway.policy import Gate
 from laneway.testing.servers import (
     Cluster,
     Replicated,
@@ -36,7 +37,7 @@ from laneway.testing.servers import (
     until,
 )
 from laneway.tiers import Tier
-from tests.conformance.valkey_setups import cluster, sentinels, server
+from tests.conformance.valkey_setups import cluster, guarded, sentinels, server
 from tests.valkey.conftest import drain, some
 
 Opened = Callable[..., FullEngine]
@@ -94,8 +95,8 @@ def test_nothing_listens(opened: Opened) -> None:
 
 
 def test_wrong_and_missing_passwords(opened: Opened) -> None:
-    with Server(requirepass="secret") as guarded:
-        port = guarded.port
+    with Server(requirepass="secret") as own:
+        port = own.port
         assert "asks for a password" in str(refusal(opened, f"valkey://127.0.0.1:{port}"))
         assert "wrong password for the default user" in str(
             refusal(opened, f"valkey://:wrong@127.0.0.1:{port}")
@@ -103,7 +104,7 @@ def test_wrong_and_missing_passwords(opened: Opened) -> None:
         assert 'wrong password for user "nobody"' in str(
             refusal(opened, f"valkey://nobody:secret@127.0.0.1:{port}")
         )
-        guarded.run("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+info", "+client")
+        own.run("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+info", "+client")
         error = refusal(opened, f"valkey://reader:secret@127.0.0.1:{port}")
         assert "the user may not do this" in str(error)
         assert "docs/engines.md" in str(error)
@@ -301,8 +302,8 @@ def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) ->
 
 
 def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
-    with Server(requirepass="secret") as guarded:
-        guarded.run(
+    with Server(requirepass="secret") as own:
+        own.run(
             "ACL",
             "SETUSER",
             "half",
@@ -311,7 +312,7 @@ def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
             *server_check.acl_rule().split(),
             "-function|load",
         )
-        error = refusal(opened, f"valkey://half:secret@127.0.0.1:{guarded.port}")
+        error = refusal(opened, f"valkey://half:secret@127.0.0.1:{own.port}")
         assert "the user may not do this" in str(error)
 
 
@@ -322,6 +323,44 @@ def test_two_applications_do_not_meet(opened: Opened) -> None:
     assert theirs.lease(10).leases == []
     assert theirs.overview().waiting == 0
     assert theirs.policies().rows() == []
+
+
+def test_a_user_with_few_rights_on_several_shards(opened: Opened) -> None:
+    """Grants of gates are moved, and a listener that stops to listen for a job goes on."""
+    engine = opened(f"{guarded()}?shards=4")
+    engine.gate_set("g", Gate(concurrency=8))
+    engine.policy_set("code", "t.*", {"gate": "g"})
+    engine.put(some(20))
+    assert engine.lease(20).leases
+    with closing(engine.result_listener()) as listener:
+        listener.subscribe("a", "b")
+        assert sorted(reported(listener, 2)) == ["a", "b"]
+        listener.unsubscribe("a")
+        listener.subscribe("c")
+        assert reported(listener, 1) == ["c"]
+
+
+def reported(listener: ResultListener, count: int) -> list[str]:
+    """What a listener reports whose connection is not lost."""
+    found: list[str] = []
+    while len(found) < count:
+        page = listener.poll(4.0)
+        assert page is not None
+        found += page
+    return found
+
+
+def test_a_user_may_run_every_command() -> None:
+    """Those of the functions too: the server asks for each."""
+    allowed = {name.partition("|")[0] for name in server_check.COMMANDS}
+    folder = Path(server_check.__file__).parent
+    used = set()
+    for file in folder.rglob("*.lua"):
+        used |= set(re.findall(r"\b(?:call|run)(?:_many)?\(\s*'([A-Z]+)'", file.read_text()))
+    for file in folder.glob("*.py"):
+        used |= set(re.findall(r"(?:\bread|packed)\((?:\w+, )?\"([A-Z]+)\"", file.read_text()))
+    assert {"ZADD", "HSCAN", "FUNCTION", "ZRANDMEMBER"} <= used
+    assert {name.lower() for name in used} <= allowed
 
 
 def test_the_docs_list_the_rights_of_a_user() -> None:
