@@ -308,6 +308,32 @@ def beat(engine) -> None:
         engine.beat(facts, dead_after_us=60 * SECOND, listed_us=120 * SECOND)
 
 
+BEAT_SECONDS = 2.0
+WARM_UP_SECONDS = 25.0
+"""How long before the first picture messages flow, so that charts do not end with a gap."""
+
+
+def flow(app: Laneway) -> None:
+    """What comes in and is done between two heartbeats, about as the history has it."""
+    per_beat = round(220 * BEAT_SECONDS)
+    names = ["acme"] * 40 + [f"m{n:03d}" for n in range(0, MERCHANTS, 4)]
+    app.publish_many(
+        (Message(f"push.{random.choice(names)}", {"order": n}) for n in range(per_beat)),
+        progress=False,
+    )
+    leases = app.engine.lease(round(140 * BEAT_SECONDS)).leases
+    app.engine.settle(
+        [
+            Settlement(lease.handle, lease.fence, "ack")
+            if n % 60
+            else Settlement(
+                lease.handle, lease.fence, "retry", delay_us=600 * SECOND, error=ERRORS[0]
+            )
+            for n, lease in enumerate(leases)
+        ]
+    )
+
+
 def _audit(app: Laneway) -> None:
     """What operators changed, and two tokens."""
     for name, scopes, topics in (
@@ -450,8 +476,9 @@ def serving(app: Laneway, *, beats: bool):
     ended = threading.Event()
 
     def keep_beating() -> None:
-        while beats and not ended.wait(2):
+        while beats and not ended.wait(BEAT_SECONDS):
             beat(app.engine)
+            flow(app)
 
     beating = threading.Thread(target=keep_beating, daemon=True)
     if beats:
@@ -459,6 +486,8 @@ def serving(app: Laneway, *, beats: bool):
     beating.start()
     while not server.started:
         time.sleep(0.05)
+    if beats:
+        ended.wait(WARM_UP_SECONDS)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
@@ -570,7 +599,7 @@ def sheets(folder: Path) -> None:
                 for each in pictures
             )
             sheet = folder / "sheet.html"
-            sheet.write_text(f"<style>{SHEET_STYLE % columns}</style>{figures}")
+            sheet.write_text(f"<!doctype html><style>{SHEET_STYLE % columns}</style>{figures}")
             page = browser.new_page(viewport={"width": 2400, "height": 800})
             page.goto(sheet.resolve().as_uri())
             page.screenshot(path=folder / f"sheet-{kind}.png", full_page=True)

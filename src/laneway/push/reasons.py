@@ -147,8 +147,6 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
             f" {record.disabled}",
             f"laneway endpoint enable {quoted}",
         )
-    if record.events:
-        yield TopicReason("events", _events_text(record), f"laneway endpoint show {quoted}")
     if record.secrets and not table.live_secrets(record, now_us):
         yield TopicReason(
             "secrets",
@@ -168,6 +166,8 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
             f" the first one{_ago(condition.failing_since_us, now_us)}",
             f"laneway endpoint test {quoted}",
         )
+    if record.events:
+        yield TopicReason("events", _events_text(record), f"laneway endpoint show {quoted}")
 
 
 def _events_text(record: Record) -> str:

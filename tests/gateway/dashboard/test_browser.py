@@ -12,14 +12,17 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from docs.pictures import FLAGS, SHOWN, beat, fill
 
 from laneway import Laneway, Message
 from laneway.gateway.dashboard import collector as collecting
+from laneway.gateway.local_login import LocalLogin
 from laneway.message import Settlement
 from tests.gateway.dashboard.conftest import Browser, running
 
@@ -49,7 +52,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Laneway, Br
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium(shop: tuple[Laneway, Browser]) -> Iterator[Any]:
+    """A browser. After the shop: its worker cannot run beside playwright's event loop."""
+    del shop
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -190,9 +195,8 @@ def test_a_refused_stream_is_opened_again(shop: tuple[Laneway, Browser], chromiu
     page.route("**/live?*", lambda route: route.fulfill(status=502))
     with page.expect_response(lambda answer: answer.request.method == "HEAD"):
         page.goto(f"http://127.0.0.1:{shop[1].port}/topics")
-    page.unroute("**/live?*")
     with page.expect_response(lambda answer: "/live?" in answer.url and answer.status == 200):
-        pass
+        page.unroute("**/live?*")
     page.wait_for_selector("[data-live-state][data-kind=good]")
     page.route("**/live?*", lambda route: route.fulfill(status=401))
     with page.expect_request(lambda request: request.is_navigation_request()):
@@ -410,3 +414,137 @@ def test_without_javascript(shop: tuple[Laneway, Browser], chromium: Any) -> Non
     assert "plain.a: paused." in page.text_content(".notice")
     assert app.engine.topic_stats("plain.a").state == "paused"
     opened.close()
+
+
+RECORD_TEXTS = """
+window.drawn = [];
+const fill = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const { width } = this.measureText(text);
+  const left = this.textAlign === "right" ? x - width : x;
+  window.drawn.push({ text, left, right: left + width, y, whole: this.canvas.width });
+  return fill.call(this, text, x, y);
+};
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_deployments_are_marked_on_charts(
+    shop: tuple[Laneway, Browser], chromium: Any, width: int
+) -> None:
+    """Each chart has a mark where a version began to run, whose name is inside the plot."""
+    opened = Opened(chromium, shop[1].port, viewport={"width": width, "height": 900})
+    opened.page.add_init_script(RECORD_TEXTS)
+    page = opened.go("/?range=15m")
+    page.wait_for_selector("#charts .u-over")
+    charts = page.evaluate(
+        "[...document.querySelectorAll('[data-chart]')].map(it => JSON.parse(it.dataset.chart))"
+    )
+    (mark,) = charts[0]["marks"]
+    assert mark["name"] == "shop 2.4.0, shop 2.3.9"
+    assert charts[0]["x"][0] <= mark["at"] <= charts[0]["x"][-1] + 900
+    drawn = [each for each in page.evaluate("window.drawn") if each["text"].startswith("shop")]
+    assert len(drawn) >= len(charts) == 4
+    for each in drawn:
+        assert 0 <= each["left"] <= each["right"] <= each["whole"]
+        assert 0 < each["y"] < 20  # above the plot
+    page.click("text=as table")
+    page.wait_for_selector("#charts table")
+    opened.close()
+
+
+def test_the_menu_of_a_narrow_screen(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """Every page is reached from a row that scrolls; the present one is in sight after a tap."""
+    opened = Opened(chromium, shop[1].port, viewport={"width": 390, "height": 844}, has_touch=True)
+    page = opened.go("/")
+    page.wait_for_selector("main")
+    links = page.locator(".side nav a")
+    names = [name.strip() for name in links.all_inner_texts()]
+    assert names[0] == "Now"
+    assert len(names) == 12
+    boxes = [links.nth(n).bounding_box() for n in range(len(names))]
+    assert len({round(box["y"]) for box in boxes}) == 1  # one row
+    assert all(box["height"] >= 24 for box in boxes)  # WCAG 2.2, 2.5.8
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for name in ("Store", "Topics", "Tokens"):
+        page.locator(f".side nav a:text-is('{name}')").tap()
+        page.wait_for_selector(f"h1:text-is('{name}')")
+        current = page.locator(".side nav [aria-current]")
+        assert current.inner_text().strip() == name
+        box = current.bounding_box()
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= 390, name
+    opened.close()
+
+
+STILL = """
+window.EventSource = class {
+  addEventListener(name, receive) {
+    const tick = JSON.stringify({ every: 1, at: Date.now() / 1000 });
+    if (name === "tick") setTimeout(() => receive({ data: tick }), 1);
+  }
+  close() {}
+};
+"""
+"""A stream that says one thing, and then nothing any more."""
+
+
+def test_times_are_local_and_show_their_age(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """Times are in the reader's zone, UTC on hover; a silent stream shows for how many seconds."""
+    app, browser = shop
+    app.publish("clock.a", 1, delay="40d")
+    app.publish("clock.a", 2)
+    zone = ZoneInfo("Asia/Kolkata")
+    opened = Opened(chromium, browser.port, timezone_id=zone.key, locale="en-US")
+    page = opened.page
+    page.add_init_script(STILL)
+    page.clock.install()
+    opened.go("/topic?name=clock.a")
+    page.wait_for_selector("[data-live-state][data-kind=good]")
+    times = page.evaluate(
+        "[...document.querySelectorAll('#messages time')].map(it => [it.dateTime, it.textContent,"
+        " it.title])"
+    )
+    assert len(times) >= 2
+    for moment, shown, title in times:
+        at = datetime.fromisoformat(moment)
+        assert at.utcoffset() == timedelta(0)
+        is_today = at.astimezone(zone).date() == datetime.now(zone).date()
+        wanted = "%H:%M:%S" if is_today else "%b %-d, %H:%M"
+        assert shown == at.astimezone(zone).strftime(wanted)
+        assert title.startswith(at.strftime("%Y-%m-%d %H:%M")), title
+    assert any("," in shown for _, shown, _ in times)  # in 40 days
+    page.clock.fast_forward(20_000)
+    page.wait_for_selector("[data-live-state][data-kind=bad]")
+    words = page.text_content("[data-live-state] .live-words")
+    assert re.fullmatch(r"last seen 2\d s ago, trying again", words)
+    assert page.evaluate("document.body.classList.contains('stale')")
+    opened.close()
+
+
+def test_a_one_time_login(tmp_path: Path, chromium: Any) -> None:
+    """The link of `laneway dev` logs in by itself; its code is in no address, and no second use."""
+    logins = LocalLogin(bytes(32))
+    with (
+        Laneway(f"sqlite:///{tmp_path}/shop.db", durability="memory") as app,
+        running(app, login=logins) as browser,
+    ):
+        code = logins.new_code()
+        opened = Opened(chromium, browser.port)
+        asked: list[str] = []
+        opened.page.on("request", lambda request: asked.append(request.url))
+        page = opened.go(f"/login#{code}")
+        page.wait_for_selector("h1:text-is('Now')")
+        assert page.url == opened.base + "/"
+        assert not [url for url in asked if code in url.partition("#")[0]]
+        page.reload()
+        page.wait_for_selector("h1:text-is('Now')")
+        opened.close()
+        context = chromium.new_context()
+        second = context.new_page()
+        second.goto(f"{opened.base}/login#{code}")
+        second.wait_for_selector("text=This link was used already")
+        assert code not in second.content() + second.url
+        second.fill("#code", logins.new_code())
+        second.click("button.main >> nth=0")
+        second.wait_for_selector("h1:text-is('Now')")
+        context.close()

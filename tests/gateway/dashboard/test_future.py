@@ -96,6 +96,8 @@ def test_times_before_now(app: Laneway, world: World, options: Options, count: i
         ("cron 0 3 * * * (Europe/Berlin)", "every day at 03:00 (Europe/Berlin)"),
         ("cron 5 9 * * 1-5 (UTC)", "Monday to Friday at 09:05"),
         ("cron 5 9 * * 0 (UTC)", "every Sunday at 09:05"),
+        ("cron 0 9 * * MON (UTC)", "every Monday at 09:00"),
+        ("cron 0 9 * * MON,FRI (UTC)", "cron 0 9 * * MON,FRI (UTC)"),
         ("cron 0 18 L * * (UTC)", "the last day of the month at 18:00"),
         ("cron 0 18 1 * * (UTC)", "day 1 of the month at 18:00"),
         ("cron */15 * * * * (UTC)", "every 15 min"),

@@ -30,6 +30,10 @@ POINTS = 120
 """Most points of a series; a chart is about 500 pixels wide."""
 
 
+LEAST_PART = 1 / 3
+"""A last point of a smaller part of its time is shown with the one before: it would be noise."""
+
+
 def seconds_of(name: str) -> float:
     """The seconds of a range. Raises Problem."""
     if name not in RANGES:
@@ -112,6 +116,10 @@ def _bins(rows: list[HistoryRow], step: float, seconds: float) -> list[_Bin]:
             found[-1].rows.append(row)
         else:
             found.append(_Bin(row))
+    if len(found) > 1 and sum(row.seconds for row in found[-1].rows) < LEAST_PART * width:
+        *_, before, last = found
+        before.rows += last.rows
+        found.pop()
     return found
 
 

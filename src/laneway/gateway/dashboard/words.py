@@ -133,8 +133,8 @@ def schedule(when: str) -> str:
     at = f"at {int(hour):02}:{int(minute):02}{named}"
     if day == "*" and weekday == "*":
         return f"every day {at}"
-    if day == "*" and weekday.isdigit() and int(weekday) < len(_DAYS):
-        return f"every {_DAYS[int(weekday)]} {at}"
+    if day == "*" and (name := _day(weekday)):
+        return f"every {name} {at}"
     if day == "*" and weekday in ("1-5", "MON-FRI"):
         return f"Monday to Friday {at}"
     if weekday == "*" and day == "L":
@@ -142,6 +142,13 @@ def schedule(when: str) -> str:
     if weekday == "*" and day.isdigit():
         return f"day {int(day)} of the month {at}"
     return when
+
+
+def _day(weekday: str) -> str | None:
+    """The name of one day of the week, as a number or three letters; None: it is not one."""
+    if weekday.isdigit():
+        return _DAYS[int(weekday)] if int(weekday) < len(_DAYS) else None
+    return next((name for name in _DAYS if name[:3].upper() == weekday.upper()), None)
 
 
 def size(count: int) -> str:

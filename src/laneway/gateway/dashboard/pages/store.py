@@ -38,6 +38,7 @@ def build(view: View) -> dict[str, Any]:
         "groups": len(reader.groups()),
         "now_us": overview.now_us,
         "doctor": _doctor(reader),
+        "calm": ("fine", "intact"),
         "can_check": hasattr(view.engine, "doctor_steps"),
         "may_check": view.may("admin"),
     }

@@ -4,6 +4,7 @@ import { onShow } from "./page.js";
 
 const HEIGHT = 132;
 const NAME = 28; // characters of a mark's name
+const MARK = 18; // pixels above a plot for the names of marks
 const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000];
 const plots = new Map();
 
@@ -45,9 +46,6 @@ function marks(list, ink) {
   return (plot) => {
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
     ctx.strokeStyle = ink;
     ctx.fillStyle = ink;
     ctx.setLineDash([4, 4]);
@@ -62,7 +60,7 @@ function marks(list, ink) {
       ctx.stroke();
       const isLeft = x + ctx.measureText(name).width > bbox.left + bbox.width;
       ctx.textAlign = isLeft ? "right" : "left";
-      ctx.fillText(name, isLeft ? x - 4 : x + 4, bbox.top + 11 * devicePixelRatio);
+      ctx.fillText(name, x, bbox.top - 4 * devicePixelRatio); // above the plot: its lines are as high
     }
     ctx.restore();
   };
@@ -98,10 +96,15 @@ function draw(figure) {
   const axis = { stroke: muted, font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
   const options = {
     width,
-    height: HEIGHT,
+    height: HEIGHT + (list.length ? MARK : 0),
+    padding: [list.length ? MARK : null, null, null, null],
     cursor: { sync: { key: "charts" }, drag: { setScale: false }, points: { size: 6 }, y: false },
     legend: { show: true, live: true },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+    scales: {
+      // Up to the last mark, which may be later than the last point; a single point is in the middle.
+      x: { range: (_, low, high) => (low < high ? [low, Math.max(high, ...list.map((each) => each.at))] : [low - 60, high + 60]) },
+      y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] },
+    },
     axes: [
       { ...axis, grid: { show: false }, size: 24, space: 70, values: (_, values) => values.map((at) => clock(at, x)) },
       { ...axis, size: 52, space: 30, ...(unit === "s" ? { incrs: SPANS } : {}), values: (_, values) => values.map((value) => amount(value, unit)) },
