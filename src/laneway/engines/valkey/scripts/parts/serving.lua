@@ -1282,7 +1282,7 @@ local serving = part(function(serving)
     -- Count the waiting times of so many messages of a lane. `sinces`: since when they were ready;
     -- `first`, `last`: the extremes.
     local function count_waits(lane, sinces, first, last, number)
-        if number > 0 and not tallies.waited(lane, first, last, number) then
+        if not tallies.waited(lane, first, last, number) then
             for n = 1, number do
                 tallies.waited(lane, sinces[n], sinces[n], 1)
             end
@@ -1295,16 +1295,17 @@ local serving = part(function(serving)
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         local first_one, last_one, ends = false, false, false
         local rich_ones, sinces, earliest, latest = 0, out.sinces, math.huge, 0
+        local is_once, is_key_limited = policy.at_most_once, policy.key_limited
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind, tail_here = stored and byte(stored), nil
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
-            elseif kind == RICH or policy.at_most_once then
-                local slot = policy.key_limited and slot_for(lane, mid, stored)
+            elseif kind == RICH or is_once then
+                local slot = is_key_limited and slot_for(lane, mid, stored)
                 local line, has_ids, mkey, since, bytes = nil, nil, nil, nil, nil
-                if kind == RICH and not policy.at_most_once then
+                if kind == RICH and not is_once then
                     line, has_ids, mkey, since, bytes = messages.leave_brief(lane, mid, stored)
                 end
                 if line == nil then
@@ -1324,7 +1325,7 @@ local serving = part(function(serving)
                 end
             else
                 local is_quick = kind == PLAIN
-                local slot = policy.key_limited and slot_for(lane, mid, stored)
+                local slot = is_key_limited and slot_for(lane, mid, stored)
                 if slot then
                     tail, tail_is_quick = tail_with_slot(given, policy, is_quick, slot), nil
                 elseif not tail or is_quick ~= tail_is_quick then
@@ -1346,7 +1347,9 @@ local serving = part(function(serving)
         lane.bytes = lane.bytes - size
         shard.bytes, shard.waiting, shard.leased = shard.bytes - size, shard.waiting - plain_ones
             - rich_ones, shard.leased + plain_ones + rich_ones
-        count_waits(lane, sinces, earliest, latest, rich_ones)
+        if rich_ones > 0 then
+            count_waits(lane, sinces, earliest, latest, rich_ones)
+        end
         local first_since = first_one and unpack_from('>I7', first_one, #first_one - 6)
         local last_since = plain_ones > 1 and unpack_from('>I7', last_one, #last_one - 6)
             or first_since
