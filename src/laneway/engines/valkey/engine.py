@@ -68,14 +68,11 @@ Events, wakes and sweeps that one function call processes at most, because the s
 other client meanwhile.
 """
 
-PUT_US = SETTLE_US = 4_000
-"""
-How long a call of these functions should use the server's processor. The messages of the next call
-may cost twice as much.
-"""
+SETTLE_US = 5_000
+"""How long a call of this function should use the server's processor."""
 
-LEASE_US = 3_000
-"""The same for a lease, because the lanes of the next one may cost three times as much."""
+PUT_US = LEASE_US = 4_000
+"""The same for a put or a lease, because the next lanes may cost twice or three times as much."""
 
 LEAST_AT_ONCE, AT_ONCE = 60, 250
 """
