@@ -8,6 +8,12 @@ Threads that come while it commits sleep in a queue. When the leader is done, th
 the queue leads the next commit with everything in the queue.
 Coroutines are gathered while the iterations of their event loop bring further ones, and join the
 same queue as one group.
+
+An embedded engine works in this process, and SQLite releases the interpreter's lock (GIL) at every
+statement. The busy event loop of a server takes it each time, so a commit of half a millisecond
+would last several. So such a loop (`send_to`) waits for the commit of its own group, but no longer
+than that may need: an engine that itself waits (for another process, for the disk) delays it
+little.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from laneway import texts
+from laneway.engines.base.queue import SyncsLater
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
@@ -57,6 +64,15 @@ How many seconds coroutines are gathered at most, while each iteration of their 
 ones.
 """
 
+COMMIT_SECONDS, MESSAGE_SECONDS = 0.001, 0.00001
+"""
+How long a server's event loop waits for the commit of a group, and how much longer for each
+message; a longer commit gets no further priority.
+"""
+
+MOST_PRIOR = 200
+"""A group of more messages gets no priority."""
+
 MAX_MESSAGES = 5_000
 """How many messages one commit has at most; beyond that a transaction is longer, not cheaper."""
 
@@ -84,11 +100,11 @@ def _error_of(drafts: list[Draft], error: Exception) -> Exception:
 class _Group:
     """
     The messages of one thread, or of coroutines with one message each (`is_shared`); what the
-    engine answered to each (`has_errors`: some answers are errors); and the lock on which their
-    thread sleeps while others commit.
+    engine answered to each (`has_errors`: some answers are errors); the lock on which their thread
+    sleeps while others commit; and `committing`, the lock on which their event loop waits.
     """
 
-    __slots__ = ("answers", "awake", "done", "drafts", "has_errors", "is_shared")
+    __slots__ = ("answers", "awake", "committing", "done", "drafts", "has_errors", "is_shared")
 
     def __init__(self, drafts: list[Draft], *, is_shared: bool = False) -> None:
         self.drafts = drafts
@@ -97,6 +113,13 @@ class _Group:
         self.done = self.has_errors = False
         self.awake = threading.Lock()
         self.awake.acquire()
+        self.committing: threading.Lock | None = None
+
+    def end_wait(self) -> None:
+        """Its event loop waits no longer: the engine has its messages, or does not take them."""
+        committing, self.committing = self.committing, None
+        if committing is not None:
+            committing.release()
 
     @property
     def has_one_caller(self) -> bool:
@@ -119,14 +142,16 @@ class _Gathered:
     What coroutines of one event loop have published since a group of them was last sent.
 
     `seen`: how many messages there were an iteration ago. `until`: the loop's time at which the
-    group is sent even if further ones come; 0: it does not gather yet.
+    group is sent even if further ones come; 0: it does not gather yet. `is_prior`: the loop waits
+    for its commit.
     """
 
-    __slots__ = ("drafts", "seen", "until", "waiters")
+    __slots__ = ("drafts", "is_prior", "seen", "until", "waiters")
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.waiters: list[Waiter] = []
+        self.is_prior = False
         self.seen = 0
         self.until = 0.0
 
@@ -147,9 +172,26 @@ class Publisher:
         self._companions = 0  # groups that joined the last commit
         self._gathering: _Group | None = None  # the leader that waits for them
         self._gathered: dict[asyncio.AbstractEventLoop, _Gathered] = {}
+        self._is_embedded = False
+        """Whether the engine is known to work in this process."""
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self._holder.engine.put(drafts)
+
+    def _put_groups(self, drafts: list[Draft], groups: list[_Group]) -> list[Receipt]:
+        """Put the groups' messages. A loop that waits for them does not wait for the disk."""
+        engine = self._holder.engine
+        if not isinstance(engine, SyncsLater):
+            return self._put(drafts)
+        self._is_embedded = True
+        waited = [group for group in groups if group.committing is not None]
+        if not waited:
+            return self._put(drafts)
+        with engine.syncing_later():
+            receipts = self._put(drafts)
+            for group in waited:
+                group.end_wait()
+        return receipts
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """
@@ -254,7 +296,7 @@ class Publisher:
         if len(groups) > 1:
             drafts = [draft for group in groups for draft in group.drafts]
         try:
-            receipts = self._put(drafts)
+            receipts = self._put_groups(drafts, groups)
         except EngineUnavailable as error:  # every caller gets it: `applied` is about its messages
             for group in groups:
                 group.fail(error)
@@ -310,16 +352,20 @@ class Publisher:
         return future
 
     def send_to(self, draft: Draft, waiter: Waiter) -> None:
-        """As `send`, for a waiter of the running event loop, which never raises."""
-        self._gather(asyncio.get_running_loop(), draft, waiter)
+        """
+        As `send`, for a server: the waiter, which never raises, gets the answer, and the running
+        event loop waits a moment for the commit of several messages.
+        """
+        self._gather(asyncio.get_running_loop(), draft, waiter).is_prior = True
 
-    def _gather(self, loop: asyncio.AbstractEventLoop, draft: Draft, waiter: Waiter) -> None:
+    def _gather(self, loop: asyncio.AbstractEventLoop, draft: Draft, waiter: Waiter) -> _Gathered:
         gathered = self._gathered.get(loop)
         if gathered is None:
             gathered = self._gathered[loop] = _Gathered()
             loop.call_soon(self._send, loop)
         gathered.drafts.append(draft)
         gathered.waiters.append(waiter)
+        return gathered
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """
@@ -339,11 +385,20 @@ class Publisher:
                 loop.call_soon(self._send, loop)
                 return
         self._gathered[loop] = _Gathered()
-        self._threads.submit(self._commit_for, loop, gathered)
-
-    def _commit_for(self, loop: asyncio.AbstractEventLoop, gathered: _Gathered) -> None:
         group = _Group(gathered.drafts, is_shared=True)
+        committing: threading.Lock | None = None
+        if gathered.is_prior and 1 < count <= MOST_PRIOR and self._is_embedded:
+            group.committing = committing = threading.Lock()
+            committing.acquire()
+        self._threads.submit(self._commit_for, loop, gathered, group)
+        if committing is not None:
+            committing.acquire(timeout=COMMIT_SECONDS + MESSAGE_SECONDS * count)
+
+    def _commit_for(
+        self, loop: asyncio.AbstractEventLoop, gathered: _Gathered, group: _Group
+    ) -> None:
         self._join(group)
+        group.end_wait()
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._answer, loop, gathered.waiters, group)
 
