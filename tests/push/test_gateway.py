@@ -108,6 +108,41 @@ def test_a_private_endpoint_leads_where_it_was_opened(api: Api, store: str) -> N
     assert not api("PUT", path, {"url": URL, "allow_private": False}).json["allow_private"]
 
 
+def test_secret_headers_stay_with_their_server(api: Api, store: str) -> None:
+    """A token cannot read them by a url or proxy of its own; by code they may be kept."""
+    path, secret, other = (
+        "/v1/endpoints/push.sealed",
+        {"authorization": "s3cret"},
+        "https://b.example/",
+    )
+    lines = {"content-type": "application/x-ndjson"}
+    api("PUT", path, {"url": URL, "headers": {**secret, "x-plain": "1"}})
+    for elsewhere, setting in (
+        ({"url": other}, "url"),
+        ({"url": "https://acme.example:8443/hooks", "proxy": None}, "url"),
+        ({"url": "http://acme.example/hooks", "allow_http": True}, "url"),
+        ({"proxy": "http://proxy.example:3128"}, "proxy"),
+    ):
+        detail = api("PUT", path, elsewhere, status=400).json["detail"]
+        assert f"the new {setting} would send" in detail
+        assert '"authorization"' in detail
+        line = json.dumps({"topic": "push.sealed", **elsewhere}).encode()
+        (answer,) = api("PUT", "/v1/endpoints", line, headers=lines).lines
+        assert detail in answer["problem"]
+    assert api("GET", path).json["url"] == URL
+    same = "https://ACME.example:443/v2"
+    assert api("PUT", path, {"url": same, "timeout": 5}).json["headers"]["authorization"] == "…"
+    with Laneway(store) as app:
+        app.endpoint("push.sealed", url=other, proxy="http://proxy.example:3128")
+        assert app.endpoint("push.sealed").info().headers["authorization"] == "…"
+    assert api("PUT", path, {"proxy": None}).json["headers"]["authorization"] == "…"
+    assert api("PUT", path, {"url": URL, "headers": secret}).json["url"] == URL
+    line = json.dumps({"topic": "push.sealed", "url": other, "headers": None}).encode()
+    assert "problem" not in api("PUT", "/v1/endpoints", line, headers=lines).lines[0]
+    assert api("GET", path).json["headers"] == {}
+    assert api("PUT", path, {"url": URL}).json["url"] == URL
+
+
 def test_endpoints_by_lines(api: Api, store: str) -> None:
     """Each line is set and answered by itself, in order; the audit log has no secrets."""
     given = Key(bytes(range(40))).text

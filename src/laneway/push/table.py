@@ -307,8 +307,8 @@ def changed(
 ) -> tuple[Record, str | None]:
     """
     A topic's record after a change of settings, and what the receiver gets of a new secret. None
-    resets a setting. `is_trusted`: it may say where an endpoint with `allow_private` leads. Raises
-    UsageError, BadPolicy, Refused.
+    resets a setting. `is_trusted`: it may say where an endpoint with `allow_private` leads, and
+    which server gets secret headers. Raises UsageError, BadPolicy, Refused.
     """
     check_endpoint_topic(topic)
     record = Record(created_us=now_us) if before is None else before
@@ -340,6 +340,8 @@ def changed(
             "endpoint: allow_private was set for another url or proxy; change them by code or"
             " `laneway endpoint set`, or set allow_private to false, too"
         )
+    if before is not None and "headers" not in values and not is_trusted:
+        _check_sealed_stay(before, record)
     new: str | None = None
     if fields.get("secret") is not None:
         given = signature.read_key(fields["secret"])
@@ -371,6 +373,28 @@ def _sealed(topic: str, headers: dict[str, str], secrets: SecretStore) -> dict[s
             name: secrets.encrypt(text.encode("latin-1"), topic) for name, text in hidden.items()
         },
     }
+
+
+def _check_sealed_stay(before: Record, after: Record) -> None:
+    """Raise UsageError if secret headers that were not given again would go to another server."""
+    if not before.sealed:
+        return
+    if _origin(after.url) != _origin(before.url):
+        setting = "url"
+    elif after.proxy is not None and after.proxy != before.proxy:
+        setting = "proxy"
+    else:
+        return
+    names = ", ".join(f'"{name}"' for name in sorted(before.sealed))
+    raise UsageError(
+        f"endpoint: the new {setting} would send secret headers to another server; give headers in"
+        f" the same change, with or without {names}"
+    )
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = split_url(url)
+    return parts.scheme, parts.host, parts.port
 
 
 def is_secret_header(name: str) -> bool:
