@@ -192,7 +192,9 @@ def test_paths_and_methods(api: Api) -> None:
     assert api.problem("GET", "/v1/topcs", status=404)["type"] == "/problems/not-found"
     assert api("GET", "/problems/not-found").json["status"] == 404
     answer = api("DELETE", "/v1/topics", status=405)
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
+    assert api("OPTIONS", "/v1/endpoints", status=405).headers["allow"] == "GET, HEAD, PUT"
+    assert api("GET", "/v1/lease", status=405).headers["allow"] == "POST"
     head = api("HEAD", "/v1/topics")
     assert (head.content, int(head.headers["content-length"]) > 0) == (b"", True)
 

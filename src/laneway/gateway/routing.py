@@ -183,7 +183,7 @@ class Router:
             raise Problem("not-found", "there is no such path; /docs lists those there are")
         route = node.routes.get("GET" if method == "HEAD" else method)
         if route is None:
-            allowed = ", ".join(sorted(node.routes))
+            allowed = ", ".join(sorted({*node.routes, *(["HEAD"] if "GET" in node.routes else [])}))
             raise Problem(
                 "method-not-allowed",
                 f"the path does not support {method[:20]}, only {allowed}",
