@@ -258,7 +258,10 @@ def _concurrency(value: Any) -> int | str:
     try:
         return _integer(1, 1_000_000)(value)
     except BadPolicy:
-        raise _expected('a whole number from 1 to 1,000,000, or "auto"')(value) from None
+        error = _expected('a whole number from 1 to 1,000,000, or "auto"')(value)
+        if value == 0 and not isinstance(value, bool):
+            error = BadPolicy(f"{error}; `laneway pause` (paused) stops deliveries")
+        raise error from None
 
 
 def _choice(*allowed: str) -> Callable[[Any], str]:

@@ -292,3 +292,23 @@ def test_stream_of_lines(api: Api) -> None:
     assert (second["line"], second["outcome"]) == (2, "accepted")
     assert response.read() == b""
     connection.close()
+
+
+def test_what_is_wrong_with_json(api: Api) -> None:
+    """Half of a surrogate pair is named, and a text that ends is not taken for one."""
+    headers, path = {"content-type": "application/json"}, "/v1/policies/push.j"
+    half = rb'{"description": "\ud83d'
+    for content, text in (
+        (half + b'"}', "half of a surrogate pair, such as \\ud83d; send"),
+        (half + b' and more"}', "half of a surrogate pair, such as \\ud83d, before byte"),
+        (half.replace(b"d83d", b"de00") + b' more"}', "half of a surrogate pair"),
+        (rb'{"description": "\\ud83d"', "body: it ends too early"),
+        (half, "body: it ends too early"),
+        (half + rb"\ude", "body: it ends too early"),
+        (b"{", "body: it ends too early"),
+    ):
+        assert text in api.problem("PUT", path, content, headers=headers, status=400)["detail"]
+    (line,) = api(
+        "PUT", "/v1/endpoints", half + b'"}', headers={"content-type": "application/x-ndjson"}
+    ).lines
+    assert "half of a surrogate pair" in line["problem"]

@@ -57,6 +57,8 @@ def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
         ({"backoff": [1] * 101}, "at most 100 delays"),
         ({"backoff": {"delays": [-1]}}, "at most 100 delays"),
         ({"buckets": 4}, "pattern"),
+        ({"concurrency": 0}, 'or "auto", got 0; `laneway pause`'),
+        ({"concurrency": -1}, "got -1"),
     ],
 )
 def test_invalid_field_is_refused_with_its_name(fields: dict[str, object], text: str) -> None:

@@ -347,7 +347,7 @@ async def _decoded(request: Request, route: Route) -> Any:
     except problems.DECODE_ERRORS as error:
         if not content:
             raise Problem("bad-request", "body: there is none; expected JSON") from None
-        raise problems.invalid(error, route.reads, "body") from None
+        raise problems.invalid(error, route.reads, "body", content) from None
 
 
 async def _form(request: Request, kind: type[msgspec.Struct], caller: Caller) -> Any:

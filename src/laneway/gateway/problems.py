@@ -154,20 +154,26 @@ _SETTING = re.compile(r': (?:unknown setting "(\w{1,80})"|(\w{1,80}): expected )
 _MEANT = re.compile(r'; (did you mean "\w{1,80}"\?)$')
 _AT = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+TRUNCATED = "Input data was truncated"
+"""What the decoder also says of half of a surrogate pair that few bytes follow."""
+
+TAIL = 40
+_HALF = re.compile(r"JSON is malformed: .* utf-16 surrogate pair \(byte (\d+)\)")
+_HALF_AT_END = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\(?:u|\Z)).{1,5}\Z", re.DOTALL
+)
 _STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([^.\[]+)")
 
 
-def invalid(error: Exception, kind: Any, what: str) -> Problem:
+def invalid(error: Exception, kind: Any, what: str, content: bytes = b"") -> Problem:
     """
     The problem of a body or query that cannot be decoded.
 
-    Arguments: `kind`: the type that was expected. `what`: how the text calls it.
+    Arguments: `kind`: the type that was expected. `what`: how the text calls it. `content`: what
+    was decoded, if it may be JSON.
     """
     if not isinstance(error, msgspec.ValidationError):
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        if reason == "Input data was truncated":
-            reason = "the JSON ends too early, or has half of a surrogate pair, such as \\ud83d"
-        return Problem("bad-request", f"{what}: {reason}")
+        return Problem("bad-request", f"{what}: {_reason(error, content)}")
     text = str(error)
     found = _AT.search(text)
     path = found[1] if found else ""
@@ -188,6 +194,25 @@ def invalid(error: Exception, kind: Any, what: str) -> Problem:
         f'{where}: unknown field "{name}"; {hint}',
         pointer=f"{pointer or '#'}/{_escaped(name)}",
         hint=hint,
+    )
+
+
+def _reason(error: Exception, content: bytes) -> str:
+    """Why this is not JSON, or not MessagePack."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    reason = str(error)
+    if reason == TRUNCATED:
+        if _HALF_AT_END.search(content[-TAIL:]) is None:
+            return "it ends too early"
+        reason = ""
+    elif (at := _HALF.fullmatch(reason)) is not None:
+        reason = f", before byte {at[1]}"
+    else:
+        return reason
+    return (
+        f"it has half of a surrogate pair, such as \\ud83d{reason}; send both halves, or the"
+        " character in UTF-8"
     )
 
 

@@ -104,7 +104,7 @@ def _read_line(call: Call, line: bytes, number: int) -> tuple[str, Fields]:
     try:
         fields = _read(line)
     except DECODE_ERRORS as error:
-        raise invalid(error, Fields, f"line {number}") from None
+        raise invalid(error, Fields, f"line {number}", line) from None
     topic = fields.pop("topic", None)
     if not isinstance(topic, str):
         raise Problem(

@@ -91,7 +91,7 @@ def _json_message(content: bytes) -> MessageBody:
     try:
         return _read_message(content)
     except problems.DECODE_ERRORS as error:
-        raise problems.invalid(error, MessageBody, "body") from None
+        raise problems.invalid(error, MessageBody, "body", content) from None
 
 
 def answer_of(receipt: Receipt) -> Response:
@@ -136,7 +136,7 @@ async def publish_many(call: Call) -> Response | Stream:
             raise Problem(
                 "too-large", f"the list has more than {MAX_BATCH:,} messages; send several lists"
             ) from None
-        raise problems.invalid(error, Messages, "body") from None
+        raise problems.invalid(error, Messages, "body", content) from None
     drafts = [_checked(call.caller, position, message) for position, message in enumerate(messages)]
     receipts = await _put(call, drafts, messages)
     is_refused = any(each.outcome in ("refused", "dropped") for each in receipts)
@@ -225,7 +225,8 @@ def _read_each(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) ->
             message = _read_line(line)
             drafts.append(_checked(caller, answer.line, message))
         except problems.DECODE_ERRORS as error:
-            answer.problem = str(problems.invalid(error, TopicMessageBody, f"line {answer.line}"))
+            what = f"line {answer.line}"
+            answer.problem = str(problems.invalid(error, TopicMessageBody, what, line))
         except (Problem, LanewayError) as error:
             answer.problem = str(error)
         else:
