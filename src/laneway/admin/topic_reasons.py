@@ -445,8 +445,20 @@ def _dead(case: _Case) -> TopicReason:
             age = f" died {duration((case.now_us - letter.died_us) / SECOND)} ago"
         text += f"; the oldest{age}: {letter.reason}{error}"
         if letter.reason is not None and letter.reason.startswith("expired"):
-            text += f"; its ttl is set {case.set_by('ttl')}" if case.policy.ttl else ""
+            text += _expires_again(case)
     return TopicReason("dead", text, f"laneway dead redrive --topic {case.quoted}")
+
+
+def _expires_again(case: _Case) -> str:
+    """What a redrive of an expired message leads to: the topic's ttl begins again."""
+    if case.policy.ttl is None:
+        return ""
+    seconds = case.policy.ttl / SECOND
+    span = duration(seconds) if seconds >= 120 else f"{seconds:g} s"
+    return (
+        f"; its ttl is set {case.set_by('ttl')}: once redriven, it expires again after {span}"
+        " unless it is delivered before"
+    )
 
 
 def _longest(case: _Case, message_id: str | None = None) -> str | None:

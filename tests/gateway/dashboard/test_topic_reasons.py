@@ -349,6 +349,26 @@ def test_a_message_that_was_sent(shop: tuple[Laneway, Browser]) -> None:
     assert text in run.output
 
 
+def test_a_message_that_would_expire_again(app: Laneway) -> None:
+    """The advice to redrive says how long the message then waits, or nothing without a ttl."""
+    again = "by an operator for this topic: once redriven, it expires again after 0.05 s unless"
+    app.engine.policy_set("operator", "push.late", {"ttl": 0.05})
+    app.publish("push.late", 1, id="late")
+    for _ in range(2):
+        time.sleep(0.06)  # its ttl ends
+        assert app.engine.lease(1, topics=["push.late"]).leases == []
+        assert again in app.explain_topic("push.late").reasons[0].text
+        assert "ttl, if any, begins again" in app.explain("late", "push.late").reasons[0]
+        assert app.redrive("push.late") == 1
+    time.sleep(0.06)
+    assert app.engine.lease(1, topics=["push.late"]).leases == []
+    app.engine.policy_set("operator", "push.late", {"ttl": None})
+    dead = app.explain_topic("push.late").reasons[0]
+    assert (dead.cause, "again" in dead.text) == ("dead", False)
+    assert app.redrive("push.late") == 1
+    assert len(app.engine.lease(1, topics=["push.late"]).leases) == 1
+
+
 def test_who_changed_it(app: Laneway, browser: Browser) -> None:
     """Who paused a topic or set its rate is shown to those who may read the audit log."""
     app.publish("push.acme", 1)

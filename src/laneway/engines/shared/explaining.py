@@ -133,10 +133,12 @@ def not_waiting(view: MessageView, now_us: int, clock_us: int) -> Explanation:
         id=view.id, topic=view.topic, state=view.state, message=view, now_us=clock_us
     )
     if view.state == "dead":
+        is_expired = (view.reason or "").startswith("expired")
+        again = "; its topic's ttl, if any, begins again then" if is_expired else ""
         explanation.add(
             "dead",
             f"it became a dead letter {_duration(now_us - (view.died_us or now_us))} ago:"
-            f" {view.reason}; redrive it to try again",
+            f" {view.reason}; redrive it to try again{again}",
         )
     else:
         explanation.add(
