@@ -265,6 +265,29 @@ def test_open_requests_of_a_revoked_token(api: Api, store: str, app: Laneway) ->
     lines.close()
 
 
+def test_the_first_token_ends_what_is_open(tmp_path: Path) -> None:
+    """Local callers without a token keep no stream or wait from the time before it."""
+    url = f"sqlite:///{tmp_path}/first.db"
+    with serving(url) as (api, _):
+        events, poll = api.open(), api.open()
+        events.request("GET", "/v1/events")
+        stream = events.getresponse()
+        assert stream.readline() == b"event: overview\n"
+        body = b'{"wait": 60, "topics": ["first.poll"]}'
+        poll.request("POST", "/v1/lease", body, {"content-type": "application/json"})
+        waiting = b'laneway_gateway_waiting{kind="lease"} 1\n'
+        wait_until(lambda: waiting in api("GET", "/metrics").content)
+        created(url, "first", "--scope", "read")
+        answer = poll.getresponse()
+        assert (answer.status, "send a token" in json.loads(answer.read())["detail"]) == (401, True)
+        assert stream.read() is not None  # to its end
+        events.close()
+        poll.close()
+        with Laneway(url) as app:
+            app.publish("first.poll", 1)
+            assert app.topic("first.poll").stats().ready == 1
+
+
 def test_rate_of_a_token(api: Api, store: str) -> None:
     """Requests beyond the rate are refused with the time to wait."""
     limited = with_token(api, store, "--scope", "read", "--rate", "3/s")

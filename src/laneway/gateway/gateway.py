@@ -32,7 +32,7 @@ from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
 from laneway.gateway.services import Services
-from laneway.gateway.tokens import unauthenticated
+from laneway.gateway.tokens import token_needed, unauthenticated
 from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ class Gateway:
             caller = self.known_caller(request, route) or await self._read_caller(request, route)
             if caller.scopes.isdisjoint(route.own_scopes):
                 caller.check_scope(route.scope)
-        if caller.token is not None or caller.session is not None:
-            request.on_open = functools.partial(self.services.open_requests.add, caller=caller)
+            if not self.is_open:
+                request.on_open = functools.partial(self.services.open_requests.add, caller=caller)
         query = route.no_query
         if query is None or request.scope["query_string"]:
             query = _converted(request.query, route.query)
@@ -282,7 +282,7 @@ class Gateway:
 def _local_caller(request: Request, route: Route, *, is_needed: bool) -> Caller:
     """The caller of a request without a token. `is_needed`: it needs one. Raises Problem."""
     if is_needed:
-        raise unauthenticated("send a token: Authorization: Bearer lw_…")
+        raise token_needed()
     access.check_local(request, is_page=route.is_page)
     return access.EVERYTHING
 

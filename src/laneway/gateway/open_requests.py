@@ -1,9 +1,8 @@
 """
 Requests that wait or stream end soon after their token is revoked or has expired, or their session
-has ended.
+has ended; those without a token end soon after the first token is created.
 
-While there are such requests of tokens, their tokens and sessions are read once a second, all
-together.
+While there are such requests, their tokens and sessions are read once a second, all together.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from laneway.errors import LanewayError
+from laneway.gateway.tokens import token_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
         def ended(self, token_ids: Collection[str]) -> dict[str, Problem]:
             """The tokens that have been revoked or have expired, with the problem to answer."""
 
+        def read_whether_there(self) -> bool:
+            """Whether there are tokens, so that each request needs one."""
+
     class Sessions(Protocol):
         """Which sessions are no longer valid."""
 
@@ -68,7 +71,10 @@ class OpenRequests:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, request: Request, caller: Caller) -> None:
-        """End a request as soon as its caller's token or session has ended."""
+        """
+        End a request as soon as its caller's token or session has ended, or if it has neither, as
+        soon as there are tokens.
+        """
         self._open[request] = caller
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
@@ -88,21 +94,31 @@ class OpenRequests:
     async def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         callers = set(self._open.values())
         try:
-            tokens, sessions = await self._services.run(self._ended, callers)
+            ended = await self._services.run(self._ended, callers)
         except LanewayError as error:
             log.debug("open requests: the store does not answer; trying again: %s", error)
         except Exception:
             log.exception("open requests: their tokens could not be read; trying again")
         else:
             for request, caller in list(self._open.items()):
-                problem = tokens.get(caller.token or "")
-                if problem is None and caller.session is not None:
-                    problem = sessions.get(caller.session.id)
+                problem = ended.get(caller)
                 if problem is not None:
                     request.end(problem)
         self._timer = loop.call_later(SECONDS, self._begin, loop) if self._open else None
 
-    def _ended(self, callers: set[Caller]) -> tuple[dict[str, Problem], dict[str, Problem]]:
-        tokens = {each.token for each in callers if each.token is not None}
-        sessions = {each.session for each in callers if each.session is not None}
-        return self._services.tokens.ended(tokens), self._services.sessions.ended(sessions)
+    def _ended(self, callers: set[Caller]) -> dict[Caller, Problem]:
+        """The callers that may no longer do what they do, with the problem to answer. Blocks."""
+        ids = {each.token for each in callers if each.token is not None}
+        tokens = self._services.tokens.ended(ids)
+        of_sessions = {each.session for each in callers if each.session is not None}
+        sessions = self._services.sessions.ended(of_sessions)
+        found: dict[Caller, Problem] = {}
+        for each in callers:
+            problem = tokens.get(each.token or "")
+            if problem is None and each.session is not None:
+                problem = sessions.get(each.session.id)
+            elif each.token is None and self._services.tokens.read_whether_there():
+                problem = token_needed()
+            if problem is not None:
+                found[each] = problem
+        return found

@@ -386,6 +386,11 @@ def unauthenticated(detail: str) -> Problem:
     return Problem("unauthenticated", detail, headers=(("www-authenticate", "Bearer"),))
 
 
+def token_needed() -> Problem:
+    """The problem of a request without a token where there are tokens."""
+    return unauthenticated("send a token: Authorization: Bearer lw_…")
+
+
 def _too_many_bad() -> Problem:
     return Problem(
         "rate-limited",
