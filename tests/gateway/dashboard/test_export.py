@@ -84,6 +84,7 @@ def test_what_is_refused(browser: Browser, app: Laneway) -> None:
     for of, status in (
         ("/store", 404),
         ("/nowhere", 404),
+        ("//[", 404),
         ("//evil.example/topics", 200),
         ("/topics?order=size", 400),
         ("/topics?colr=red", 400),

@@ -6,7 +6,7 @@ import functools
 import gzip
 import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
@@ -137,7 +137,7 @@ class Dashboard(Extension):
 
     async def live(self, call: Call) -> Stream:
         """Keep a page live, as server-sent events."""
-        parts = urlsplit(call.query.of)
+        parts = _split(call.query.of)
         watched = PAGES.get(parts.path)
         if watched is None or not watched.fragments:
             raise Problem("not-found", f"no page with the path {parts.path:.80} is live")
@@ -167,7 +167,7 @@ class Dashboard(Extension):
 
     def export(self, call: Call) -> Response:
         """What a page's table shows, as CSV or JSON."""
-        parts = urlsplit(call.query.of)
+        parts = _split(call.query.of)
         shown = PAGES.get(parts.path)
         if shown is None or shown.export is None:
             raise Problem("not-found", f"no page with the path {parts.path:.80} has an export")
@@ -307,16 +307,24 @@ def _base(request: Request) -> str:
 
 def _back(call: Call, form: Form) -> str:
     """The page that the form is on. Nothing else: this is no way to other sites."""
-    parts = urlsplit(form.exact("back"))
+    parts = _split(form.exact("back"))
     urls = Urls(call.request.url(""))
     if parts.scheme or parts.netloc or parts.path not in PAGES:
         return urls.page("/")
     return urls.page(parts.path, **dict(parse_qsl(parts.query, keep_blank_values=True)))
 
 
+def _split(text: str) -> SplitResult:
+    """A path with a query; what is no URL, such as `//[`, is a path that no page has."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        return SplitResult("", "", text, "", "")
+
+
 def _is_embedded(form: Form) -> bool:
     """Whether the page that the form is on has no menu."""
-    return "embed" in dict(parse_qsl(urlsplit(form.exact("back")).query))
+    return "embed" in dict(parse_qsl(_split(form.exact("back")).query))
 
 
 def _answer_of(response: Response) -> dict[str, Any]:
