@@ -25,3 +25,13 @@ def saves_meta() -> dict[str, Any]:
 
 def same(value):
     return value
+
+
+def fetches(url: str, timeout: float = 0, delay: float = 0, at: str = "", retry_delay: int = 0):
+    return [url, timeout, delay, at, retry_delay]
+
+
+def notes_end(job, connection, *about):
+    assert connection is None
+    job.meta["ended as"] = f"{job.status}: {about[-2] if len(about) > 1 else about[0]}"
+    job.save_meta()

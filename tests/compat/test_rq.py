@@ -18,6 +18,7 @@ import redis
 from laneway import Laneway, UsageError
 from laneway.compat.addresses import url_of
 from laneway.compat.rq import (
+    Callback,
     Dependency,
     Job,
     NoSuchJobError,
@@ -137,6 +138,59 @@ def test_job_decorator(connection: Laneway) -> None:
     enqueued = count.delay("a b")  # type: ignore[attr-defined]
     SimpleWorker(["low"], connection=connection).work(burst=True)
     assert enqueued.result == 2
+
+
+def test_options_of_a_decorated_function(connection: Laneway) -> None:
+    """As in RQ, `depends_on`, `job_id` and `at_front` of `delay` are not the function's."""
+    count: Any = job("low", connection=connection)(functions.count_words)
+    first = count.delay("a b", job_id="mine")
+    second = count.delay("a", depends_on=first)
+    third = count.delay("a b c", at_front=True)
+    assert (first.id, second.is_deferred) == ("mine", True)
+    assert Queue("low", connection=connection).job_ids[0] == third.id
+    SimpleWorker(["low"], connection=connection).work(burst=True)
+    assert (first.result, second.result, third.result) == (2, 1, 3)
+
+
+def test_arguments_that_are_no_options_of_rq(connection: Laneway) -> None:
+    """Arguments such as `timeout` and `delay` are the function's; RQ has no such options."""
+    queue = Queue(connection=connection)
+    about: dict[str, Any] = {"timeout": 5, "delay": 600, "at": "noon", "retry_delay": 3}
+    jobs = [
+        queue.enqueue(functions.fetches, "u", **about),
+        queue.enqueue_in(timedelta(0), functions.fetches, "u", **about),
+        queue.enqueue_at(datetime(2020, 1, 1, tzinfo=UTC), functions.fetches, "u", **about),
+    ]
+    assert jobs[0].timeout == 180
+    SimpleWorker([queue]).work(burst=True)
+    assert [each.result for each in jobs] == [["u", 5, 600, "noon", 3]] * 3
+
+
+@pytest.mark.parametrize("kind", [Worker, SimpleWorker])
+def test_callbacks_know_their_job(connection: Laneway, kind: type[Worker]) -> None:
+    """A callback reads and changes its job, in a child process too, and by an id of the user's."""
+    queue, end = Queue(connection=connection), functions.notes_end
+    good = queue.enqueue(
+        functions.count_words, "a b", job_id="mine", meta={"of": 1}, on_success=Callback(end, 10)
+    )
+    bad = queue.enqueue(functions.fails, on_failure=Callback("tests.compat.rq_functions.notes_end"))
+    kind([queue]).work(burst=True)
+    assert (good.get_meta(), good.result) == ({"of": 1, "ended as": "started: 2"}, 2)
+    assert bad.get_meta() == {"ended as": "started: always"}
+
+
+def test_is_async_false_as_a_worker_would(connection: Laneway) -> None:
+    """A job that runs in the caller has its id and metadata; its failure is not raised there."""
+    connection.eager = True
+    queue = Queue(is_async=False, connection=connection)
+    good = queue.enqueue(functions.count_words, "a b", job_id="mine", meta={"of": 1})
+    assert (good.id, good.meta, good.result, good.is_finished) == ("mine", {"of": 1}, 2, True)
+    bad = queue.enqueue(functions.fails, job_id="bad")
+    assert (bad.id, bad.is_failed, bad.result) == ("bad", True, None)
+    assert "ValueError: always" in str(bad.exc_info)
+    assert connection.eager, "it was so before"
+    with pytest.raises(UsageError):
+        queue.enqueue("tests.compat.rq_functions.missing")
 
 
 def test_is_async_false(connection: Laneway) -> None:

@@ -24,7 +24,7 @@ from laneway.tasks.task import Task
 from laneway.working.user_imports import importing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
     from datetime import datetime
 
@@ -237,7 +237,7 @@ class Queue:
     def _enqueue(self, call: Call) -> Job[Any]:
         task = self._task(call.function)
         if self.app.eager:
-            return cast("Job[Any]", task.publish(call.args, call.kwargs, {"topic": self.name}))
+            return self._performed(task, call)
         waits = _dependency(call.options.get("depends_on"))
         if waits is None:
             return self._published(task, call, self._publish(self._message(task, call, None)))
@@ -262,6 +262,17 @@ class Queue:
         published.before = tuple(before)
         return published
 
+    def _performed(self, task: NamedTask, call: Call) -> Job[Any]:
+        """Perform a call here instead of publishing it. Raises the errors of the run."""
+        options = {
+            "topic": self.name,
+            "id": call.options.get("job_id"),
+            "headers": _callbacks(call.options),
+        }
+        job = cast("Job[Any]", task.publish(call.args, call.kwargs, options))
+        job.meta.update(call.options.get("meta") or {})
+        return job
+
     def _publish(self, message: Message) -> Receipt:
         options = {
             "id": message.id,
@@ -283,10 +294,7 @@ class Queue:
     ) -> Message:
         given = call.options
         config.refuse_unknown("enqueue", given.keys() - OPTIONS, OPTIONS)
-        headers = {}
-        for header, name in ((ON_SUCCESS, "on_success"), (ON_FAILURE, "on_failure")):
-            if given.get(name) is not None:
-                headers[header] = name_of(given[name])
+        headers = _callbacks(given)
         if given.get("retry_delay") is not None:
             delays = (
                 given["retry_delay"]
@@ -388,7 +396,7 @@ class NamedTask(Task[..., Any]):
         del args, kwargs
         name = _header(ON_SUCCESS)
         if name is not None:
-            return function_of(name)(Job(self.app, task_id), None, retval)
+            return function_of(name)(self._job_that_runs(task_id), None, retval)
         return None
 
     def on_failure(
@@ -404,9 +412,13 @@ class NamedTask(Task[..., Any]):
         name = _header(ON_FAILURE)
         if name is not None:
             return function_of(name)(
-                Job(self.app, task_id), None, type(exc), exc, exc.__traceback__
+                self._job_that_runs(task_id), None, type(exc), exc, exc.__traceback__
             )
         return None
+
+    def _job_that_runs(self, task_id: str) -> Job[Any]:
+        request = current_request()  # an id of the user's own is found in its topic only
+        return Job(self.app, task_id, request.topic if request is not None else None)
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """A failure is retried after the call's own delays."""
@@ -527,6 +539,14 @@ def function_of(name: str) -> Any:
 
 def _shown(name: str) -> str:
     return f'"{texts.clean(name.replace(":", "."), 200)}"'
+
+
+def _callbacks(options: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that name the functions of `on_success` and `on_failure`."""
+    named = ((ON_SUCCESS, "on_success"), (ON_FAILURE, "on_failure"))
+    return {
+        header: name_of(options[name]) for header, name in named if options.get(name) is not None
+    }
 
 
 def _header(name: str) -> str | None:

@@ -22,6 +22,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import msgspec
 
@@ -32,18 +33,20 @@ from laneway.compat.addresses import url_of
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
+from laneway.tasks import outcomes
+from laneway.tasks.job import Job as _Job
 from laneway.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of
 from laneway.tasks.request import current_request
 from laneway.tasks.tagged_values import untag
+from laneway.working.error_details import describe
 from laneway.working.handler import TIME_LIMIT_HEADER
 from laneway.working.log_format import TextLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from laneway.tasks.job import Job as _Job
-
 __all__ = [
+    "Callback",
     "Dependency",
     "Job",
     "NoSuchJobError",
@@ -89,6 +92,18 @@ class Retry:
             raise UsageError(f"Retry: expected max to be at least 1, got {max}")
         self.max = max
         self.intervals = [interval] if isinstance(interval, int) else interval
+
+
+class Callback:
+    """
+    A function for `on_success` or `on_failure`, or its name.
+
+    `timeout` is ignored: it runs within the time that the job may run.
+    """
+
+    def __init__(self, func: Callable[..., Any] | str, timeout: float | str | None = None) -> None:
+        self.func = func
+        self.timeout = timeout
 
 
 _applications: dict[tuple[str | None, str], Laneway] = {}
@@ -461,16 +476,23 @@ class Queue:
 
         Options are among the keyword arguments; `args=` and `kwargs=` may hold the function's.
         """
+        return self._enqueue(self._parsed(f, args, kwargs))
+
+    @classmethod
+    def _parsed(
+        cls, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **due: datetime | timedelta
+    ) -> Call:
+        """The call of `enqueue`: whatever is no option of RQ's is for the function."""
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
-        if "timeout" in own:
-            own["job_timeout"] = own.pop("timeout")
         if (
             not args
             and ("args" in kwargs or "kwargs" in kwargs)
             and not kwargs.keys() - {"args", "kwargs"}
         ):
             args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
-        return self._enqueue(self._call(f, args, kwargs, own))
+        call = cls._call(f, args, kwargs, own)
+        call.options.update(due)
+        return call
 
     @classmethod
     def all(cls, connection: Any = None) -> list[Queue]:
@@ -500,15 +522,14 @@ class Queue:
         self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Job:
         """Like `enqueue`, due at a time; without a time zone it is local time."""
-        return self.enqueue(
-            f, *args, at=when if when.tzinfo is not None else when.astimezone(), **kwargs
-        )
+        at = when if when.tzinfo is not None else when.astimezone()
+        return self._enqueue(self._parsed(f, args, kwargs, at=at))
 
     def enqueue_in(
         self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Job:
         """Like `enqueue`, due after `delta`."""
-        return self.enqueue(f, *args, delay=delta, **kwargs)
+        return self._enqueue(self._parsed(f, args, kwargs, delay=delta))
 
     def enqueue_many(
         self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object
@@ -577,16 +598,26 @@ class Queue:
         waits = options.get("depends_on")
         if waits is not None:
             options["depends_on"] = _unwrapped(waits)
+        for name in ("on_success", "on_failure"):
+            if isinstance(options.get(name), Callback):
+                options[name] = options[name].func
         options.pop("pipeline", None)
         return Call(function, args, kwargs, options)
 
     def _enqueue(self, call: Call) -> Job:
         if not self._is_async:
-            self.app.eager = True
+            was_eager, self.app.eager = self.app.eager, True
             try:
-                return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs), call)
+                job = self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options)
+                return Job(job, call)
+            except LanewayError:
+                raise  # of a wrong call
+            except Exception as error:  # noqa: BLE001  # as in RQ, the job failed, not its caller
+                job_id = call.options.get("job_id") or f"failed-{uuid4().hex}"
+                failed = outcomes.read(outcomes.failure(describe(error)))
+                return Job(_Job(self.app, job_id, self.name, local=failed), call)
             finally:
-                self.app.eager = False
+                self.app.eager = was_eager
         return Job(
             self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call
         )
@@ -655,7 +686,6 @@ class Queue:
 _OPTIONS = frozenset(
     {
         "job_timeout",
-        "timeout",
         "result_ttl",
         "failure_ttl",
         "ttl",
@@ -666,13 +696,14 @@ _OPTIONS = frozenset(
         "on_success",
         "on_failure",
         "retry",
-        "retry_delay",
         "meta",
         "pipeline",
-        "at",
-        "delay",
     }
 )
+
+
+_OF_DELAY = ("depends_on", "job_id", "at_front")
+"""Options among the arguments of a decorated function's `delay`."""
 
 
 class FailedJobRegistry:
@@ -727,12 +758,17 @@ def get_current_job(connection: Any = None) -> Job | None:
 def job(
     queue: Queue | str, connection: Any = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a `delay` method to a function: `@job("low", connection=redis, timeout=5)`."""
+    """
+    Add a `delay` method to a function: `@job("low", connection=redis, timeout=5)`.
+
+    As in RQ, `depends_on`, `job_id` and `at_front` among the arguments of `delay` are of the job.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def delay(*args: Any, **kwargs: Any) -> Job:
             where = queue if isinstance(queue, Queue) else Queue(queue, connection=connection)
-            return where.enqueue_call(function, args, kwargs, **options)
+            own = {name: kwargs.pop(name) for name in _OF_DELAY if name in kwargs}
+            return where.enqueue_call(function, args, kwargs, **{**options, **own})
 
         function.delay = delay  # type: ignore[attr-defined]
         return function
