@@ -231,6 +231,23 @@ def test_live_updates_keep_the_chosen_row(shop: tuple[Laneway, Browser], chromiu
     opened.close()
 
 
+def test_a_change_waits_for_the_end_of_a_selection(
+    shop: tuple[Laneway, Browser], chromium: Any
+) -> None:
+    """Text that the reader selects stays as it is; what changed meanwhile is shown afterwards."""
+    app, browser = shop
+    opened = Opened(chromium, browser.port)
+    page = opened.go("/topic?name=selected.a")
+    page.wait_for_selector("[data-live-state][data-kind=good]")
+    page.evaluate("getSelection().selectAllChildren(document.getElementById('messages'))")
+    app.publish("selected.a", 1)
+    page.wait_for_selector("#strip dd[title='1'], #strip .figure[title='1']")
+    assert "No message waits" in page.text_content("#messages")
+    page.evaluate("getSelection().removeAllRanges()")
+    page.wait_for_selector("#messages code")
+    opened.close()
+
+
 def test_quick_keys_lead_to_the_last_page(shop: tuple[Laneway, Browser], chromium: Any) -> None:
     """A page that is slow does not replace the one that was asked for after it."""
     opened = Opened(chromium, shop[1].port)

@@ -11,6 +11,7 @@ let lastMs = 0;
 let everyMs = 1000;
 let problem = "";
 const texts = new Map();
+const waiting = new Set(); // fragments that changed while in use
 let held = null; // where a button of the mouse was pressed, while it is
 
 function main() {
@@ -73,12 +74,25 @@ function placeOf(element, row) {
   return row && { key: keyOf(row), nth: rowsOf(element).indexOf(row) };
 }
 
-// Swapping keeps what the reader did: focus, chosen rows, open details, and a field being typed in.
+// Whether the reader types or selects in it, or zooms a chart.
+function isInUse(element) {
+  const active = document.activeElement;
+  if (element.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return true;
+  const isSelecting = element.contains(document.getSelection()?.anchorNode) && !document.getSelection().isCollapsed;
+  return isSelecting || element.contains(held);
+}
+
+// What is in use is shown at a later tick.
+function show(name) {
+  const element = document.getElementById(name);
+  waiting.delete(name);
+  if (element && isInUse(element)) waiting.add(name);
+  else if (element) swap(element, texts.get(name));
+}
+
+// Swapping keeps what the reader did: focus, chosen rows, and open details.
 function swap(element, html) {
   const active = document.activeElement;
-  if (element.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return;
-  const isSelecting = element.contains(document.getSelection()?.anchorNode) && !document.getSelection().isCollapsed;
-  if (isSelecting || element.contains(held)) return; // a chart that is being zoomed
   const holder = element.contains(active) ? active.closest("tbody tr, [id]") : null;
   const nth = holder ? [...holder.querySelectorAll(FOCUSABLE)].indexOf(active) : -1;
   const focusedRow = holder?.matches("tr") ? placeOf(element, holder) : null;
@@ -102,6 +116,7 @@ function close() {
   stream?.close();
   stream = null;
   texts.clear();
+  waiting.clear();
 }
 
 // A refused stream is not opened again by itself.
@@ -121,18 +136,17 @@ function open() {
     lastMs = Date.now();
     everyMs = tick.every * 1000;
     problem = tick.problem ? `${tick.problem}; shown from ${local(new Date(tick.at * 1000))}` : "";
+    for (const name of [...waiting]) show(name);
     state();
   });
   stream.addEventListener("full", (event) => { problem = JSON.parse(event.data); close(); state(); });
-  stream.onopen = () => texts.clear();
+  stream.onopen = () => { texts.clear(); waiting.clear(); };
   stream.onerror = ({ target }) => { if (target.readyState === 2) setTimeout(retry, 2000, target); };
   for (const fragment of place.querySelectorAll("[data-fragment]")) {
     const name = fragment.id;
     stream.addEventListener(name, (event) => {
-      const text = textOf(name, JSON.parse(event.data));
-      texts.set(name, text);
-      const element = document.getElementById(name);
-      if (element) swap(element, text);
+      texts.set(name, textOf(name, JSON.parse(event.data)));
+      show(name);
     });
   }
 }
