@@ -153,10 +153,25 @@ def test_as_command(browser: Browser, app: Laneway) -> None:
     page = browser.submit("change_policy", **fields | {"as": "command"})
     assert "curl -X PATCH" in page.words
     assert """-d '{"rate": "5/s"}'""" in page.words
+    # It is no page that can be loaded again or kept live.
+    assert ("data-live" in page.text, "aria-current" in page.text, "1970" in page.text) == (
+        False,
+        False,
+        False,
+    )
     assert app.engine.policy_of("cmd.a").rate is None
     page = browser.submit("change_policy", **fields)
     assert app.engine.policy_of("cmd.a").rate == 5.0
     assert "the policy was changed" in page.words
+
+
+def test_fields_have_all_digits_of_a_setting(browser: Browser, app: Laneway) -> None:
+    """The form shows 30 days in seconds, not as a power of ten."""
+    app.policy("digits.a", ttl="30d", rate=1234.5678)
+    text = browser.get("/topic?name=digits.a").text
+    for name, value in (("ttl", "2592000"), ("rate", "1234.5678")):
+        assert f'name="{name}" value="{value}"' in text
+        assert f'name="was_{name}" value="{value}"' in text
 
 
 def test_dry_run(browser: Browser, app: Laneway) -> None:

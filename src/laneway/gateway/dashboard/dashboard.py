@@ -17,6 +17,7 @@ from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.forms import Fields, Form
 from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
 from laneway.gateway.dashboard.notices import Notice, Notices
+from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import message
 from laneway.gateway.dashboard.performing import perform
 from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery, MessageQuery
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from laneway.gateway.access import Caller
     from laneway.gateway.call import Call
     from laneway.gateway.dashboard.actions import Action, ApiCall
-    from laneway.gateway.dashboard.page import Page
     from laneway.gateway.dashboard.reader import Reader
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request, Response
+
+NO_PAGE = Page(name="", path="", title="", build=lambda _: {})
+"""What answers to forms show: nothing of it is kept live, and it is not in the menu."""
 
 LEAST_COMPRESSED = 1000
 """Pages of fewer bytes are sent as they are."""
@@ -228,10 +231,10 @@ class Dashboard(Extension):
 
     def _frame(self, call: Call, view: View) -> dict[str, Any]:
         return {
-            "page": MENU[0],
+            "page": NO_PAGE,
             "menu": self._menu(call.caller),
             "notice": None,
-            "rendered_us": 0,
+            "rendered_us": None,
             "view": view,
             "urls": view.urls,
             "csrf": call.caller.csrf,

@@ -141,7 +141,7 @@ def _edited(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _typed(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0")  # with all digits: `:g` has 30 days as 2.592e+06
 
 
 PAGE = Page(
