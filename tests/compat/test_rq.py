@@ -101,8 +101,15 @@ def test_failures(connection: Laneway) -> None:
     assert "ValueError: always" in str(failed.exc_info)
     assert set(queue.failed_job_registry.get_job_ids()) == {failed.id, again.id}
     assert len(queue.failed_job_registry) == 2
+    assert (failed in queue.failed_job_registry, again.id in queue.failed_job_registry) == (
+        True,
+        True,
+    )
     queue.failed_job_registry.requeue(failed)
     assert failed.get_status() == "queued"
+    assert failed not in queue.failed_job_registry
+    with pytest.raises(NoSuchJobError, match="not among the failed jobs"):
+        queue.failed_job_registry.requeue(failed)
     queue.failed_job_registry.remove(again)
     assert queue.failed_job_registry.count == 0
 
@@ -150,6 +157,18 @@ def test_options_of_a_decorated_function(connection: Laneway) -> None:
     assert Queue("low", connection=connection).job_ids[0] == third.id
     SimpleWorker(["low"], connection=connection).work(burst=True)
     assert (first.result, second.result, third.result) == (2, 1, 3)
+
+
+def test_times_as_rq_writes_them(connection: Laneway) -> None:
+    """-1 is no limit, "1h" is 3,600 s, and a delay that is over is none."""
+    queue = Queue(connection=connection)
+    endless = queue.enqueue(
+        functions.count_words, "a", job_timeout=-1, result_ttl=-1, failure_ttl=-1, ttl=-1
+    )
+    late = queue.enqueue_in(timedelta(seconds=-5), functions.count_words, "a", job_timeout="1h")
+    assert (late.timeout, late.get_status()) == (3600, "queued")
+    SimpleWorker([queue]).work(burst=True)
+    assert (endless.result, late.result) == (1, 1)
 
 
 def test_arguments_that_are_no_options_of_rq(connection: Laneway) -> None:
@@ -222,6 +241,11 @@ def test_connections() -> None:
         (
             lambda c: Queue("x", connection=c).started_job_registry,
             "started_job_registry is not supported",
+        ),
+        (lambda c: Worker([], connection=c), "expected at least one queue"),
+        (
+            lambda c: Queue("x", connection=c).enqueue("a.b", on_stopped="a.c"),
+            "on_stopped is not supported",
         ),
         (lambda c: Queue("x", connection=c, default_timeot=5), 'did you mean "default_timeout"'),
         (

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import msgspec
 
-from laneway import config
+from laneway import arguments, config
 from laneway import headers as control
 from laneway.app import Laneway
 from laneway.compat.addresses import url_of
@@ -61,6 +61,9 @@ __all__ = [
 
 DEFAULT_TIMEOUT = 180
 """Seconds that a job may run by default."""
+
+FOREVER = 3_650 * 86_400
+"""Seconds that -1 stands for: RQ has no end then, and Laneway ten years."""
 
 _STATUS = {
     "pending": "queued",
@@ -308,7 +311,9 @@ class Job:
                 "args": call.args,
                 "kwargs": call.kwargs,
                 "description": call.options.get("description"),
-                "timeout": DEFAULT_TIMEOUT if timeout is None else timeout,
+                "timeout": DEFAULT_TIMEOUT
+                if timeout is None
+                else arguments.seconds("enqueue", "job_timeout", timeout),
             }
         view = self.job.app.engine.find(self.id, self.job.topic)
         if view is None:
@@ -463,6 +468,7 @@ class Queue:
         self.app = application(connection)
         self.name = name
         timeout = default_timeout if default_timeout is not None else DEFAULT_TIMEOUT
+        timeout = FOREVER if timeout == -1 else timeout
         self.queue = self.app.queue(
             name, isolation="process", default_timeout=cast("float", timeout)
         )
@@ -483,7 +489,7 @@ class Queue:
         cls, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **due: datetime | timedelta
     ) -> Call:
         """The call of `enqueue`: whatever is no option of RQ's is for the function."""
-        own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS | _UNSUPPORTED}
         if (
             not args
             and ("args" in kwargs or "kwargs" in kwargs)
@@ -529,7 +535,7 @@ class Queue:
         self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Job:
         """Like `enqueue`, due after `delta`."""
-        return self._enqueue(self._parsed(f, args, kwargs, delay=delta))
+        return self._enqueue(self._parsed(f, args, kwargs, delay=max(delta, timedelta(0))))
 
     def enqueue_many(
         self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object
@@ -591,7 +597,10 @@ class Queue:
     def _call(
         function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> Call:
+        for name in _UNSUPPORTED & options.keys():
+            raise UsageError(f"enqueue: {name} is not supported")
         config.refuse_unknown("enqueue", options.keys() - _OPTIONS, _OPTIONS)
+        options |= {name: FOREVER for name in _ENDLESS if options.get(name) == -1}
         retry = options.pop("retry", None)
         if isinstance(retry, Retry):
             options["retry"], options["retry_delay"] = retry.max, retry.intervals
@@ -702,6 +711,12 @@ _OPTIONS = frozenset(
 )
 
 
+_UNSUPPORTED = frozenset({"on_stopped", "repeat"})
+"""RQ's options without a counterpart here."""
+
+_ENDLESS = ("job_timeout", "result_ttl", "failure_ttl", "ttl")
+"""Options that may be -1."""
+
 _OF_DELAY = ("depends_on", "job_id", "at_front")
 """Options among the arguments of a decorated function's `delay`."""
 
@@ -711,6 +726,7 @@ class FailedJobRegistry:
 
     def __init__(self, queue: Queue) -> None:
         self._topic = queue.app.topic(queue.name)
+        self._engine = queue.app.engine
 
     def get_job_ids(self) -> list[str]:
         """Their ids, the oldest first."""
@@ -725,8 +741,15 @@ class FailedJobRegistry:
         return self.count
 
     def requeue(self, job_or_id: Job | str) -> None:
-        """Put a job back into its queue."""
-        self._topic.redrive([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
+        """Put a job back into its queue. Raises NoSuchJobError if it is not here."""
+        job_id = job_or_id.id if isinstance(job_or_id, Job) else job_or_id
+        if not self._topic.redrive([job_id]):
+            raise NoSuchJobError(f"job {job_id}: not among the failed jobs")
+
+    def __contains__(self, job_or_id: Job | str) -> bool:
+        job_id = job_or_id.id if isinstance(job_or_id, Job) else job_or_id
+        view = self._engine.find(job_id, self._topic.name)
+        return view is not None and view.state == "dead"
 
     def remove(self, job_or_id: Job | str, **_: object) -> None:
         """Delete a job."""
@@ -802,6 +825,8 @@ class Worker:
                 " laneway.signals.task_failure"
             )
         listed = queues if isinstance(queues, (list, tuple)) else [queues]
+        if not listed:
+            raise UsageError("Worker: expected at least one queue, got none")
         self.app = listed[0].app if isinstance(listed[0], Queue) else application(connection)
         self.name = name
         self.queues = [each.name if isinstance(each, Queue) else str(each) for each in listed]
