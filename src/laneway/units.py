@@ -131,6 +131,13 @@ def moment(value: datetime | float | int) -> int:
     raise ValueError(f"expected an aware datetime or a Unix time in seconds, got {value!r:.80}")
 
 
+LEAST_RATE = 1 / (366 * 86_400)
+"""
+The lowest rate, per second. Engines add the time between two deliveries to the clock, so it has to
+fit into their integers: a rate of 1e-300 would be an error in each lease, of all topics.
+"""
+
+
 def rate(value: float | int | str) -> float:
     """Read a rate: a number, or text like `"50/s"`, `"600/m"`, `"100/10s"`. Returns it per s."""
     number = value
@@ -139,11 +146,11 @@ def rate(value: float | int | str) -> float:
     if (
         isinstance(number, bool)
         or not isinstance(number, (int, float))
-        or not 0 < number <= 1_000_000
+        or not LEAST_RATE <= number <= 1_000_000
     ):
         raise ValueError(
-            'expected a number above 0 (at most 1,000,000) or text like "50/s" or "600/m", got'
-            f" {value!r:.80}"
+            "expected a number above 0 (at most 1,000,000, at least once in 366 days) or text like"
+            f' "50/s" or "600/m", got {value!r:.80}'
         )
     return float(number)
 
