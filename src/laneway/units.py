@@ -131,10 +131,10 @@ def moment(value: datetime | float | int) -> int:
     raise ValueError(f"expected an aware datetime or a Unix time in seconds, got {value!r:.80}")
 
 
-LEAST_RATE = 1 / (366 * 86_400)
+LEAST_RATE = 1 / (14 * 86_400)
 """
-The lowest rate, per second. Engines add the time between two deliveries to the clock, so it has to
-fit into their integers: a rate of 1e-300 would be an error in each lease, of all topics.
+The lowest rate, per second. Engines add the time until the next delivery to the clock. For a
+message of the highest cost, too, it fits into their integers: else each lease would be an error.
 """
 
 
@@ -149,7 +149,7 @@ def rate(value: float | int | str) -> float:
         or not LEAST_RATE <= number <= 1_000_000
     ):
         raise ValueError(
-            "expected a number above 0 (at most 1,000,000, at least once in 366 days) or text like"
+            "expected a number above 0 (at most 1,000,000, at least once in 14 days) or text like"
             f' "50/s" or "600/m", got {value!r:.80}'
         )
     return float(number)

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from laneway.headers import COST
+from laneway.headers import COST, MAX_COST
 from laneway.policy import Gate
 from laneway.testing.engine_driver import EngineDriver
-from laneway.units import SECOND
+from laneway.units import LEAST_RATE, SECOND
 
 
 def put(driver: EngineDriver, topic: str, *costs: int, **options: object) -> None:
@@ -77,6 +77,16 @@ def test_the_next_wake_is_that_of_the_cost(driver: EngineDriver, kind: str) -> N
     put(driver, "a", 90, 60)
     driver.lease()
     assert driver.batch().next_wake_us == driver.now + 5 * SECOND
+
+
+@kinds
+def test_the_highest_cost_at_the_lowest_rate(driver: EngineDriver, kind: str) -> None:
+    """The time until the next delivery fits into the engine's integers; other topics go on."""
+    limit(driver, kind, LEAST_RATE, 1)
+    put(driver, "a", MAX_COST, 1)
+    assert driver.bodies() == [str(MAX_COST)]
+    put(driver, "other", 2)
+    assert driver.bodies() == ["2"]
 
 
 @pytest.mark.parametrize("seed", range(8))
