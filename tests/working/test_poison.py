@@ -146,7 +146,8 @@ def test_a_message_that_kills_its_worker(tmp_path: Path, store: dict[str, object
         assert died <= 3 * 3
         notes = (tmp_path / "notes").read_text().split()
         assert all(notes.count(body) <= 3 for body in ("kill", "exit", "crash"))
-        assert all(notes.count(str(n)) <= 2 for n in range(10))
+        # Each first death may come before the worker has settled a neighbor that it handled.
+        assert all(notes.count(str(n)) <= 1 + 3 for n in range(10))
 
 
 def test_a_celery_task_that_kills_its_worker(
