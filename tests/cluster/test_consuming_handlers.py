@@ -86,8 +86,12 @@ def worker_of(
         thread.join(30)
 
 
+def state(app: Laneway) -> ElectionState:
+    return app.election("consumer:orders#audit").state()
+
+
 def holder(app: Laneway) -> str | None:
-    return app.election("consumer:orders#audit").state().holder
+    return state(app).holder
 
 
 def test_killed_worker(url: str) -> None:
@@ -148,7 +152,9 @@ def test_exclusive_waits_with_a_warning(url: str, caplog: pytest.LogCaptureFixtu
             )
             app.publish("orders", 1)
             until(lambda: second_seen == [1], "the messages")
+            number = state(app).number
             waiting.stop()
+            until(lambda: state(app).number > number, "the next term")  # it leases until it stops
             app.publish("orders", 2)
             until(lambda: first_seen == [2], "the messages")
     assert second_seen == [1]
