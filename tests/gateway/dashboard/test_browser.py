@@ -189,21 +189,6 @@ def test_live_updates_and_keys(shop: tuple[Laneway, Browser], chromium: Any) -> 
     opened.close()
 
 
-def test_a_refused_stream_is_opened_again(shop: tuple[Laneway, Browser], chromium: Any) -> None:
-    """A proxy answers 502 while the gateway restarts: the page comes back to life by itself."""
-    page = Opened(chromium, shop[1].port).page
-    page.route("**/live?*", lambda route: route.fulfill(status=502))
-    with page.expect_response(lambda answer: answer.request.method == "HEAD"):
-        page.goto(f"http://127.0.0.1:{shop[1].port}/topics")
-    with page.expect_response(lambda answer: "/live?" in answer.url and answer.status == 200):
-        page.unroute("**/live?*")
-    page.wait_for_selector("[data-live-state][data-kind=good]")
-    page.route("**/live?*", lambda route: route.fulfill(status=401))
-    with page.expect_request(lambda request: request.is_navigation_request()):
-        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # opens it again
-    page.close()
-
-
 def marked(page: Any) -> str | None:
     """What the chosen row of a table is named: read at once, since a live page may change."""
     name: str | None = page.evaluate("document.querySelector('tr.at th a')?.textContent")
