@@ -121,7 +121,7 @@ function close() {
 
 // A refused stream is not opened again by itself.
 async function retry(refused) {
-  const { status } = await fetch(url, { method: "HEAD" }).catch(() => ({}));
+  const { status } = await fetch(refused.url, { method: "HEAD" }).catch(() => ({}));
   if (refused === stream) status === 401 ? location.reload() : open();
 }
 
