@@ -189,6 +189,40 @@ def test_live_updates_and_keys(shop: tuple[Laneway, Browser], chromium: Any) -> 
     opened.close()
 
 
+REFUSED = """
+const asked = JSON.parse(sessionStorage.getItem("asked") ?? "[]");
+class Refused {
+  constructor(url) {
+    this.url = url;
+    this.readyState = 2;
+    setTimeout(() => this.onerror({ target: this }));
+  }
+  addEventListener() {}
+  close() {}
+}
+if (asked.length < 2) {
+  window.EventSource = Refused;
+  window.fetch = async (url, { method }) => {
+    asked.push(`${method} ${url}`);
+    sessionStorage.setItem("asked", JSON.stringify(asked));
+    return { status: [502, 401][asked.length - 1] };
+  };
+}
+"""
+
+
+def test_a_refused_stream_is_opened_again(shop: tuple[Laneway, Browser], chromium: Any) -> None:
+    """A proxy answers 502 while the gateway restarts: the page comes back to life by itself."""
+    opened = Opened(chromium, shop[1].port)
+    opened.page.add_init_script(REFUSED)
+    # The second stream is refused because the login ended: the page is loaded again.
+    with opened.page.expect_response(lambda answer: "/live?" in answer.url):
+        page = opened.go("/topics")
+    url = page.get_attribute("main", "data-live")
+    assert page.evaluate("JSON.parse(sessionStorage.getItem('asked'))") == [f"HEAD {url}"] * 2
+    opened.close()
+
+
 def marked(page: Any) -> str | None:
     """What the chosen row of a table is named: read at once, since a live page may change."""
     name: str | None = page.evaluate("document.querySelector('tr.at th a')?.textContent")
