@@ -12,6 +12,7 @@ import pytest
 
 from laneway import Laneway, Message
 from laneway.gateway import operations, tokens
+from laneway.gateway.access import Caller
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.operations import LOST_US, RUNNING, Operation
 from laneway.message import Settlement
@@ -176,14 +177,13 @@ def test_bounds_of_operations(gateway: Gateway, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operations, "KEPT", 3)
     engine, running = gateway.services.host.engine, gateway.services.operations
 
-    def begin_one(number: int, steps: Any) -> str:
-        now = time.time_ns() // 1000 + number
-        return running.begin(Operation(kind="drop", who="x", started_us=now, written_us=now), steps)
+    def begin_one(steps: Any) -> str:
+        return running.begin(Caller("x", frozenset()), "drop", steps)
 
     def fails(*_: Any) -> Any:
         raise ValueError("a defect")
 
-    failed = begin_one(0, fails)
+    failed = begin_one(fails)
     while (operation := operations.find(engine, failed)) is None or operation.ended_us is None:
         time.sleep(0.01)
     assert operation.state == "failed"
@@ -194,15 +194,15 @@ def test_bounds_of_operations(gateway: Gateway, monkeypatch: pytest.MonkeyPatch)
             pause(30)
             yield 1
 
-    began = [begin_one(number, waits) for number in range(1, RUNNING + 1)]
+    began = [begin_one(waits) for _ in range(RUNNING)]
     with pytest.raises(Exception, match="operations run in this gateway"):
-        begin_one(9, waits)
+        begin_one(waits)
     running.close()
     found = [operations.find(engine, each) for each in began]
     assert {each.state for each in found if each is not None} == {"stopped"}
     assert operations.find(engine, failed) is None  # swept
     with pytest.raises(Exception, match="stopping"):
-        begin_one(10, waits)
+        begin_one(waits)
 
 
 def test_events_of_endpoints(api: Api, app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:

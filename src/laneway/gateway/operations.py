@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from laneway.engines.base import FullEngine, Records
+    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
 
     Pause = Callable[[float], object]
@@ -56,6 +57,9 @@ PREFIX = "operation "
 State = Literal["running", "stopping", "done", "stopped", "failed", "lost"]
 
 
+Kind = Literal["redrive", "drop", "replay", "doctor"]
+
+
 class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
     An operation's record. Times are microseconds since 1970.
@@ -66,7 +70,7 @@ class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
     it has looked at. `checks`: what it found.
     """
 
-    kind: Literal["redrive", "drop", "replay", "doctor"]
+    kind: Kind
     who: str
     token: str | None = None
     topic: str | None = None
@@ -159,8 +163,28 @@ class Operations:
         """How many run."""
         return self._running
 
-    def begin(self, operation: Operation, steps: Steps) -> str:
-        """Begin an operation. Returns its id. Raises Problem if too many run."""
+    def begin(
+        self,
+        caller: Caller,
+        kind: Kind,
+        steps: Steps,
+        *,
+        topic: str | None = None,
+        fingerprint: str | None = None,
+        total: int | None = None,
+    ) -> str:
+        """Begin an operation, see `Operation`. Returns its id. Raises Problem if too many run."""
+        now_us = _now_us()
+        operation = Operation(
+            kind=kind,
+            who=caller.name,
+            token=caller.token,
+            topic=topic,
+            fingerprint=fingerprint,
+            total=total,
+            started_us=now_us,
+            written_us=now_us,
+        )
         with self._lock:
             if self._ends.is_set():
                 raise Problem("stopping", "the gateway is stopping; ask another one")
@@ -171,7 +195,7 @@ class Operations:
                     headers=(("retry-after", "5"),),
                 )
             self._running += 1
-        operation_id = f"{operation.started_us:014x}{secrets.token_hex(2)}"
+        operation_id = f"{now_us:014x}{secrets.token_hex(2)}"
         try:
             engine = self._host.engine
             engine.record_swap(KIND, PREFIX + operation_id, None, _write(operation))

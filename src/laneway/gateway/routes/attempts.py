@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,10 @@ from laneway.gateway.attempt_schema import (
     AttemptsAnswer,
     ReplayAnswer,
 )
-from laneway.gateway.http import Response
 from laneway.gateway.moments import past_us
-from laneway.gateway.operations import Operation
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.endpoints import endpoint_of
-from laneway.gateway.wire import encode
+from laneway.gateway.routes.operations import begun
 from laneway.policy import check_pattern
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 
     from laneway.gateway.attempt_schema import AttemptsQuery, EndpointAttemptsQuery, ReplayBody
     from laneway.gateway.call import Call
+    from laneway.gateway.http import Response
     from laneway.push.delivery_log import AttemptInfo
 
 
@@ -117,17 +115,9 @@ def _in_background(call: Call, body: ReplayBody) -> Response:
     since, until = _seconds("since", body.since), _seconds("until", body.until)
     # What is wrong is an error of this request.
     replay.replay_many(call.engine, topic, limit=1, rate=body.rate, dry_run=True)
-    now_us = time.time_ns() // 1000
-    operation = Operation(
-        kind="replay",
-        who=call.caller.name,
-        token=call.caller.token,
-        topic=topic,
-        started_us=now_us,
-        written_us=now_us,
-    )
     operation_id = call.services.operations.begin(
-        operation,
+        call.caller,
+        "replay",
         lambda engine, pause: replay.steps(
             engine,
             topic,
@@ -137,23 +127,19 @@ def _in_background(call: Call, body: ReplayBody) -> Response:
             rate=body.rate,
             pause=pause,
         ),
+        topic=topic,
     )
-    return Response(
-        202,
-        encode(
-            ReplayAnswer(
-                replayed=0,
-                redriven=0,
-                waiting=0,
-                not_kept=0,
-                refused=0,
-                ids=[],
-                next=None,
-                operation=operation_id,
-            )
-        ),
-        headers=[(b"location", call.request.url(f"/v1/operations/{operation_id}").encode())],
+    answer = ReplayAnswer(
+        replayed=0,
+        redriven=0,
+        waiting=0,
+        not_kept=0,
+        refused=0,
+        ids=[],
+        next=None,
+        operation=operation_id,
     )
+    return begun(call, operation_id, answer)
 
 
 def _seconds(name: str, text: str | None) -> float | None:

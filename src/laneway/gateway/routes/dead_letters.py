@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -13,10 +12,9 @@ from laneway import arguments
 from laneway.admin import dead_letters
 from laneway.admin.fingerprints import fingerprint_of, grouped
 from laneway.gateway import many_letters
-from laneway.gateway.http import Response
 from laneway.gateway.moments import past_us
-from laneway.gateway.operations import Operation
 from laneway.gateway.problems import Problem
+from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import (
     CountAnswer,
     DeadBody,
@@ -26,7 +24,7 @@ from laneway.gateway.schema import (
     DeadLettersAnswer,
     RedriveBody,
 )
-from laneway.gateway.wire import encode, message_answer, moment
+from laneway.gateway.wire import message_answer, moment
 from laneway.policy import check_topic
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, MessageView
     from laneway.gateway.call import Call
+    from laneway.gateway.http import Response
     from laneway.gateway.many_letters import Pause
     from laneway.gateway.schema import DeadGroupsQuery, DeadLettersQuery
 
@@ -192,25 +191,15 @@ def _in_background(
     limit = sys.maxsize if body.limit is None else body.limit
     if total is not None:
         total = limit = min(total, limit)
-    now_us = time.time_ns() // 1000
-    operation = Operation(
-        kind=kind,
-        who=call.caller.name,
-        token=call.caller.token,
+    operation_id = call.services.operations.begin(
+        call.caller,
+        kind,
+        lambda engine, pause: letters(engine, limit, pause),
         topic=body.topic,
         fingerprint=body.fingerprint,
         total=total,
-        started_us=now_us,
-        written_us=now_us,
     )
-    operation_id = call.services.operations.begin(
-        operation, lambda engine, pause: letters(engine, limit, pause)
-    )
-    return Response(
-        202,
-        encode(CountAnswer(0, operation=operation_id)),
-        headers=[(b"location", call.request.url(f"/v1/operations/{operation_id}").encode())],
-    )
+    return begun(call, operation_id, CountAnswer(0, operation=operation_id))
 
 
 def _topic(call: Call, topic: str | None) -> str | None:

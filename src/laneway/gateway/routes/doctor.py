@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from laneway.admin import workers
 from laneway.engines.base import DoctorStep
 from laneway.gateway import operations
-from laneway.gateway.http import Response
-from laneway.gateway.operations import Operation
 from laneway.gateway.problems import Problem
+from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import OperationBegun
-from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
+    from laneway.gateway.http import Response
     from laneway.gateway.operations import Pause
 
 WRITTEN_SECONDS = 0.5
@@ -36,20 +35,8 @@ def begin_doctor(call: Call) -> Response:
         raise Problem("bad-request", "this engine cannot be checked in steps; run `laneway doctor`")
     operation_id = _running(call.engine)
     if operation_id is None:
-        now_us = time.time_ns() // 1000
-        operation = Operation(
-            kind="doctor",
-            who=call.caller.name,
-            token=call.caller.token,
-            started_us=now_us,
-            written_us=now_us,
-        )
-        operation_id = call.services.operations.begin(operation, _steps)
-    return Response(
-        202,
-        encode(OperationBegun(operation_id)),
-        headers=[(b"location", call.request.url(f"/v1/operations/{operation_id}").encode())],
-    )
+        operation_id = call.services.operations.begin(call.caller, "doctor", _steps)
+    return begun(call, operation_id, OperationBegun(operation_id))
 
 
 def _running(engine: FullEngine) -> str | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.gateway import operations
+from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import OperationAnswer, OperationsAnswer
-from laneway.gateway.wire import operation_answer
+from laneway.gateway.wire import encode, operation_answer
 
 if TYPE_CHECKING:
+    import msgspec
+
     from laneway.gateway.access import Scope
     from laneway.gateway.call import Call
     from laneway.gateway.operations import Operation
@@ -47,6 +50,15 @@ def stop_operation(call: Call) -> OperationAnswer:
     if operation is None:
         raise _missing(operation_id)
     return operation_answer(operation_id, operation)
+
+
+def begun(call: Call, operation_id: str, answer: msgspec.Struct) -> Response:
+    """The answer (202) to a request that has begun an operation, with its URL."""
+    return Response(
+        202,
+        encode(answer),
+        headers=[(b"location", call.request.url(f"/v1/operations/{operation_id}").encode())],
+    )
 
 
 def _found(call: Call, scope: Scope) -> Operation:
