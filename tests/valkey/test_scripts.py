@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import laneway.engines.valkey
-from laneway.engines import base
+from laneway.engines import base, open_engine
+from laneway.engines.base import Settings
 from laneway.engines.shared import adaptive, fairness, refusals, size_classes
 from laneway.engines.valkey import records, scripts
+from laneway.message import Draft, Settlement
 from laneway.policy import FOREVER
 from laneway.testing.servers import Server
 from laneway.topic_groups import group_of
@@ -317,3 +320,20 @@ def test_every_key_is_in_the_table() -> None:
         keys = re.findall(r"\bkeys\.(\w+)|\bkey\('(\w+)", script)
         missing = {fixed or prefix for fixed, prefix in keys} - table
         assert not missing, path.stem
+
+
+def test_the_time_of_a_call_without_os() -> None:
+    """Redis 7.0 has no `os`. The others name nothing of Lua that it lacks."""
+    clock = b"return os.clock"
+    code = scripts.SOURCE.decode()
+    assert scripts.SOURCE.count(clock) == 1
+    lacking = r"(?<![.\w])(os|io|debug|coroutine|load|loadstring|loadfile|require|package)[.(]"
+    assert [found[0] for found in re.finditer(lacking, code)] == ["os."]
+    with Server() as server:
+        server.run("FUNCTION", "LOAD", scripts.SOURCE.replace(clock, b"error('no os')"))
+        with closing(open_engine(server.url, Settings(durability="memory"))) as engine:
+            engine.put([Draft(f"t{n}", b"x") for n in range(100)])
+            leases = engine.lease(100).leases
+            ends = [Settlement(lease.handle, lease.fence) for lease in leases]
+            assert engine.settle(ends) == ["acked"] * 100
+        assert server.run("FUNCTION", "LIST", "WITHCODE")[0][-1].count("no os") == 1

@@ -22,6 +22,8 @@ local lane_heads = part(function(lane_heads)
     local queues         -- by position: the tier queue of such a lane
     local used           -- the positions of lanes in which messages arrived
     local beginnings_of  -- by policy: see `lane_heads.beginning_of`
+    local new_names      -- to be written by `lane_heads.write_index`, with a score before each
+    local runnable_of    -- as well, by tier queue
 
     local function forget()
         names, records, counts, arrived, sizes, numbers, queues, used = {}, {}, {}, {}, {}, {}, {},
@@ -30,7 +32,7 @@ local lane_heads = part(function(lane_heads)
 
     at_begin(function()
         forget()
-        beginnings_of = {}
+        beginnings_of, new_names, runnable_of = {}, {}, {}
     end)
 
     -- {the record of a new lane of this policy without its number, its tier queue}, as `lanes.make`
@@ -120,30 +122,30 @@ local lane_heads = part(function(lane_heads)
         return true
     end
 
-    -- Put the new lanes among those that were used into their indexes.
-    local function index_new()
-        local new_names, by_queue = {}, {}
-        for n = 1, #used do
-            local position = used[n]
-            local number = numbers[position]
-            if number then
-                local name, queue = names[position], queues[position]
-                local runnable = by_queue[queue]
-                if not runnable then
-                    runnable = {}
-                    by_queue[queue] = runnable
-                end
-                local at, place = #new_names, #runnable
-                new_names[at + 1], new_names[at + 2] = 0, name
-                runnable[place + 1], runnable[place + 2] = tier_queues[queue].vt,
-                    pack('>I7c0', number, name)
+    -- A new lane is to be in the indexes. `queue`: its tier queue; nil: nothing in it is ready.
+    function lane_heads.index(name, number, queue)
+        local at = #new_names
+        new_names[at + 1], new_names[at + 2] = 0, name
+        if queue then
+            local runnable = runnable_of[queue]
+            if not runnable then
+                runnable = {}
+                runnable_of[queue] = runnable
             end
+            local place = #runnable
+            runnable[place + 1], runnable[place + 2] = tier_queues[queue].vt,
+                pack('>I7c0', number, name)
         end
+    end
+
+    -- Write the indexes of the lanes that `index` was told of.
+    function lane_heads.write_index()
         call_many('ZADD', keys.names, new_names, 2)
-        for queue, runnable in pairs(by_queue) do
+        for queue, runnable in pairs(runnable_of) do
             call_many('ZADD', tier_queues[queue].runnable, runnable, 2)
             pools_to_notify[tier_queues[queue].pool], has_arrivals = true, true
         end
+        new_names, runnable_of = {}, {}
     end
 
     -- Whether a lane with so many messages has to move in the top lists.
@@ -188,7 +190,11 @@ local lane_heads = part(function(lane_heads)
                 arrived[position]
             local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes,
                 published, latest, tier_queue, rest = unpack_from(HEAD_AND_QUEUE, stored)
-            number, ready, published = numbers[position] or number, ready + more, published + more
+            ready, published = ready + more, published + more
+            if numbers[position] then
+                number = numbers[position]
+                lane_heads.index(name, number, queues[position])
+            end
             if more == 1 then
                 mids = #latest < plain.room_in(number) and sortable(mids) or { mids }
             elseif #latest + 7 * more <= plain.room_in(number) then
@@ -220,7 +226,7 @@ local lane_heads = part(function(lane_heads)
         for list, scores in pairs(tops) do
             call_many('ZADD', keys['top:' .. list], scores, 2)
         end
-        index_new()
+        lane_heads.write_index()
         forget()
     end
 end)

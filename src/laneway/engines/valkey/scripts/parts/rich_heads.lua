@@ -90,33 +90,6 @@ local rich_heads = part(function(rich_heads)
         return lane
     end
 
-    -- Put the new lanes among those that were used into their indexes.
-    local function index_new()
-        local names, by_queue = {}, {}
-        for n = 1, #used do
-            local lane = used[n]
-            if lane.is_new then
-                local at = #names
-                names[at + 1], names[at + 2] = 0, lane.name
-            end
-            if lane.is_new and lane.ready > 0 then
-                local runnable = by_queue[lane.tier_queue]
-                if not runnable then
-                    runnable = {}
-                    by_queue[lane.tier_queue] = runnable
-                end
-                local at = #runnable
-                runnable[at + 1], runnable[at + 2] = tier_queues[lane.tier_queue].vt,
-                    pack('>I7c0', lane.number, lane.name)
-            end
-        end
-        call_many('ZADD', keys.names, names, 2)
-        for queue, runnable in pairs(by_queue) do
-            call_many('ZADD', tier_queues[queue].runnable, runnable, 2)
-            pools_to_notify[tier_queues[queue].pool], has_arrivals = true, true
-        end
-    end
-
     -- The lane moves in the top lists: that needs all of it.
     local function write_whole(lane)
         local whole = lanes.learn(lane.name, lane.stored)
@@ -138,6 +111,9 @@ local rich_heads = part(function(rich_heads)
                 if lane.is_new then
                     lane.place = IDLE
                 end
+            end
+            if lane.is_new then
+                lane_heads.index(lane.name, lane.number, lane.ready > 0 and lane.tier_queue or nil)
             end
             if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
                 then
@@ -164,7 +140,7 @@ local rich_heads = part(function(rich_heads)
             end
         end
         call_many('HSET', keys.lanes, written, 2)
-        index_new()
+        lane_heads.write_index()
         open, used = {}, {}
     end
 end)

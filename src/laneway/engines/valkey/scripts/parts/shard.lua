@@ -78,8 +78,23 @@ local function globals()
 end
 
 local string, math, ipairs, pairs, tonumber, unpack
-local run, pack, unpack_from, values_of, packed
+local run, clock, pack, unpack_from, values_of, packed
 local max, min, floor, byte, sub, find_in, match, format
+
+-- The function that answers the processor's time, in seconds. Redis 7.0 has no `os`: there it is
+-- the time of day.
+local function find_clock()
+    local _, found = pcall(function()
+        return os.clock
+    end)
+    if type(found) == 'function' then
+        return found
+    end
+    return function()
+        local time = run('TIME')
+        return time[1] + time[2] / 1e6
+    end
+end
 
 -- Keys of which something is held back (not nil), and the function that writes it; see writes.lua.
 local held_keys, write_held = {}, nil
@@ -374,7 +389,7 @@ local began
 -- The processor time of this call so far, in microseconds. Clients adapt their next calls to it,
 -- see `CallSize` in sharded/splitting.py.
 local function call_us()
-    return math.floor((os.clock() - began) * 1e6)
+    return floor((clock() - began) * 1e6)
 end
 
 -- Pools in which a lane became runnable: at the end of the call a waiting worker is notified.
@@ -388,6 +403,7 @@ local function begin_keys(call_keys, arguments)
     KEYS, ARGV, run = call_keys, arguments, redis.call
     if not pack then
         string, math, ipairs, pairs, tonumber, unpack = globals()
+        clock = find_clock()
         pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
             cmsgpack.pack
         max, min, floor, byte, sub, find_in, match, format = math.max, math.min, math.floor,
@@ -402,8 +418,8 @@ end
 -- The beginning of every call. `stored`: the counters, if they were read already. Returns an error
 -- if it cannot go on.
 local function begin(call_keys, arguments, stored)
-    began = os.clock()
     begin_keys(call_keys, arguments)
+    began = clock()
     local refusal = open_shard(stored)
     if refusal then
         return refusal
