@@ -17,6 +17,8 @@ from functools import lru_cache
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
+from laneway import units
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -40,6 +42,13 @@ FEW_LANES = 100
 """
 Up to this number of lanes a visit takes half a chunk: reading them costs little, and users notice
 the difference between lanes more.
+"""
+
+MOST_HELD_US = round(units.SECOND / units.LEAST_RATE)
+"""
+At most so much time that a rate will hold messages back is counted ahead: 14 days, what one permit
+takes at the lowest rate. For a message of a high cost it may be 38,000 years, and such times of a
+few topics would not fit the integers of an engine's counters.
 """
 
 CARRY_SCALE = 1_000_000
@@ -117,6 +126,15 @@ def next_permit_us(tat: int, now_us: int, rate: float, burst: float, cost: int =
     """The engine time at which the next delivery conforms; now, if it conforms already."""
     most = depth(rate, burst)
     return max(now_us, -((most - tat - min(cost * interval(rate), most)) // TICKS))
+
+
+def held_back_us(now_us: int, counted_us: int, until_us: int) -> int:
+    """
+    For how long a rate will hold messages back, beyond what is counted until `counted_us`; less
+    than 0 if too much was counted. At most `MOST_HELD_US` ahead.
+    """
+    end = now_us + MOST_HELD_US
+    return min(until_us, end) - min(max(now_us, counted_us), end)
 
 
 def rebase(tat: int, now_us: int, rate: float, burst: float, owes: int = 0) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import adaptive, gates
+from laneway.engines.shared import adaptive, fairness, gates
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
@@ -382,9 +382,9 @@ class GateState(msgspec.Struct, gc=False):
         return gates.opens_us(self.limits, self.tat, self.leased, now, debt)
 
     def shut_for(self, now: int) -> int:
-        """For how long its rate shuts it."""
+        """For how long its rate shuts it, as it is counted."""
         at = gates.next_permit_us(self.limits, self.tat, now, 1, self.owes)
-        return 0 if at is None else at - now
+        return 0 if at is None else fairness.held_back_us(now, now, at)
 
     def clock(self, now: int) -> tuple[int, float, float] | None:
         """TAT, rate and burst, for `fairness.admitted`; None: it has no rate."""

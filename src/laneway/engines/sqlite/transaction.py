@@ -892,9 +892,8 @@ class Transaction(Statements):
             )
             if permit > now:
                 if lane.place != ASLEEP or lane.wake != permit:
-                    lane.throttled += permit - max(
-                        now, lane.wake or 0 if lane.place == ASLEEP else 0
-                    )
+                    counted = lane.wake or 0 if lane.place == ASLEEP else 0
+                    lane.throttled += fairness.held_back_us(now, counted, permit)
                 return ASLEEP, permit
         if (policy.gate is None and shared is None) and (
             lane.tier_queue > 0 or self.gate_of(lane, policy) is None

@@ -89,6 +89,27 @@ def test_the_highest_cost_at_the_lowest_rate(driver: EngineDriver, kind: str) ->
     assert driver.bodies() == ["2"]
 
 
+def test_many_wait_for_the_highest_cost(driver: EngineDriver) -> None:
+    """What is counted of their times fits into the engine's integers, too."""
+    driver.policy("a.*", rate=LEAST_RATE, burst=1)
+    driver.policy("b.*", rate=LEAST_RATE, burst=1_000_000)
+    topics = [f"{name}.{n}" for name in "ab" for n in range(20)]
+    for topic in topics:
+        put(driver, topic, MAX_COST, 1)
+        assert driver.bodies() == [str(MAX_COST)]
+        assert driver.bodies() == []
+    put(driver, "other", 2)
+    assert driver.bodies() == ["2"]
+    fourteen_days = 14 * 86_400 * SECOND
+    assert driver.engine.topic_stats("a.0").throttled_us == fourteen_days
+    # A higher rate takes back what was counted too much.
+    driver.later(1)
+    driver.policy("a.*", rate=10, burst=1)
+    driver.policy("b.*", rate=10, burst=1)
+    assert driver.lease() == []
+    assert 0 <= driver.engine.topic_stats("a.0").throttled_us <= fourteen_days
+
+
 @pytest.mark.parametrize("seed", range(8))
 @kinds
 def test_never_more_than_the_rate(driver: EngineDriver, kind: str, seed: int) -> None:

@@ -6,6 +6,7 @@ local VT_SCALE = 100800
 local CHUNK, FEW_LANES = 4, 100
 local CARRY_SCALE = 1000000
 local SECOND = 1000000
+local MOST_HELD = 1209600000000
 
 local fairness = part(function(fairness)
     function fairness.interval(rate)
@@ -64,6 +65,12 @@ local fairness = part(function(fairness)
 
     function fairness.next_permit(tat, now, step, depth, cost)
         return max(now, math.ceil((tat + min(cost * step, depth) - depth) / TICKS))
+    end
+
+    -- For how long a rate will hold messages back, beyond what is counted.
+    function fairness.held_back(now, counted, stop)
+        local most = now + MOST_HELD
+        return min(stop, most) - min(max(now, counted), most)
     end
 
     -- `owes`: the cost of the last delivery, which may be above the burst; 0: not above 1.

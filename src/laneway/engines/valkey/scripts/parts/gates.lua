@@ -197,8 +197,9 @@ local gates = part(function(gates)
     -- For how long the rate of that gate shuts it.
     function gates.shut_for(topic)
         local gate = gates.find(TOPIC_GATE .. topic)
-        return gate and gate.rate and fairness.next_permit(tat_of(gate), shard.now, gate.step,
-            gate.depth, 1) - shard.now or 0
+        local now = shard.now
+        return gate and gate.rate and fairness.held_back(now, now, fairness.next_permit(
+            tat_of(gate), now, gate.step, gate.depth, 1)) or 0
     end
 
     -- The gates of a key; false: one that is not defined.

@@ -538,8 +538,8 @@ local lanes = part(function(lanes)
                 max(lane.need, 1))
             if permit > now then
                 if lane.place ~= ASLEEP or lane.wake ~= permit then
-                    lane.throttled = lane.throttled + permit - max(now, lane.place == ASLEEP
-                        and lane.wake or 0)
+                    lane.throttled = lane.throttled + fairness.held_back(now, lane.place == ASLEEP
+                        and lane.wake or 0, permit)
                 end
                 return ASLEEP, permit
             end
