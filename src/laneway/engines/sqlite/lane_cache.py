@@ -11,7 +11,7 @@ changes until it ends.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import sqlite3
@@ -55,7 +55,7 @@ class LaneCache:
         """By topic: the number of its own policies (0: none), for topics without a lane."""
         self.leases: dict[int, CachedLease] = {}
         """By fence: the leases that this object delivered, as far as they need not be read."""
-        self.positions: dict[LeaseFilter, dict[tuple[int, str], tuple[int, int]]] = {}
+        self.positions: dict[LeaseFilter, dict[tuple[int, str], tuple[Any, ...]]] = {}
         """
         Where the next lease with this filter continues, by tier queue or group and one of its
         indexes.

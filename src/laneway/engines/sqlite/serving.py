@@ -44,10 +44,16 @@ if TYPE_CHECKING:
 FIRST_PAGE = 16
 """Fewest lanes that are read at once."""
 
-START = (-1, -1)
+Position = tuple[Any, ...]
+"""Virtual time and number of a lane or group in an index; among gates, also the gate's key."""
+
+START: Position = (-1, -1)
 """The position before all lanes of an index."""
 
-SEEN = (-2, -2)
+GATES = "gates"
+"""The name of the index of open gates, beside those of the lanes at each of them."""
+
+SEEN: Position = (-2, -2)
 """Instead of a position: all lanes of the index were seen, in the last calls."""
 
 MAX_FILTERS = 1_000
@@ -146,7 +152,7 @@ class Only:
         self._begins = tx.lane_cache.positions.get(self._key, {})
         self._begun: set[tuple[int, str]] = set()
         self._seen: set[tuple[int, str]] = set()
-        self._stopped: dict[tuple[int, str], tuple[int, int]] = {}
+        self._stopped: dict[tuple[int, str], Position] = {}
         self._groups: dict[int, tuple[tuple[int, str], tuple[int, int]]] = {}
         """By number of a group, below 0: the index that lists it, and the position before it."""
         self._left = MAX_PASSED_OVER
@@ -184,7 +190,7 @@ class Only:
         """How many of its ready messages have the priority, counted up to `most`."""
         return int(self._tx.one("ready_up_to", lane.lane, self.last_rank, most)[0])
 
-    def begin(self, number: int, index: str) -> tuple[int, int]:
+    def begin(self, number: int, index: str) -> Position:
         """
         The position at which this call begins to read one of the indexes of a tier queue or group.
         """
@@ -200,10 +206,10 @@ class Only:
         listed = self._groups[number][0] if number < 0 else (number, index)
         return self._begins.get(listed) == SEEN
 
-    def _stop(self, index: tuple[int, str], position: tuple[int, int]) -> None:
+    def _stop(self, index: tuple[int, str], position: Position) -> None:
         self._stopped[index] = min(self._stopped.get(index, position), position)
 
-    def may_go_on(self, number: int, index: str, after: tuple[int, int]) -> bool:
+    def may_go_on(self, number: int, index: str, after: Position) -> bool:
         """Whether this call may read more; if not, the next one continues at `after`."""
         if self._was_seen(number, index):
             return False
@@ -280,7 +286,8 @@ class _Candidates:
 
     They are read from the indexes page by page, from several sources: the runnable lanes, those at
     each open gate, and the same of groups. In the heap each source has a marker behind its last
-    member; when the marker is the smallest entry, the source's next page is read.
+    member; when the marker is the smallest entry, the source's next page is read. Of open gates, by
+    their first lanes, only a page is read as long as the lanes there are enough.
 
     `number`: the tier queue's; below 0, the group's. `first`: lanes of a group that were read.
     """
@@ -311,6 +318,8 @@ class _Candidates:
         """By number of a group: the index that it was read from."""
         self._first_in: dict[int, list[int]] = {}
         """By number of a group: its first lanes, if they were read with the group."""
+        self._gates_after: Position | None = None
+        """The position of the last open gate that was read, if there may be more."""
         if first is None:
             self._begin(_RUNNABLE)
         else:
@@ -322,15 +331,43 @@ class _Candidates:
                 self._offer(lane)
             if tx.groups.exist():
                 self._begin(_GROUPS)
-            keys = tx.all("gate_entries_open", number, self._page)
-        else:
-            keys = tx.all("group_gates", number) if tx.groups.get(-number).at_gate else []
+            begins = START if only is None else only.begin(number, GATES)
+            self._read_gates(begins)
+        elif tx.groups.get(-number).at_gate:
+            self._begin_at([key for (key,) in tx.all("group_gates", number)])
+
+    def _read_gates(self, after: Position) -> None:
+        """Begin with the lanes at the next open gates, a page of them."""
+        behind = after if len(after) > len(START) else (*after, "")
+        rows = self._transaction.all("gate_entries_open", self.number, *behind, self._page)
+        self._begin_at([key for key, _, _ in rows])
+        self._gates_after = None
+        if len(rows) == self._page:
+            key, vt, head = rows[-1]
+            self._gates_after = vt, head, key
+        elif self._only is not None:
+            self._only.ended(self.number, GATES)
+
+    def _read_more_gates(self) -> bool:
+        """Whether there was another page of open gates."""
+        after = self._gates_after
+        if after is None:
+            return False
+        if self._only is not None and not self._only.may_go_on(self.number, GATES, after):
+            self._gates_after = None
+            return False
+        self._read_gates(after)
+        return True
+
+    def _begin_at(self, keys: Sequence[str]) -> None:
+        """Begin with the lanes at these gates."""
+        tx = self._transaction
         page = self._page if len(keys) <= MANY_GATES else max(8, self._page // len(keys))
-        for (key,) in keys:
+        for key in keys:
             gates = tx.lane_gates(key)
             if gates.room(tx.now):
                 self._begin(_Source(gates), page)
-                if number > 0 and tx.groups.exist():
+                if self.number > 0 and tx.groups.exist():
                     self._begin(_Source(gates, of_groups=True), page)
 
     def _begin(self, source: _Source, page: int | None = None) -> None:
@@ -351,7 +388,7 @@ class _Candidates:
         if (is_enough and len(first) > 1) or len(first) >= LANES_OF_GROUP:
             heapq.heappush(self._heap, (last.vt, last.lane, 1, (_RUNNABLE, (last.vt, last.lane))))
 
-    def _read_more(self, source: _Source, after: tuple[int, int], page: int | None = None) -> None:
+    def _read_more(self, source: _Source, after: Position, page: int | None = None) -> None:
         tx, page = self._transaction, page or self._page
         kind = "groups" if source.of_groups else "lanes"
         if source.gates is None:
@@ -412,7 +449,9 @@ class _Candidates:
 
     def pop(self) -> Lane | GroupQueue | None:
         """The next lane or group, or None."""
-        while self._heap:
+        while self._heap or self._read_more_gates():
+            if not self._heap:
+                continue
             _, _, is_marker, entry = heapq.heappop(self._heap)
             if not is_marker:
                 found: Lane | GroupQueue = entry
@@ -539,7 +578,7 @@ class _Plan:
             return True
         return any(
             tx.lane_gates(key).room(tx.now)
-            for (key,) in tx.all("gate_entries_open", tier_queue.number, FIRST_PAGE)
+            for key, *_ in tx.all("gate_entries_open", tier_queue.number, *START, "", FIRST_PAGE)
         )
 
     def _serve_shares(

@@ -131,7 +131,9 @@ SELECT {gate} FROM gate WHERE wake <= ? ORDER BY wake
 SELECT vt, lane FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 ORDER BY vt, lane LIMIT 1;
 
 -- name: gate_entries_open
-SELECT gate FROM gate_entry WHERE tier_queue = ? AND open = 1 ORDER BY vt, head LIMIT ?;
+-- Behind one of them; several may have the same first group.
+SELECT gate, vt, head FROM gate_entry WHERE tier_queue = ? AND open = 1
+    AND (vt, head, gate) > (?, ?, ?) ORDER BY vt, head, gate LIMIT ?;
 
 -- name: gates_exist
 SELECT EXISTS (SELECT 1 FROM gate);
