@@ -128,6 +128,17 @@ def test_keys_of_topics_in_a_bucket(driver: EngineDriver) -> None:
     assert sorted(lease.topic for lease in driver.lease()) == ["b.1", "b.2", "s.1", "s.2"]
 
 
+def test_empty_messages_in_a_bucket(driver: EngineDriver) -> None:
+    """They change no number of bytes, and are delivered, returned and ended as others."""
+    driver.policy("b.*", buckets=1, retries=0)
+    driver.put("b.1", "", "", "", "")
+    leases = driver.lease()
+    assert driver.settle(leases[:1], "release") == ["released"]
+    assert driver.settle(leases[1:2], "retry") == ["died"]
+    assert driver.settle(leases[2:]) == ["acked"] * 2
+    assert driver.bodies() == [""]
+
+
 def test_named_topic_in_a_bucket(driver: EngineDriver) -> None:
     """Naming a folded topic delivers only its messages, in its order."""
     driver.policy("b.*", buckets=1)

@@ -440,7 +440,8 @@ local messages = part(function(messages)
 
     local function resize(lane, record, by)
         lane.bytes, shard.bytes = lane.bytes + by, shard.bytes + by
-        if lane.is_bucket then
+        -- Less 0 is -0 in Lua, which Redis 7.0 does not read as an integer.
+        if lane.is_bucket and by ~= 0 then
             call('HINCRBY', keys.folded_bytes, record.topic, by)
         end
     end
