@@ -19,14 +19,14 @@ local acks = part(function(acks)
     -- decoded. `names`: of each ack the lane's name, or nil; `first`: by number of a message the
     -- position of its first ack. Returns the names of these lanes, as keys.
     local function settle_brief(mids, names, first)
-        local counts, order, written, brief = {}, {}, {}, {}
+        local counts, order, written, brief, whole = {}, {}, {}, {}, {}
         for n = 1, #mids do
             local name = names[n]
             if name and first[mids[n]] == n then
                 local count = counts[name]
                 if not count then
                     count = 0
-                    if not lanes.is_known(name) then
+                    if not lanes.is_known(name) and not find_in(name, PARTITION, 1, true) then
                         order[#order + 1] = name
                     end
                 end
@@ -43,8 +43,10 @@ local acks = part(function(acks)
                 written[at + 1], written[at + 2], brief[name] = name, record, true
             else
                 lanes.learn(name, stored)
+                whole[#whole + 1] = name
             end
         end
+        lanes.load_rules(whole)
         call_many('HSET', keys.lanes, written, 2)
         return brief
     end

@@ -95,7 +95,7 @@ local lane_heads = part(function(lane_heads)
                 end
             end
         end
-        rules.load(others)
+        lanes.load_rules(others)
         begin_new(absent)
     end
 

@@ -224,6 +224,21 @@ local lanes = part(function(lanes)
         return known[name]
     end
 
+    -- Read at once what the lanes of these names need, which are read.
+    function lanes.load_rules(names)
+        rules.load(names)
+        if shard.groups > 0 then
+            local numbers = {}
+            for n = 1, #names do
+                local lane = known[names[n]]
+                if lane and lane.tier_queue < 0 then
+                    numbers[#numbers + 1] = -lane.tier_queue
+                end
+            end
+            groups.load(numbers)
+        end
+    end
+
     -- Read several at once.
     function lanes.load(names)
         local wanted = {}
@@ -238,17 +253,7 @@ local lanes = part(function(lanes)
         for n = 1, #found do
             known[wanted[n]] = found[n] and decode(wanted[n], found[n])
         end
-        rules.load(wanted)
-        if shard.groups > 0 then
-            local numbers = {}
-            for _, name in ipairs(wanted) do
-                local lane = known[name]
-                if lane and lane.tier_queue < 0 then
-                    numbers[#numbers + 1] = -lane.tier_queue
-                end
-            end
-            groups.load(numbers)
-        end
+        lanes.load_rules(wanted)
     end
 
     function lanes.rule(lane)
@@ -602,18 +607,18 @@ local lanes = part(function(lanes)
     -- The record of a lane after so many plain acks, without decoding all of it, which costs more
     -- than all that they change. Nil, and nothing is changed, if more than counts may change than
     -- that the lane is idle from now on; as `lanes.place`, `lanes.save` and `lanes.forgotten_at`.
+    -- `name`: of no partition.
     function lanes.after_acks(name, stored, count, policy)
         local place, number, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)
         local at = LATEST_AT + 2 + unpack_from('<I2', stored, LATEST_AT)
         local its_queue, wake, vt, tat, leased, delivered, done, _, lately = unpack_from(
             '<I2i8i8i8i4i8i8i8i4', stored, at)
         local tier_queue = tier_queues[its_queue]
-        if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and wake > 0)
+        if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and (wake > 0 or ready > 0))
             or #stored ~= at + REST_BYTES - 1 or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
-            or ready >= 32 or delayed >= 32 or lately >= 32 or find_in(name, PARTITION, 1, true)
-            or its_queue >= IN_GROUP or policy.dedupe or policy.gate or policy.shared
-            or policy.paused or policy.group or tier_queue.pool ~= policy.pool
-            or tier_queue.tier ~= tier_of(policy) then
+            or ready >= 32 or delayed >= 32 or lately >= 32 or its_queue >= IN_GROUP
+            or policy.dedupe or policy.gate or policy.shared or policy.paused or policy.group
+            or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return nil
         end
         leased, done = leased - count, done + count

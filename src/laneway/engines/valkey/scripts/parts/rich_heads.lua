@@ -73,7 +73,7 @@ local rich_heads = part(function(rich_heads)
                 end
             end
         end
-        rules.load(others)
+        lanes.load_rules(others)
         begin_new(absent)
     end
 
