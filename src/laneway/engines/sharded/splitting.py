@@ -61,13 +61,14 @@ class CallSize:
     def fit(self, count: int, call_us: int, *, is_full: bool = True) -> None:
         """
         Shrink the limit if a call for `count` items took too long: to what would have been in time,
-        and by a quarter at least. Let it grow by a quarter if there is time for that. `is_full`:
-        the call processed as many items as it asked for.
+        and by a quarter at least. Let it grow by a quarter if there is time for that. `call_us`: at
+        most 0 if it is not known, and the limit stays. `is_full`: the call processed as many items
+        as it asked for.
         """
         if call_us > self._longest_us:
             in_time = min(count * 3 // 4, count * self._longest_us // call_us)
             self.limit = max(self._least, min(self.limit, in_time))
-        elif is_full and call_us < self._longest_us * 2 / 3:
+        elif is_full and 0 < call_us < self._longest_us * 2 / 3:
             self.limit = min(self._most, max(self.limit, count + count // 4))
 
     def pages(self, items: Sequence[T]) -> Iterator[Sequence[T]]:

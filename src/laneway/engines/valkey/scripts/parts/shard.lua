@@ -81,8 +81,9 @@ local string, math, ipairs, pairs, tonumber, unpack
 local run, clock, pack, unpack_from, values_of, packed
 local max, min, floor, byte, sub, find_in, match, format
 
--- The function that answers the processor's time, in seconds. Redis 7.0 has no `os`: there it is
--- the time of day.
+-- The function that answers the processor's time, in seconds. Redis 7.0 and 7.2, and Valkey 7.2,
+-- have no `os`: there it is the time of day. In 7.2 that stands still during a call, which then
+-- seems to have taken no time.
 local function find_clock()
     local _, found = pcall(function()
         return os.clock
@@ -386,8 +387,8 @@ end
 -- When this call began, in seconds of processor time.
 local began
 
--- The processor time of this call so far, in microseconds. Clients adapt their next calls to it,
--- see `CallSize` in sharded/splitting.py.
+-- The processor time of this call so far, in microseconds; 0: it is not known. Clients adapt their
+-- next calls to it, see `CallSize` in sharded/splitting.py.
 local function call_us()
     return floor((clock() - began) * 1e6)
 end
