@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from laneway import Election, Laneway, StepAborted, Term, TermLost, UsageError
-from laneway.cluster.term import clock
+from laneway.cluster.term import AtomicStep, TermEvent, clock
+from laneway.units import Duration
 from tests.cluster.conftest import Store
 
 LONG = 60.0
@@ -260,18 +261,41 @@ def test_atomic_coroutine(app: Laneway, log: Log) -> None:
     assert log.entries == ["complete", "step", "aborted", "finished", "hand over"]
 
 
+class Awaited(TermEvent):
+    """An event that says when it is awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = threading.Event()
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        self.is_awaited.set()
+        return super().wait(timeout)
+
+    async def _awaited(self) -> None:
+        self.is_awaited.set()
+        await super()._awaited()
+
+
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_cancel_does_not_meet_what_follows_the_block(
     app: Laneway, log: Log, *, is_coroutine: bool
 ) -> None:
     """The block ends after `cancel` has returned, which may be slow."""
 
+    awaited = Awaited()
+
     def cancel() -> None:
-        time.sleep(0.05)  # longer than it takes to leave the block
+        assert awaited.is_awaited.wait(LONG), "the block is left meanwhile, and waits"
         log.add("cancelled")
 
+    def step_of(term: Term) -> AtomicStep:
+        step = term.atomic(cancel)
+        step._cancelled = awaited
+        return step
+
     def execute(term: Term) -> None:
-        with pytest.raises(StepAborted), term.atomic(cancel):
+        with pytest.raises(StepAborted), step_of(term):
             spin(log)
         log.add("after")
 
@@ -280,7 +304,7 @@ def test_cancel_does_not_meet_what_follows_the_block(
 
         async def execute(self, term: Term) -> None:
             try:
-                async with term.atomic(cancel):
+                async with step_of(term):
                     log.add("step")
                     await asyncio.sleep(LONG)
             except StepAborted:

@@ -28,6 +28,12 @@ def until_handled(running: Running, seen: list[Any], count: int) -> None:
     )
 
 
+def is_parked(task: asyncio.Task[Any]) -> bool:
+    """Whether the task is a slot that has nothing to run."""
+    awaited = getattr(task.get_coro(), "cr_await", None)
+    return getattr(awaited, "__qualname__", "") == "_Parking.__await__"
+
+
 def test_messages_of_an_idle_worker_run_in_one_slot(app: Laneway) -> None:
     tasks: list[asyncio.Task[object] | None] = []
 
@@ -92,7 +98,8 @@ def test_a_handler_that_cancels_all_tasks_does_not_end_the_worker(app: Laneway) 
             await both.wait()
         elif message.body == "cancel":
             both.set()
-            await asyncio.sleep(0.01)  # the other slot parks
+            while not any(map(is_parked, asyncio.all_tasks())):  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(0)
             for task in asyncio.all_tasks():
                 name = getattr(task.get_coro(), "__qualname__", "")
                 if name.endswith("_slot") and task is not asyncio.current_task():
