@@ -43,7 +43,7 @@ from bench.common import (
     usual,
 )
 from laneway.engines import open_engine
-from laneway.engines.base import FullEngine, Settings
+from laneway.engines.base import FullEngine, Overview, Settings
 
 IN_USE = """
 import ctypes, os, sys, threading, time
@@ -209,7 +209,7 @@ class Soak:
             measured = {in_use / "publisher": publisher.pid, in_use / "worker": worker.pid}
             began = time.monotonic()
             time.sleep(self._every / 2)  # each sample is taken in the middle of a wave of topics
-            killed = 0.0
+            killed, told = 0.0, 1
             with ExitStack() as victim:
                 while publisher.poll() is None and (
                     (elapsed := time.monotonic() - began) < self._seconds
@@ -219,14 +219,21 @@ class Soak:
                         victim.close()  # SIGKILL
                         victim.enter_context(process(WORKER, *arguments))
                         killed += min(60.0, self._seconds / 6)
-                    self._sample(engine, place, measured)
+                    overview = self._sample(engine, place, measured)
+                    if elapsed >= told * 60:
+                        print(
+                            f"minute {told}: {overview.published / elapsed:,.0f} messages/s so far,"
+                            f" {overview.waiting:,} wait",
+                            flush=True,
+                        )
+                        told += 1
                     passed = time.monotonic() - began
                     time.sleep(self._every - (passed - self._every / 2) % self._every)
             self.published = int(line(publisher))
             self._check(engine)
             engine.close()
 
-    def _sample(self, engine: FullEngine, place: Store, measured: dict[Path, int]) -> None:
+    def _sample(self, engine: FullEngine, place: Store, measured: dict[Path, int]) -> Overview:
         values: dict[str, float] = {}
         for in_use, pid in measured.items():
             name = in_use.name
@@ -253,6 +260,7 @@ class Soak:
         values["messages waiting"] = overview.waiting
         for name, value in values.items():
             self.samples.setdefault(name, []).append(value)
+        return overview
 
     def _check(self, engine: FullEngine) -> None:
         """Wait until everything is handled and count what was lost."""
