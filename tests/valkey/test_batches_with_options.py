@@ -93,6 +93,61 @@ def test_batches_with_options_do_the_same_as_on_sqlite(opened: Opened) -> None:
     assert [check for check in ours.doctor() if not check.ok] == []
 
 
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"tier": "high"},
+    {"rate": 50.0},
+    {"concurrency": 3},
+    {"paused": True},
+    {"weight": 3},
+]
+
+
+def test_batches_wake_idle_lanes_as_on_sqlite(opened: Opened) -> None:
+    """Lanes are emptied again and again, and get messages before or after they are forgotten."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    engines = opened(server().url), opened("sqlite://")
+    now = 1_700_000_000 * SECOND
+    number, held = 0, [[], []]  # type: int, list[list[Lease]]
+    for turn in range(2 * ROUNDS):
+        if turn % 8 == 7:
+            policy = draw.choice(CHANGES)
+            for engine in engines:
+                engine.policy_set("code", "any.*", policy, now_us=now)
+        topics = draw.sample(TOPICS, draw.choice((2, 9, 30)))
+        is_plain = draw.random() < 0.5
+        drafts = [
+            msgspec.structs.replace(
+                Draft("", b"") if is_plain else draft(draw, 0, is_unusual=False),
+                topic=topic,
+                body=b"%d" % (number + n),
+            )
+            for n, topic in enumerate(topics * draw.choice((1, 1, 3)))
+        ]
+        number += len(drafts)
+        for engine in engines:
+            engine.put(drafts, now_us=now)
+        now += draw.choice((0, 1000, SECOND // 4, 3 * SECOND // 2))
+        chosen = draw.getrandbits(32)
+        for _ in range(4):
+            found = [engine.lease(ROOM, now_us=now).leases for engine in engines]
+            assert [seen(lease) for lease in found[0]] == [seen(lease) for lease in found[1]]
+            for n, leases in enumerate(found):
+                held[n] += leases
+        for n, engine in enumerate(engines):
+            same = random.Random(chosen)
+            kept = [lease for lease in held[n] if same.random() < 0.1]
+            ends = [lease for lease in held[n] if lease not in kept]
+            engine.settle([Settlement(each.handle, each.fence) for each in ends], now_us=now)
+            held[n] = kept
+        for topic in TOPICS:
+            stats = [engine.topic_stats(topic, now_us=now) for engine in engines]
+            assert stats[0] == stats[1]
+    assert [check for check in engines[0].doctor() if not check.ok] == []
+
+
 def test_a_batch_makes_lanes_of_delayed_messages(opened: Opened) -> None:
     """They are in no index of lanes that can deliver before their messages are due."""
     engine = opened(server().url)

@@ -1,7 +1,7 @@
 -- The beginnings of lanes' records. Most messages arrive in a lane that has ready messages, and
 -- change only its counts: then only the beginning of the record is decoded and encoded, and the
--- rest is copied. Decoding and encoding all of it would cost twice as much. Lanes that a call makes
--- begin the same way, if it makes several and their policies have no limits.
+-- rest is copied. Decoding and encoding all of it would cost twice as much. Idle lanes become
+-- runnable, and lanes that a call makes begin, the same way, if their policies have no limits.
 --
 -- What arrives in these lanes is kept by position, in the order of the names that were loaded: a
 -- table for each lane would be the largest cost where each gets one message.
@@ -10,7 +10,7 @@
 
 local lane_heads = part(function(lane_heads)
     local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0'
-    local PLACE_AT, READY_AT = 11, 20 -- of a record
+    local PLACE_AT, QUEUE_AT = 11, 54 -- of a record; the latter if `latest` is empty
     lane_heads.PLACE_AT = PLACE_AT
     local MANY = 8 -- new lanes
     local EIGHT = 'I7I7I7I7I7I7I7I7'
@@ -19,20 +19,22 @@ local lane_heads = part(function(lane_heads)
     local counts         -- by position: how many messages arrived; nil: the whole lane is needed
     local arrived, sizes -- by position: their numbers (of a single one: it), and their bytes
     local numbers        -- by position: the number of a lane that this call makes
-    local queues         -- by position: the tier queue of such a lane
+    local waking          -- by position: when an idle lane was to be forgotten; 0: never
+    local queues         -- by position: the tier queue of such lanes
     local used           -- the positions of lanes in which messages arrived
     local beginnings_of  -- by policy: see `lane_heads.beginning_of`
     local new_names      -- to be written by `lane_heads.write_index`, with a score before each
     local runnable_of    -- as well, by tier queue
+    local woken          -- the members of the index of idle lanes that it removes
 
     local function forget()
-        names, records, counts, arrived, sizes, numbers, queues, used = {}, {}, {}, {}, {}, {}, {},
-            {}
+        names, records, counts, arrived, sizes, numbers, waking, queues, used = {}, {}, {}, {}, {},
+            {}, {}, {}, {}
     end
 
     at_begin(function()
         forget()
-        beginnings_of, new_names, runnable_of = {}, {}, {}
+        beginnings_of, new_names, runnable_of, woken = {}, {}, {}, {}
     end)
 
     -- {the record of a new lane of this policy without its number, its tier queue}, as `lanes.make`
@@ -74,11 +76,44 @@ local lane_heads = part(function(lane_heads)
         end
     end
 
+    -- When the idle lane of this record is to be forgotten (0: never), if its policy has the
+    -- beginning and a message changes no more than its counts and makes it runnable; else nil.
+    function lane_heads.wake_of(stored, beginning)
+        if #stored ~= #beginning[1] then
+            return nil
+        end
+        local place, _, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)
+        local its_queue, wake = unpack_from('<I2i8', stored, QUEUE_AT)
+        return place == IDLE and ready + delayed + parked == 0 and its_queue == beginning[2]
+            and wake or nil
+    end
+
+    -- The lanes at these positions have nothing that is ready. Adds those of which more than the
+    -- beginning is needed to `others`.
+    local function wake_idle(positions, others)
+        local idle = {}
+        for n = 1, #positions do
+            idle[n] = names[positions[n]]
+        end
+        rules.load(idle)
+        for n = 1, #positions do
+            local position, name = positions[n], idle[n]
+            local beginning = lane_heads.beginning_of(rules.of_lane(name))
+            local wake = beginning and lane_heads.wake_of(records[position], beginning)
+            if wake then
+                waking[position], queues[position], counts[position] = wake, beginning[2], 0
+            else
+                lanes.learn(name, records[position])
+                others[#others + 1] = name
+            end
+        end
+    end
+
     -- Read the lanes of these names: only the beginning, where more messages do not change the
-    -- lane's place.
+    -- lane's place, or make it runnable.
     function lane_heads.load(wanted)
         names = wanted
-        local found, absent, others = read_many(keys.lanes, wanted), {}, {}
+        local found, absent, idle, others = read_many(keys.lanes, wanted), {}, {}, {}
         for n = 1, #found do
             local stored = found[n]
             if lanes.is_known(wanted[n]) then
@@ -89,12 +124,15 @@ local lane_heads = part(function(lane_heads)
                 local place, _, ready = unpack_from('<Bi8i4', stored, PLACE_AT)
                 if place ~= IDLE and ready > 0 then
                     records[n], counts[n] = stored, 0
+                elseif place == IDLE and ready == 0 then
+                    records[n], idle[#idle + 1] = stored, n
                 else
                     lanes.learn(wanted[n], stored)
                     others[#others + 1] = wanted[n]
                 end
             end
         end
+        wake_idle(idle, others)
         lanes.load_rules(others)
         begin_new(absent)
     end
@@ -122,30 +160,47 @@ local lane_heads = part(function(lane_heads)
         return true
     end
 
+    local function add_runnable(queue, vt, number, name)
+        local runnable = runnable_of[queue]
+        if not runnable then
+            runnable = {}
+            runnable_of[queue] = runnable
+        end
+        local at = #runnable
+        runnable[at + 1], runnable[at + 2] = vt, pack('>I7c0', number, name)
+    end
+
     -- A new lane is to be in the indexes. `queue`: its tier queue; nil: nothing in it is ready.
     function lane_heads.index(name, number, queue)
         local at = #new_names
         new_names[at + 1], new_names[at + 2] = 0, name
         if queue then
-            local runnable = runnable_of[queue]
-            if not runnable then
-                runnable = {}
-                runnable_of[queue] = runnable
-            end
-            local place = #runnable
-            runnable[place + 1], runnable[place + 2] = tier_queues[queue].vt,
-                pack('>I7c0', number, name)
+            add_runnable(queue, tier_queues[queue].vt, number, name)
         end
     end
 
-    -- Write the indexes of the lanes that `index` was told of.
+    -- An idle lane gets messages. `wake`: see `wake_of`; `queue`: as above. Returns the bytes of its
+    -- wake and virtual time, which are `vt` until then.
+    function lane_heads.wake(name, number, wake, queue, vt)
+        if wake > 0 then
+            woken[#woken + 1] = pack('>I7c0', number, name)
+        end
+        if queue then
+            vt = max(vt, tier_queues[queue].vt) -- as `lanes.place`
+            add_runnable(queue, vt, number, name)
+        end
+        return pack('<i8i8', 0, vt)
+    end
+
+    -- Write the indexes of these lanes.
     function lane_heads.write_index()
         call_many('ZADD', keys.names, new_names, 2)
+        call_many('ZREM', keys.idle, woken, 1)
         for queue, runnable in pairs(runnable_of) do
             call_many('ZADD', tier_queues[queue].runnable, runnable, 2)
             pools_to_notify[tier_queues[queue].pool], has_arrivals = true, true
         end
-        new_names, runnable_of = {}, {}
+        new_names, runnable_of, woken = {}, {}, {}
     end
 
     -- Whether a lane with so many messages has to move in the top lists.
@@ -191,7 +246,12 @@ local lane_heads = part(function(lane_heads)
             local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes,
                 published, latest, tier_queue, rest = unpack_from(HEAD_AND_QUEUE, stored)
             ready, published = ready + more, published + more
-            if numbers[position] then
+            local wake, from_queue = waking[position], nil
+            if wake then
+                place = RUNNABLE
+                from_queue = sub(stored, rest - 2, rest - 1) .. lane_heads.wake(name, number, wake,
+                    queues[position], unpack_from('<i8', stored, rest + 8)) .. sub(stored, rest + 16)
+            elseif numbers[position] then
                 number = numbers[position]
                 lane_heads.index(name, number, queues[position])
             end
@@ -220,7 +280,7 @@ local lane_heads = part(function(lane_heads)
             end
             written[2 * n - 1], written[2 * n] = name, pack(HEAD_AND_REST, big, old, busy, slow,
                 place, number, ready, delayed, parked, listed, bytes + sizes[position], published,
-                #latest, latest, sub(stored, rest - 2))
+                #latest, latest, from_queue or sub(stored, rest - 2))
         end
         call_many('HSET', keys.lanes, written, 2)
         for list, scores in pairs(tops) do

@@ -1,7 +1,7 @@
 -- The beginnings of lanes' records, for messages that are not plain. Most of them arrive in a lane
 -- that has ready messages, or are delayed in one that has others: then only counts change, and the
--- rest of the record is copied, see lane_heads.lua. Lanes that a call makes begin the same way, if
--- it makes several and their policies have no limits.
+-- rest of the record is copied, see lane_heads.lua. Idle lanes become runnable, and lanes that a call
+-- makes begin, the same way, if their policies have no limits.
 --
 -- Such a beginning stands for the lane in the functions that let a message wait. Its `is_changed`
 -- is true, so that it is never among the lanes that are written whole.
@@ -21,14 +21,15 @@ local rich_heads = part(function(rich_heads)
         open, used, taken = {}, {}, 0
     end)
 
-    local function make(name, stored, is_new)
+    -- `wake`: of an idle lane, see `lane_heads.wake_of`; false: it is none.
+    local function make(name, stored, is_new, wake)
         taken = taken + 1
         local lane = pool[taken]
         if not lane then
             lane = { name = '', stored = '', rest = 0, big = 0, old = 0, busy = 0, slow = 0,
                 place = 0, number = 0, ready = 0, delayed = 0, parked = 0, listed = 0, bytes = 0,
                 published = 0, latest = '', tier_queue = 0, was_published = 0, sorted = 0,
-                is_new = false, is_used = false, is_changed = true }
+                wake = false, is_new = false, is_used = false, is_changed = true }
             if taken <= POOL then
                 pool[taken] = lane
             end
@@ -37,8 +38,8 @@ local rich_heads = part(function(rich_heads)
             lane.parked, lane.listed, lane.bytes, lane.published,
             lane.latest, lane.tier_queue, lane.rest = unpack_from(HEAD_AND_QUEUE, stored)
         lane.sorted = unpack_from('<i4', stored, lane.rest + SORTED_AT)
-        lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used = name, stored,
-            lane.published, is_new, false
+        lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used, lane.wake = name,
+            stored, lane.published, is_new, false, wake
         open[name] = lane
     end
 
@@ -47,7 +48,7 @@ local rich_heads = part(function(rich_heads)
         for n = 1, #names do
             local beginning = #names >= MANY and lane_heads.beginning_of(rules.of_lane(names[n]))
             if beginning then
-                make(names[n], beginning[1], true)
+                make(names[n], beginning[1], true, false)
             else
                 lanes.learn(names[n], false)
             end
@@ -57,7 +58,7 @@ local rich_heads = part(function(rich_heads)
     -- Read the lanes of these names, none of which is known: only the beginning, where more
     -- messages do not change the lane's place. `only_delayed`: by name, whether all are delayed.
     function rich_heads.load(names, only_delayed)
-        local found, absent, others = read_many(keys.lanes, names), {}, {}
+        local found, absent, idle, records, others = read_many(keys.lanes, names), {}, {}, {}, {}
         for n = 1, #names do
             local name, stored = names[n], found[n]
             if not stored then
@@ -66,11 +67,22 @@ local rich_heads = part(function(rich_heads)
                 local place, _, ready, delayed = unpack_from('<Bi8i4i4', stored,
                     lane_heads.PLACE_AT)
                 if (place ~= IDLE and ready > 0) or (delayed > 0 and only_delayed[name]) then
-                    make(name, stored, false)
+                    make(name, stored, false, false)
                 else
-                    lanes.learn(name, stored)
-                    others[#others + 1] = name
+                    idle[#idle + 1], records[#records + 1] = name, stored
                 end
+            end
+        end
+        rules.load(idle)
+        for n = 1, #idle do
+            local name, stored = idle[n], records[n]
+            local beginning = lane_heads.beginning_of(rules.of_lane(name))
+            local wake = beginning and lane_heads.wake_of(stored, beginning)
+            if wake then
+                make(name, stored, false, wake)
+            else
+                lanes.learn(name, stored)
+                others[#others + 1] = name
             end
         end
         lanes.load_rules(others)
@@ -90,9 +102,12 @@ local rich_heads = part(function(rich_heads)
         return lane
     end
 
-    -- The lane moves in the top lists: that needs all of it.
-    local function write_whole(lane)
+    -- The lane moves in the top lists: that needs all of it. `woken`: as below.
+    local function write_whole(lane, woken)
         local whole = lanes.learn(lane.name, lane.stored)
+        if woken then
+            whole.wake, whole.vt = unpack_from('<i8i8', woken)
+        end
         whole.number, whole.place, whole.ready, whole.sorted, whole.delayed, whole.parked,
             whole.listed, whole.bytes, whole.published, whole.latest = lane.number, lane.place,
             lane.ready, lane.sorted, lane.delayed, lane.parked, lane.listed, lane.bytes,
@@ -112,12 +127,17 @@ local rich_heads = part(function(rich_heads)
                     lane.place = IDLE
                 end
             end
+            local queue_if_ready, woken = lane.ready > 0 and lane.tier_queue or nil, nil
             if lane.is_new then
-                lane_heads.index(lane.name, lane.number, lane.ready > 0 and lane.tier_queue or nil)
+                lane_heads.index(lane.name, lane.number, queue_if_ready)
+            elseif lane.wake then
+                lane.place = queue_if_ready and RUNNABLE or IDLE
+                woken = lane_heads.wake(lane.name, lane.number, lane.wake, queue_if_ready,
+                    unpack_from('<i8', lane.stored, lane.rest + 8))
             end
             if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
                 then
-                write_whole(lane)
+                write_whole(lane, woken)
             else
                 local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
                 if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1,
@@ -135,7 +155,9 @@ local rich_heads = part(function(rich_heads)
                 written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
                     lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
                     lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest,
-                    sub(stored, rest - 2, rest + SORTED_AT - 1), lane.sorted,
+                    woken and sub(stored, rest - 2, rest - 1) .. woken .. sub(stored, rest + 16,
+                        rest + SORTED_AT - 1) or sub(stored, rest - 2, rest + SORTED_AT - 1),
+                    lane.sorted,
                     sub(stored, rest + SORTED_AT + 4))
             end
         end
