@@ -69,6 +69,8 @@ class Sleeper:
 
     def leases(self) -> list[Lease]:
         batch = self.listener.poll(20.0, ROOM)
+        if batch is True:  # on a busy machine it did not listen any longer
+            batch = self.engine.lease(ROOM)
         assert isinstance(batch, Batch), batch
         return batch.leases
 
@@ -181,7 +183,10 @@ def test_it_stores_what_a_put_of_many_stores(opened: Opened, server: Server) -> 
         [f"stores-{name}-{attempt}" for name in ("short", "usual")] for attempt in range(10)
     )
     # A lane is forgotten after a second.
-    names = next(names for names in attempts if put_and_lease(opened, server, names) < 0.9)
+    fast = (names for names in attempts if put_and_lease(opened, server, names) < 0.9)
+    names = next(fast, None)
+    if names is None:
+        pytest.skip("too busy a machine: each attempt took a second")
     short, usual = (stored(server, name) for name in names)
     assert short == usual
 
