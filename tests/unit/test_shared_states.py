@@ -7,8 +7,10 @@ from importlib import resources
 
 import pytest
 
-from laneway.engines.shared import gates, states
+from laneway.engines.shared import fairness, gates, states
+from laneway.headers import MAX_COST
 from laneway.policy import Gate
+from laneway.units import LEAST_RATE
 
 PARTS = resources.files("laneway.engines.valkey") / "scripts" / "parts"
 NOW = 1_000_000_000
@@ -62,3 +64,13 @@ def test_a_gate_shut_by_its_rate_opens_by_the_clock() -> None:
     assert gates.room(limits, tat, 1, opens) == 1
     assert gates.opens_us(limits, tat, 2, NOW) is None
     assert gates.room(limits, gates.give_back(limits, tat, 1), 1, NOW) == 1
+
+
+def test_a_small_grant_of_a_shut_gate_has_a_clock_of_64_bits() -> None:
+    """A shard's part of the lowest rate is lower still, and the clock owes as many permits."""
+    limits = Gate(rate=LEAST_RATE, burst=1.0)
+    tat = gates.take(limits, 0, MAX_COST, NOW)
+    part = Gate(rate=LEAST_RATE / 1_000, burst=1.0)
+    assert gates.granted_tat(limits, part, tat, NOW) == fairness.MOST_TAT < 1 << 63
+    assert gates.take(part, 0, MAX_COST, NOW) == fairness.MOST_TAT
+    assert gates.give_back(limits, 0, MAX_COST) == 0

@@ -1,8 +1,9 @@
 """
 The arithmetic of scheduling: rates, virtual time and the shares of tiers.
 
-Pure functions on integers, so that every engine and language computes the same numbers, which all
-fit the 53 bits of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
+Pure functions on integers, so that every engine and language computes the same numbers, which fit
+the 53 bits of a double: times are microseconds, rate clocks quarter microseconds ("ticks"). Only
+what high costs owe at low rates needs more; there doubles are rounded to less than a millisecond.
 
 - Rates: GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual-scheduling token bucket:
   one number per lane, the theoretical arrival time (TAT) of the next conforming delivery.
@@ -49,6 +50,12 @@ MOST_HELD_US = round(units.SECOND / units.LEAST_RATE)
 At most so much time that a rate will hold messages back is counted ahead: 14 days, what one permit
 takes at the lowest rate. For a message of a high cost it may be 38,000 years, and such times of a
 few topics would not fit the integers of an engine's counters.
+"""
+
+MOST_TAT = 9 * 10**18
+"""
+The largest TAT, 71,000 years: it fits into 64 bits. A shard's part of the lowest rate may be so
+low that a message of a high cost would owe more.
 """
 
 CARRY_SCALE = 1_000_000
@@ -114,12 +121,15 @@ def admitted(
 
 def take_permits(tat: int, now_us: int, rate: float, taken: int) -> int:
     """The TAT after deliveries that use `taken` permits."""
-    return max(tat, now_us * TICKS) + taken * interval(rate)
+    return min(max(tat, now_us * TICKS) + taken * interval(rate), MOST_TAT)
 
 
 def return_permits(tat: int, rate: float, returned: int) -> int:
-    """The TAT after so many permits of deliveries that never began were returned."""
-    return tat - returned * interval(rate)
+    """
+    The TAT after so many permits of deliveries that never began were returned. Not below 0: the
+    rate may have been higher, or none, when they were taken.
+    """
+    return max(0, tat - returned * interval(rate))
 
 
 def next_permit_us(tat: int, now_us: int, rate: float, burst: float, cost: int = 1) -> int:

@@ -155,7 +155,8 @@ def granted_tat(before: Gate, after: Gate, tat: int, now_us: int) -> int:
         left = now + fairness.depth(before.rate, before.effective_burst) - max(tat, now)
         permits = left / fairness.interval(before.rate)
     used = fairness.depth(after.rate, after.effective_burst)
-    return max(tat, math.ceil(now + used - permits * fairness.interval(after.rate)))
+    same = math.ceil(now + used - permits * fairness.interval(after.rate))
+    return max(tat, min(same, fairness.MOST_TAT))
 
 
 def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:

@@ -110,6 +110,33 @@ def test_many_wait_for_the_highest_cost(driver: EngineDriver) -> None:
     assert 0 <= driver.engine.topic_stats("a.0").throttled_us <= fourteen_days
 
 
+@kinds
+def test_permits_come_back_at_a_lower_rate(driver: EngineDriver, kind: str) -> None:
+    """More than the clock of the rate has used: a full bucket, and the store goes on."""
+    limit(driver, kind, 1_000_000, 1_000_000)
+    leases = []
+    for _ in range(8):
+        put(driver, "a", MAX_COST)
+        leases += driver.lease()
+        driver.later(2)
+    assert len(leases) == 8
+    limit(driver, kind, LEAST_RATE, 2)
+    driver.settle(leases, "release", begun=False)
+    put(driver, "other", 1)
+    assert "1" in driver.bodies() + driver.bodies()
+
+
+def test_partitions_with_the_highest_cost_at_the_lowest_rate(driver: EngineDriver) -> None:
+    """Each shard has a part of the rate, by which a message owes a multiple of the time."""
+    driver.policy("a.*", rate=LEAST_RATE, burst=1, partitions=1024)
+    for key in range(50):
+        put(driver, "a.x", MAX_COST, key=str(key))
+    assert driver.bodies() != []
+    driver.lease()
+    put(driver, "other", 1)
+    assert "1" in driver.bodies()
+
+
 @pytest.mark.parametrize("seed", range(8))
 @kinds
 def test_never_more_than_the_rate(driver: EngineDriver, kind: str, seed: int) -> None:

@@ -9,6 +9,8 @@ local SECOND = 1000000
 local MOST_HELD = 1209600000000
 
 local fairness = part(function(fairness)
+    local MOST_TAT = 9000000000000000000
+
     function fairness.interval(rate)
         return max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
@@ -56,11 +58,16 @@ local fairness = part(function(fairness)
     end
 
     function fairness.take_permits(tat, now, step, taken)
-        return max(tat, now * TICKS) + taken * step
+        return min(max(tat, now * TICKS) + taken * step, MOST_TAT)
+    end
+
+    -- The clock under other limits that has as many permits, which may be a fraction.
+    function fairness.with_permits(permits, now, step, depth)
+        return min(math.ceil(now * TICKS + depth - permits * step), MOST_TAT)
     end
 
     function fairness.return_permits(tat, step, returned)
-        return tat - returned * step
+        return max(0, tat - returned * step)
     end
 
     function fairness.next_permit(tat, now, step, depth, cost)

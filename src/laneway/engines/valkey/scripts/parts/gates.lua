@@ -172,7 +172,8 @@ local gates = part(function(gates)
         gates.set(name, 'grant', limits)
         gate = gates.find(name)
         if permits and gate.rate then
-            gate.tat = math.max(gate.tat, math.ceil(now + gate.depth - permits * gate.step))
+            gate.tat = max(gate.tat, fairness.with_permits(permits, shard.now, gate.step,
+                gate.depth))
         end
         call('ZADD', keys.topic_grants, 0, name)
     end
