@@ -113,10 +113,17 @@ def topic_state(stats: TopicStats) -> str:
 
 
 def moment(us: int | None) -> str | None:
-    """An engine's time (microseconds since 1970) as UTC: 2026-12-24 17:00:00Z."""
+    """
+    An engine's time (microseconds since 1970) as UTC: 2026-12-24 17:00:00Z. A later one than the
+    year 9999 is its end: a rate may shut a topic for longer.
+    """
     if us is None:
         return None
-    return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S") + "Z"
+    try:
+        at = datetime.fromtimestamp(us / 1e6, UTC)
+    except (OverflowError, ValueError, OSError):
+        at = datetime.max.replace(tzinfo=UTC)
+    return at.strftime("%Y-%m-%d %H:%M:%S") + "Z"
 
 
 def duration(seconds: float | None) -> str | None:

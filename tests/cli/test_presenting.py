@@ -53,6 +53,7 @@ def test_durations_are_rounded(seconds: float | None, text: str | None) -> None:
 
 def test_times_sizes_and_bodies() -> None:
     assert (moment(None), moment(0)) == (None, "1970-01-01 00:00:00Z")
+    assert moment(1 << 62) == "9999-12-31 23:59:59Z"
     assert [exact_size(each) for each in (1 << 20, 10**9, 1_001)] == [
         "1 MiB",
         "1 GB",

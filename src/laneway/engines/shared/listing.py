@@ -23,6 +23,9 @@ are compared with a pattern.
 CANDIDATES = 250
 """Lanes, and topics in buckets, that are read exactly for a top list of up to 50 topics."""
 
+MOST = 1 << 30
+"""A larger limit of a top list counts as this one: multiples of it fit an engine's integers."""
+
 MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
     "backlog": lambda stats, _: stats.waiting,
     "age": lambda stats, now_us: now_us - stats.oldest_us + 1 if stats.oldest_us is not None else 0,
@@ -114,7 +117,7 @@ def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
     its pattern of topics covers, because they have no index of their own.
     """
     covering = base_of(pattern)
-    most = max(CANDIDATES if covering == pattern else FEW, 5 * limit)
+    most = max(CANDIDATES if covering == pattern else FEW, 5 * min(limit, MOST))
     best: dict[str, float] = {}
     is_exact = True
     for topic, worth, exactly in source.candidates(order, covering, most):

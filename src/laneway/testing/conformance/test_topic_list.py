@@ -42,6 +42,16 @@ def test_largest_backlogs(driver: EngineDriver) -> None:
     assert top(driver, "backlog", "none.*") == []
 
 
+@pytest.mark.parametrize("order", MEASURES)
+def test_no_limit_is_too_large(driver: EngineDriver, order: TopicOrder) -> None:
+    """Any that a 64-bit integer holds."""
+    driver.policy("a", rate=1)
+    driver.put("a", "x", "x", "x")
+    driver.settle(driver.lease(), "dead")
+    assert len(top(driver, order, limit=(1 << 63) - 1)) <= 1
+    assert top(driver, "backlog", limit=(1 << 63) - 1) == ["a"]
+
+
 def test_small_topics_fill_the_list(driver: EngineDriver) -> None:
     """Small topics follow the large ones up to the limit."""
     crowd(driver)
