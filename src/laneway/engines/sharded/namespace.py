@@ -125,7 +125,13 @@ class ShardedNamespace(ABC):
     def write_rules(
         self, shard: int, change: RulesChange, now_us: int | None
     ) -> Behind | InUse | None:
-        """Write the policies that every client knows."""
+        """Write the policies that every client knows, if the shard does not refuse them."""
+
+    @abstractmethod
+    def try_rules_on(
+        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
+        """What `write_rules` on several shards would answer. Nothing is changed."""
 
     @abstractmethod
     def rule_names(self, shard: int) -> set[str]:

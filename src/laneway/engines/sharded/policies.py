@@ -22,6 +22,7 @@ from laneway.engines.shared.policy_changes import (
     may_change_lanes,
     topic_in_use,
 )
+from laneway.errors import TopicInUse
 from laneway.policy import PROGRAM, change_layers, is_pattern, matches, sources, with_code
 from laneway.subscriptions import base_of, is_copy, topic_of
 
@@ -229,7 +230,7 @@ class Policies:
         topic = None if is_pattern(names[0]) else names[0]
         while True:
             namespace.reload()
-            before, version = self._policy_table(), namespace.routes.version
+            before, version = copy_of(self._policy_table()), namespace.routes.version
             after, joining = self._planned(layer, changes, before)
             leaving = self._leave(after, topic) if topic is not None else None
             if after.stored_rows() == before.stored_rows() and leaving is None:
@@ -256,10 +257,11 @@ class Policies:
                         topic is not None or may_change_lanes(changes),
                     ),
                     names,
+                    before,
                 )
             except BaseException:
                 if topic is not None and leaving is not None:
-                    self._replace_own(topic, {}, version)
+                    self._replace_own(topic, {}, namespace.routes.version)
                 raise
             if not is_written:
                 continue
@@ -325,24 +327,64 @@ class Policies:
             for page in pages(names, AT_ONCE):
                 yield from self._namespace.own_policies(page).items()
 
-    def _write_shared(self, change: RulesChange, names: Sequence[str]) -> bool:
-        """Write to the first shard, then to the others; False: another process was faster."""
+    def _write_shared(self, change: RulesChange, names: Sequence[str], before: PolicyTable) -> bool:
+        """
+        Write to the first shard, then to the others; False: another process was faster. Raises
+        TopicInUse once no shard has the change: all are asked before the first one has it.
+        """
         namespace, others = self._namespace, range(1, self._namespace.shards)
+        if change.may_change_lanes and others:
+            _refuse(self._try_shared(others, change), names)
         first = namespace.write_rules(0, change, self._now_us)
         if isinstance(first, Behind):
             return False
-        if not isinstance(first, InUse):
-            change = change._replace(rows=())
-            answers = namespace.write_rules_on(others, change, self._now_us)
-            for shard, answer in zip(others, answers, strict=True):
-                if isinstance(answer, Behind):
-                    namespace.routes.load(change.new_version, change.policy_table.stored_rows())
-                    namespace.write_all_rules(shard, answer.version)
-            first = next((answer for answer in answers if isinstance(answer, InUse)), None)
-        if first is not None:
-            pattern = next((name for name in names if matches(name, first.topic)), change.pattern)
-            raise topic_in_use(pattern, *first)
+        _refuse([first], names)
+        try:
+            answers = namespace.write_rules_on(others, change._replace(rows=()), self._now_us)
+            _refuse(answers, names)
+        except TopicInUse:  # a message has come since
+            self._undo(change, names, before)
+            raise
+        for shard, answer in zip(others, answers, strict=True):
+            if isinstance(answer, Behind):
+                namespace.routes.load(change.new_version, change.policy_table.stored_rows())
+                namespace.write_all_rules(shard, answer.version)
         return True
+
+    def _try_shared(
+        self, shards: Sequence[int], change: RulesChange
+    ) -> list[Behind | InUse | None]:
+        """What shards would answer to a change, once those with an older version know this one."""
+        namespace = self._namespace
+        answers = namespace.try_rules_on(shards, change, self._now_us)
+        behind = {
+            shard: answer.version
+            for shard, answer in zip(shards, answers, strict=True)
+            if isinstance(answer, Behind) and answer.version < change.version
+        }
+        for shard, version in behind.items():
+            namespace.write_all_rules(shard, version)
+        if behind:
+            answers += namespace.try_rules_on(list(behind), change, self._now_us)
+        return answers
+
+    def _undo(self, change: RulesChange, names: Sequence[str], before: PolicyTable) -> None:
+        """Write what was before a change that the first shard has and another one refused."""
+        namespace = self._namespace
+        while True:
+            namespace.reload()
+            current, version = namespace.routes.policies, namespace.routes.version
+            after = copy_of(current)
+            for name in {name for _, name, _ in change.rows}:
+                # What another process has set meanwhile stays.
+                if current.layers(name) == change.policy_table.layers(name):
+                    after.add(name, before.layers(name))
+            undone = RulesChange(
+                version, version + 1, after, change.names, differences(current, after)
+            )
+            if self._write_shared(undone, names, current):
+                namespace.routes.load(version + 1, after.stored_rows())
+                return
 
     def spread(self, *, from_before_programs: bool = False) -> None:
         """
@@ -371,9 +413,17 @@ class Policies:
             names = sorted(layers_by_name(before))
             rows = differences(before, after)
             change = RulesChange(version, version + 1, after, names, rows)
-            if self._write_shared(change, ["*"]):
+            if self._write_shared(change, ["*"], before):
                 namespace.routes.load(version + 1, after.stored_rows())
                 return
+
+
+def _refuse(answers: Sequence[Behind | InUse | None], names: Sequence[str]) -> None:
+    """Raise TopicInUse if one of the shards refuses the change of these patterns or topics."""
+    found = next((answer for answer in answers if isinstance(answer, InUse)), None)
+    if found is not None:
+        named = next((name for name in names if matches(name, found.topic)), names[0])
+        raise topic_in_use(named, *found)
 
 
 def is_shared(policy_table: PolicyTable, topic: str, layers: Layers) -> bool:

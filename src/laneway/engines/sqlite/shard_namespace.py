@@ -276,23 +276,27 @@ class FileNamespace(ShardedNamespace):
     def write_rules(
         self, shard: int, change: RulesChange, now_us: int | None
     ) -> Behind | InUse | None:
-        if shard == 0 and change.may_change_lanes:
-            for other in range(1, self.shards):
-                self._try_rules(other, change, now_us)
         with self.files[shard].transaction_at_any_version(now_us) as tx:
             if tx.shard.policy_version != change.version:
                 return Behind(tx.shard.policy_version)
             policies.write_all(tx, change)
         return None
 
-    def _try_rules(self, shard: int, change: RulesChange, now_us: int | None) -> None:
-        """Raise TopicInUse if the file would refuse the change, before any file has it."""
+    def try_rules_on(
+        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
+        return [self._try_rules(shard, change, now_us) for shard in shards]
+
+    def _try_rules(self, shard: int, change: RulesChange, now_us: int | None) -> Behind | None:
+        """Raise TopicInUse if the file would refuse the change."""
         try:
             with self.files[shard].transaction_at_any_version(now_us, durable=False) as tx:
+                if tx.shard.policy_version != change.version:
+                    return Behind(tx.shard.policy_version)
                 policies.write_all(tx, change)
                 raise _Undone
         except _Undone:
-            pass
+            return None
 
     def rule_names(self, shard: int) -> set[str]:
         del shard

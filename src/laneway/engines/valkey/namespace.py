@@ -483,6 +483,16 @@ class Namespace(ShardedNamespace):
     def write_rules_on(
         self, shards: Sequence[int], change: RulesChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
+        return self._call_policy(shards, change, "1" if change.may_change_lanes else "0", now_us)
+
+    def try_rules_on(
+        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
+        return self._call_policy(shards, change, "try", now_us)
+
+    def _call_policy(
+        self, shards: Sequence[int], change: RulesChange, how: str, now_us: int | None
+    ) -> list[Behind | InUse | None]:
         policy_table = change.policy_table
         known = records.rules_of(policy_table)
         names = list(change.names)
@@ -499,7 +509,7 @@ class Namespace(ShardedNamespace):
             records.pack(fields),
             records.pack(names),
             known.exact_count,
-            int(change.may_change_lanes),
+            how,
             *rules,
         )
         answers = self.write_many([(shard, "policy", arguments) for shard in shards], now_us)

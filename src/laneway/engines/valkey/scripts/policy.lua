@@ -8,7 +8,7 @@
 -- ARGV[7]: the patterns and topics whose rules follow (packed)
 -- ARGV[8]: how many names of all rules are exact topics
 -- ARGV[9]: "1": the change may give topics other lanes, which is refused for topics that are not
---   empty
+--   empty; "try": only answer whether it is refused
 -- ARGV[10…]: the rules, as rules.lua decodes them; "" deletes
 --
 -- Answers {"changed"}; {"stale", version} if the shard has another version; {"in use", topic,
@@ -97,11 +97,14 @@ local function refusal()
         .. prefix, '(' .. prefix .. LAST, 'BYLEX')))
 end
 
-if ARGV[9] == '1' then
+if ARGV[9] ~= '0' then
     local found = refusal()
     if found then
         return { 'in use', found[1], found[2], found[3] }
     end
+end
+if ARGV[9] == 'try' then
+    return { 'changed' }
 end
 
 local written = values_of(ARGV[6])
