@@ -152,8 +152,8 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return msgspec.convert(found, TierLayers)
 
     def json(self) -> bytes:
-        """Return the JSON that is stored."""
-        return msgspec.json.encode(self)
+        """Return the JSON that is stored, the same once it was read again: a share of 3 is 3.0."""
+        return msgspec.json.encode(TierLayers.read(msgspec.json.encode(self)))
 
     def in_force(self) -> Tiers:
         """Return the tiers in force: the operator's layer overrides the code's."""

@@ -264,6 +264,16 @@ def test_partitions_are_in_several_files(opened: Opened) -> None:
     assert wrong(engine) == []
 
 
+def test_files_whose_tiers_were_read_again_agree(opened: Opened) -> None:
+    """After a refusal a file reads its tiers again, others still have them as they were set."""
+    engine = opened()
+    engine.tier_set("code", {"huge": Tier(1_000)})
+    engine.put([Draft("hot", b"x")])
+    with pytest.raises(TopicInUse):
+        engine.policy_set("code", "hot", {"partitions": 4})
+    assert wrong(engine) == []
+
+
 def test_a_serial_key_of_a_partitioned_topic_is_in_one_file(opened: Opened) -> None:
     engine = opened()
     engine.policy_set("code", "hot", {"partitions": 4, "serial": True})
