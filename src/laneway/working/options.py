@@ -30,7 +30,7 @@ class EmbeddedOptions(TypedDict, total=False):
     Options of `app.worker` and `app.arun_worker`.
 
     - `concurrency`: how many handlers run at once at most (100).
-    - `burst`: end when nothing is left to run now.
+    - `burst`: end when nothing is left to run now. It waits for rates and limits, not for delays.
     - `pool`: the pool to serve ("default").
     - `topics`: serve only these topics, strictly in this order; None: all topics of the pool.
     - `grace`: how long running handlers may go on when the worker stops (30 s).
