@@ -57,7 +57,7 @@ def drain_chart(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
 
 def soak_chart(engine: str, series: dict[str, Sequence[float]], notes: str) -> str:
     """A line for each quantity of a soak over its time; each on a scale of its own from 0."""
-    plot, row, left = 560, 44, 230
+    plot, row, left = 560, 44, 270
     width, height = left + plot + 110, TOP - 18 + row * len(series)
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     lines = [
