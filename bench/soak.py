@@ -209,7 +209,7 @@ class Soak:
             measured = {in_use / "publisher": publisher.pid, in_use / "worker": worker.pid}
             began = time.monotonic()
             time.sleep(self._every / 2)  # each sample is taken in the middle of a wave of topics
-            killed, told = 0.0, 1
+            killed, minute = 0.0, 1
             with ExitStack() as victim:
                 while publisher.poll() is None and (
                     (elapsed := time.monotonic() - began) < self._seconds
@@ -220,13 +220,14 @@ class Soak:
                         victim.enter_context(process(WORKER, *arguments))
                         killed += min(60.0, self._seconds / 6)
                     overview = self._sample(engine, place, measured)
-                    if elapsed >= told * 60:
+                    if elapsed >= minute * 60:
+                        so_far = overview.published / elapsed
                         print(
-                            f"minute {told}: {overview.published / elapsed:,.0f} messages/s so far,"
+                            f"minute {minute}: {so_far:,.0f} messages/s so far,"
                             f" {overview.waiting:,} wait",
                             flush=True,
                         )
-                        told += 1
+                        minute += 1
                     passed = time.monotonic() - began
                     time.sleep(self._every - (passed - self._every / 2) % self._every)
             self.published = int(line(publisher))

@@ -179,8 +179,8 @@ local lane_heads = part(function(lane_heads)
         end
     end
 
-    -- An idle lane gets messages. `wake`: see `wake_of`; `queue`: as above. Returns the bytes of its
-    -- wake and virtual time, which are `vt` until then.
+    -- An idle lane gets messages. `wake`: see `wake_of`; `queue`: as above; `vt`: its virtual time.
+    -- Returns the bytes of the next `wake` and `vt`.
     function lane_heads.wake(name, number, wake, queue, vt)
         if wake > 0 then
             woken[#woken + 1] = pack('>I7c0', number, name)
@@ -249,8 +249,9 @@ local lane_heads = part(function(lane_heads)
             local wake, from_queue = waking[position], nil
             if wake then
                 place = RUNNABLE
-                from_queue = sub(stored, rest - 2, rest - 1) .. lane_heads.wake(name, number, wake,
-                    queues[position], unpack_from('<i8', stored, rest + 8)) .. sub(stored, rest + 16)
+                local next_two = lane_heads.wake(name, number, wake, queues[position],
+                    unpack_from('<i8', stored, rest + 8))
+                from_queue = sub(stored, rest - 2, rest - 1) .. next_two .. sub(stored, rest + 16)
             elseif numbers[position] then
                 number = numbers[position]
                 lane_heads.index(name, number, queues[position])

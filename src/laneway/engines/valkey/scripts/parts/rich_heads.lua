@@ -1,7 +1,7 @@
 -- The beginnings of lanes' records, for messages that are not plain. Most of them arrive in a lane
 -- that has ready messages, or are delayed in one that has others: then only counts change, and the
--- rest of the record is copied, see lane_heads.lua. Idle lanes become runnable, and lanes that a call
--- makes begin, the same way, if their policies have no limits.
+-- rest of the record is copied, see lane_heads.lua. Idle lanes become runnable, and lanes that a
+-- call makes begin, the same way, if their policies have no limits.
 --
 -- Such a beginning stands for the lane in the functions that let a message wait. Its `is_changed`
 -- is true, so that it is never among the lanes that are written whole.
