@@ -56,14 +56,20 @@ local lane_heads = part(function(lane_heads)
         return found
     end
 
+    -- Load the rules of the lanes at these positions; returns their names.
+    local function load_rules_at(positions)
+        local found = {}
+        for n = 1, #positions do
+            found[n] = names[positions[n]]
+        end
+        rules.load(found)
+        return found
+    end
+
     -- Begin the lanes at these positions, which do not exist, as far as their policies allow it.
     -- The others are lanes that messages make one by one.
     local function begin_new(positions)
-        local new = {}
-        for n = 1, #positions do
-            new[n] = names[positions[n]]
-        end
-        rules.load(new)
+        local new = load_rules_at(positions)
         for n = 1, #positions do
             local position, name = positions[n], new[n]
             local beginning = #positions >= MANY and lane_heads.beginning_of(rules.of_lane(name))
@@ -91,11 +97,7 @@ local lane_heads = part(function(lane_heads)
     -- The lanes at these positions have nothing that is ready. Adds those of which more than the
     -- beginning is needed to `others`.
     local function wake_idle(positions, others)
-        local idle = {}
-        for n = 1, #positions do
-            idle[n] = names[positions[n]]
-        end
-        rules.load(idle)
+        local idle = load_rules_at(positions)
         for n = 1, #positions do
             local position, name = positions[n], idle[n]
             local beginning = lane_heads.beginning_of(rules.of_lane(name))
