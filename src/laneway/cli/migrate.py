@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.admin.records import copy as copy_records
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
+from laneway.errors import UsageError
 from laneway.history.copying import copy_rows
 from laneway.push.log_copying import copy as copy_delivery_log
+from laneway.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +67,11 @@ def migrate(
             tiers=tiers.code,
             default_tier=tiers.default,
         ) as new:
+            if are_same(old.engine, new.engine):
+                raise UsageError(
+                    f"migrate: {redacted(target)} is the same namespace of the same store as"
+                    f" {redacted(source)}; name another store, or another --to-namespace"
+                )
             new.engine.tier_set("operator", tiers.operator)
             counts = move(
                 old.engine, new.engine, lambda text: None if as_json else say(text), wait=wait
@@ -72,6 +80,20 @@ def migrate(
         print_json(counts)
     if counts["still leased"]:
         raise SystemExit(1)
+
+
+def are_same(old: FullEngine, new: FullEngine) -> bool:
+    """
+    Whether two engines keep the same namespace. URLs do not tell: a file may have several paths,
+    and a server several names. So a record is written by one and read by the other.
+    """
+    name = f"migrating-{secrets.token_hex(8)}"
+    record = b'"for a moment"'
+    new.record_swap("gateway", name, None, record)
+    try:
+        return old.record_read("gateway", [name]) != [None]
+    finally:
+        new.record_swap("gateway", name, record, None)
 
 
 def move(
