@@ -150,10 +150,19 @@ def test_one_of_the_files_is_not_opened_by_itself(opened: Opened, tmp_path: Path
     assert f"name their folder: sqlite:///{tmp_path}/q" in str(error)
 
 
-def test_a_missing_file_is_not_created_again(opened: Opened, tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [0, 3])
+@pytest.mark.parametrize("options", ["", "?shards=4"])
+def test_a_missing_file_is_not_created_again(
+    opened: Opened, tmp_path: Path, missing: int, options: str
+) -> None:
     opened().close()
-    (tmp_path / "q" / "default.3.db").unlink()
-    assert "default.3.db: there is no such file" in str(refusal(f"sqlite:///{tmp_path}/q"))
+    path = tmp_path / "q" / f"default.{missing}.db"
+    path.unlink()
+    error = refusal(f"sqlite:///{tmp_path}/q{options}")
+    assert isinstance(error, EngineUnavailable)
+    assert f"default.{missing}.db: this file of namespace default is missing" in str(error)
+    assert not path.exists()
+    opened("?shards=2", namespace="other")
 
 
 def test_a_file_in_the_place_of_another_is_refused(opened: Opened, tmp_path: Path) -> None:

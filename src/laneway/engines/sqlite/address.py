@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -79,12 +80,22 @@ class Address(msgspec.Struct, frozen=True):
             return False
         # `os.path.exists` is False also for a folder that may not be entered: opening explains it.
         first = file_in(self.path, namespace, 0)
-        return self.shards is not None or os.path.exists(first)
+        return self.shards is not None or os.path.exists(first) or has_others(self.path, namespace)
 
 
 def file_in(folder: Path, namespace: str, shard: int) -> Path:
     """The file of a shard."""
     return folder / f"{namespace}.{shard}.db"
+
+
+def has_others(folder: Path, namespace: str) -> bool:
+    """Whether a folder has files of a namespace other than the first one."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    pattern = re.compile(rf"{re.escape(namespace)}\.[1-9][0-9]{{0,3}}\.db")
+    return any(pattern.fullmatch(name) for name in names)
 
 
 def parse(url: str) -> Address:

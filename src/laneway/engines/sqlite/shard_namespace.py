@@ -7,6 +7,7 @@ file where its messages are.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -29,7 +30,7 @@ from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.sqlite import policies
 from laneway.engines.sqlite import tiers as tier_changes
-from laneway.engines.sqlite.address import Place, file_in, own_bits, parse
+from laneway.engines.sqlite.address import Place, file_in, has_others, own_bits, parse
 from laneway.engines.sqlite.shard_file import OtherVersion, ShardFile
 from laneway.engines.sqlite.statements import GRANT
 from laneway.errors import EngineCorrupt, EngineUnavailable, UsageError
@@ -122,6 +123,9 @@ class FileNamespace(ShardedNamespace):
             max_backlog=None,  # until their number is known
             max_backlog_bytes=None,
         )
+        # In this order, because another process may be creating the files now, the first one first.
+        if has_others(self.folder, self.name) and not os.path.exists(self._path(0)):
+            raise self._missing(0)
         first = self._open_file(url, own, Place(self._path(0), 0, shards or 0))
         self.shards = first.place.shards
         if shards not in (None, self.shards):
@@ -143,6 +147,8 @@ class FileNamespace(ShardedNamespace):
         if others.max_backlog or others.max_backlog_bytes:
             first.limit_backlog(others)
         for shard in range(1, self.shards):
+            if is_complete and not os.path.exists(self._path(shard)):
+                raise self._missing(shard)
             self._open_file(
                 url,
                 others,
@@ -167,6 +173,12 @@ class FileNamespace(ShardedNamespace):
                 settings.tiers, settings.default_tier, self.tier_named_by
             ),
             None,
+        )
+
+    def _missing(self, shard: int) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"{self._path(shard)}: this file of namespace {self.name} is missing, and others of it"
+            " are there; put it back, or restore a copy of all files"
         )
 
     def _make_folder(self, settings: Settings) -> None:
