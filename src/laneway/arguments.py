@@ -113,6 +113,7 @@ def pool(call: str, value: object) -> str:
 def name(call: str, what: str, value: object) -> str:
     """Check a text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
+        kind = "non-empty text" if value == "" else "text"
+        raise UsageError(f"{call}: expected {what} to be {kind}, got {value!r:.80}")
     _check_unicode(call, what, value)
     return value

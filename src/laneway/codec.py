@@ -260,7 +260,8 @@ def _check_headers(topic: str, headers: object) -> None:
 
 def _check_key(topic: str, key: object) -> str:
     if not isinstance(key, str) or not key:
-        raise BadMessage(f"message to {topic}: expected key to be text, got {key!r:.80}")
+        kind = "non-empty text" if key == "" else "text"
+        raise BadMessage(f"message to {topic}: expected key to be {kind}, got {key!r:.80}")
     if len(_utf8(topic, "key", key)) > MAX_KEY_BYTES:
         raise BadMessage(
             f"message to {topic}: the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes;"

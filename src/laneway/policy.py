@@ -355,7 +355,11 @@ def _backlog(value: Any) -> int | str:
     if units.is_size(value):
         units.size(value)
         return str(value)
-    return _integer(1, 1 << 60)(value)
+    try:
+        return _integer(1, 1 << 60)(value)
+    except BadPolicy:
+        what = f'a whole number from 1 to {1 << 60:,}, or a size like "10MB"'
+        raise _expected(what)(value) from None
 
 
 def _backoff(value: Any) -> Any:

@@ -655,5 +655,7 @@ def test_errors_of_bad_urls_and_tiers() -> None:
         ),
     ):
         Laneway("sqlite:///").publish("a")
+    with pytest.raises(UsageError, match=r'"://" is missing; write "sqlite:////srv/a.db" for a'):
+        Laneway("sqlite:/srv/a.db").publish("a")
     with pytest.raises(UsageError, match=r'expected tiers to be a dict like {"high": 6, "low": 1}'):
         Laneway("sqlite://", tiers=[1, 2])  # type: ignore[arg-type]

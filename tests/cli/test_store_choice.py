@@ -51,6 +51,17 @@ def test_options_before_and_after_the_command(short: bool) -> None:
     call("topics", url, "sqlite:///none.db", code=3)
 
 
+def test_an_empty_namespace_is_not_the_default_one() -> None:
+    """`-n "$NAMESPACE"` in a script that has not set it must not purge another one."""
+    call("publish", "push.a", "1")
+    for arguments in (["-n", "", "topics"], ["topics", "-n", ""]):
+        result = CliRunner().invoke(main, arguments)
+        assert (result.exit_code, result.output) == (
+            2,
+            "laneway: namespace: expected a name, got ''\n",
+        )
+
+
 def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Option, argument, environment, project, default; each names what it passes over."""
     assert Laneway().store.source == "default"

@@ -640,7 +640,7 @@ class Empty:
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        (("",), {}, "expected the name to be text, got ''"),
+        (("",), {}, "expected the name to be non-empty text, got ''"),
         (("x" * 201,), {}, "expected a name of at most 200 characters, got 201"),
         (("x", Empty), {}, "Empty has no execute"),
         (("x", Empty()), {}, "expected a class with inaugurate(), execute(term) and hand_over()"),

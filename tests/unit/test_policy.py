@@ -49,7 +49,7 @@ def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
         ({"retries": 1.5}, "retries"),
         ({"merge": "some"}, "merge"),
         ({"paused": "yes"}, "paused"),
-        ({"max_backlog": "10 parsecs"}, "max_backlog"),
+        ({"max_backlog": "10 parsecs"}, "or a size like \"10MB\", got '10 parsecs'"),
         ({"backoff": {"base": -1}}, "backoff"),
         ({"backoff": []}, "at least one delay"),
         ({"backoff": ["5s", "soon"]}, "soon"),

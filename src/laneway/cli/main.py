@@ -200,4 +200,4 @@ def main(ctx: click.Context, url: str | None, namespace: str | None) -> None:
     Exit codes: 0 success, 1 refused or not found, 2 usage error, 3 store unavailable, 70 internal
     error.
     """
-    ctx.obj = Session(url, namespace or "default", namespace is not None)
+    ctx.obj = Session(url, "default" if namespace is None else namespace, namespace is not None)

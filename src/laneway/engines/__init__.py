@@ -50,10 +50,10 @@ def check_server(url: str) -> list[Check]:
 def _opener(url: str) -> OpenEngine:
     scheme, separator, _ = url.partition("://")
     if not separator:
-        path = redacted(url) or "laneway.db"
+        path = redacted(url).removeprefix("sqlite:") or "laneway.db"
         raise UsageError(
-            f'engine URL {redacted(url)!r}: a scheme is missing; write "sqlite:///{path}" for a'
-            " file"
+            f'engine URL {redacted(url)!r}: "://" is missing; write "sqlite:///{path}" for a'
+            ' file, or "valkey://host" for a server'
         )
     if scheme in OWN:
         module, _, name = OWN[scheme].partition(":")

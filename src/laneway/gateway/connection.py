@@ -29,7 +29,7 @@ try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:  # pragma: no cover
     raise UsageError(
-        f'serve: {error.name} is not installed; run: pip install "laneway[gateway]"'
+        f"serve: {error.name} is not installed; pip install 'laneway[gateway]'"
     ) from error
 
 if TYPE_CHECKING:

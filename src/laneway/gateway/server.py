@@ -21,7 +21,7 @@ try:
     import uvicorn
 except ImportError as error:  # pragma: no cover
     raise UsageError(
-        f'serve: {error.name} is not installed; run: pip install "laneway[gateway]"'
+        f"serve: {error.name} is not installed; pip install 'laneway[gateway]'"
     ) from error
 
 if TYPE_CHECKING:

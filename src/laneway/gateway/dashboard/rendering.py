@@ -48,7 +48,7 @@ def environment() -> jinja2.Environment:
         import jinja2  # noqa: PLC0415  # a program that mounts the API only does not need it
     except ImportError as error:  # pragma: no cover
         raise UsageError(
-            'dashboard: jinja2 is not installed; run: pip install "laneway[gateway]"'
+            "dashboard: jinja2 is not installed; pip install 'laneway[gateway]'"
         ) from error
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
