@@ -174,7 +174,7 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.explain(3), "explain: expected the id to be text"),  # type: ignore[arg-type]
     (lambda app: app.copy_policies("online"), "copy_policies: expected a Laneway application"),  # type: ignore[arg-type]
     (lambda app: app.run_worker(topics=["push.*"]), "run_worker: expected topics to be names"),
-    (lambda app: app.task(name="")(print), "task: expected name to be text"),
+    (lambda app: app.task(name="")(print), "task: expected name to be non-empty text"),
     (lambda app: app.task(topic=5)(print), "task: expected topic to be text"),  # type: ignore[call-overload]
     (lambda _: Laneway(5), "Laneway: expected url to be text"),  # type: ignore[arg-type]
 ]
