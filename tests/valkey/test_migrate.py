@@ -17,6 +17,7 @@ import pytest
 from laneway import Delivery, Laneway, Message
 from laneway.cli.migrate import move
 from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
+from laneway.engines.valkey.migrating import MigratingShards
 from laneway.history.copying import copy_rows
 from laneway.history.records import Row, encode
 from laneway.message import Draft, Settlement
@@ -166,6 +167,30 @@ def test_a_move_that_broke_off_goes_on(
             move(old, cast("FullEngine", Dying(new, pages, arrives=arrives)), quiet, wait=True)
     move(old, new, quiet, wait=True)
     assert everything(new) == before
+
+
+def test_a_page_does_not_read_the_lanes_that_were_emptied(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a move of many topics takes the longer for each page the more it has moved."""
+    monkeypatch.setattr("laneway.cli.migrate.PAGE", 10)
+    calls = 0
+    plain = MigratingShards.export
+
+    def counted(
+        self: MigratingShards, shard: int, lane: str | None, limit: int
+    ) -> list[ExportedMessage]:
+        nonlocal calls
+        calls += 1
+        return plain(self, shard, lane, limit)
+
+    monkeypatch.setattr(MigratingShards, "export", counted)
+    old, new = opened(server().url), opened(f"sqlite:///{tmp_path}/a.db")
+    old.put([Draft(f"t.{n}", b"1") for n in range(300)])
+    assert move(old, new, quiet, wait=True)["messages"] == 300
+    assert calls < 300 * 4
+    old.put([Draft(f"t.{n}", b"2") for n in range(0, 300, 7)])
+    assert move(old, new, quiet, wait=True)["messages"] == 43, "also behind the last page's lane"
 
 
 def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path) -> None:

@@ -86,20 +86,46 @@ class Arrival:
         return namespace.routes.shard_of(self.message.topic, part)
 
 
-def export(namespace: ShardedNamespace, store: Store, limit: int) -> list[ExportedMessage]:
-    """The exported messages that were not confirmed yet, then the next ones of each shard."""
-    messages: list[ExportedMessage] = []
-    for shard in range(namespace.shards):
-        messages += store.exported(shard, limit)
+class Export:
+    """
+    The export of a namespace, page by page.
+
+    A page continues at the lane where the last one ended. Lanes stay for a moment after their last
+    message, so to begin with the first one each time would read all emptied lanes for each page.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: Iterator[tuple[int, str | None]] = iter(())
+        """The lanes (None: dead letters) that follow, each with its shard."""
+        self._lane: tuple[int, str | None] | None = None
+        """The lane that the last page ended in."""
+
+    def page(self, namespace: ShardedNamespace, store: Store, limit: int) -> list[ExportedMessage]:
+        """The exported messages that were not confirmed yet, then the next ones."""
+        messages: list[ExportedMessage] = []
+        for shard in range(namespace.shards):
+            messages += store.exported(shard, limit)
+        self._fill(messages, store, limit)
+        if not messages:  # what came after their lane was read is still there
+            self._lanes = _lanes(namespace, store)
+            self._fill(messages, store, limit)
+        return messages
+
+    def _fill(self, messages: list[ExportedMessage], store: Store, limit: int) -> None:
+        while len(messages) < limit:
+            self._lane = self._lane or next(self._lanes, None)
+            if self._lane is None:
+                return
+            page = store.export(*self._lane, min(AT_ONCE, limit - len(messages)))
+            messages += page
+            if not page:
+                self._lane = None
+
+
+def _lanes(namespace: ShardedNamespace, store: Store) -> Iterator[tuple[int, str | None]]:
     for shard in range(namespace.shards):
         for lane in itertools.chain(store.lanes(shard), (None,)):
-            if len(messages) >= limit:
-                return messages
-            while page := store.export(shard, lane, min(AT_ONCE, limit - len(messages))):
-                messages += page
-                if len(messages) >= limit:
-                    return messages
-    return messages
+            yield shard, lane
 
 
 def confirm_export(

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         Overview,
         RecordChange,
         RecordKind,
+        Settings,
         SpoolBatch,
         StorePart,
         Tallies,
@@ -76,6 +77,10 @@ INDEXED: frozenset[RecordKind] = frozenset({"endpoint"})
 
 class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     """The queue and the administration in one object."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._export = migrating.Export()
 
     def _view(self, now_us: int | None = None) -> View:
         return View(self._space, now_us)
@@ -476,7 +481,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     # Moving to another store
 
     def export(self, limit: int) -> list[ExportedMessage]:
-        return migrating.export(self._space, MigratingShards(self._space), limit)
+        return self._export.page(self._space, MigratingShards(self._space), limit)
 
     def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
         migrating.confirm_export(self._space, MigratingShards(self._space), exported_messages)
