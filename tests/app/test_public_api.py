@@ -310,8 +310,10 @@ def test_lease_waits(app: Laneway) -> None:
     began = time.monotonic()
     assert app.lease(1, wait=0.1) == []
     assert 0.09 < time.monotonic() - began < 4
-    threading.Timer(0.05, app.publish, ("t", 1)).start()
+    timer = threading.Timer(0.05, app.publish, ("t", 1))
+    timer.start()
     assert app.lease(1, wait=10)[0].body == 1
+    timer.join()
     with pytest.raises(UsageError):
         app.lease(0)
 

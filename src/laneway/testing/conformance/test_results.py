@@ -356,13 +356,15 @@ def test_publish_with_ack_wakes_workers(driver: EngineDriver) -> None:
         while not waiting.running():
             pass
         ends = [Settlement(lease.handle, lease.fence) for lease in leases]
-        threading.Timer(
+        settling = threading.Timer(
             0.1,
             driver.engine.settle,
             [ends],
             {"publish": {0: [Draft("b", b"2")]}, "now_us": driver.now},
-        ).start()
+        )
+        settling.start()
         assert waiting.result(SOON)
+        settling.join()
 
 
 @pytest.mark.parametrize(
