@@ -30,6 +30,7 @@ PARTS = (
     "lanes",
     "plain",
     "lane_heads",
+    "emptied",
     "rich_heads",
     "results",
     "messages",

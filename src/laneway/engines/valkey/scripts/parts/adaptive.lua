@@ -1,17 +1,17 @@
 -- The limit of `concurrency="auto"`. The same as engines/shared/adaptive.py, number for number; it
 -- says what the fields of a flow are and where the rule comes from.
 
-local FIRST_LIMIT = 2
-local SLOW, SLOW_WINDOWS = 2, 3
-local SHRINK_TO, SHRINK_OF = 7, 10
-local HOLD_WINDOWS = 20
-local FOLLOWS, FOLLOWS_OF = 17, 20
-local MEDIAN_STEP = 16
 local FLOW_KEPT = 600000000 -- how long a lane without messages keeps its limit
-local FIRST, GREW, SLOWER, UNAVAILABLE = 0, 1, 2, 5
-local OVERLOADS = { timeout = 3, answer = 4 }
 
 local adaptive = part(function(adaptive)
+    local FIRST_LIMIT = 2
+    local SLOW, SLOW_WINDOWS = 2, 3
+    local SHRINK_TO, SHRINK_OF = 7, 10
+    local HOLD_WINDOWS = 20
+    local FOLLOWS, FOLLOWS_OF = 17, 20
+    local MEDIAN_STEP = 16
+    local FIRST, GREW, SLOWER, UNAVAILABLE = 0, 1, 2, 5
+    local OVERLOADS = { timeout = 3, answer = 4 }
     local FIELDS = { 'limit', 'is_used', 'count', 'quick', 'median', 'best', 'slow', 'slow_limit',
         'slow_median', 'wall', 'held', 'fence', 'reason', 'changed' }
 

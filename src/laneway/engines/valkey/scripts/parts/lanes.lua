@@ -204,10 +204,13 @@ local lanes = part(function(lanes)
         return lane.is_rare and stored .. rare_of(lane) or stored
     end
 
-    function lanes.find(name)
+    -- `stored`: its record, if it was read already; false: there is none.
+    function lanes.find(name, stored)
         local lane = known[name]
         if lane == nil then
-            local stored = call('HGET', keys.lanes, name)
+            if stored == nil then
+                stored = call('HGET', keys.lanes, name)
+            end
             lane = stored and decode(name, stored)
             known[name] = lane
         end
@@ -237,6 +240,12 @@ local lanes = part(function(lanes)
             end
             groups.load(numbers)
         end
+    end
+
+    -- The records of these lanes, in order; false: there is none.
+    function lanes.read(names)
+        rules.load(names)
+        return read_many(keys.lanes, names)
     end
 
     -- Read several at once.

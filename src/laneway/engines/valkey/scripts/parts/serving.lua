@@ -2,8 +2,8 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, adaptive, rules, groups, gates, tallies, lanes, plain, messages,
---   key_limits, ids, settling
+-- uses: fairness, adaptive, rules, groups, gates, tallies, lanes, plain, emptied,
+--   messages, key_limits, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
@@ -161,10 +161,8 @@ local serving = part(function(serving)
             if shard.groups > 0 then
                 read_groups(found, source.gate)
             else
-                for n = 1, #found do
-                    found[n] = sub(found[n], 8)
-                end
-                lanes.load(found)
+                source.members, found = found, names_of(found)
+                source.records, source.is_tried = lanes.read(found), false
             end
         else
             found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
@@ -303,7 +301,7 @@ local serving = part(function(serving)
             calls.ahead = calls.ahead + (source.gate and 1 or 0)
             push(heap, { group.vt, group.number, group, source })
         elseif source.of_lanes then
-            local lane = lanes.find(found[at])
+            local lane = lanes.find(found[at], source.records and source.records[at])
             source.at = at + 1
             if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
@@ -323,7 +321,7 @@ local serving = part(function(serving)
     end
 
     -- `gate`: that of the lanes; false: none. `page`: how many lanes are needed at least, of the
-    -- runnable ones; nil: it is another index.
+    -- runnable ones; nil: it is another index. Returns the source.
     local function begin(heap, name, of_lanes, gate, page)
         local source = { name = name, of_lanes = of_lanes, gate = gate, shut = 0, offset = 0,
             page = page or PAGE, is_runnable = page and true, left = calls.left, read = 0, at = 1,
@@ -331,7 +329,10 @@ local serving = part(function(serving)
         if calls.may_pass and of_lanes then
             prepare(source, page and ALWAYS_PASSED or ALWAYS_PASSED_AT_GATE)
         end
-        advance(heap, source)
+        if not page then
+            advance(heap, source)
+        end
+        return source
     end
 
     -- Begin to read lanes of a group. `gate`: as `begin`; `first`: the first runnable ones, if they
@@ -378,10 +379,11 @@ local serving = part(function(serving)
         calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
         calls.for_others = calls.left - room
         -- one more than there are shows that these are all
-        begin(heap, tier_queue.runnable, true, false, max(1, min(math.ceil(room / calls.chunk),
-            entries + 1, PAGE_MOST)))
+        local runnable = begin(heap, tier_queue.runnable, true, false, max(1, min(math.ceil(room
+            / calls.chunk), entries + 1, PAGE_MOST)))
         begin(heap, tier_queue.heads, false)
-        return { heap = heap, tier_queue = tier_queue, lanes = found, open = open }
+        return { heap = heap, tier_queue = tier_queue, lanes = found, open = open,
+            behind = runnable }
     end
 
     -- A group counts once for its runnable lanes and once at each gate until its first visit, and
@@ -457,15 +459,21 @@ local serving = part(function(serving)
         return fairness.stride(take, policy.weight)
     end
 
-    -- `permits`: those that the messages use together; `largest`: the most that one uses.
-    local function charge(lane, tier_queue, policy, take, permits, largest, is_alone)
-        lanes.before_move(lane)
+    -- Advance the lane's virtual time. Returns the one that its tier queue, or group, has reached.
+    local function advance_time(lane, tier_queue, policy, take, is_alone)
         local reached = lane.vt
-        lane.vt = lane.vt + stride(lane, tier_queue, policy, take)
+        lane.vt = reached + stride(lane, tier_queue, policy, take)
         if is_alone then
             reached = fairness.reached(reached, lane.vt, stride(lane, tier_queue, policy,
                 fairness.chunk(take, 2, policy.weight)))
         end
+        return reached
+    end
+
+    -- `permits`: those that the messages use together; `largest`: the most that one uses.
+    local function charge(lane, tier_queue, policy, take, permits, largest, is_alone)
+        lanes.before_move(lane)
+        local reached = advance_time(lane, tier_queue, policy, take, is_alone)
         if lane.tier_queue > 0 then
             tier_queue.vt = reached
         else
@@ -725,13 +733,64 @@ local serving = part(function(serving)
         return taken, line.heap[1] ~= nil or line.behind ~= nil
     end
 
+    -- Visit lanes of the page that was read from a source, as far as each visit empties its lane.
+    -- Returns how much was taken, and whether more than that may be emptied.
+    local function empty_in_page(line, source, room, entries)
+        local found, members, records, at = source.found, source.members, source.records, source.at
+        local order, visits, tier_queue, taken = calls.order, calls.visits, line.tier_queue, 0
+        local n, v, is_alone, size, first = #order, #visits, entries <= 1, #found, at
+        local next_one, lane = line.heap[1], nil
+        while at <= size and taken < room do
+            local name, stored = found[at], records[at]
+            lane = stored and not lanes.is_known(name) and emptied.find(name, members[at], stored,
+                room - taken, entries)
+            if not lane or (next_one and (next_one[1] < lane.vt or (next_one[1] == lane.vt
+                and next_one[2] < lane.number))) then
+                break
+            end
+            tier_queue.vt = advance_time(lane, tier_queue, lane.policy, lane.ready, is_alone)
+            taken, at, n, v = taken + lane.ready, at + 1, n + 1, v + 1
+            order[n], visits[v] = lane, { lane, lane.ready }
+        end
+        source.at, source.is_tried = at, at <= size and not lane -- the others have more, mostly
+        line.lanes, calls.left = line.lanes - at + first, calls.left - taken
+        tier_queue.delivered, shard.delivered = tier_queue.delivered + taken, shard.delivered
+            + taken
+        return taken, at > size
+    end
+
+    -- Visit the next lanes of the line as far as each visit empties its lane. Returns how much was
+    -- taken.
+    local function serve_emptied(line, room, entries)
+        local source, taken, goes_on = line.behind, 0, true
+        while taken < room and goes_on do
+            if source.at > #source.found and not source.is_last then
+                read_page(source)
+            end
+            local got
+            got, goes_on = empty_in_page(line, source, room - taken, entries)
+            taken, goes_on = taken + got, goes_on and not source.is_last
+        end
+        return taken
+    end
+
+    -- Whether the next lanes of the line may be emptied without being decoded.
+    local function may_empty(line)
+        local behind = line.behind
+        return behind and behind.is_runnable and not behind.is_tried and not calls.last_rank
+            and not calls.may_pass and shard.groups == 0
+    end
+
     -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
     -- start the next one yet.
     local function serve(line, room)
         local entries, taken = min(room + calls.others, line.lanes), 0
         calls.for_others = calls.left - room
         while taken < room and not is_over() do
-            local entry = next_lane(line)
+            if may_empty(line) then
+                taken = taken + serve_emptied(line, room - taken, entries)
+            end
+            local entry = taken < room and next_lane(line)
             if not entry then
                 break
             end
@@ -1088,7 +1147,9 @@ local serving = part(function(serving)
         local mids = {}
         for n = 1, #calls.order do
             local given = calls.order[n]
-            if given.wanted > 0 then
+            if given.is_emptied then
+                emptied.add_numbers(given, mids)
+            elseif given.wanted > 0 then
                 local lane, taken = given.lane, nil
                 if given.picked then
                     taken = fetch_picked(lane, given.picked)
@@ -1301,6 +1362,7 @@ local serving = part(function(serving)
             local kind, tail_here = stored and byte(stored), nil
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
+                lane = emptied.whole(given)
                 uncount(lane, policy)
             elseif kind == RICH or is_once then
                 local slot = is_key_limited and slot_for(lane, mid, stored)
@@ -1364,6 +1426,7 @@ local serving = part(function(serving)
 
     local function deliver_all(visits)
         local mids, records = fetch_all()
+        emptied.write(calls.order)
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, sinces = {},
             tails = { [true] = {}, [false] = {} } }
         for n = 1, #calls.order do
@@ -1452,7 +1515,9 @@ local serving = part(function(serving)
         end
         deliver_all(topics and calls.visits or mixed(calls.visits))
         for _, given in ipairs(calls.order) do
-            lanes.place(given.lane)
+            if not given.lane.is_emptied then
+                lanes.place(given.lane)
+            end
         end
         -- a call that passes lanes over does not change the tiers' carries
         for tier_queue, carry in pairs(carries) do
