@@ -164,3 +164,101 @@ def test_small_calls_of_a_lease_visit_as_one(engine: FullEngine, calls: Calls) -
     assert calls.leases >= 2
     visited = len({lease.topic for lease in leases})
     assert visited <= 3 * LEAST_AT_ONCE // 4 + calls.leases, "the end of a call may cut a visit"
+
+
+SUBSCRIPTIONS = 100
+
+
+@pytest.fixture
+def most_published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The messages and copies that each call publishes."""
+    counts: list[int] = []
+    run = Namespace.run
+
+    def counted(
+        space: Namespace, name: str, shard: int, now_us: int | None, *arguments: Any, **how: bool
+    ) -> Any:
+        if name == "put":
+            counts.append(len(msgspec.msgpack.decode(arguments[POSITION_OF_ORDER])))
+        elif name == "settle" and arguments[3]:
+            counts.append(len(msgspec.msgpack.decode(arguments[4])))
+        return run(space, name, shard, now_us, *arguments, **how)
+
+    monkeypatch.setattr(Namespace, "run", counted)
+    return counts
+
+
+def subscribe(engine: FullEngine, topic: str, count: int, **options: Any) -> None:
+    names = [f"subscription:s{n:03}" for n in range(count)]
+    engine.policy_set("operator", topic, {**{name: {} for name in names}, **options})
+
+
+def bodies_in(engine: FullEngine, topic: str) -> list[bytes]:
+    return [lease.body for lease in engine.lease(50, topics=[topic]).leases]
+
+
+def test_settlements_that_publish_copies_are_divided(
+    engine: FullEngine, most_published: list[int]
+) -> None:
+    """Acks with many copies were one call: 250 acks with 1,000 copies each took seconds."""
+    subscribe(engine, "orders", SUBSCRIPTIONS)
+    engine.put(plain(20))
+    leases = engine.lease(20).leases
+    most_published.clear()
+    answers = engine.settle(
+        [Settlement(lease.handle, lease.fence) for lease in leases],
+        publish={n: [Draft("orders", b"%d" % n)] for n in range(20)},
+    )
+    assert answers == ["acked"] * 20
+    assert sum(most_published) == 20 * (1 + SUBSCRIPTIONS)
+    assert max(most_published) <= AT_ONCE
+    assert bodies_in(engine, "orders#s099") == [b"%d" % n for n in range(20)]
+
+
+def test_a_forwarded_batch_with_copies_is_divided(
+    engine: FullEngine, most_published: list[int]
+) -> None:
+    """It was one call, whatever it had. A repeat knows what each of its calls has taken."""
+    subscribe(engine, "orders", SUBSCRIPTIONS)
+    drafts = [Draft("orders", b"%d" % n, id=f"{n}", sticky=True) for n in range(20)]
+    for outcome in ("accepted", "duplicate"):
+        receipts = engine.forward(drafts, spool="s", batch="1")
+        assert [receipt.outcome for receipt in receipts] == [outcome] * 20
+    assert max(most_published) <= PLAIN_AT_ONCE
+    assert bodies_in(engine, "orders#s099") == [b"%d" % n for n in range(20)]
+
+
+def test_a_divided_batch_keeps_the_order_of_full_topics(
+    engine: FullEngine, most_published: list[int]
+) -> None:
+    """After a refused message the later ones of its topic are refused, in later calls too."""
+    where = {"subscription:few": {"where": {"type": "a"}}}
+    subscribe(engine, "orders", SUBSCRIPTIONS, **where)
+    engine.policy_set("operator", "orders#few", {"max_backlog": 1})
+    drafts = [
+        Draft(topic, b"%d" % n, id=f"{n}", sticky=True, headers={"type": "a" if n < 4 else "b"})
+        for n, topic in enumerate(["orders", "other"] * 10)
+    ]
+    receipts = engine.forward(drafts, spool="s", batch="1")
+    assert len(most_published) > 1
+    assert [receipt.outcome for receipt in receipts] == [
+        "accepted" if n == 0 or n % 2 else "refused" for n in range(20)
+    ]
+    assert [receipt.id for receipt in receipts] == [draft.id for draft in drafts]
+    assert engine.topic_stats("orders#s000").waiting == 1
+    (few,) = engine.lease(1, topics=["orders#few"]).leases
+    engine.settle([Settlement(few.handle, few.fence)])
+    again = engine.forward(drafts, spool="s", batch="1")
+    assert [receipt.outcome for receipt in again] == [
+        "duplicate" if n == 0 or n % 2 else "accepted" for n in range(20)
+    ]
+    assert bodies_in(engine, "orders") == [b"%d" % n for n in range(0, 20, 2)]
+
+
+def test_copies_are_put_apart_from_later_messages(
+    engine: FullEngine, most_published: list[int]
+) -> None:
+    """A message with many copies is a call by itself, also in a batch that is one otherwise."""
+    subscribe(engine, "orders", PLAIN_AT_ONCE)
+    engine.put([Draft("orders", b"0"), *rich(100), Draft("orders", b"1"), *plain(100)])
+    assert max(most_published) == 1 + PLAIN_AT_ONCE

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import msgspec
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
-from laneway.engines.sharded.splitting import Numbers, by_shard, pages, partial_call
+from laneway.engines.sharded.splitting import Numbers, by_shard, pages_within, partial_call
 from laneway.engines.sharded.visits import Visits
-from laneway.engines.shared.copies import copies_of
+from laneway.engines.shared.copies import copies_of, count_copies
 from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, StoredResult
@@ -139,7 +139,7 @@ class ShardedQueue(ABC):
     def _forward_on(
         self, shard: int, drafts: Sequence[Draft], spool: str, batch: str, now_us: int | None
     ) -> list[Receipt]:
-        """As `_put_on`, in one atomic call."""
+        """As `_put_on`. What the shard takes of the batch is remembered with it."""
 
     @abstractmethod
     def _lease_on(
@@ -433,7 +433,7 @@ class ShardedQueue(ABC):
         by_shard = self._numbers.by_shard([settlement.handle for settlement in settlements])
         for shard in self._free_first(by_shard):
             for page in (
-                pages(by_shard[shard], self.most_at_once)  # a refused message undoes all of a call
+                self._publishing_pages(by_shard[shard], publish)
                 if publish
                 else self._settle_pages(by_shard[shard])
             ):
@@ -450,6 +450,22 @@ class ShardedQueue(ABC):
                 for position, answer in zip(page, page_answers, strict=True):
                     answers[position] = answer
         return answers
+
+    def _publishing_pages(
+        self, positions: Sequence[int], publish: Mapping[int, Sequence[Draft]]
+    ) -> Iterable[Sequence[int]]:
+        """
+        The parts of a shard's settlements, one for each call of it, if some of them publish: a
+        refused message undoes all of a call. What a settlement publishes is never divided.
+        """
+        route_of = self._namespace.routes.route
+
+        def published_by(position: int) -> int:
+            """How many messages and copies a settlement publishes."""
+            drafts = publish.get(position, ())
+            return sum(1 + count_copies(draft, route_of(draft.topic).policy) for draft in drafts)
+
+        return pages_within(positions, self.most_at_once, published_by)
 
     def _settle_pages(self, positions: Sequence[int]) -> Iterable[Sequence[int]]:
         """The parts of a shard's settlements that publish nothing, one for each call of it."""

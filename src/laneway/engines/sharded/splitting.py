@@ -13,7 +13,7 @@ import msgspec
 from laneway.errors import BadMessage, EngineUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -41,6 +41,22 @@ def pages(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """The items in slices of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def pages_within(items: Sequence[T], most: int, weight_of: Callable[[T], int]) -> list[Sequence[T]]:
+    """
+    The items in slices of at most `most`, whose weights together are at most `most`, too. An item
+    that is heavier is a slice by itself.
+    """
+    found: list[Sequence[T]] = []
+    start = weight = 0
+    for n, item in enumerate(items):
+        more = weight_of(item)
+        if n > start and (n - start == most or weight + more > most):
+            found.append(items[start:n])
+            start, weight = n, 0
+        weight += more
+    return [*found, items[start:]]
 
 
 class CallSize:

@@ -62,6 +62,13 @@ def copies_of(draft: Draft, policy: Resolved) -> list[Draft]:
     ]
 
 
+def count_copies(draft: Draft, policy: Resolved) -> int:
+    """How many copies `copies_of` returns."""
+    if not is_copied(draft, policy):
+        return 0
+    return sum(subscription.takes(draft.headers) for subscription in policy.subscriptions)
+
+
 def expiries(policy: Resolved) -> dict[str, int]:
     """After how many microseconds subscriptions of a topic are unused, by name."""
     return {

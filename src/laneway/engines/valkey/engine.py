@@ -10,6 +10,8 @@ import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from laneway import subscriptions
 from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, Capabilities
 from laneway.engines.sharded.grants import Grants
@@ -144,7 +146,23 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     def _forward_on(
         self, shard: int, drafts: Sequence[Draft], spool: str, batch: str, now_us: int | None
     ) -> list[Receipt]:
-        return self._put_page(shard, drafts, now_us, (spool, batch))
+        receipts: list[Receipt | None] = [None] * len(drafts)
+        left = list(range(len(drafts)))
+        while left:
+            done = cast("list[Receipt]", receipts[: left[0]])
+            with partial_call(is_first=len(left) == len(drafts)), _after(done):
+                answers = self._put_page(shard, [drafts[n] for n in left], now_us, (spool, batch))
+            full: dict[str, Receipt] = {}
+            for n, receipt in zip(left, answers, strict=False):
+                receipts[n] = receipt
+                if receipt.outcome == "refused":
+                    full[drafts[n].topic] = receipt
+            for n in left:  # the function knows only the topics of its own call
+                draft = drafts[n]
+                if receipts[n] is None and draft.topic in full:
+                    receipts[n] = msgspec.structs.replace(full[draft.topic], id=draft.id or "")
+            left = [n for n in left if receipts[n] is None]
+        return cast("list[Receipt]", receipts)
 
     def _put_one(self, shard: int, draft: Draft, now_us: int | None) -> Receipt:
         space = self._space
@@ -188,15 +206,12 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     ) -> list[Receipt]:
         """
         Put messages with one call of the function: all of them, or only the first, as many as a
-        call may have (`is_whole` is False, or they have many copies). `forwarded`: spool and batch;
-        then all of them.
+        call may have (`is_whole` is False, or they have many copies). `forwarded`: spool and batch.
         """
         space = self._space
         while True:
             version = space.routes.version
-            page = self._encoded(
-                shard, drafts, is_whole=is_whole, is_forwarded=forwarded is not None
-            )
+            page = self._encoded(shard, drafts, is_whole=is_whole)
             drafts = drafts[: page.count]
             known = space.routes.known_own(page.drafts)
             head = (
@@ -252,9 +267,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             self._space.agree(shard, answer[1])
         return True
 
-    def _encoded(
-        self, shard: int, drafts: Sequence[Draft], *, is_whole: bool, is_forwarded: bool
-    ) -> _PutPage:
+    def _encoded(self, shard: int, drafts: Sequence[Draft], *, is_whole: bool) -> _PutPage:
         """
         The arguments of one call of `put`: of all drafts, or (`is_whole` is False, or they have
         many copies) of the first, as many as a call may have.
@@ -265,12 +278,12 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         most = UNLIMITED if is_whole else self._plain_puts.limit
         most_if_rich = UNLIMITED if is_whole else self._puts.limit
         for draft in drafts:
-            if len(messages) >= most:
+            if len(messages) >= (min(most, PLAIN_AT_ONCE) if page.copied else most):
                 break
             route = route_of(draft.topic)
             if route.is_copied and is_copied(draft, route.policy):
                 copies = copies_of(draft, route.policy)
-                if messages and not is_forwarded and len(messages) + len(copies) >= PLAIN_AT_ONCE:
+                if messages and len(messages) + len(copies) >= PLAIN_AT_ONCE:
                     break
                 if self._add_copied(shard, page, draft, route, copies):
                     most = most_if_rich
