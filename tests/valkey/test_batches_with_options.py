@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from laneway.engines.base import FullEngine
+from laneway.errors import BacklogFull
 from laneway.message import Action, Draft, Lease, Settlement
 from laneway.units import SECOND
 from tests.conformance.valkey_setups import server
@@ -143,6 +145,122 @@ def test_batches_wake_idle_lanes_as_on_sqlite(opened: Opened) -> None:
             engine.settle([Settlement(each.handle, each.fence) for each in ends], now_us=now)
             held[n] = kept
         for topic in TOPICS:
+            stats = [engine.topic_stats(topic, now_us=now) for engine in engines]
+            assert stats[0] == stats[1]
+    assert [check for check in engines[0].doctor() if not check.ok] == []
+
+
+SUBSCRIPTIONS = 12
+COPIED = ("copied.a", "copied.b", "copied.c")
+POLICIES_OF_COPIES: dict[str, dict[str, Any]] = {
+    "copied.*": {"dedupe": 3},
+    "copied.*#s1": {"serial": "hold"},
+    "copied.*#s2": {"ttl": 4},
+    "copied.*#s3": {"rate": 2.0, "burst": 1},
+    "copied.*#s4": {"merge": "last", "window": 1},
+    "copied.*#s5": {"dedupe": 60},
+    "copied.*#s6": {"concurrency": 1},
+}
+CHANGES_OF_COPIES: list[tuple[str, dict[str, Any]]] = [
+    ("copied.a", {"own_backlog": False}),
+    ("copied.a", {"own_backlog": None}),
+    ("copied.b#s7", {"max_backlog": 2, "on_full": "drop_oldest"}),
+    ("copied.b#s7", {"max_backlog": 2, "on_full": "refuse"}),
+    ("copied.b#s7", {"max_backlog": None, "on_full": None}),
+    ("copied.c#s8", {"paused": True}),
+    ("copied.c#s8", {"paused": None, "tier": "high"}),
+    ("copied.c", {"subscription:s9": {"expires": 60}}),
+]
+
+
+def copied_drafts(draw: random.Random, number: int, count: int) -> list[Draft]:
+    """Messages of topics with subscriptions; some are plain, and some have ids."""
+    drafts = []
+    for n in range(count):
+        each = draft(draw, number + n, is_unusual=draw.random() < 0.1)
+        if draw.random() < 0.5:
+            each = Draft("", each.body, each.key, headers=draw.choice((None, {"a": "b"})))
+        drafts.append(
+            msgspec.structs.replace(
+                each,
+                topic=draw.choice((*COPIED, "copied.d")),
+                id=draw.choice((None, f"id{draw.randrange(max(0, number - 30), number + count)}")),
+                sticky=draw.random() < 0.2,
+            )
+        )
+    return drafts
+
+
+def id_of(lease: Lease) -> str:
+    """What both engines say alike of the id: not the part that an engine generated."""
+    generated, colon, rest = lease.id.partition(":")
+    return generated + colon + rest if generated.startswith("id") else colon + rest
+
+
+def settled(settle: Callable[[], Sequence[str]]) -> list[str]:
+    """The answers, or the topics of refused messages."""
+    try:
+        return list(settle())
+    except BacklogFull as error:
+        return [getattr(receipt, "topic", "") for receipt in error.receipts]
+
+
+def test_copies_do_the_same_as_on_sqlite(opened: Opened) -> None:
+    """Copies with and without options, put by batches, by spools and by settlements."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    engines = opened(server().url), opened("sqlite://")
+    now = 1_700_000_000 * SECOND
+    for engine in engines:
+        for topic in COPIED:
+            names: dict[str, Any] = {f"subscription:s{n}": {} for n in range(SUBSCRIPTIONS)}
+            engine.policy_set("code", topic, names, now_us=now)
+        for pattern, policy in POLICIES_OF_COPIES.items():
+            engine.policy_set("code", pattern, policy, now_us=now)
+    topics = [
+        *COPIED,
+        "copied.d",
+        *(f"{topic}#s{n}" for topic in COPIED for n in range(SUBSCRIPTIONS)),
+    ]
+    number = 0
+    for turn in range(ROUNDS):
+        if turn % 6 == 5:
+            pattern, policy = draw.choice(CHANGES_OF_COPIES)
+            for engine in engines:
+                engine.policy_set("code", pattern, policy, now_us=now)
+        count = draw.choice((1, 2, 15))
+        drafts = copied_drafts(draw, number, count)
+        number += count
+        outcomes = []
+        for engine in engines:
+            if turn % 5 == 4:
+                named = [
+                    msgspec.structs.replace(each, id=each.id or each.body.decode(), sticky=True)
+                    for each in drafts
+                ]
+                answer = engine.forward(named, spool="s", batch=f"{turn}", now_us=now)
+            else:
+                answer = engine.put(drafts, now_us=now)
+            outcomes.append([receipt.outcome for receipt in answer])
+        assert outcomes[0] == outcomes[1]
+        now += draw.choice((0, 1000, SECOND // 2, 2 * SECOND))
+        chosen, room = draw.getrandbits(32), draw.randrange(1, ROOM + 1)
+        answers = []
+        both = [engine.lease(room, now_us=now).leases for engine in engines]
+        assert [seen(lease) for lease in both[0]] == [seen(lease) for lease in both[1]]
+        assert list(map(id_of, both[0])) == list(map(id_of, both[1]))
+        for engine, leases in zip(engines, both, strict=True):
+            same = random.Random(chosen)
+            ends = [settlement(same, lease) for lease in leases]
+            publish = {
+                n: copied_drafts(same, number, same.choice((1, 1, 2)))
+                for n in same.sample(range(len(ends)), min(len(ends), same.choice((0, 1, 5))))
+            }
+            settle = partial(engine.settle, ends, publish=publish, now_us=now)
+            answers.append(settled(settle))
+        assert answers[0] == answers[1]
+        for topic in topics:
             stats = [engine.topic_stats(topic, now_us=now) for engine in engines]
             assert stats[0] == stats[1]
     assert [check for check in engines[0].doctor() if not check.ok] == []

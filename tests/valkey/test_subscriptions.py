@@ -92,3 +92,26 @@ def test_a_body_that_a_new_limit_refuses(app: Laneway) -> None:
     for engine in (one, other):
         engine.close()
     app.close()
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+@pytest.mark.parametrize("shards", [1, 8])
+def test_copies_are_named_after_their_settlement(shards: int, priority: int) -> None:
+    """Also where the settlements of one call publish the same; a repeat publishes nothing."""
+    settings = Settings(namespace=uuid.uuid4().hex)
+    engine = open_engine(f"{server().url}?shards={shards}", settings)
+    engine.policy_set("code", "a", {"subscription:s": {}})
+    engine.put([Draft("in", b"", id=f"parent{n}") for n in range(3)])
+    leases = engine.lease(3, topics=["in"]).leases
+    engine.settle(
+        [Settlement(lease.handle, lease.fence) for lease in leases],
+        publish={n: [Draft("a", b"same", priority=priority)] * 2 for n in range(3)},
+    )
+    expected = [f"parent{n}:{k}" for n in range(3) for k in range(2)]
+    for topic in ("a", "a#s"):
+        found = engine.lease(10, topics=[topic]).leases
+        assert sorted(lease.id for lease in found) == expected
+        engine.settle([Settlement(lease.handle, lease.fence) for lease in found])
+    again = [Draft("a", b"same", id=name, sticky=True, priority=priority) for name in expected]
+    assert {receipt.outcome for receipt in engine.put(again)} == {"duplicate"}
+    engine.close()

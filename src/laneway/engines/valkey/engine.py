@@ -466,15 +466,21 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         call.encode(self._random)
         while True:
             every = self._with_copies(published)
-            routes = [space.routes.route(draft.topic) for _, draft, _ in every]
-            messages = [
-                self._rich(shard, draft, route)
-                for (_, draft, _), route in zip(every, routes, strict=True)
-            ]
-            places = [
-                (call.row_of(at), len(draft.body) > route.policy.max_body, *group)
-                for (at, draft, group), route in zip(every, routes, strict=True)
-            ]
+            topics: dict[str, int] = {}
+            places: list[int | bool | str] = []
+            messages: list[bytes] = []
+            for at, draft, group in every:
+                route = space.routes.route(draft.topic)
+                message = self._published_plainly(draft, route, group)
+                position = NOT_PLAIN
+                if message is None:
+                    message = self._rich(shard, draft, route)
+                else:
+                    position = topics.setdefault(draft.topic, len(topics) + 1)
+                messages.append(message)
+                is_too_large = len(draft.body) > route.policy.max_body
+                own_id = draft.id or False if position != NOT_PLAIN else False
+                places += (call.row_of(at), is_too_large, *group, position, own_id)
             known = space.routes.known_own([draft for _, draft, _ in every])
             answers: list[Any] = space.run(
                 "settle",
@@ -482,7 +488,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 now_us,
                 *call.packed,
                 *(
-                    (records.pack([space.routes.version, known]), records.pack(places))
+                    (
+                        records.pack([space.routes.version, known, list(topics)]),
+                        records.pack(places),
+                    )
                     if published
                     else (b"",)
                 ),
@@ -499,25 +508,41 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         self._settles.fit(len(settlements), call_us)
         return call.answers(unlike, rows)
 
+    def _published_plainly(
+        self, draft: Draft, route: Route, group: tuple[bool | int, ...]
+    ) -> bytes | None:
+        """
+        The record of a message or copy that a settlement publishes as a plain one, complete if it
+        has an id. None: it cannot, or it may have copies, or nobody may use its subscription.
+        """
+        _, count_or_expires, _ = group
+        if count_or_expires is not False or not _is_plain(draft, route):
+            return None
+        if draft.id is None:
+            return _plain_message(draft, route, {})
+        if not self._is_plain_id(draft):
+            return None
+        return records.plain_record(msgspec.structs.replace(draft, sticky=True))
+
     def _with_copies(
         self, published: Sequence[tuple[int, Draft]]
     ) -> list[tuple[int, Draft, tuple[bool | int, ...]]]:
         """
         The messages that settlements publish, with their copies: the settlement's position, the
-        draft, and whether it is a copy, see `settle.lua`.
+        draft, and three values about copies, see `settle.lua`.
         """
         every: list[tuple[int, Draft, tuple[bool | int, ...]]] = []
         for at, draft in published:
             policy = self._space.routes.route(draft.topic).policy
             if not is_copied(draft, policy):
-                every.append((at, draft, (False,)))
+                every.append((at, draft, (False, False, False)))
                 continue
             copies = copies_of(draft, policy)
             every.append((at, draft, (False, len(copies), policy.own_backlog)))
             expires = expiries(policy)
             for copy in copies:
                 after_us = expires.get(subscriptions.split(copy.topic)[1])
-                every.append((at, copy, (True, False if after_us is None else after_us)))
+                every.append((at, copy, (True, False if after_us is None else after_us, False)))
         return every
 
     def _raise_refused(self, answers: list[Any], published: Sequence[Draft]) -> None:

@@ -45,6 +45,7 @@ PARTS = (
     "forwarding",
     "acks",
     "settling",
+    "publishing",
     "wakes",
     "housekeeping",
     "serving",

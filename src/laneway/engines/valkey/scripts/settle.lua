@@ -7,11 +7,12 @@
 --   random, position in the call, overload} of each (packed); see settling.lua
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
 -- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
---   the own policies that it knows by topic} (packed)
+--   the own policies that it knows by topic, the topics of plain messages} (packed)
 -- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large, whether it
 --   is a copy; of a message that may have copies: how many follow, whether it is stored; of a copy:
---   after how many microseconds its subscription is unused} of each published message and copy
---   (packed)
+--   after how many microseconds its subscription is unused, false; else false, false; the position
+--   of its topic in ARGV[6], -1: it is not plain; the id of a plain one that has one} of each
+--   published message and copy, flat (packed)
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
@@ -19,63 +20,10 @@
 -- {"own", …} as put.lua; {"too large", position}, {"impossible", position, delay} and {"refused",
 -- id, topic, …}: a published message was not accepted. Then nothing was changed.
 
-local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
-local follow, groups, expires = {}, {}, {}
-if ARGV[6] ~= '' then
-    local version, known = unpack(values_of(ARGV[6]))
-    if version ~= shard.version then
-        return { 'stale', shard.version }
-    end
-    local drafts = {}
-    for n = 1, #values_of(ARGV[7]) do
-        drafts[n] = putting.decode(ARGV[7 + n])
-    end
-    local unknown = rules.unknown_to(known, {}, drafts)
-    if unknown then
-        return { 'own', unpack(unknown) }
-    end
-    local mids, counted = {}, {}
-    for n, each in ipairs(settlements) do
-        mids[n] = each[1]
-    end
-    local leases = settling.read(mids)
-    for n, each in ipairs(values_of(ARGV[7])) do
-        local position, is_too_large, is_copy, copies_of, is_stored = unpack(each)
-        local settlement, lease = settlements[position], leases[position]
-        counted[position] = (counted[position] or 0) + (is_copy and 0 or 1)
-        if lease and lease.fence == settlement[2] and not lease.gone and ENDS[settlement[3]] then
-            if is_too_large then
-                return { 'too large', n - 1 }
-            end
-            local draft = drafts[n]
-            local parent = lease.empty and generated_id(settlement[1])
-                or ids.of(messages.read(settlement[1]))
-            draft.id, draft.sticky, draft.position = draft.id or parent .. ':'
-                .. text(counted[position] - 1), true, position
-            draft.content = content_of(draft.topic, draft.key, draft.id, draft.headers, true,
-                draft.mkey, body_of(draft))
-            local impossible, by = putting.impossible({ draft })
-            if impossible then
-                return { 'impossible', n - 1, by }
-            end
-            follow[#follow + 1] = draft
-            if is_copy then
-                expires[draft] = copies_of
-            else
-                groups[draft] = copies_of and { copies_of, is_stored, draft.size }
-            end
-        end
-    end
-    -- only a backlog limit refuses a message from here on
-    local has_limits = shard.max_backlog or shard.max_backlog_bytes
-    for _, draft in ipairs(follow) do
-        local policy = rules.of(draft.topic)
-        has_limits = has_limits or policy.max_backlog or policy.max_backlog_bytes
-    end
-    if has_limits then
-        undo.begin()
-    end
+local impossible = publishing.read(settlements, ARGV[6], ARGV[7])
+if impossible then
+    return impossible
 end
 
 local outcomes, has_outcome_at = values_of(ARGV[5]), {}
@@ -86,9 +34,7 @@ for _, each in ipairs(settlements) do
     each.has_outcome = has_outcome_at[each[10]]
     each.reports_end = each.has_outcome
 end
-for _, draft in ipairs(follow) do
-    settlements[draft.position].reports_end = true
-end
+publishing.mark(settlements)
 
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
@@ -148,19 +94,9 @@ for n = 1, #outcomes, 3 do
         results.write('o', outcomes[n + 1], ARGV[#ARGV - (#outcomes - n - 2) / 3], outcomes[n + 2])
     end
 end
-local accepted, copied, has_copies = {}, { expires = {} }, next(groups) ~= nil
-for _, draft in ipairs(follow) do
-    if answers[draft.position] == 'acked' or answers[draft.position] == 'died' then
-        accepted[#accepted + 1] = draft
-        copied[#accepted], copied.expires[#accepted] = groups[draft] or nil, expires[draft]
-    end
-end
-for n, answer in ipairs(intake.accept_all(accepted, has_copies and copied)) do
-    if type(answer) == 'table' and answer[1] == 'refused' then
-        undo.run()
-        return { 'refused', accepted[n].id, answer[5] or accepted[n].topic, answer[2], answer[3],
-            answer[4] }
-    end
+local refused = publishing.put(answers)
+if refused then
+    return refused
 end
 save(#left > 0 or #settlements > 0) -- plain acks create no event
 return { unlike, answers, call_us() }

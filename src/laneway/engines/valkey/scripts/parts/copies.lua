@@ -10,10 +10,12 @@
 local copies = part(function(copies)
     local last, verdict -- of the message whose copies follow: the last copy; why none is accepted
     local oldest -- by number of a lane: the since of its oldest ready message
+    local is_open -- every copy is accepted
     local MOST_RANKS, MOST_AT_FRONT = 100, 100
 
-    function copies.begin()
-        last, verdict, oldest = 0, nil, {}
+    -- `are_accepted`: no copy refuses its message, and none is for an unused subscription.
+    function copies.begin(are_accepted)
+        last, verdict, oldest, is_open = 0, nil, {}, are_accepted
     end
 
     local function has_limit(draft)
@@ -129,7 +131,7 @@ local copies = part(function(copies)
         if is_stored and id and ids.is_known(topic, id, generated_mid) then
             return { 'duplicate' }
         end
-        for at = n + 1, n + count do
+        for at = n + 1, is_open and n or n + count do
             local refused = drafts[at] and not is_unused(at, copied, drafts)
                 and refusal(drafts[at])
             if refused then

@@ -47,10 +47,22 @@ ids = part(function(ids)
         return record and record.topic == topic or false
     end
 
-    -- Read several at once: the ids of each topic.
+    -- Add an id to those that `ids.load` is to read. Most topics have one: it needs no table.
+    function ids.add_wanted(by_topic, topic, id)
+        local wanted = by_topic[topic]
+        if not wanted then
+            by_topic[topic] = id
+        elseif type(wanted) == 'string' then
+            by_topic[topic] = { wanted, id }
+        else
+            wanted[#wanted + 1] = id
+        end
+    end
+
+    -- Read several at once: the ids of each topic. A single one is read when it is needed.
     function ids.load(by_topic)
         for topic, wanted in pairs(by_topic) do
-            if #wanted > 1 then -- a single one is read when it is needed
+            if type(wanted) ~= 'string' then
                 writes.load_fields(of(topic), wanted)
             end
         end
@@ -70,6 +82,23 @@ ids = part(function(ids)
         if is_generated(id) then
             writes.set_field(keys.aliases, id, topic)
         end
+    end
+
+    -- The number of a new message, which has this id from now on; nil: the id is known. One command
+    -- looks and sets, where nothing else of the topic's ids was read.
+    function ids.claim(topic, id)
+        local name, number = of(topic), max(shard.seq, least) + 1
+        if not held_keys[name] and run('HSETNX', name, id, number) == 1 then
+            if is_generated(id) then
+                writes.set_field(keys.aliases, id, topic)
+            end
+        elseif ids.is_known(topic, id) then
+            return nil
+        else
+            ids.set(topic, id, number)
+        end
+        shard.seq = number
+        return number
     end
 
     -- From now on an id names a message that it joined. The caller counts it in the record.
@@ -136,9 +165,7 @@ ids = part(function(ids)
             'LIMIT', 0, most), {}
         for _, member in ipairs(members) do
             local cut = find_in(member, '\0', 1, true)
-            local topic, id = sub(member, 1, cut - 1), sub(member, cut + 1)
-            local wanted = by_topic[topic] or {}
-            by_topic[topic], wanted[#wanted + 1] = wanted, id
+            ids.add_wanted(by_topic, sub(member, 1, cut - 1), sub(member, cut + 1))
         end
         ids.load(by_topic)
         for _, member in ipairs(members) do

@@ -60,13 +60,7 @@ local intake = part(function(intake)
         local by_topic = {}
         for n = 1, #own_ids do
             if own_ids[n] then
-                local topic = topics[order[n]]
-                local of_topic = by_topic[topic]
-                if not of_topic then
-                    of_topic = {}
-                    by_topic[topic] = of_topic
-                end
-                of_topic[#of_topic + 1] = own_ids[n]
+                ids.add_wanted(by_topic, topics[order[n]], own_ids[n])
             end
         end
         ids.load(by_topic)
@@ -84,14 +78,15 @@ local intake = part(function(intake)
         local accepted_to = 0 -- the position of the last copy that is accepted without a question
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
-        local are_accepted = next(drafts) and not copied and putting.load_accepted(drafts, topics)
+        local are_accepted = next(drafts) and (not copied or next(copied.expires) == nil)
+            and putting.load_accepted(drafts, topics)
         if not are_accepted then
             putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
         end
         lane_heads.load(topics)
         load_ids(topics, order, own_ids)
         if copied then
-            copies.begin()
+            copies.begin(are_accepted)
         end
         for n = 1, #order do
             local position, message = order[n], stored[n]
@@ -99,7 +94,7 @@ local intake = part(function(intake)
             local refusal = keeps_order and not is_copy
                 and full[position < 0 and drafts[n].topic or topics[position]]
             if copied and not is_copy then
-                if is_plain and group and (is_limited and not group[2]
+                if is_plain and group and not are_accepted and (is_limited and not group[2]
                     or copies.have_limits(n, copied, drafts)) then
                     write() -- limits count the messages of this call
                     at = {}
@@ -123,17 +118,21 @@ local intake = part(function(intake)
             else
                 is_plain = true
                 local size = #message - 3 - unpack_from('>I2', message, 2)
-                local id, answer = own_ids[n], false
-                if id and ids.is_known(topics[position], id) then
+                local id, answer, number = own_ids[n], false, nil
+                local may_be_full = is_limited and not is_copy
+                if id and not may_be_full then
+                    number = ids.claim(topics[position], id)
+                    answer = not number and { 'duplicate' }
+                elseif id and ids.is_known(topics[position], id) then
                     answer = { 'duplicate' }
-                elseif is_limited and not is_copy then
+                elseif may_be_full then
                     answer, at = refused(topics[position], size), {}
                 end
                 if not answer then
                     local place = #written
-                    answer = max(shard.seq, least) + 1
+                    answer = number or max(shard.seq, least) + 1
                     shard.seq = answer
-                    if id then
+                    if id and not number then
                         ids.set(topics[position], id, answer)
                     end
                     written[place + 1], written[place + 2] = answer, message .. stamp

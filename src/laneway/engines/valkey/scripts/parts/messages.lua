@@ -26,7 +26,6 @@ local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
 local RICH, PLAIN = 77, 80      -- the bytes with which records begin: "M", "P"
 local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
-local HISTORY = 20              -- troubles that a message's history has at most
 local FOREVER = -1              -- dedupe
 local STICKY = 24 * 3600 * SECOND
 -- minus the number: the position of messages `at_front`, the last one first
@@ -46,6 +45,7 @@ local REASONS = {
 local ids -- defined in ids.lua, which uses `messages`
 
 local messages = part(function(messages)
+    local HISTORY = 20 -- troubles that a message's history has at most
     local known   -- by number: the decoded record; false: none
     local unread  -- by number: the stored record of a message that was read, but not decoded
     local copied  -- the numbers of unread records that are written at the end of the call

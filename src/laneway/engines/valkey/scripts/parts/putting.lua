@@ -15,7 +15,7 @@ local putting = part(function(putting)
 
     -- Tables of drafts are used again in later calls, because creating them is slow. Usual ones
     -- never have the other fields.
-    local POOL = 512
+    local POOL = 1100 -- more than a message and its copies
     local pool, taken, usual_pool, usual_taken = {}, 0, {}, 0
 
     at_begin(function()
@@ -82,11 +82,11 @@ local putting = part(function(putting)
         end
     end
 
-    -- Whether nothing has to be decided about a draft that `decode_usual` has read: it is accepted,
-    -- and waits in the lane of its topic, if its policy allows that.
+    -- Whether nothing but its id decides about a draft that `decode_usual` has read: else it is
+    -- accepted, and waits in the lane of its topic, if its policy allows that.
     local function is_accepted(draft)
         local headers = draft.headers
-        return not (draft.id or draft.mkey or draft.sticky)
+        return not draft.mkey
             and not (headers and (headers['laneway-cost'] or headers['laneway-signals']))
     end
 
@@ -95,17 +95,29 @@ local putting = part(function(putting)
             and not policy.max_backlog_bytes
     end
 
-    -- Read at once what the drafts need, and the beginnings of their lanes, if all of them are
-    -- accepted, and none is in one of these topics of plain messages. Returns false, and nothing
-    -- was read, if not.
+    -- The policies of the drafts' topics, where topics have policies of their own.
+    local function load_rules(drafts)
+        if shard.own > 0 then
+            local names = {}
+            for _, draft in pairs(drafts) do
+                names[#names + 1] = draft.topic
+            end
+            rules.load(names)
+        end
+    end
+
+    -- Read at once what the drafts need, and the beginnings of their lanes, if all of them but
+    -- those with known ids are accepted, and none is in one of these topics of plain messages.
+    -- Returns false, and nothing but policies was read, if not.
     function putting.load_accepted(drafts, topics)
-        if taken > 0 or shard.own > 0 or shard.max_backlog or shard.max_backlog_bytes then
+        if taken > 0 or shard.max_backlog or shard.max_backlog_bytes then
             return false
         end
-        local names, only_delayed, lines, last_policy, is_plain = {}, {}, {}, nil, {}
+        local names, only_delayed, lines, known, last_policy, is_plain = {}, {}, {}, {}, nil, {}
         for n = 1, #topics do
             is_plain[topics[n]] = true
         end
+        load_rules(drafts)
         for _, draft in pairs(drafts) do
             local topic, is_delayed = draft.topic, draft.delay > 0
             local policy = rules.of(topic)
@@ -122,7 +134,11 @@ local putting = part(function(putting)
             if draft.key and policy.serial then
                 lines[#lines + 1] = topic .. '\0' .. draft.key
             end
+            if draft.id then
+                ids.add_wanted(known, topic, draft.id)
+            end
         end
+        ids.load(known)
         messages.load_holders(lines)
         rich_heads.load(names, only_delayed)
         return true
@@ -131,13 +147,7 @@ local putting = part(function(putting)
     -- Read at once what the drafts need. Those of topics with a lane of their own get its name.
     function putting.load(drafts)
         local names, merge_keys, lines, known = {}, {}, {}, {}
-        if shard.own > 0 then
-            for _, draft in pairs(drafts) do
-                names[#names + 1] = draft.topic
-            end
-            rules.load(names)
-            names = {}
-        end
+        load_rules(drafts)
         for _, draft in pairs(drafts) do
             local topic = draft.topic
             local policy = rules.of(topic)
@@ -156,12 +166,7 @@ local putting = part(function(putting)
                 lines[#lines + 1] = topic .. '\0' .. draft.key
             end
             if draft.id then
-                local of_topic = known[topic]
-                if not of_topic then
-                    of_topic = {}
-                    known[topic] = of_topic
-                end
-                of_topic[#of_topic + 1] = draft.id
+                ids.add_wanted(known, topic, draft.id)
             end
         end
         lanes.load(names)
@@ -239,18 +244,21 @@ local putting = part(function(putting)
         return insert(draft, policy, lane)
     end
 
-    -- Accept a draft about which nothing has to be decided, see `load_accepted`.
+    -- Accept a draft about which nothing but its id decides, see `load_accepted`.
     function putting.insert(draft, arrivals)
         local topic, ttl, delay, key_of, now = draft.topic, draft.ttl, draft.delay, draft.key,
             shard.now
+        local mid = draft.id and ids.claim(topic, draft.id) or not draft.id and next_number()
+        if not mid then
+            return { 'duplicate' }
+        end
         local lane, which = rich_heads.use(topic), key_of and draft.policy.serial
         if not lane then
             lane = lanes.make(topic)
             lane.policy = lane.policy or draft.policy
             arrivals[#arrivals + 1] = lane
         end
-        local mid, since, expires = next_number(), delay > 0 and now + delay or now, ttl and now
-            + ttl
+        local since, expires = delay > 0 and now + delay or now, ttl and now + ttl
         local line = which and topic .. '\0' .. key_of
         if line and since == now and not messages.is_free(line) then
             return insert_decoded(draft, lane, mid, since, expires, SERIAL[which])
@@ -259,15 +267,48 @@ local putting = part(function(putting)
         return mid
     end
 
+    -- The draft's delay, if it would expire before it is due; else nil.
+    function putting.outlasts(draft)
+        local due = draft.ttl and not draft.signal and not signals.waits(draft)
+            and merging.explicit_due(draft)
+        return due and due >= shard.now + draft.ttl and due - shard.now or nil
+    end
+
     -- The position of the first draft that would expire before it is due, and its delay; nil: none.
     -- Called before anything is changed.
     function putting.impossible(drafts)
         for n, draft in pairs(drafts) do
-            local due = draft.ttl and not draft.signal and not signals.waits(draft)
-                and merging.explicit_due(draft)
-            if due and due >= shard.now + draft.ttl then
-                return n, due - shard.now
+            local by = putting.outlasts(draft)
+            if by then
+                return n, by
             end
         end
+    end
+
+    local rest_then, id_then, tail -- of the content that was named last, see below
+
+    -- The content at a position of a record, of a message of this topic, with a sticky id. Copies
+    -- of a message differ in their topics only, so what follows the topic is encoded once.
+    function putting.named(record, at, topic, id)
+        local head, body_at = packed(topic), at + 2 + unpack_from('>I2', record, at)
+        local rest = sub(record, at + 3 + #head, body_at - 1)
+        if rest ~= rest_then or id ~= id_then then
+            local _, key_of, _, headers, _, mkey = values_of(sub(record, at + 3, body_at - 1))
+            tail = packed(key_of or false, id, headers or false, true, mkey or false)
+            rest_then, id_then = rest, id
+        end
+        return pack('>I2', 1 + #head + #tail) .. CONTENT_MARK .. head .. tail
+            .. sub(record, body_at)
+    end
+
+    -- Give a draft a sticky id.
+    function putting.name(draft, id)
+        draft.content = putting.named(draft.content, 1, draft.topic, id)
+        draft.id, draft.sticky = id, true
+    end
+
+    -- The draft of a plain message's record.
+    function putting.from_plain(record)
+        return decode_usual(pack(USUAL, IS_USUAL, RANK_0 + 1, 0, 0) .. sub(record, 2))
     end
 end)

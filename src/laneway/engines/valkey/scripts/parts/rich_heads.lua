@@ -11,7 +11,7 @@
 local rich_heads = part(function(rich_heads)
     local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0i4c0'
     local SORTED_AT = 60 -- of `sorted`, behind the tier queue, see `lanes.RECORD`
-    local POOL = 512
+    local POOL = 1100 -- as many as drafts, see putting.lua
     local MANY = 8 -- new lanes
     local pool, taken = {}, 0 -- tables that are used again
     local open -- by name: the lanes that may be used
@@ -55,14 +55,16 @@ local rich_heads = part(function(rich_heads)
         end
     end
 
-    -- Read the lanes of these names, none of which is known: only the beginning, where more
-    -- messages do not change the lane's place, or wake it. `only_delayed`: by name, whether all are
+    -- Read the lanes of these names: only the beginning, where more messages do not change the
+    -- lane's place, or wake it. `only_delayed`: by name, whether all are
     -- delayed.
     function rich_heads.load(names, only_delayed)
         local found, absent, idle, records, others = read_many(keys.lanes, names), {}, {}, {}, {}
         for n = 1, #names do
             local name, stored = names[n], found[n]
-            if not stored then
+            if lanes.is_known(name) then
+                stored = nil -- it is whole already
+            elseif not stored then
                 absent[#absent + 1] = name
             else
                 local place, _, ready, delayed = unpack_from('<Bi8i4i4', stored,

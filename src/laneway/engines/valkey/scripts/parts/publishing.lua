@@ -1,0 +1,151 @@
+-- Messages that settlements publish. Each has a sticky id: its own, or one of its parent's. Those
+-- that could be published as plain messages come and are put as such, because that costs half.
+--
+-- uses: undo, rules, messages, ids, putting, intake, settling
+
+local publishing = part(function(publishing)
+    local ENDS = { ack = true, dead = true }
+    local VALUES = 7 -- of each message in `packed_places`
+    local BEFORE = 7 -- arguments before the messages
+    -- of the messages whose settlements may succeed, by position: the settlement, the position of
+    -- its topic among those of plain messages (-1: it is not plain), its record, its draft, its id
+    local count, parents, order, stored, drafts, names
+    local topics -- of plain messages
+    local heads, expires -- by position: as in `copied`, see copies.lua
+
+    -- Limits read decoded drafts, and undoing knows the commands that put them.
+    local function decode_all()
+        for n = 1, count do
+            if order[n] > 0 then
+                drafts[n], order[n] = putting.from_plain(stored[n]), -1
+            end
+        end
+        topics = {}
+    end
+
+    -- Only a backlog limit refuses a message that was read.
+    local function has_limits()
+        local found = shard.max_backlog or shard.max_backlog_bytes
+        for _, draft in pairs(drafts) do
+            local policy = rules.of(draft.topic)
+            found = found or policy.max_backlog or policy.max_backlog_bytes
+        end
+        return found
+    end
+
+    -- Read what these settlements publish, see settle.lua. Returns an answer for the client if that
+    -- is impossible.
+    function publishing.read(settlements, policies, packed_places)
+        count, parents, order, stored, drafts, names = 0, {}, {}, {}, {}, {}
+        topics, heads, expires = {}, {}, {}
+        if policies == '' then
+            return nil
+        end
+        local version, known, plain_topics = unpack(values_of(policies))
+        if version ~= shard.version then
+            return { 'stale', shard.version }
+        end
+        local places, decoded = values_of(packed_places), {}
+        for n = 1, #places / VALUES do
+            if places[VALUES * n - 1] < 0 then
+                decoded[n] = putting.decode(ARGV[BEFORE + n])
+            end
+        end
+        local unknown = rules.unknown_to(known, plain_topics, decoded)
+        if unknown then
+            return { 'own', unpack(unknown) }
+        end
+        local mids, ids_of, counted, base, id = {}, {}, {}, nil, nil
+        for n, each in ipairs(settlements) do
+            mids[n] = each[1]
+        end
+        local leases = settling.read(mids)
+        topics = plain_topics
+        for n = 1, #places / VALUES do
+            local row, is_too_large, is_copy, copies_of, is_stored, lane, own_id = unpack(places,
+                VALUES * (n - 1) + 1, VALUES * n)
+            local settlement, lease = settlements[row], leases[row]
+            if lease and lease.fence == settlement[2] and not lease.gone and ENDS[settlement[3]]
+                then
+                if is_too_large then
+                    return { 'too large', n - 1 }
+                end
+                base = ids_of[row]
+                if not base then
+                    base = (lease.empty and generated_id(settlement[1])
+                        or ids.of(messages.read(settlement[1]))) .. ':'
+                    ids_of[row] = base
+                end
+                if not is_copy then
+                    id = base .. text(counted[row] or 0)
+                    counted[row] = (counted[row] or 0) + 1
+                end
+                local draft, place = decoded[n], count + 1
+                count, parents[place], order[place] = place, row, lane
+                if draft then
+                    names[place] = draft.id or id
+                    putting.name(draft, names[place])
+                    local by = putting.outlasts(draft)
+                    if by then
+                        return { 'impossible', n - 1, by }
+                    end
+                    drafts[place], stored[place] = draft, ''
+                else
+                    names[place] = own_id or id
+                    stored[place] = own_id and ARGV[BEFORE + n]
+                        or 'p' .. putting.named(ARGV[BEFORE + n], 2, topics[lane], id)
+                end
+                if is_copy then
+                    expires[place] = copies_of or nil
+                elseif copies_of then
+                    heads[place] = { copies_of, is_stored, draft.size }
+                end
+            end
+        end
+        if has_limits() then
+            decode_all()
+            undo.begin()
+        end
+    end
+
+    -- The settlements that publish report the end of their messages.
+    function publishing.mark(settlements)
+        for n = 1, count do
+            settlements[parents[n]].reports_end = true
+        end
+    end
+
+    -- Put the messages of settlements with these answers. Returns an answer for the client if one
+    -- is refused: everything is undone.
+    function publishing.put(answers)
+        if count == 0 then
+            return nil
+        end
+        local its_order, its_stored, its_drafts, its_ids, places = {}, {}, {}, {}, {}
+        local copied = next(heads) and { expires = {} }
+        for n = 1, count do
+            local answer = answers[parents[n]]
+            if answer == 'acked' or answer == 'died' then
+                local place = #places + 1
+                places[place], its_order[place], its_stored[place] = n, order[n], stored[n]
+                its_drafts[place], its_ids[place] = drafts[n], order[n] > 0 and names[n]
+                if copied then
+                    copied[place], copied.expires[place] = heads[n], expires[n]
+                end
+            end
+        end
+        if #places == 0 then
+            return nil
+        end
+        local found = intake.accept_batch(topics, its_order, its_stored, its_drafts, its_ids, false,
+            copied)
+        for place = 1, #places do
+            local answer, n = found[place], places[place]
+            if type(answer) == 'table' and answer[1] == 'refused' then
+                undo.run()
+                return { 'refused', names[n], answer[5] or drafts[n].topic, answer[2], answer[3],
+                    answer[4] }
+            end
+        end
+    end
+end)
