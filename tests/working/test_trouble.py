@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from laneway import Laneway, Message
+from laneway import EngineUnavailable, Laneway, Message
 from laneway.engines import base
 from laneway.engines.sqlite import engine
+from laneway.working.settler import Reconnection
 
 HOUR = 3600
 
@@ -163,3 +164,19 @@ def test_a_dead_letter_without_a_handler_is_reported_to_hooks(
             break
         time.sleep(0.1)  # until the message comes back
     assert dead == ["b"]
+
+
+def test_an_outage_is_one_warning_and_its_end_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """However often the worker tries, and however many of its threads do."""
+    caplog.set_level(logging.INFO, "laneway")
+    reconnection = Reconnection()
+    reconnection.succeeded()
+    for _ in range(2):
+        for _ in range(3):
+            reconnection.wait(EngineUnavailable("no answer"), lambda: True)
+        reconnection.succeeded()
+        reconnection.succeeded()
+    away, back = caplog.messages[:2]
+    assert away == "store unavailable; retrying until it answers: no answer"
+    assert back.startswith("store answers again, 0.0 s after")
+    assert len(caplog.messages) == 4

@@ -252,14 +252,19 @@ class Reconnection:
 
     def __init__(self) -> None:
         self._seconds = 0.0
+        self._since = 0.0
 
     def succeeded(self) -> None:
         """The engine has answered."""
-        self._seconds = 0.0
+        if self._seconds:
+            away = time.monotonic() - self._since
+            log.info("store answers again, %.1f s after it was found unavailable", away)
+            self._seconds = 0.0
 
     def wait(self, error: EngineUnavailable, is_ending: Callable[[], bool]) -> None:
         """Wait longer after each failure; only the worker's end cuts the wait short."""
         if not self._seconds:
+            self._since = time.monotonic()
             log.warning("store unavailable; retrying until it answers: %s", error)
         self._seconds = min(MAX_RECONNECT_SECONDS, self._seconds * 2 or MIN_RECONNECT_SECONDS)
         deadline = time.monotonic() + self._seconds * random.uniform(0.5, 1.0)
