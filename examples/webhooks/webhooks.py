@@ -68,8 +68,8 @@ class Receivers:
                 status, headers = await self._answer(kind)
                 writer.write(f"HTTP/1.1 {status} x\r\n{headers}content-length: 0\r\n\r\n".encode())
                 await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # cancelled: at the end, and asyncio of Python 3.11 would report it
         finally:
             writer.close()
 
