@@ -8,6 +8,7 @@ Skipped where there is no Chromium (`apt-get install chromium`) or no axe-core: 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -487,6 +488,45 @@ def test_deployments_are_marked_on_charts(
     page.click("text=as table")
     page.wait_for_selector("#charts table")
     opened.close()
+
+
+@pytest.mark.parametrize("points", [0, 1, 3])
+def test_charts_of_a_new_store_have_different_times(
+    chromium: Any, tmp_path: Path, points: int
+) -> None:
+    """Without points, with one, and with some of the same minute: times of today, none twice."""
+    with (
+        Laneway(f"sqlite:///{tmp_path}/new.db", durability="memory") as app,
+        running(app) as browser,
+    ):
+        app.publish("t", 1)
+        opened = Opened(chromium, browser.port, viewport={"width": 1280, "height": 900})
+        opened.page.add_init_script(RECORD_TEXTS)
+        opened.page.add_init_script(NEW_CHARTS % points)
+        page = opened.go("/")
+        page.wait_for_selector("#charts .u-over")
+        found = [each["text"] for each in page.evaluate("window.drawn")]
+        labels = [text for text in found if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text)]
+        assert len(labels) > 4
+        assert all(one != other for one, other in itertools.pairwise(labels)), labels
+        now = page.evaluate("new Date().getHours() * 60 + new Date().getMinutes()")
+        for label in labels:
+            hour, minute = map(int, label.split(":")[:2])
+            away = (hour * 60 + minute - now) % 1440
+            assert min(away, 1440 - away) < 40
+        opened.close()
+
+
+NEW_CHARTS = """
+const parse = JSON.parse;
+JSON.parse = (text) => {
+  const found = parse(text);
+  if (!found?.names) return found;
+  found.x = [0, 9, 20].slice(0, %d).map((more) => Math.floor(Date.now() / 60000) * 60 + more);
+  found.y = found.names.map(() => found.x.map(() => 1));
+  return found;
+};
+"""
 
 
 def test_the_menu_of_a_narrow_screen(shop: tuple[Laneway, Browser], chromium: Any) -> None:

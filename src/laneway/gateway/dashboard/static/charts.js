@@ -1,13 +1,12 @@
-// Charts by uPlot: the cursor is shared, drag to zoom, double-click to zoom out. A zoom is a part of
-// the URL, so that a link shows it to others, and "back" ends it.
+// Charts by uPlot: the cursor is shared, drag to zoom, double-click to zoom out. A zoom is in the
+// URL, so that a link shows it to others, and "back" ends it.
 import { onShow } from "./page.js";
 
 const HEIGHT = 132;
-const NAME = 28; // characters of a mark's name
-const MARK = 18; // pixels above a plot for the names of marks
+const NAME = 28; // characters of the name of a mark
+const MARK = 18; // pixels above a plot for their names
 const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000];
 const plots = new Map();
-
 
 function resolved(name) {
   // light-dark() is resolved by using it.
@@ -29,17 +28,20 @@ function amount(value, unit) {
   return `${+value.toFixed(1)}`;
 }
 
-function clock(at, x) {
-  const date = new Date(at * 1000);
-  const isLong = x.at(-1) - x[0] > 2 * 86400;
-  return isLong
-    ? date.toLocaleDateString(undefined, { month: "short", day: "numeric" })
-    : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+function day(at) {
+  return new Date(at * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric" });
+}
+
+function time(at, timeStyle) {
+  return new Date(at * 1000).toLocaleTimeString(undefined, { timeStyle, hourCycle: "h23" });
+}
+
+function clock(at, seconds) {
+  return seconds > 2 * 86400 ? day(at) : time(at, seconds < 300 ? "medium" : "short");
 }
 
 function moment(at, x) {
-  const time = new Date(at * 1000).toLocaleTimeString(undefined, { hourCycle: "h23" });
-  return x.at(-1) - x[0] > 86400 ? `${new Date(at * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric" })} ${time}` : time;
+  return `${x.at(-1) - x[0] > 86400 ? day(at) : ""} ${time(at, "medium")}`;
 }
 
 function marks(list, ink) {
@@ -90,7 +92,7 @@ function draw(figure) {
   const { x, y, names, unit, marks: list } = JSON.parse(figure.dataset.chart);
   const muted = resolved("muted"), line = resolved("line");
   const inks = [resolved("accent"), resolved("second")];
-  const width = place.clientWidth;
+  const width = place.clientWidth, now = x[0] ?? Date.now() / 1000;
   if (!width || !window.uPlot) return;
   place.replaceChildren();
   const axis = { stroke: muted, font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
@@ -101,12 +103,12 @@ function draw(figure) {
     cursor: { sync: { key: "charts" }, drag: { setScale: false }, points: { size: 6 }, y: false },
     legend: { show: true, live: true },
     scales: {
-      // Up to the last mark, which may be later than the last point; a single point is in the middle.
-      x: { range: (_, low, high) => (low < high ? [low, Math.max(high, ...list.map((each) => each.at))] : [low - 60, high + 60]) },
+      // Up to the last mark; without two points an hour.
+      x: { range: () => (x[1] ? [x[0], Math.max(x.at(-1), ...list.map((each) => each.at))] : [now - 1800, now + 1800]) },
       y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] },
     },
     axes: [
-      { ...axis, grid: { show: false }, size: 24, space: 70, values: (_, values) => values.map((at) => clock(at, x)) },
+      { ...axis, grid: { show: false }, size: 24, space: 70, values: (plot, values) => values.map((at) => clock(at, plot.scales.x.max - plot.scales.x.min)) },
       { ...axis, size: 52, space: 30, ...(unit === "s" ? { incrs: SPANS } : {}), values: (_, values) => values.map((value) => amount(value, unit)) },
     ],
     series: [
