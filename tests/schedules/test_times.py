@@ -176,14 +176,16 @@ def test_the_sun() -> None:
         ({"line": "0 0 * * 8"}, "the day of week"),
         ({"line": "0 0 * * 1#6"}, "the day of week"),
         ({"line": "99 * * * * *"}, "the second"),
-        ({"line": "0 0 30 2 *"}, "the day of month"),
-        ({"line": "0 0 31W 2 *"}, "the day of month"),
+        ({"line": "0 0 30 2 *"}, "the cron line '0 0 30 2 *' never fires; check its day and month"),
+        ({"line": "0 0 31W 2 *"}, "never fires"),
+        ({"line": "0 0 32 2 *"}, "the day of month of the cron line '0 0 32 2 *' cannot be '32'"),
         ({"line": 5}, "expected a cron line"),
         (
             {"line": "* * * * *", "zone": "Europe/Berln"},
             "there is no time zone 'Europe/Berln'; did you mean \"Europe/Berlin\"",
         ),
         ({"line": "* * * * *", "zone": "../etc/passwd"}, "there is no time zone"),
+        ({"period": 5, "zone": "Mars/Olympus"}, "there is no time zone 'Mars/Olympus'"),
         ({"period": 0}, "expected a period of 0.1 s to 10 years, got 0 s"),
         ({"period": "often"}, "often"),
         (

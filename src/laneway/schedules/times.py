@@ -257,6 +257,8 @@ def chosen(
         raise UsageError(
             f"schedule {name}: expected one of every, cron, sun and at, got {len(given)}"
         )
+    if zone != "UTC":  # also where the rule needs none; UTC needs no time zone database
+        check_zone(zone)
     months = _months(period)
     if start is not None and months is None:
         raise UsageError(
@@ -338,6 +340,8 @@ def cron(line: object, zone: object = "UTC") -> Cron:
         firing = rule.next_after(datetime.now(UTC))
     except CronSimError as error:
         name = (_BAD_FIELD.match(str(error)) or ["", str(error)])[1].replace("-", " ")
+        if name == "day of month" and parts[-2] != "*" and _is_valid([*parts[:-2], "*", parts[-1]]):
+            raise _never(line) from error
         place = FIELDS.index(name)
         part = parts[place - (6 - len(parts))]
         raise UsageError(
@@ -345,8 +349,20 @@ def cron(line: object, zone: object = "UTC") -> Cron:
             f" {RANGES[place]}"
         ) from error
     if firing is None:
-        raise UsageError(f"schedule: the cron line {line!r} never fires; check its day and month")
+        raise _never(line)
     return rule
+
+
+def _is_valid(parts: list[str]) -> bool:
+    try:
+        cron(" ".join(parts))
+    except UsageError:
+        return False
+    return True
+
+
+def _never(line: str) -> UsageError:
+    return UsageError(f"schedule: the cron line {line!r} never fires; check its day and month")
 
 
 def _named_line(name: str) -> str:
