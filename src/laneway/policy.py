@@ -609,7 +609,7 @@ def _check_name(name: str) -> str:
             f"topic {name!r}: the name is not valid Unicode ({error.reason})"
         ) from error
     if name == "*" or name.endswith(".*"):
-        raise BadMessage(f"topic {name!r}: this is a pattern; messages go to topics")
+        raise BadMessage(f"topic {name!r}: this is a pattern; name one topic")
     if "*" in name:  # no policy could name it, so it could not be paused
         raise BadMessage(
             f'topic {name!r}: "*" stands for many topics in patterns; a topic\'s own name has none'

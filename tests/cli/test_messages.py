@@ -88,7 +88,7 @@ def test_the_same_id_is_a_duplicate(laneway: Command) -> None:
         (("peek", "push.*"), "pattern"),
         (("dead", "list", "--topic", "push.*"), "pattern"),
         (("dead", "redrive", "--topic", "push.*"), "pattern"),
-        (("purge", "push.*", "--yes"), "pattern"),
+        (("purge", "push.*", "--yes"), "pattern; name one topic"),
     ],
 )
 def test_a_wrong_call_is_one_line(

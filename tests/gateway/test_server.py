@@ -167,6 +167,7 @@ def test_bind(tmp_path: Path) -> None:
         ("0.0.0.0:0", "or add --insecure"),
         (":::0", "or add --insecure"),
         ("127.0.0.1:x", "HOST:PORT"),
+        ("8080", "HOST:PORT or :PORT, got '8080'"),
         ("127.0.0.1:99999", "HOST:PORT"),
         ("127.0.0.1:²", "HOST:PORT"),
         ("[2001:db8::1", "--insecure"),

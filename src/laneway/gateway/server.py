@@ -74,8 +74,8 @@ def bind_of(text: str) -> tuple[str, int]:
     if not separator or text.endswith("]"):
         host, port = text, "7878"
     number = control.whole(port)
-    if number is None or number > 65_535:
-        raise UsageError(f"serve: expected --bind to be HOST:PORT, got {text!r:.80}")
+    if number is None or number > 65_535 or control.whole(host) is not None:
+        raise UsageError(f"serve: expected --bind to be HOST:PORT or :PORT, got {text!r:.80}")
     return host.strip("[]") or "127.0.0.1", number
 
 
