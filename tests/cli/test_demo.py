@@ -27,6 +27,20 @@ if TYPE_CHECKING:
 WAITING = r"p50 [\d.,]+ ms, p99 [\d.,]+ ms \([\d,]+ messages\)"
 
 
+def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
+    """And no process is left that would write its own error."""
+    (tmp_path / "hiredis.py").write_text("raise ModuleNotFoundError(name='hiredis')\n")
+    command = [sys.executable, "-m", "laneway", "demo", "--engine", "valkey"]
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "pip install 'laneway[valkey]'" in ended.stderr
+
+
 def test_it_ends_by_itself_and_prints_plainly() -> None:
     """
     Without a terminal: plain lines, every phase with its figures, in little more than the seconds

@@ -158,6 +158,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="laneway-demo-") as folder,
     ):
         app = make_app(Path(folder))
+        store = app.engine  # opened before the processes are started, because it may fail
         with open(
             f"{folder}/worker.log", "w", encoding="utf-8"
         ) as log:  # not on the screen: one merchant always fails
@@ -193,7 +194,7 @@ def run(
             worker.wait()
         took = time.time() - began
         stage.read()
-        found = report(app.engine, stage.seen, took)
+        found = report(store, stage.seen, took)
         if not as_json:
             _print_figures(found)
         stage.close(found)
