@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -32,7 +33,7 @@ from laneway import (
     UsageError,
 )
 from laneway.message import Draft, Receipt
-from laneway.producing import forwarder, spool
+from laneway.producing import forwarder, spool, spool_file
 from laneway.producing.limits import OnProducerFull
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool
@@ -199,6 +200,26 @@ def test_publish_while_the_store_is_away(tmp_path: Path) -> None:
         assert found[0].message.id == receipt.id
         assert (found[0].message.key, found[0].message.priority) == ("k", 7)
         assert found[0].message.headers == {"a": "b"}
+
+
+class FullDisk(sqlite3.Connection):
+    """A new file on a disk without room."""
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if "journal_mode" in sql:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return super().execute(sql, *values)
+
+
+def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits only for another process that holds the file."""
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FullDisk))
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailable, match="database or disk is full"):
+        SpoolFile(str(tmp_path / "spool.db"), syncs=True)
+    assert time.monotonic() - began < spool_file.BUSY_SECONDS / 2
 
 
 def test_a_bad_message_fails_in_publish(tmp_path: Path) -> None:

@@ -191,8 +191,9 @@ class SpoolFile:
             try:
                 run("PRAGMA journal_mode = WAL")
                 break
-            except sqlite3.OperationalError:  # SQLite does not wait for others here
-                if time.monotonic() > deadline:
+            except sqlite3.OperationalError as error:  # SQLite does not wait for others here
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
         with self.transaction():
