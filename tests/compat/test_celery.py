@@ -110,6 +110,8 @@ def test_canvas() -> None:
     assert chord((add.s(n, n) for n in range(10)), xsum.s()).apply_async().get(SOON) == 90
     assert chord([add.s(n, n) for n in range(10)])(xsum.s()).get(SOON) == 90
     assert add.signature((2, 2), countdown=0).delay().get(SOON) == 4
+    assert add.signature((2, 2), countdown=-5).delay().get(SOON) == 4
+    assert add.apply_async((2, 3), countdown=-0.5).get(SOON) == 5
     assert signature("total", args=([1, 2],)).delay().get(SOON) == 3
     assert add.apply_async((2, 2), link=add.s(16)).get(SOON) == 4
     assert xsum.map([[1, 2], [3, 4]]).delay().get(SOON) == [3, 7]

@@ -208,7 +208,11 @@ class Task(_Task[..., Any]):
         if self.celery.conf.task_always_eager:
             return self.apply(args, kwargs)
         usual = {CELERY_NAMES.get(name, name): value for name, value in self._usual().items()}
-        return super().publish(args, kwargs, {**usual, **options})
+        options = {**usual, **options}
+        delay = options.get("delay")
+        if isinstance(delay, (int, float)) and delay < 0:
+            options["delay"] = 0  # as in Celery, where it is due at once
+        return super().publish(args, kwargs, options)
 
     def _usual(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
