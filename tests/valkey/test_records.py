@@ -106,7 +106,7 @@ def test_rich_heads_find_a_field_behind_the_beginning() -> None:
     fields = assigned("lanes", "decode", "unpack_from")
     first, last = fields.index("tier_queue"), fields.index("sorted")
     between = records._LANE_TAIL.format.removeprefix("<")[1 : last - first]
-    stated = re.search(r"SORTED_AT = (\d+)", text("rich_heads"))
+    stated = re.search(r"HEAD_TO_SORTED, .* = LANE_HEAD \.\. 'I2c(\d+)i4'", text("rich_heads"))
     assert stated is not None
     assert int(stated[1]) == struct.calcsize("<" + between)
 

@@ -160,6 +160,7 @@ local intake = part(function(intake)
         end
         write()
         if are_accepted then
+            messages.write_new()
             rich_heads.write()
         end
         place(arrivals)

@@ -52,9 +52,12 @@ local messages = part(function(messages)
     local changed -- the decoded ones
     local letters -- by topic: how many more dead letters it has; false: they are counted again
     local gone_lists -- keys of lists that are deleted at the end of the call
+    local new_records, new_events -- of messages that `insert_brief` lets wait: flat
+    local stamp -- the time of this call in 7 bytes; false: not needed yet
 
     at_begin(function()
         known, unread, copied, changed, letters, gone_lists = {}, {}, {}, {}, {}, {}
+        new_records, new_events, stamp = {}, {}, false
     end)
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
@@ -64,6 +67,7 @@ local messages = part(function(messages)
     local HEAD_AND_SIZE = HEAD .. 'I2' -- the content follows the head, if no field is rare
     local SINCE_AT, EXPIRES_AT, NO_RARE_AT = 13, 29, 37 -- of a rich record
     local NO_RARE = '\0\0\0\0'
+    local NEVER = '\0\0\0\0\0\0\0\0' -- the end of no ttl
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
     local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
@@ -605,6 +609,75 @@ local messages = part(function(messages)
         if not lane.is_changed then
             lanes.touch(lane)
         end
+    end
+
+    -- Beginnings of records by state and serial, and the codes of ranks near 0: to join strings is
+    -- faster than to pack numbers.
+    local heads, codes = {}, {}
+
+    local function head_of(flags)
+        local head = string.char(RICH, flags)
+        heads[flags] = head
+        return head
+    end
+
+    local function code_of(code)
+        local packed_code = pack('>I2', code)
+        codes[code] = packed_code
+        return packed_code
+    end
+
+    -- As `insert`, with a lane of rich_heads.lua. `is_read`: this call may read the message.
+    function messages.insert_brief(lane, draft, mid, since, expires, serial, line, is_read)
+        local now, code, size, flags = shard.now, draft.rank + RANK_0, draft.size, 4 * serial
+        if code < NEAR_FROM or code > NEAR_TO then
+            return messages.insert(lane, draft, mid, since, expires, serial, line)
+        end
+        stamp = stamp or sortable(now)
+        local number, rank, ready_from = pack('>I7', mid), codes[code] or code_of(code), stamp
+        local twice = number .. number
+        lane.published, lane.bytes = lane.published + 1, lane.bytes + size
+        shard.published, shard.bytes, shard.waiting = shard.published + 1, shard.bytes + size,
+            shard.waiting + 1
+        if since > now then
+            flags, ready_from = flags + DELAYED, pack('>I7', since)
+            local count, at = lane.to_a + 1, #new_events
+            lane.delayed, lane.to_a = lane.delayed + 1, count
+            lane.in_a[2 * count] = 'd' .. rank .. ready_from .. twice
+            new_events[at + 1], new_events[at + 2] = since, DUE .. number
+        else
+            local count = lane.to_z + 1
+            lane.ready, lane.sorted, lane.to_z = lane.ready + 1, lane.sorted + 1, count
+            lane.in_z[2 * count] = rank .. (code % 2 == 1 and stamp or sortable(FRONT - mid))
+                .. twice
+            if line then
+                messages.set_holder(line, mid, false)
+            end
+        end
+        if since > now or code % 2 == 0 then -- as `index_out_of_sequence`
+            local count = lane.to_o + 1
+            lane.to_o, lane.in_o[2 * count] = count, rank .. 'u' .. twice
+        end
+        local ends = NEVER
+        if expires then
+            local at, last = #new_events, pack('>I7', expires)
+            new_events[at + 1], new_events[at + 2], ends = expires, EXPIRES .. number, '\0' .. last
+        end
+        local record = (heads[flags] or head_of(flags)) .. rank .. '\0' .. number .. '\0'
+            .. ready_from .. '\0' .. stamp .. ends .. NO_RARE .. draft.content
+        if is_read or known[mid] ~= nil then
+            known[mid], unread[mid], copied[mid] = nil, record, true
+        else
+            local at = #new_records
+            new_records[at + 1], new_records[at + 2] = mid, record
+        end
+    end
+
+    -- Write what `insert_brief` has left to the end.
+    function messages.write_new()
+        run_many('HSET', keys.m, new_records, 2)
+        run_many('ZADD', keys.due, new_events, 2)
+        new_records, new_events = {}, {}
     end
 
     -- The rare fields of a message to which ids were joined, and nothing else that is rare.

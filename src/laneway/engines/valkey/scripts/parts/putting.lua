@@ -11,6 +11,7 @@ local putting = part(function(putting)
     -- Most have a rank near 0, nothing but a delay and a time to live (less 1; 0: none).
     local USUAL = '>BI2I8I8'
     local USUAL_BYTES = 19
+    local DRAFT_AND_SIZE, USUAL_AND_SIZE = DRAFT .. 'I2', USUAL .. 'I2' -- that of the head
     local IS_USUAL = 2 -- the first byte; others: 0, or 1 for Laneway's own
 
     -- Tables of drafts are used again in later calls, because creating them is slow. Usual ones
@@ -39,7 +40,7 @@ local putting = part(function(putting)
     local function decode_usual(stored)
         usual_taken = usual_taken + 1
         local draft = draft_table(usual_pool, usual_taken)
-        local _, code, delay, ttl, size = unpack_from(USUAL .. 'I2', stored)
+        local _, code, delay, ttl, size = unpack_from(USUAL_AND_SIZE, stored)
         local body_at = USUAL_BYTES + 3 + size
         local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, USUAL_BYTES
             + 4, body_at - 1))
@@ -56,8 +57,8 @@ local putting = part(function(putting)
         end
         taken = taken + 1
         local draft = draft_table(pool, taken)
-        local own, rank, delay, at, ttl, generated_mid, spread, signal, size = unpack_from(DRAFT
-            .. 'I2', stored)
+        local own, rank, delay, at, ttl, generated_mid, spread, signal, size = unpack_from(
+            DRAFT_AND_SIZE, stored)
         local body_at = DRAFT_BYTES + 3 + size
         -- the values of a list, without a table
         local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, DRAFT_BYTES
@@ -120,7 +121,7 @@ local putting = part(function(putting)
         load_rules(drafts)
         for _, draft in pairs(drafts) do
             local topic, is_delayed = draft.topic, draft.delay > 0
-            local policy = rules.of(topic)
+            local policy = rules.of_lane(topic)
             if is_plain[topic] or not is_accepted(draft)
                 or (policy ~= last_policy and not is_accepting(policy)) then
                 return false
@@ -252,7 +253,8 @@ local putting = part(function(putting)
         if not mid then
             return { 'duplicate' }
         end
-        local lane, which = rich_heads.use(topic), key_of and draft.policy.serial
+        local head, which = rich_heads.use(topic), key_of and draft.policy.serial
+        local lane = head
         if not lane then
             lane = lanes.make(topic)
             lane.policy = lane.policy or draft.policy
@@ -263,7 +265,8 @@ local putting = part(function(putting)
         if line and since == now and not messages.is_free(line) then
             return insert_decoded(draft, lane, mid, since, expires, SERIAL[which])
         end
-        messages.insert(lane, draft, mid, since, expires, line and SERIAL[which] or NO, line)
+        local insert_in = head and messages.insert_brief or messages.insert
+        insert_in(lane, draft, mid, since, expires, line and SERIAL[which] or NO, line, line)
         return mid
     end
 

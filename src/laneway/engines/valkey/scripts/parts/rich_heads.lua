@@ -9,10 +9,11 @@
 -- uses: rules, groups, recent, tallies, lanes, lane_heads
 
 local rich_heads = part(function(rich_heads)
-    local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0i4c0'
-    local SORTED_AT = 60 -- of `sorted`, behind the tier queue, see `lanes.RECORD`
+    -- 60 bytes are between the tier queue and `sorted`, see `lanes.RECORD`
+    local HEAD_TO_SORTED, HEAD_AND_REST = LANE_HEAD .. 'I2c60i4', LANE_HEAD .. 'I2c60i4c0'
     local POOL = 1100 -- as many as drafts, see putting.lua
     local MANY = 8 -- new lanes
+    local MOST_KEPT = 16
     local pool, taken = {}, 0 -- tables that are used again
     local open -- by name: the lanes that may be used
     local used -- those in which messages arrived
@@ -26,20 +27,21 @@ local rich_heads = part(function(rich_heads)
         taken = taken + 1
         local lane = pool[taken]
         if not lane then
-            lane = { name = '', stored = '', rest = 0, big = 0, old = 0, busy = 0, slow = 0,
-                place = 0, number = 0, ready = 0, delayed = 0, parked = 0, listed = 0, bytes = 0,
-                published = 0, latest = '', tier_queue = 0, was_published = 0, sorted = 0,
-                wake = false, is_new = false, is_used = false, is_changed = true }
+            lane = { name = '', stored = '', middle = '', rest = 0, big = 0, old = 0, busy = 0,
+                slow = 0, place = 0, number = 0, ready = 0, delayed = 0, parked = 0, listed = 0,
+                bytes = 0, published = 0, latest = '', tier_queue = 0, was_published = 0, sorted =
+                    0, wake = false, is_new = false, is_used = false, is_changed = true,
+                to_a = 0, to_o = 0, to_z = 0, in_a = {}, in_o = {}, in_z = {} }
             if taken <= POOL then
                 pool[taken] = lane
             end
         end
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
             lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.tier_queue, lane.rest = unpack_from(HEAD_AND_QUEUE, stored)
-        lane.sorted = unpack_from('<i4', stored, lane.rest + SORTED_AT)
-        lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used, lane.wake = name,
-            stored, lane.published, is_new, false, wake
+            lane.latest, lane.tier_queue, lane.middle, lane.sorted, lane.rest = unpack_from(
+            HEAD_TO_SORTED, stored)
+        lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used, lane.wake, lane.to_a,
+            lane.to_o, lane.to_z = name, stored, lane.published, is_new, false, wake, 0, 0, 0
         open[name] = lane
     end
 
@@ -118,12 +120,45 @@ local rich_heads = part(function(rich_heads)
         lanes.touch(whole)
     end
 
+    -- Write members of a lane's sorted set, which `insert_brief` has put at the even positions of
+    -- a table that is used again. What else this call changes of the set is written later.
+    local function add_members(kind, lane, members, count)
+        local name = lanes.key_of(kind, lane)
+        if count == 1 then
+            run('ZADD', name, 0, members[2])
+            return
+        end
+        for n = 1, count do
+            members[2 * n - 1] = 0
+        end
+        for first = 1, 2 * count, SLICE do
+            run('ZADD', name, unpack(members, first, min(first + SLICE - 1, 2 * count)))
+        end
+    end
+
+    local function write_members_of(lane)
+        local to_a, to_o, to_z = lane.to_a, lane.to_o, lane.to_z
+        if to_a > 0 then
+            add_members('a', lane, lane.in_a, to_a)
+        end
+        if to_o > 0 then
+            add_members('o', lane, lane.in_o, to_o)
+        end
+        if to_z > 0 then
+            add_members('z', lane, lane.in_z, to_z)
+        end
+        if to_a + to_z > MOST_KEPT then
+            lane.in_a, lane.in_o, lane.in_z = {}, {}, {}
+        end
+    end
+
     -- Write all of them, before any of the lanes is read.
     function rich_heads.write()
         local written = {}
         local stem, size, queue, cell = '', 0, nil, nil -- of the lane before
         for n = 1, #used do
             local lane = used[n]
+            write_members_of(lane)
             if lane.ready == 0 then -- all its messages wait for a time or a key
                 has_arrivals = true
                 if lane.is_new then
@@ -136,10 +171,11 @@ local rich_heads = part(function(rich_heads)
             elseif lane.wake then
                 lane.place = queue_if_ready and RUNNABLE or IDLE
                 woken = lane_heads.wake(lane.name, lane.number, lane.wake, queue_if_ready,
-                    unpack_from('<i8', lane.stored, lane.rest + 8))
+                    unpack_from('<i8', lane.middle, 9))
             end
-            if lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
-                then
+            if (lane.big > 0 or lane.ready + lane.delayed + lane.parked >= 32)
+                and lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed,
+                    lane.parked) then
                 write_whole(lane, woken)
             else
                 local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
@@ -148,8 +184,7 @@ local rich_heads = part(function(rich_heads)
                     stem, queue = stem_of(name), its_queue
                     size, cell = #stem, tallies.cell(stem, queue)
                 end
-                local more, stored, rest = lane.published - lane.was_published, lane.stored,
-                    lane.rest
+                local more, middle = lane.published - lane.was_published, lane.middle
                 cell.published = cell.published + more
                 if lane.published % 32 < more then
                     recent.arrived(name, lane.published, more)
@@ -158,10 +193,8 @@ local rich_heads = part(function(rich_heads)
                 written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
                     lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
                     lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest,
-                    woken and sub(stored, rest - 2, rest - 1) .. woken .. sub(stored, rest + 16,
-                        rest + SORTED_AT - 1) or sub(stored, rest - 2, rest + SORTED_AT - 1),
-                    lane.sorted,
-                    sub(stored, rest + SORTED_AT + 4))
+                    lane.tier_queue, woken and woken .. sub(middle, 17) or middle, lane.sorted,
+                    sub(lane.stored, lane.rest))
             end
         end
         call_many('HSET', keys.lanes, written, 2)

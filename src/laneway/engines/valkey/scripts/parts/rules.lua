@@ -27,12 +27,14 @@ local rules = part(function(rules)
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
     local by_name, by_stem, overridden, own_ids
+    -- the stem of the topic before, and what holds for its topics; nil: not known
+    local stem_before, policy_before
     -- decoded policies by their records, which seldom change from call to call; those of patterns
     -- by pattern and record: `is_of_pattern`
     local decoded, of_patterns, sets, kinds = {}, {}, {}, 0
 
     at_begin(function()
-        by_name, by_stem, overridden, own_ids = {}, {}, {}, {}
+        by_name, by_stem, overridden, own_ids, policy_before = {}, {}, {}, {}, nil
     end)
 
     local function count_kind()
@@ -167,13 +169,13 @@ local rules = part(function(rules)
             overridden[each[1]] = each[2]
         end
         shard.exact = exact
-        by_name, by_stem, absent = {}, {}, nil
+        by_name, by_stem, absent, policy_before = {}, {}, nil, nil
     end
 
     -- Use the stored rules again.
     function rules.end_override(exact)
         overridden, shard.exact = {}, exact
-        by_name, by_stem, absent = {}, {}, nil
+        by_name, by_stem, absent, policy_before = {}, {}, nil, nil
     end
 
     -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics.
@@ -223,12 +225,21 @@ local rules = part(function(rules)
 
     -- What holds for a topic without a policy of its own.
     local function of_patterns_of(name)
+        if policy_before and sub(name, 1, #stem_before) == stem_before
+            and not find_in(name, '[.#]', #stem_before + 1) then
+            return policy_before
+        end
         local at = find_in(name, '#', 1, true)
         local mark = at and sub(name, at)
         if mark and have_rules(mark) then
             return of_copies(stem_of(name), mark)
         end
-        return of_stem(stem_of(name))
+        local stem = stem_of(name)
+        local found = of_stem(stem)
+        if not mark then
+            stem_before, policy_before = stem, found
+        end
+        return found
     end
 
     -- Topics' own
