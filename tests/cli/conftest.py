@@ -22,7 +22,7 @@ class Command:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def __call__(self, *arguments: str, code: int = 0, stdin: str | None = None) -> Result:
+    def __call__(self, *arguments: str, code: int = 0, stdin: str | bytes | None = None) -> Result:
         """Run it and insist on the exit code."""
         result = CliRunner().invoke(main, ["--url", self.url, *arguments], input=stdin)
         assert result.exit_code == code, (

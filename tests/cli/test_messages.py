@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,17 @@ def test_publish_lines(laneway: Command) -> None:
     """--lines publishes a message for each line of stdin."""
     assert "3 accepted" in laneway("publish", "a", "--lines", stdin="1\n2\n3\n").stdout
     assert laneway.json("topics")[0]["waiting"] == 3
+
+
+@pytest.mark.parametrize("wrong", [b"x", b'"\xff"', b"[" * 100_000])
+def test_a_wrong_line_is_named_with_what_was_published(laneway: Command, wrong: bytes) -> None:
+    """Also one that is not UTF-8, and one that is nested too deeply."""
+    stdin = b"1\n" * 4_000 + wrong + b"\n"
+    result = laneway("publish", "a", "--lines", code=2, stdin=stdin)
+    assert "line 4,001 is not JSON" in result.stderr
+    assert re.search(r"the first [\d,]+ messages had been answered before", result.stderr)
+    assert result.stderr.count("\n") == 1
+    assert "line" not in laneway("publish", "a", code=2, stdin=wrong).stderr
 
 
 @pytest.mark.parametrize("arguments", [("publish", "a", "-"), ("publish", "a")])

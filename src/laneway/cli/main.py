@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from laneway.cli.session import REFUSED, USAGE, Session, exit_with, say, with_exit_codes
+from laneway.cli.session import (
+    REFUSED,
+    USAGE,
+    Session,
+    exit_with,
+    say,
+    with_exit_codes,
+    with_notes,
+)
 from laneway.policy import is_unicode
 
 COMMANDS = {
@@ -160,7 +168,8 @@ class Commands(click.Group):
                 )
                 sys.exit(USAGE)
             where = error.ctx.command_path if error.ctx is not None else "laneway"
-            exit_with(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
+            text = with_notes(error, error.format_message().rstrip("."))
+            exit_with(f"{text} (see `{where} --help`)", USAGE)
         except click.ClickException as error:
             exit_with(error.format_message(), REFUSED)
         except click.Abort:

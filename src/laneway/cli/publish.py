@@ -141,19 +141,19 @@ def _body(text: str | None, *, raw: bool) -> Any:
 
 
 def _lines(*, raw: bool) -> Iterator[Any]:
-    for line in sys.stdin.buffer:
-        yield _read(line.rstrip(b"\r\n"), raw=raw)
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        yield _read(line.rstrip(b"\r\n"), raw=raw, what=f"line {number:,}")
 
 
-def _read(data: bytes, *, raw: bool) -> Any:
+def _read(data: bytes, *, raw: bool, what: str = "the body") -> Any:
     if raw:
         return data
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shown = data[:60].decode(errors="replace")
         raise click.UsageError(
-            f"the body is not JSON ({error}): {shown}; quote text as '\"…\"', or use --raw"
+            f"{what} is not JSON ({error}): {shown}; quote text as '\"…\"', or use --raw"
         ) from error
 
 

@@ -63,11 +63,11 @@ def with_exit_codes(run: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return run(*args, **kwargs)
         except (EngineUnavailable, SchemaMismatch) as error:
-            exit_with(str(error), UNAVAILABLE)
+            exit_with(with_notes(error, str(error)), UNAVAILABLE)
         except Refused as error:
-            exit_with(str(error), REFUSED)
+            exit_with(with_notes(error, str(error)), REFUSED)
         except LanewayError as error:
-            exit_with(str(error), USAGE)
+            exit_with(with_notes(error, str(error)), USAGE)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError:
@@ -83,6 +83,11 @@ def with_exit_codes(run: Callable[..., Any]) -> Callable[..., Any]:
             sys.exit(DEFECT)
 
     return wrapped
+
+
+def with_notes(error: Exception, text: str) -> str:
+    """An error's text, and what its notes add: how much was done before it."""
+    return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
 def exit_with(text: str, code: int) -> Never:
