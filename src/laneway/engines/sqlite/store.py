@@ -489,8 +489,8 @@ class Store:
             or "not a database" in text
         ):
             return EngineCorrupt(
-                f"{self.name}: the file is damaged or not a database ({text}); run `laneway"
-                " doctor`, or restore a copy of it"
+                f"{self.name}: the file is damaged or not a database ({text}); restore a"
+                " copy of it, which `laneway doctor` can check"
             )
         if code.startswith("SQLITE_FULL"):
             return EngineUnavailable(
