@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import termios
 from typing import TYPE_CHECKING
@@ -73,6 +74,12 @@ def test_a_pipe_gets_it_once_and_whole(filled: Command) -> None:
     filled("publish", "push." + "long" * 20, "1")
     text = filled("top", "--every", "0.1").stdout
     assert "push." + "long" * 20 in text
+    filled("publish", "push." + "x" * 250, "1")
+    text = filled("top", "--once").stdout
+    row = next(line for line in text.splitlines() if "xxx" in line)
+    assert re.match(r"push\.x{20,}… +1 ", row), "it takes no place from the figures"
+    assert row.rstrip().endswith("runnable")
+    assert "throttled" in text
     assert text.count("top by backlog") == 1
     assert "\x1b" not in text
 

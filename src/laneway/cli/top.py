@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 NARROW = 120
 """Terminal width below which long names are shortened."""
 
+FIGURES = 80
+"""About the width of the other columns: the names of topics may have the rest."""
+
 HISTORY_ROWS, HISTORY_SECONDS = 8, 5.0
 """Rows of `--history`, and how often it is read again."""
 
@@ -204,8 +207,12 @@ def _rank(tier: TierStats) -> tuple[str, float, str]:
 
 
 def _topics(seen: Look, width: int) -> Any:
+    from rich.cells import cell_len
+
     table = _table(f"top by {seen.order}")
-    table.expand = width < NARROW  # names are shortened, figures are not
+    longest = max((cell_len(escaped(each.topic)) for each in seen.topics), default=0)
+    # names are shortened, figures are not
+    table.expand = width < NARROW or longest > width - FIGURES
     table.add_column("topic", no_wrap=True, overflow="ellipsis", ratio=1 if table.expand else None)
     own = OWN_COLUMNS.get(seen.order)
     for name in ("waiting", "oldest", "leased", "dead", "per s", own[0] if own else "throttled"):
