@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -277,3 +280,16 @@ def test_a_topic_with_delayed_messages_only_is_scheduled(laneway: Command) -> No
     laneway("publish", "mail.acme", "1", "--delay", "1h")
     assert laneway("topics").stdout.splitlines()[1].split()[-1] == "scheduled"
     assert "scheduled" in laneway("top", "--once", "--every", "0.1").stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_output_is_one_line(laneway: Command) -> None:
+    """`laneway topics > file` on a full disk."""
+    laneway("publish", "a", "1")
+    command = [sys.executable, "-m", "laneway", "-u", laneway.url, "topics"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "laneway: the output cannot be written: no space left on its device\n",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -76,6 +77,8 @@ def with_exit_codes(run: Callable[..., Any]) -> Callable[..., Any]:
         except KeyboardInterrupt:
             sys.exit(130)
         except Exception as error:  # noqa: BLE001  # a defect: print the traceback, without passwords
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                exit_with("the output cannot be written: no space left on its device", REFUSED)
             trace = "".join(traceback.format_exception(error)).rstrip()
             click.echo(
                 escaped(without_passwords(_without_own_passwords(trace)), lines=True), err=True
