@@ -263,3 +263,26 @@ def test_copies_are_put_apart_from_later_messages(
     subscribe(engine, "orders", PLAIN_AT_ONCE)
     engine.put([Draft("orders", b"0"), *rich(100), Draft("orders", b"1"), *plain(100)])
     assert max(most_published) == 1 + PLAIN_AT_ONCE
+
+
+def test_copies_with_options_are_put_in_smaller_calls(
+    engine: FullEngine, calls: Calls, most_published: list[int]
+) -> None:
+    """They cost several times as much as plain ones, so they have the limit of other such puts."""
+    subscribe(engine, "orders", 20)
+    engine.put([Draft("orders", b"%d" % n, priority=1) for n in range(100)])  # calls seem slow
+    most_published.clear()
+    drafts = [Draft("orders", b"%d" % n, priority=1) for n in range(100)]
+    assert [receipt.outcome for receipt in engine.put(drafts)] == ["accepted"] * 100
+    assert sum(most_published) == 100 * 21
+    assert max(most_published) <= LEAST_AT_ONCE
+    engine.put(plain(20))
+    leases = engine.lease(20, topics=["t"]).leases
+    most_published.clear()
+    engine.settle(
+        [Settlement(lease.handle, lease.fence) for lease in leases],
+        publish={n: drafts[n : n + 1] for n in range(20)},
+    )
+    assert sum(most_published) == 20 * 21
+    assert max(most_published) <= LEAST_AT_ONCE
+    assert max(calls.sizes) <= PLAIN_AT_ONCE

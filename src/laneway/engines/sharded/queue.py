@@ -459,13 +459,23 @@ class ShardedQueue(ABC):
         refused message undoes all of a call. What a settlement publishes is never divided.
         """
         route_of = self._namespace.routes.route
+        published: dict[int, int] = {}
+        has_copies = False
+        for position, drafts in publish.items():
+            policies = [route_of(draft.topic).policy for draft in drafts]
+            copies = sum(map(count_copies, drafts, policies))
+            published[position] = len(drafts) + copies
+            has_copies = has_copies or copies > 0
+        return pages_within(
+            positions,
+            self.most_at_once,
+            self._most_copied() if has_copies else self.most_at_once,
+            lambda position: published.get(position, 0),
+        )
 
-        def published_by(position: int) -> int:
-            """How many messages and copies a settlement publishes."""
-            drafts = publish.get(position, ())
-            return sum(1 + count_copies(draft, route_of(draft.topic).policy) for draft in drafts)
-
-        return pages_within(positions, self.most_at_once, published_by)
+    def _most_copied(self) -> int:
+        """How many messages and copies a call publishes, if not one settlement publishes more."""
+        return self.most_at_once
 
     def _settle_pages(self, positions: Sequence[int]) -> Iterable[Sequence[int]]:
         """The parts of a shard's settlements that publish nothing, one for each call of it."""

@@ -43,16 +43,18 @@ def pages(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def pages_within(items: Sequence[T], most: int, weight_of: Callable[[T], int]) -> list[Sequence[T]]:
+def pages_within(
+    items: Sequence[T], most: int, most_weight: int, weight_of: Callable[[T], int]
+) -> list[Sequence[T]]:
     """
-    The items in slices of at most `most`, whose weights together are at most `most`, too. An item
-    that is heavier is a slice by itself.
+    The items in slices of at most `most`, whose weights together are at most `most_weight`. An item
+    that is heavier is a slice with others that have no weight.
     """
     found: list[Sequence[T]] = []
     start = weight = 0
     for n, item in enumerate(items):
         more = weight_of(item)
-        if n > start and (n - start == most or weight + more > most):
+        if n > start and (n - start == most or (more and weight + more > most_weight)):
             found.append(items[start:n])
             start, weight = n, 0
         weight += more

@@ -277,16 +277,17 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         lanes, order, own_ids, messages = page.lanes, page.order, page.own_ids, page.messages
         most = UNLIMITED if is_whole else self._plain_puts.limit
         most_if_rich = UNLIMITED if is_whole else self._puts.limit
+        most_if_copied = PLAIN_AT_ONCE
         for draft in drafts:
-            if len(messages) >= (min(most, PLAIN_AT_ONCE) if page.copied else most):
+            if len(messages) >= (min(most, most_if_copied) if page.copied else most):
                 break
             route = route_of(draft.topic)
             if route.is_copied and is_copied(draft, route.policy):
                 copies = copies_of(draft, route.policy)
-                if messages and len(messages) + len(copies) >= PLAIN_AT_ONCE:
+                if messages and len(messages) + len(copies) >= most_if_copied:
                     break
                 if self._add_copied(shard, page, draft, route, copies):
-                    most = most_if_rich
+                    most, most_if_copied = most_if_rich, self._puts.limit
             elif _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
                 own_ids.append(draft.id or False)
@@ -454,6 +455,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     def _settle_pages(self, positions: Sequence[int]) -> Iterable[Sequence[int]]:
         return self._settles.pages(positions)
 
+    def _most_copied(self) -> int:
+        return self._puts.limit
+
     def _settle_on(
         self,
         shard: int,
@@ -505,7 +509,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 raise Rerouted
         self._raise_refused(answers, [draft for _, draft, _ in every])
         unlike, rows, call_us = answers
-        self._settles.fit(len(settlements), call_us)
+        if published:
+            self._puts.fit(len(every), call_us)
+        else:
+            self._settles.fit(len(settlements), call_us)
         return call.answers(unlike, rows)
 
     def _published_plainly(
