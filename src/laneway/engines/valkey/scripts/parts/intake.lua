@@ -1,6 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, plain, lane_heads, rich_heads, ids, backlog, putting, copies
+-- uses: rules, lanes, plain, lane_heads, rich_heads, messages, ids, backlog, putting, copies
 
 local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
