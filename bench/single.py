@@ -7,8 +7,10 @@ a commit into a file that grows takes about twice as long.
 
 Beside a single call stand Huey on the same kind of store (on SQLite with synchronous=FULL) and the
 least that the store allows: on SQLite a transaction that inserts one row, with WAL and
-synchronous=FULL; on Valkey an LPUSH by redis-py and one over a bare socket. Beside the others
-stands `publish_many` with bodies of the same size.
+synchronous=FULL; on Valkey an LPUSH by redis-py and one over a bare socket. Beside the coroutines
+stands the least that asyncio and the store allow: a thread that stores all that has come meanwhile
+by one transaction, or one packet of LPUSH, and answers all of it by one callback. Beside these and
+the tasks in bulk stands `publish_many` with bodies of the same size.
 
 A second table says what one commit writes to the WAL of SQLite: whole frames, of 4,096 bytes and a
 head of 24.
@@ -20,11 +22,13 @@ import asyncio
 import socket
 import sqlite3
 import statistics
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from bench.common import folder, options, pick, publish_table, seconds, store, usual
@@ -98,9 +102,11 @@ def _works(
     if chosen.engine == "sqlite":
         files = stack.enter_context(folder())
         beside = [("one row", _row(files / "row.db"))]
+        least = (f"rows x{COROUTINES}", _rows(files / "rows.db"))
         peer = _huey_on_sqlite(files / "huey.db")
     else:
         beside = [("LPUSH, redis-py", _lpush(place.url)), ("LPUSH, socket", _bare(place.url))]
+        least = (f"LPUSH x{COROUTINES}", _bare_many(place.url))
         peer = _huey_on_redis(place.url)
     if peer is not None:
         beside.insert(0, ("Huey", peer))
@@ -124,8 +130,9 @@ def _works(
         Work("delay", _repeated(lambda: plain.delay(1, text)), one, names),
     ]
     others = [
-        Work(f"apublish x{COROUTINES}", _coroutines(publish), many, (bulk,)),
-        Work(f"adelay x{COROUTINES}", _coroutines(delay), many, (bulk,)),
+        Work(least[0], _coroutines(_Least(least[1], stack).publish), many),
+        Work(f"apublish x{COROUTINES}", _coroutines(publish), many, (least[0], bulk)),
+        Work(f"adelay x{COROUTINES}", _coroutines(delay), many, (least[0], bulk)),
         Work(
             "bulk of typed tasks",
             lambda count: plain.starmap((n, text) for n in range(count)),
@@ -162,14 +169,61 @@ def _coroutines(call: Callable[[int], Any]) -> Callable[[int], None]:
     return lambda count: asyncio.run(all_of_them(count))
 
 
-def _row(path: Path) -> Callable[[], object]:
-    """A transaction that inserts one row."""
-    raw = sqlite3.connect(path, isolation_level=None)
+class _Least:
+    """The least that many coroutines need: `keep` stores so many messages, in a thread."""
+
+    def __init__(self, keep: Callable[[int], object], stack: ExitStack) -> None:
+        self._keep = keep
+        self._waiting: list[asyncio.Future[None]] = []
+        self._asked: SimpleQueue[bool] = SimpleQueue()
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(self._asked.put, False)  # before it is joined
+
+    async def publish(self, _: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        if len(self._waiting) == 1:
+            self._asked.put(True)
+        await future
+
+    def _run(self) -> None:
+        while self._asked.get():
+            batch, self._waiting = self._waiting, []
+            self._keep(len(batch))
+            batch[0].get_loop().call_soon_threadsafe(_answer, batch)
+
+
+def _answer(futures: list[asyncio.Future[None]]) -> None:
+    for each in futures:
+        each.set_result(None)
+
+
+def _table(path: Path) -> sqlite3.Connection:
+    raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     raw.execute("PRAGMA journal_mode = WAL")
     raw.execute("PRAGMA synchronous = FULL")
     raw.execute("CREATE TABLE row (id INTEGER PRIMARY KEY, body BLOB)")
-    body = BODY.encode()
+    return raw
+
+
+def _row(path: Path) -> Callable[[], object]:
+    """A transaction that inserts one row."""
+    raw, body = _table(path), BODY.encode()
     return lambda: raw.execute("INSERT INTO row (body) VALUES (?)", (body,))
+
+
+def _rows(path: Path) -> Callable[[int], object]:
+    """A transaction that inserts so many rows."""
+    raw, body = _table(path), BODY.encode()
+
+    def call(count: int) -> None:
+        raw.execute("BEGIN")
+        raw.executemany("INSERT INTO row (body) VALUES (?)", [(body,)] * count)
+        raw.execute("COMMIT")
+
+    return call
 
 
 def _huey_on_sqlite(path: Path) -> Callable[[], object] | None:
@@ -204,14 +258,21 @@ def _lpush(url: str) -> Callable[[], object]:
 
 
 def _bare(url: str) -> Callable[[], object]:
+    call = _bare_many(url)
+    return lambda: call(1)
+
+
+def _bare_many(url: str) -> Callable[[int], object]:
+    """So many LPUSH in one packet."""
     host, _, port = url.partition("://")[2].partition("/")[0].rpartition(":")
     raw = socket.create_connection((host, int(port)))
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     command = f"*3\r\n$5\r\nLPUSH\r\n$4\r\nbare\r\n${len(BODY)}\r\n{BODY}\r\n".encode()
 
-    def call() -> bytes:
-        raw.sendall(command)
-        return raw.recv(100)
+    def call(count: int) -> None:
+        raw.sendall(command * count)
+        while count > 0:
+            count -= raw.recv(65_536).count(b"\n")
 
     return call
 
