@@ -79,7 +79,7 @@ local intake = part(function(intake)
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
         local are_accepted = next(drafts) and (not copied or next(copied.expires) == nil)
-            and putting.load_accepted(drafts, topics)
+            and putting.load_accepted(drafts, topics, not copied)
         if not are_accepted then
             putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
         end

@@ -22,7 +22,7 @@ local lane_heads = part(function(lane_heads)
     local waking          -- by position: when an idle lane was to be forgotten; 0: never
     local queues         -- by position: the tier queue of such lanes
     local used           -- the positions of lanes in which messages arrived
-    local beginnings_of  -- by policy: see `lane_heads.beginning_of`
+    local beginnings_of, delayed_beginnings -- by policy: see `lane_heads.beginning_of`
     local new_names      -- to be written by `lane_heads.write_index`, with a score before each
     local runnable_of    -- as well, by tier queue
     local woken          -- the members of the index of idle lanes that it removes
@@ -34,24 +34,26 @@ local lane_heads = part(function(lane_heads)
 
     at_begin(function()
         forget()
-        beginnings_of, new_names, runnable_of, woken = {}, {}, {}, {}
+        beginnings_of, delayed_beginnings, new_names, runnable_of, woken = {}, {}, {}, {}, {}
     end)
 
     -- {the record of a new lane of this policy without its number, its tier queue}, as `lanes.make`
-    -- and `lanes.place` make it; false: these have to.
-    function lane_heads.beginning_of(policy)
-        local found = beginnings_of[policy]
+    -- and `lanes.place` make it; false: these have to. `is_delayed`: all its messages are delayed,
+    -- so that no limit matters yet.
+    function lane_heads.beginning_of(policy, is_delayed)
+        local known = is_delayed and delayed_beginnings or beginnings_of
+        local found = known[policy]
         if found == nil then
-            found = not (policy.limited or policy.gate or policy.paused or policy.shared
-                or policy.adapts or policy.group or policy.key_limited or policy.buckets
-                or policy.partitions > 1)
+            found = not (policy.paused or policy.shared or policy.group or policy.buckets
+                or policy.partitions > 1) and (is_delayed or not (policy.limited or policy.gate
+                or policy.adapts or policy.key_limited))
             if found then
                 local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
                 found = { pack(lanes.RECORD, 0, 0, 0, 0, RUNNABLE, 0, 0, 0, 0, 0, 0, 0, 0, '',
                     tier_queue.number, 0, tier_queue.vt, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, ''),
                     tier_queue.number }
             end
-            beginnings_of[policy] = found
+            known[policy] = found
         end
         return found
     end

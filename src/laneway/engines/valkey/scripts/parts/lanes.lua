@@ -58,6 +58,7 @@ local lanes = part(function(lanes)
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
     -- MessagePack's mark of a list of so many, the flow and the keys
     local RARE_MARK = '\159'
+    lanes.RARE_MARK = RARE_MARK
     local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false, arrived = false,
         keys = false }
     for n = 1, #RARE do

@@ -137,8 +137,9 @@ local merging = part(function(merging)
     end
 
     -- Let a new message join the waiting one of its merge key, if there is one and neither is
-    -- unusual: without decoding it. Returns its id; nil: nothing was changed.
-    function merging.join_brief(draft, policy)
+    -- unusual: without decoding it. Returns its id; nil: nothing was changed. `head`: its lane in
+    -- rich_heads.lua, or nil.
+    function merging.join_brief(draft, policy, head)
         local which = policy.merge
         local replaces = which == 'last'
         if policy.debounce or draft.sticky or (replaces and merging.explicit_due(draft)) then
@@ -147,9 +148,9 @@ local merging = part(function(merging)
         local mid = waiting_number(draft.topic, draft.mkey)
         local lane, id = nil, nil
         if mid and which == 'all' then
-            lane, id = messages.add_part_brief(mid, draft, policy.merge_limit)
+            lane, id = messages.add_part_brief(mid, draft, policy.merge_limit, head)
         elseif mid then
-            lane, id = messages.join_brief(mid, draft, replaces)
+            lane, id = messages.join_brief(mid, draft, replaces, head)
         end
         if lane then
             lane.merged, shard.merged = lane.merged + 1, shard.merged + 1

@@ -658,6 +658,9 @@ local messages = part(function(messages)
             local count = lane.to_o + 1
             lane.to_o, lane.in_o[2 * count] = count, rank .. 'u' .. twice
         end
+        if draft.mkey then
+            writes.set_field(keys.merge, draft.topic .. '\0' .. draft.mkey, mid)
+        end
         local ends = NEVER
         if expires then
             local at, last = #new_events, pack('>I7', expires)
@@ -688,7 +691,8 @@ local messages = part(function(messages)
     -- A new message joins a waiting one of its merge key, which is loaded and not decoded.
     -- `replaces`: the waiting one takes the new one's body, headers, ttl and priority. Returns its
     -- lane and its id (false: generated). Nil, and nothing is changed, if it has to be decoded.
-    function messages.join_brief(mid, draft, replaces)
+    -- `head`: its lane in rich_heads.lua, or nil.
+    function messages.join_brief(mid, draft, replaces, head)
         local stored = unread[mid]
         if not stored or byte(stored) ~= RICH then
             return nil
@@ -700,7 +704,7 @@ local messages = part(function(messages)
             - 1) ~= rare_of_joined(joined) then
             return nil
         end
-        local lane = lanes.find(topic)
+        local lane = head or lanes.find(topic)
         local moves = replaces and rank ~= draft.rank
         local is_delayed = flags % 4 == DELAYED
         -- a delayed one that is due would arrive, and one that is parked by its key
@@ -750,9 +754,9 @@ local messages = part(function(messages)
 
     -- The body of a new message is collected by a waiting one of its merge key, which is loaded and
     -- not decoded. Returns as `join_brief`; nil also if it has as many bodies as it may have.
-    function messages.add_part_brief(mid, draft, limit)
+    function messages.add_part_brief(mid, draft, limit, head)
         local stored, joined, parts, parts_bytes = unread[mid], 0, 0, 0
-        local lane = draft.lane and lanes.find(draft.lane)
+        local lane = head or (draft.lane and lanes.find(draft.lane))
         if not lane or not stored or byte(stored) ~= RICH then
             return nil
         end

@@ -83,11 +83,12 @@ local putting = part(function(putting)
         end
     end
 
-    -- Whether nothing but its id decides about a draft that `decode_usual` has read: else it is
-    -- accepted, and waits in the lane of its topic, if its policy allows that.
-    local function is_accepted(draft)
-        local headers = draft.headers
-        return not draft.mkey
+    -- Whether nothing but its id, and messages that it may join, decide about a draft that
+    -- `decode_usual` has read: else it is accepted, and waits in the lane of its topic, if its
+    -- policy allows that. `merges`: whether a draft may join another message.
+    local function is_accepted(draft, merges)
+        local headers, mkey = draft.headers, draft.mkey
+        return (not mkey or (merges and not draft.sticky))
             and not (headers and (headers['laneway-cost'] or headers['laneway-signals']))
     end
 
@@ -108,13 +109,15 @@ local putting = part(function(putting)
     end
 
     -- Read at once what the drafts need, and the beginnings of their lanes, if all of them but
-    -- those with known ids are accepted, and none is in one of these topics of plain messages.
-    -- Returns false, and nothing but policies was read, if not.
-    function putting.load_accepted(drafts, topics)
+    -- those with known ids are accepted, or join another message (`merges`: they may), and none is
+    -- in one of these topics of plain messages. Returns false, and nothing but policies was read,
+    -- if not.
+    function putting.load_accepted(drafts, topics, merges)
         if taken > 0 or shard.max_backlog or shard.max_backlog_bytes then
             return false
         end
         local names, only_delayed, lines, known, last_policy, is_plain = {}, {}, {}, {}, nil, {}
+        local merge_keys = {}
         for n = 1, #topics do
             is_plain[topics[n]] = true
         end
@@ -122,11 +125,15 @@ local putting = part(function(putting)
         for _, draft in pairs(drafts) do
             local topic, is_delayed = draft.topic, draft.delay > 0
             local policy = rules.of_lane(topic)
-            if is_plain[topic] or not is_accepted(draft)
+            if is_plain[topic] or not is_accepted(draft, merges)
                 or (policy ~= last_policy and not is_accepting(policy)) then
                 return false
             end
             last_policy, draft.policy, draft.lane = policy, policy, topic
+            if draft.mkey then
+                merge_keys[#merge_keys + 1] = topic .. '\0' .. draft.mkey
+                is_delayed = is_delayed or (policy.window and not policy.leading) or false
+            end
             if only_delayed[topic] == nil then
                 names[#names + 1], only_delayed[topic] = topic, is_delayed
             elseif not is_delayed then
@@ -140,6 +147,9 @@ local putting = part(function(putting)
             end
         end
         ids.load(known)
+        if merge_keys[1] then
+            merging.load(merge_keys)
+        end
         messages.load_holders(lines)
         rich_heads.load(names, only_delayed)
         return true
@@ -245,28 +255,61 @@ local putting = part(function(putting)
         return insert(draft, policy, lane)
     end
 
-    -- Accept a draft about which nothing but its id decides, see `load_accepted`.
+    -- Let a draft that `load_accepted` has read join a waiting message. Returns the answer; nil: it
+    -- joins none.
+    local function join(draft, policy, arrivals)
+        local topic, mkey = draft.topic, draft.mkey
+        local joined = merging.join_brief(draft, policy, rich_heads.of_waiting(topic))
+        if joined then
+            rich_heads.use(topic)
+            return { 'merged', joined }
+        end
+        local waiting = merging.waiting_one(topic, mkey)
+        if waiting then
+            rich_heads.close(topic)
+            local lane = lanes.find(waiting.lane)
+            if lane and merging.join(lane, waiting, draft, policy) then
+                arrivals[#arrivals + 1] = lane
+                return { 'merged', ids.of(waiting) }
+            end
+        end
+    end
+
+    -- Accept a draft that `load_accepted` has read. Answers as `putting.accept`.
     function putting.insert(draft, arrivals)
         local topic, ttl, delay, key_of, now = draft.topic, draft.ttl, draft.delay, draft.key,
             shard.now
+        local policy, mkey = draft.policy, draft.mkey
         local mid = draft.id and ids.claim(topic, draft.id) or not draft.id and next_number()
         if not mid then
             return { 'duplicate' }
         end
-        local head, which = rich_heads.use(topic), key_of and draft.policy.serial
+        if mkey then
+            shard.seq = mid - 1 -- it has no number yet
+            local answer = join(draft, policy, arrivals)
+            if answer then
+                return answer
+            end
+            shard.seq = mid
+        end
+        local head, which = rich_heads.use(topic), key_of and policy.serial
         local lane = head
         if not lane then
             lane = lanes.make(topic)
-            lane.policy = lane.policy or draft.policy
+            lane.policy = lane.policy or policy
             arrivals[#arrivals + 1] = lane
         end
         local since, expires = delay > 0 and now + delay or now, ttl and now + ttl
+        if mkey and delay == 0 and policy.window then
+            since = merging.window_due(topic, mkey, policy)
+        end
         local line = which and topic .. '\0' .. key_of
         if line and since == now and not messages.is_free(line) then
             return insert_decoded(draft, lane, mid, since, expires, SERIAL[which])
         end
         local insert_in = head and messages.insert_brief or messages.insert
-        insert_in(lane, draft, mid, since, expires, line and SERIAL[which] or NO, line, line)
+        insert_in(lane, draft, mid, since, expires, line and SERIAL[which] or NO, line, line
+            or mkey)
         return mid
     end
 

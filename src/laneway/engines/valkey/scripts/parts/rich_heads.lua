@@ -31,7 +31,7 @@ local rich_heads = part(function(rich_heads)
                 slow = 0, place = 0, number = 0, ready = 0, delayed = 0, parked = 0, listed = 0,
                 bytes = 0, published = 0, latest = '', tier_queue = 0, was_published = 0, sorted =
                     0, wake = false, is_new = false, is_used = false, is_changed = true,
-                to_a = 0, to_o = 0, to_z = 0, in_a = {}, in_o = {}, in_z = {} }
+                merged = 0, to_a = 0, to_o = 0, to_z = 0, in_a = {}, in_o = {}, in_z = {} }
             if taken <= POOL then
                 pool[taken] = lane
             end
@@ -41,18 +41,21 @@ local rich_heads = part(function(rich_heads)
             lane.latest, lane.tier_queue, lane.middle, lane.sorted, lane.rest = unpack_from(
             HEAD_TO_SORTED, stored)
         lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used, lane.wake, lane.to_a,
-            lane.to_o, lane.to_z = name, stored, lane.published, is_new, false, wake, 0, 0, 0
+            lane.to_o, lane.to_z, lane.merged = name, stored, lane.published, is_new, false, wake,
+            0, 0, 0, 0
         open[name] = lane
     end
 
-    local function begin_new(names)
+    local function begin_new(names, only_delayed)
         rules.load(names)
         for n = 1, #names do
-            local beginning = #names >= MANY and lane_heads.beginning_of(rules.of_lane(names[n]))
+            local name = names[n]
+            local beginning = #names >= MANY and lane_heads.beginning_of(rules.of_lane(name),
+                only_delayed[name])
             if beginning then
-                make(names[n], beginning[1], true, false)
+                make(name, beginning[1], true, false)
             else
-                lanes.learn(names[n], false)
+                lanes.learn(name, false)
             end
         end
     end
@@ -81,7 +84,7 @@ local rich_heads = part(function(rich_heads)
         rules.load(idle)
         for n = 1, #idle do
             local name, stored = idle[n], records[n]
-            local beginning = lane_heads.beginning_of(rules.of_lane(name))
+            local beginning = lane_heads.beginning_of(rules.of_lane(name), only_delayed[name])
             local wake = beginning and lane_heads.wake_of(stored, beginning)
             if wake then
                 make(name, stored, false, wake)
@@ -91,7 +94,7 @@ local rich_heads = part(function(rich_heads)
             end
         end
         lanes.load_rules(others)
-        begin_new(absent)
+        begin_new(absent, only_delayed)
     end
 
     -- The beginning of the lane in which a message arrives; nil: the whole lane is needed.
@@ -107,11 +110,20 @@ local rich_heads = part(function(rich_heads)
         return lane
     end
 
+    -- The same, if a new message may join one that waits in it; the caller uses it then.
+    function rich_heads.of_waiting(name)
+        local lane = open[name]
+        return lane and (lane.is_used or not lane.is_new) and lane or nil
+    end
+
     -- The lane moves in the top lists: that needs all of it. `woken`: as below.
     local function write_whole(lane, woken)
         local whole = lanes.learn(lane.name, lane.stored)
         if woken then
             whole.wake, whole.vt = unpack_from('<i8i8', woken)
+        end
+        if lane.merged > 0 then
+            whole.merged = whole.merged + lane.merged
         end
         whole.number, whole.place, whole.ready, whole.sorted, whole.delayed, whole.parked,
             whole.listed, whole.bytes, whole.published, whole.latest = lane.number, lane.place,
@@ -152,53 +164,104 @@ local rich_heads = part(function(rich_heads)
         end
     end
 
+    -- The end of a record, from the lane's gate on, after so many messages have joined others in
+    -- the lane.
+    local function with_merged(rest, is_in_group, count)
+        local at = 3 + unpack_from('<I2', rest) + (is_in_group and 7 or 0)
+        if at > #rest then
+            return rest .. lanes.RARE_MARK .. packed(0, 0, count, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                false, false)
+        end
+        local retried, died, merged = byte(rest, at + 1, at + 3)
+        if retried < 128 and died < 128 and merged + count < 128 then -- of one byte each
+            return sub(rest, 1, at + 2) .. string.char(merged + count) .. sub(rest, at + 4)
+        end
+        local values = { values_of(sub(rest, at + 1)) }
+        values[3] = values[3] + count
+        return sub(rest, 1, at) .. packed(unpack(values, 1, 13)) .. packed(values[14] or false,
+            values[15] or false)
+    end
+
+    local stem, size, queue, cell -- of the lane before
+
+    -- Add the lane's name and record to `written`, unless all of it is written later.
+    local function write_one(lane, written)
+        write_members_of(lane)
+        if lane.ready == 0 then -- all its messages wait for a time or a key
+            has_arrivals = true
+            if lane.is_new then
+                lane.place = IDLE
+            end
+        end
+        local queue_if_ready, woken = lane.ready > 0 and lane.tier_queue or nil, nil
+        if lane.is_new then
+            lane_heads.index(lane.name, lane.number, queue_if_ready)
+        elseif lane.wake then
+            lane.place = queue_if_ready and RUNNABLE or IDLE
+            woken = lane_heads.wake(lane.name, lane.number, lane.wake, queue_if_ready,
+                unpack_from('<i8', lane.middle, 9))
+        end
+        if (lane.big > 0 or lane.ready + lane.delayed + lane.parked >= 32)
+            and lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
+            then
+            write_whole(lane, woken)
+            return
+        end
+        local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
+        if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1, true)
+            then
+            stem, queue = stem_of(name), its_queue
+            size, cell = #stem, tallies.cell(stem, queue)
+        end
+        local more, middle, rest = lane.published - lane.was_published, lane.middle, sub(
+            lane.stored, lane.rest)
+        cell.published = cell.published + more
+        if lane.published % 32 < more then
+            recent.arrived(name, lane.published, more)
+        end
+        if lane.merged > 0 then
+            cell.merged = cell.merged + lane.merged
+            rest = with_merged(rest, lane.tier_queue >= IN_GROUP, lane.merged)
+        end
+        written[at + 1] = name
+        written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow, lane.place,
+            lane.number, lane.ready, lane.delayed, lane.parked,
+            lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue,
+            woken and woken .. sub(middle, 17) or middle, lane.sorted, rest)
+    end
+
     -- Write all of them, before any of the lanes is read.
     function rich_heads.write()
         local written = {}
-        local stem, size, queue, cell = '', 0, nil, nil -- of the lane before
+        queue = nil
         for n = 1, #used do
-            local lane = used[n]
-            write_members_of(lane)
-            if lane.ready == 0 then -- all its messages wait for a time or a key
-                has_arrivals = true
-                if lane.is_new then
-                    lane.place = IDLE
-                end
-            end
-            local queue_if_ready, woken = lane.ready > 0 and lane.tier_queue or nil, nil
-            if lane.is_new then
-                lane_heads.index(lane.name, lane.number, queue_if_ready)
-            elseif lane.wake then
-                lane.place = queue_if_ready and RUNNABLE or IDLE
-                woken = lane_heads.wake(lane.name, lane.number, lane.wake, queue_if_ready,
-                    unpack_from('<i8', lane.middle, 9))
-            end
-            if (lane.big > 0 or lane.ready + lane.delayed + lane.parked >= 32)
-                and lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed,
-                    lane.parked) then
-                write_whole(lane, woken)
-            else
-                local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
-                if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1,
-                    true) then
-                    stem, queue = stem_of(name), its_queue
-                    size, cell = #stem, tallies.cell(stem, queue)
-                end
-                local more, middle = lane.published - lane.was_published, lane.middle
-                cell.published = cell.published + more
-                if lane.published % 32 < more then
-                    recent.arrived(name, lane.published, more)
-                end
-                written[at + 1] = name
-                written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow,
-                    lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
-                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest,
-                    lane.tier_queue, woken and woken .. sub(middle, 17) or middle, lane.sorted,
-                    sub(lane.stored, lane.rest))
+            if used[n].is_used then
+                write_one(used[n], written)
             end
         end
         call_many('HSET', keys.lanes, written, 2)
         lane_heads.write_index()
         open, used = {}, {}
+    end
+
+    -- From now on the whole lane is used.
+    function rich_heads.close(name)
+        local lane = open[name]
+        if not lane then
+            return
+        end
+        open[name] = nil
+        if not lane.is_used then
+            lanes.learn(name, not lane.is_new and lane.stored)
+            return
+        end
+        local written = {}
+        lane.is_used, queue = false, nil
+        write_one(lane, written)
+        lane_heads.write_index()
+        if written[1] then
+            run('HSET', keys.lanes, name, written[2])
+            lanes.load_rules({ lanes.learn(name, written[2]).name })
+        end
     end
 end)
