@@ -163,20 +163,23 @@ ids = part(function(ids)
     function ids.forget_finished(most)
         local members, by_topic = call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE',
             'LIMIT', 0, most), {}
-        for _, member in ipairs(members) do
+        for n = 1, #members do
+            local member = members[n]
             local cut = find_in(member, '\0', 1, true)
             ids.add_wanted(by_topic, sub(member, 1, cut - 1), sub(member, cut + 1))
         end
-        ids.load(by_topic)
-        for _, member in ipairs(members) do
-            local cut = find_in(member, '\0', 1, true)
-            local topic, id = sub(member, 1, cut - 1), sub(member, cut + 1)
-            local ends = finished_until(writes.field(of(topic), id))
-            -- else the id was published again meanwhile
-            if ends and ends ~= 0 and ends <= shard.now then
-                writes.set_field(of(topic), id, false)
+        for topic, wanted in pairs(by_topic) do
+            local name, gone = of(topic), {}
+            wanted = type(wanted) == 'string' and { wanted } or wanted
+            for n, stored in ipairs(read_many(name, wanted)) do
+                local ends = finished_until(stored)
+                -- else the id was published again meanwhile
+                if ends and ends ~= 0 and ends <= shard.now then
+                    gone[#gone + 1] = wanted[n]
+                end
             end
-            writes.set_member(keys.ids_until, member, false)
+            call_many('HDEL', name, gone, 1)
         end
+        call_many('ZREM', keys.ids_until, members, 1)
     end
 end)

@@ -976,13 +976,25 @@ local messages = part(function(messages)
         return lane
     end
 
-    -- The members, in `a:N`, of the due messages of this one's lane and rank, at most so many, and
-    -- the lane. Nil if the message, which is loaded, has to be decoded.
+    local USUAL_ASIDE = 24 -- bytes of a member of `a:N` with a rank near 0
+
+    -- The members, in `a:N`, of the due messages of this one's lane, at most so many, and the lane:
+    -- of all ranks near 0, if few are delayed in it, else of this one's rank. Nil if the message,
+    -- which is loaded, has to be decoded.
     function messages.due_with(mid, most)
         local stored = unread[mid]
         local topic = stored and messages.names(mid)
         local lane = topic and lanes.find(topic)
-        if lane then
+        if lane and lane.delayed <= most then
+            local found, due = call('ZRANGE', lanes.key_of('a', lane), '[d', '(e', 'BYLEX'), {}
+            for n = 1, #found do
+                local member = found[n]
+                if #member == USUAL_ASIDE and unpack_from('>I7', member, 4) <= shard.now then
+                    due[#due + 1] = member
+                end
+            end
+            return due, lane
+        elseif lane then
             local begin = 'd' .. sub(stored, 3, 4)
             return call('ZRANGE', lanes.key_of('a', lane), '[' .. begin, '(' .. begin
                 .. sortable(shard.now + 1), 'BYLEX', 'LIMIT', 0, most), lane
