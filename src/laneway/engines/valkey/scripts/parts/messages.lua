@@ -1005,8 +1005,14 @@ local messages = part(function(messages)
     -- `a:N`; false: it has none; nil: it cannot.
     function messages.line_of_due(mid)
         local stored = unread[mid]
-        if not stored or sub(stored, NO_RARE_AT, HEAD_BYTES) ~= NO_RARE then
+        if not stored then
             return nil
+        elseif sub(stored, NO_RARE_AT, HEAD_BYTES) ~= NO_RARE then
+            local flags, _, _, _, _, ends, _, _, topic, key_of = messages.brief(stored)
+            if not flags or flags % 4 ~= DELAYED or (ends > 0 and ends <= shard.now) then
+                return nil
+            end
+            return flags > DEAD and topic .. '\0' .. key_of
         end
         local expires, flags = unpack_from('>I8', stored, EXPIRES_AT), byte(stored, 2)
         if flags % 4 ~= DELAYED or (expires > 0 and expires <= shard.now) then
