@@ -104,6 +104,10 @@ class Store:
         raw.close()
         return self._path.stat().st_size
 
+    def cpu(self) -> float:
+        """The processor time of its servers, in seconds; a file has none."""
+        return 0.0
+
     def left(self) -> int:
         """The number of rows or entries that belong to messages and topics."""
         assert self._path is not None
@@ -214,7 +218,6 @@ class ServerStore(Store):
         return max(self._longest, longest_call(self.servers))
 
     def cpu(self) -> float:
-        """The processor time of the servers, in seconds."""
         return sum(
             float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys"))
             for server in self.servers

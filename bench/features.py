@@ -6,6 +6,9 @@ Plain messages and those of one feature run in turn, round by round, each in a s
 round puts its messages over random topics, then leases and settles until none is left; the clock is
 virtual (`now_us`), so delays cost no waiting. The best round of each step counts.
 
+`CPU : plain` is the ratio of the processor time of the client and the servers, over all three
+steps: of what a shared machine does to a run, it shows the least.
+
 A unit of `put` is a message put, also one that merges. A unit of `lease` and `settle` is a
 delivery; with merging it is a message put, delivered with the one that it joined. `together` is
 their sum: a message is put, leased and settled. With retries the first settlement of a message is a
@@ -24,7 +27,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from bench.common import BATCH, BODY, options, pick, publish_table, store, usual
+from bench.common import BATCH, BODY, Store, options, pick, publish_table, store, usual
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Draft, Lease, Settlement
@@ -134,8 +137,11 @@ FEATURES = (
 class Contender:
     """Messages of one feature in a store of their own, and the best time of each step."""
 
-    def __init__(self, url: str, durability: str, feature: Feature, topics: int, seed: int) -> None:
-        self.engine: FullEngine = open_engine(url, Settings(durability=durability))  # type: ignore[arg-type]
+    def __init__(
+        self, place: Store, durability: str, feature: Feature, topics: int, seed: int
+    ) -> None:
+        self.engine: FullEngine = open_engine(place.url, Settings(durability=durability))  # type: ignore[arg-type]
+        self._place = place
         self._feature = feature
         self._topics = topics
         self._draw = random.Random(seed)
@@ -143,12 +149,17 @@ class Contender:
         self._count = 0
         self.best = [float("inf")] * len(STEPS)
         """Microseconds of a unit."""
+        self.cpu = float("inf")
+        """Microseconds of processor time of a message over all steps."""
         if "gate" in feature.policy:
             self.engine.gate_set(
                 "g", Gate(rate=MANY, burst=MANY, concurrency=MANY), now_us=self._now
             )
         if feature.policy:
             self.engine.policy_set("code", "t.*", feature.policy, now_us=self._now)
+
+    def _cpu(self) -> float:
+        return time.process_time() + self._place.cpu()
 
     def drafts(self, number: int) -> list[Draft]:
         """The messages of a round."""
@@ -185,11 +196,13 @@ class Contender:
             watch(STEPS[step])
             return answer
 
+        began = self._cpu()
         for first in range(0, number, BATCH):
             batch = drafts[first : first + BATCH]
             receipts = timed(0, lambda batch=batch: self.engine.put(batch, now_us=self._now))
             waiting += sum(receipt.outcome == "accepted" for receipt in receipts)
         merged = number - waiting
+        stored = self._cpu()
         self._now += LATER_US
         while waiting:
             self._now += 1_000
@@ -201,8 +214,11 @@ class Contender:
             answers = timed(2, lambda ends=ends: self.engine.settle(ends, now_us=self._now))
             waiting -= sum(answer in {"acked", "died"} for answer in answers)
             deliveries += len(leases)
-        for step, units in enumerate((number, deliveries + merged, deliveries + merged)):
-            self.best[step] = min(self.best[step], took[step] / units * 1e6)
+        units = number, deliveries + merged, deliveries + merged
+        cpu = (stored - began) / units[0] + (self._cpu() - stored) / units[1]
+        self.cpu = min(self.cpu, cpu * 1e6)
+        for step, count in enumerate(units):
+            self.best[step] = min(self.best[step], took[step] / count * 1e6)
         while self.engine.dead_drop(limit=1000, now_us=self._now):
             pass
         self._now += 120 * SECOND  # until known ids are forgotten
@@ -221,7 +237,7 @@ def measure(
     with ExitStack() as stack:
         plain, ours = (
             Contender(
-                stack.enter_context(store(chosen, durability)).url,
+                stack.enter_context(store(chosen, durability)),
                 durability,
                 each,
                 topics,
@@ -239,7 +255,7 @@ def measure(
 
 def statements(feature: Feature) -> Sequence[int]:
     """The most statements that one call ran in each step, on one topic in a store in memory."""
-    contender = Contender("sqlite://", "memory", feature, 1, 1)
+    contender = Contender(Store("sqlite://"), "memory", feature, 1, 1)
     most = dict.fromkeys(STEPS, 0)
     texts: list[str] = []
 
@@ -269,7 +285,8 @@ def main() -> None:
         rates = [1e6 / step for step in ours.best]
         steps = [a / b for a, b in zip(plain.best, ours.best, strict=True)]
         ratio = plain.together / ours.together
-        rows.append((feature.name, *rates, 1e6 / ours.together, *steps, ratio, *counted))
+        cpu = plain.cpu / ours.cpu
+        rows.append((feature.name, *rates, 1e6 / ours.together, *steps, ratio, cpu, *counted))
     publish_table(
         "features",
         chosen,
@@ -279,6 +296,7 @@ def main() -> None:
             "together/s",
             *(f"{step} : plain" for step in STEPS),
             "ratio",
+            "CPU : plain",
             *(f"{step}, statements" for step in STEPS),
         ),
         rows,

@@ -23,7 +23,6 @@ from itertools import groupby, pairwise
 from statistics import median
 
 from bench.common import (
-    ServerStore,
     Store,
     folder,
     go,
@@ -135,7 +134,7 @@ def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, f
         workers = [stack.enter_context(process(WORKER, *arguments)) for _ in range(WORKERS)]
         for worker in workers:
             line(worker)
-        began, server = time.perf_counter(), cpu(place)
+        began, server = time.perf_counter(), place.cpu()
         if load == "backlog":
             app.policy("*", paused=False)
         for start in range(0, count if load == "paced" else 0, PACE // 100):
@@ -143,7 +142,7 @@ def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, f
             time.sleep(max(0.0, began + (start / PACE) - time.perf_counter()))
         while app.engine.overview().done < count:
             time.sleep(0.01)
-        seconds, spent = time.perf_counter() - began, cpu(place) - server
+        seconds, spent = time.perf_counter() - began, place.cpu() - server
         for worker in workers:
             go(worker)
         answers = [json.loads(line(worker)) for worker in workers]
@@ -158,11 +157,6 @@ def run(place: Store, kind: str, load: str, count: int) -> tuple[float, float, f
     reused = sum(reused for reused, _, _ in answers)
     spent += sum(worker for _, _, worker in answers)
     return count / seconds, spent / count, changes / max(pairs, 1), reused / count
-
-
-def cpu(place: Store) -> float:
-    """Seconds of processor time of the server until now; 0 without one."""
-    return place.cpu() if isinstance(place, ServerStore) else 0.0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from bench.common import BATCH, BODY, ServerStore, Store, options, pick, publish_table, store
+from bench.common import BATCH, BODY, Store, options, pick, publish_table, store
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.message import Draft, Settlement
@@ -74,8 +74,7 @@ class Contender:
         return [Draft(f"t.{pick_one(lanes)}", BODY) for _ in range(max(BATCH, shape.each))]
 
     def _cpu(self) -> float:
-        servers = self._place.cpu() if isinstance(self._place, ServerStore) else 0.0
-        return time.process_time() + servers
+        return time.process_time() + self._place.cpu()
 
     def round(self) -> None:
         """Put, lease and settle."""
