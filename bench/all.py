@@ -41,7 +41,7 @@ BENCHES = (
     "features",
     "subscriptions",
 )
-ON_SERVERS = ("waiting", "scale", "shards", "locality")
+ON_SERVERS = ("waiting", "scale", "shards", "locality", "instructions")
 """Benchmarks of servers only."""
 
 HOURS = ("soak",)

@@ -74,6 +74,12 @@ SECTIONS = (
         " together.\n"
         "The ratio is that to plain messages in the same run, over all three steps.",
     ),
+    Section(
+        "instructions",
+        "What features cost the server",
+        "The same on Valkey, as instructions that the server runs for a message: what else a"
+        " shared machine does changes times, but not these.",
+    ),
     Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
     Section(
         "processes",

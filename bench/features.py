@@ -151,6 +151,8 @@ class Contender:
         """Microseconds of a unit."""
         self.cpu = float("inf")
         """Microseconds of processor time of a message over all steps."""
+        self.units = (0, 0, 0)
+        """Of each step, in the last round."""
         if "gate" in feature.policy:
             self.engine.gate_set(
                 "g", Gate(rate=MANY, burst=MANY, concurrency=MANY), now_us=self._now
@@ -214,7 +216,7 @@ class Contender:
             answers = timed(2, lambda ends=ends: self.engine.settle(ends, now_us=self._now))
             waiting -= sum(answer in {"acked", "died"} for answer in answers)
             deliveries += len(leases)
-        units = number, deliveries + merged, deliveries + merged
+        self.units = units = number, deliveries + merged, deliveries + merged
         cpu = (stored - began) / units[0] + (self._cpu() - stored) / units[1]
         self.cpu = min(self.cpu, cpu * 1e6)
         for step, count in enumerate(units):
