@@ -9,7 +9,7 @@ local emptied = part(function(emptied)
     local COUNTS = '<Bi8i4i4i4i4i8i8I2'   -- of a record, from the place to the size of `latest`
     local SERVED = '<I2i8i8i8i4i8i8i8i4i4' -- from the tier queue to `before`
     local FROM_PUBLISHED, ALL = '<i8I2c0' .. SERVED, COUNTS .. SERVED
-    local PLACE_AT, PUBLISHED_AT, LATEST_AT, SERVED_BYTES = 11, 44, 54, 62
+    local PLACE_AT, PUBLISHED_AT, NUMBERS_AT, SERVED_BYTES = 11, 44, 54, 62
     local CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- it is in no top list
     local REST = '\0\0\0\0\0\0'            -- nothing is sorted, no gate, no group, no rare field
     local FEW = 32 -- with fewer messages and deliveries it comes into no top list
@@ -39,7 +39,7 @@ local emptied = part(function(emptied)
     function emptied.find(name, member, stored, room, count_of_lanes)
         local place, number, ready, delayed, parked, listed, bytes, _, size = unpack_from(COUNTS,
             stored, PLACE_AT)
-        local at = LATEST_AT + size
+        local at = NUMBERS_AT + size
         if size ~= 7 * ready or listed + delayed + parked > 0 or place ~= RUNNABLE
             or #stored ~= at + SERVED_BYTES + #REST - 1 or sub(stored, 1, #CLASSES) ~= CLASSES
             or sub(stored, -#REST) ~= REST then
@@ -73,7 +73,7 @@ local emptied = part(function(emptied)
         local stored, n = lane.stored, #mids
         lane.first = n
         for place = 1, lane.ready do
-            mids[n + place] = unpack_from('>I7', stored, LATEST_AT - 7 + 7 * place)
+            mids[n + place] = unpack_from('>I7', stored, NUMBERS_AT - 7 + 7 * place)
         end
     end
 

@@ -61,8 +61,7 @@ local rich_heads = part(function(rich_heads)
     end
 
     -- Read the lanes of these names: only the beginning, where more messages do not change the
-    -- lane's place, or wake it. `only_delayed`: by name, whether all are
-    -- delayed.
+    -- lane's place, or wake it. `only_delayed`: by name, whether all of them are delayed.
     function rich_heads.load(names, only_delayed)
         local found, absent, idle, records, others = read_many(keys.lanes, names), {}, {}, {}, {}
         for n = 1, #names do

@@ -321,7 +321,8 @@ local serving = part(function(serving)
     end
 
     -- `gate`: that of the lanes; false: none. `page`: how many lanes are needed at least, of the
-    -- runnable ones; nil: it is another index. Returns the source.
+    -- runnable ones; nil: it is another index. Returns the source. The runnable ones are not read
+    -- yet: who serves the line may empty the first of them without decoding their records.
     local function begin(heap, name, of_lanes, gate, page)
         local source = { name = name, of_lanes = of_lanes, gate = gate, shut = 0, offset = 0,
             page = page or PAGE, is_runnable = page and true, left = calls.left, read = 0, at = 1,
