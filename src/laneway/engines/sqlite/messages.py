@@ -356,6 +356,11 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
     tx.events.put((until, RETENTION_ENDS, row.mid), 0)
     tx.shard.dead += 1
     tx.letters[topic] = tx.letters.get(topic, 0) + 1
+    dead_letter_ended(tx, row, topic, reason)
+
+
+def dead_letter_ended(tx: Transaction, row: Row, topic: str, reason: str) -> None:
+    """Store the outcome of a message that became a dead letter, and publish end notices."""
     message_ends.message_ended(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
 
@@ -388,12 +393,24 @@ def delete_dead(tx: Transaction, mid: int) -> None:
     tx.letters[topic] = tx.letters.get(topic, 0) - 1
 
 
-def add_history(tx: Transaction, row: Row, what: str, error: str | None) -> None:
-    """Add an entry to the history that `MessageView` shows."""
-    unhandled, tries, encoded = tx.notes.get(row.mid) or (None, 0, "[]")
-    history = _history(encoded)
-    history.append({"at_us": tx.now, "what": what, "error": error})
-    tx.notes.put((row.mid,), unhandled, tries, _dumps(history[-HISTORY:]).decode())
+def add_history(tx: Transaction, mid: int, what: str, error: str | None) -> None:
+    """Add an entry to the history of a message, which `MessageView` shows."""
+    note = tx.notes.get(mid)
+    if note is None:
+        tx.notes.put((mid,), None, 0, first_history(tx.now, what, error))
+        return
+    unhandled, tries, encoded = note
+    history = [*_history(encoded), _entry(tx.now, what, error)]
+    tx.notes.put((mid,), unhandled, tries, _dumps(history[-HISTORY:]).decode())
+
+
+def first_history(now: int, what: str, error: str | None) -> str:
+    """A history with one entry, as it is stored."""
+    return _dumps([_entry(now, what, error)]).decode()
+
+
+def _entry(now: int, what: str, error: str | None) -> dict[str, Any]:
+    return {"at_us": now, "what": what, "error": error}
 
 
 def remove_waiting(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:

@@ -1,7 +1,8 @@
 """
 The end of leases: `Queue.settle`, and leases that run out.
 
-Acks of cached leases are settled together (`_quick_acks`), others one by one (`_Settling`).
+Acks of cached leases are settled together (`_quick_acks`), and so are the deaths of a call that has
+no third kind (`_quick_deaths`); others are settled one by one (`_Settling`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from laneway.engines.shared.refusals import (
     backlog_full_with_ack,
     retries_used_up,
 )
-from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END
+from laneway.engines.shared.states import (
+    ASLEEP,
+    AT_GATE,
+    FULL,
+    IDLE,
+    LEASES_END,
+    RETENTION_ENDS,
+)
 from laneway.engines.sqlite import key_limits, leases, merging, message_ends, messages, putting
 from laneway.engines.sqlite.rows import Ended, Held, Lane, Row
 from laneway.errors import BacklogFull
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from laneway.engines.sqlite.lane_cache import CachedLease
     from laneway.engines.sqlite.transaction import Transaction
@@ -63,7 +71,12 @@ def settle(
     left, lanes = _quick_acks(tx, settlements, cached)
     answers: list[SettlementAnswer] = ["acked"] * len(settlements)
     parents = {n: _id_of(tx, settlements[n].handle, cached[n]) for n in publish}
-    if left:
+    died = _quick_deaths(tx, settlements, left, cached, publish) if left else None
+    if died is not None:
+        lanes |= died
+        for n in left:
+            answers[n] = "died"
+    elif left:
         settling = _Settling(tx)
         pairs = settling.take(settlements, left, cached)
         settling.load((*pair, settlements[n]) for n, pair in pairs if pair is not None)
@@ -214,8 +227,6 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
     joined = [message.mid for _, message in acked if message.joined]
     if joined:
         tx.idents.load_joined(joined)
-    serial_keys: list[tuple[Lane, str]] = []
-    slots: list[tuple[Lane, str]] = []
     last, topic, dedupes = -1, "", False
     for lane, message in acked:
         if lane.lane != last:
@@ -225,6 +236,14 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
             messages.finish_ids(tx, message, message.topic or topic, remember=True)
         if message.parts or message.has_note:
             messages.delete_extras(tx, message)
+    _free_held(tx, acked)
+
+
+def _free_held(tx: Transaction, ended: list[tuple[Lane, Ended]]) -> None:
+    """Free what the leases of these messages held: slots of gates and keys, and serial keys."""
+    serial_keys: list[tuple[Lane, str]] = []
+    slots: list[tuple[Lane, str]] = []
+    for lane, message in ended:
         if message.gate is not None:
             tx.free_gates(message.gate)
         if message.slot is not None:
@@ -237,6 +256,104 @@ def _finish(tx: Transaction, acked: list[tuple[Lane, Ended]]) -> None:
         key_limits.load(tx, [(lane.lane, slot) for lane, slot in slots])
         for lane, slot in slots:
             key_limits.free(tx, lane, slot)
+
+
+def _quick_deaths(
+    tx: Transaction,
+    settlements: Sequence[Settlement],
+    left: Sequence[int],
+    cached: Sequence[CachedLease | None],
+    publish: Collection[int],
+) -> dict[int, Lane] | None:
+    """
+    Bury the messages of cached leases without reading them, if all settlements that are `left` do
+    this. Else None, and nothing is done: dead letters are numbered in the order of the call.
+
+    Returns the lanes, which have still to be placed.
+    """
+    dying = _dying(tx, settlements, left, cached)
+    if dying is None:
+        return None
+    shard, now = tx.shard, tx.now
+    mids = [message.mid for _, message in dying]
+    _notify_of_deaths(tx, settlements, left, dying, publish)
+    if tx.run("messages_bury", _dumps(mids)) != len(mids):
+        raise Outdated
+    tx.notes.load((message.mid,) for _, message in dying if message.has_note)
+    letters: list[tuple[Any, ...]] = []
+    ends: dict[int, list[int]] = {}
+    first_entries: dict[tuple[str, str | None], str] = {}
+    for n, (lane, message) in zip(left, dying, strict=True):
+        lane.leased -= 1
+        lane.died += 1
+        mid, topic = message.mid, messages.topic_of(message, lane)
+        reason, error = settlements[n].reason or REFUSED, settlements[n].error
+        if message.has_note:
+            messages.add_history(tx, mid, reason, error)
+        else:
+            entry = first_entries.get((reason, error))
+            if entry is None:
+                entry = first_entries[reason, error] = messages.first_history(now, reason, error)
+            tx.notes.put((mid,), None, 0, entry)
+        until = now + tx.policy(topic).dead_ttl
+        letters.append((mid, topic, now, until, reason, 0 if error is None else error))
+        ends.setdefault(until, []).append(mid)
+        tx.letters[topic] = tx.letters.get(topic, 0) + 1
+    tx.insert("dead_insert", letters)
+    for until, ending in ends.items():
+        tx.run("retention_ends", until, RETENTION_ENDS, _dumps(ending))
+    shard.leased -= len(mids)
+    shard.died += len(mids)
+    shard.dead += len(mids)
+    _free_held(tx, dying)
+    touched = {lane.lane: lane for lane, _ in dying}
+    for lane in touched.values():
+        tx.touch(lane)
+    return touched
+
+
+def _dying(
+    tx: Transaction,
+    settlements: Sequence[Settlement],
+    left: Sequence[int],
+    cached: Sequence[CachedLease | None],
+) -> list[tuple[Lane, Ended]] | None:
+    """The lanes and messages of these settlements, if all are deaths of cached leases."""
+    lanes, dying = tx.lane_cache.lanes, []
+    for n in left:
+        lease = cached[n]
+        if lease is None or settlements[n].action != "dead":
+            return None
+        mid, number, message = lease
+        lane = lanes[number]
+        if lane.flow is not None or tx.policy_of(lane).adapts:
+            return None
+        dying.append((lane, _plain(mid) if message is None else message))
+    return dying
+
+
+def _notify_of_deaths(
+    tx: Transaction,
+    settlements: Sequence[Settlement],
+    left: Sequence[int],
+    dying: Sequence[tuple[Lane, Ended]],
+    publish: Collection[int],
+) -> None:
+    """Store the outcomes, and publish the end notices, of those messages that ask for them."""
+    mids = [message.mid for _, message in dying]
+    rows = {row[0]: Row(*row) for row in tx.all("messages_with_headers", _dumps(mids))}
+    if not rows:
+        return
+    for n, (lane, message) in zip(left, dying, strict=True):
+        row = rows.get(message.mid)
+        if row is None:
+            continue
+        has_outcome = settlements[n].outcome is not None
+        tx.reported_by_handler = (row.mid, has_outcome) if has_outcome or n in publish else None
+        messages.dead_letter_ended(
+            tx, row, messages.topic_of(row, lane), settlements[n].reason or REFUSED
+        )
+    tx.reported_by_handler = None
 
 
 def _delete_messages(tx: Transaction, mids: list[int]) -> None:
@@ -446,7 +563,7 @@ def _retry(
     policy = tx.policy(topic)
     row.attempts += 1
     what = settlement.reason or "failed"
-    messages.add_history(tx, row, what, settlement.error)
+    messages.add_history(tx, row.mid, what, settlement.error)
     if row.attempts > policy.retries:
         die(
             tx,
@@ -481,7 +598,7 @@ def die(
 ) -> None:
     """The message becomes a dead letter; `is_recorded`: its history has the reason already."""
     if not is_recorded:
-        messages.add_history(tx, row, reason, error)
+        messages.add_history(tx, row.mid, reason, error)
     lane.died += 1
     tx.shard.died += 1
     messages.bury(tx, lane, row, reason, error)
@@ -585,7 +702,7 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
     row.suspect = 1
     if held.started:
         row.attempts += 1
-        messages.add_history(tx, row, STARTED_AND_LOST, None)
+        messages.add_history(tx, row.mid, STARTED_AND_LOST, None)
         if row.attempts > tx.policy(messages.topic_of(row, lane)).retries:
             die(tx, lane, row, STARTED_AND_LOST, None, is_recorded=True)
             return

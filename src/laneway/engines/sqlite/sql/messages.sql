@@ -45,6 +45,15 @@ INSERT INTO message (mid, lane, state, rank, seq, since, expires, serial, attemp
 -- name: messages_state
 UPDATE message SET state = ? WHERE mid IN (SELECT value FROM json_each(?));
 
+-- name: messages_bury
+-- Leased messages become dead letters, see `messages.bury`.
+UPDATE message SET lane = 0, state = 3, odd = 1, deliveries = deliveries + 1
+    WHERE mid IN (SELECT value FROM json_each(?));
+
+-- name: messages_with_headers
+SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value
+    WHERE m.headers IS NOT NULL;
+
 -- name: message_content
 INSERT INTO message (mid, headers, body, lane, state, rank, seq, since, published, serial, odd)
     VALUES (?, nullif(?, 0), ?, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -83,6 +92,10 @@ DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
 
 -- name: event_insert
 INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0));
+
+-- name: retention_ends
+-- The same of several dead letters (JSON list of numbers) at one time.
+INSERT OR IGNORE INTO event (at, kind, a) SELECT ?, ?, value FROM json_each(?);
 
 -- name: event_delete
 DELETE FROM event WHERE (at, kind, a) IN (SELECT * FROM (VALUES (?, ?, ?)));
