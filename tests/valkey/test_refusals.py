@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -153,6 +153,20 @@ def test_tls_where_there_is_none(opened: Opened) -> None:
     assert "if the server speaks no TLS, write valkey://" in str(
         refusal(opened, server().url.replace("valkey://", "valkeys://") + "?timeout=1")
     )
+
+
+def test_a_silent_server_is_asked_once(opened: Opened) -> None:
+    """An attempt that used up the time for an answer is not repeated."""
+    callers = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"valkeys://127.0.0.1:{listener.getsockname()[1]}?timeout=0.6"
+        assert "no answer within 0.6 s" in str(refusal(opened, url))
+        listener.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                listener.accept()[0].close()
+                callers += 1
+    assert callers == 1
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,7 @@ class Connections:
         repeatable: bool,
     ) -> Any:
         deadline, pause = 0.0, PAUSE_FIRST
+        began = time.monotonic() if self._patience == PATIENCE_AT_START else None
         while True:
             sent = False
             if self._closed:
@@ -326,7 +327,7 @@ class Connections:
             ) as error_:
                 raise self.explain(error_, applied=None if sent else False) from error_
             now = time.monotonic()
-            deadline = deadline or now + (
+            deadline = deadline or (began or now) + (
                 PATIENCE if isinstance(error, refusals.BusyLoadingError) else self._patience
             )
             if now > deadline:
