@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import TopicStats
 
+WIDEST = 60
+"""Characters of a table's cell up to which the other rows are aligned with it."""
+
 # JSON
 
 
@@ -66,14 +69,17 @@ def _decoded(value: Any, *, raw: bool = False) -> Any:
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """A table, head first. Columns of numbers are aligned to the right; cells are escaped."""
+    """
+    A table, head first. Columns of numbers are aligned to the right; cells are escaped. A cell over
+    `WIDEST` shifts only the rest of its own row.
+    """
     cells = [[cell(value) for value in row] for row in rows]
     right = [
         all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)
         for n in range(len(columns))
     ]
     widths = [
-        max(len(name), *(len(row[n]) for row in cells)) if cells else len(name)
+        max([len(name), *(len(row[n]) for row in cells if len(row[n]) <= WIDEST)])
         for n, name in enumerate(columns)
     ]
     return [

@@ -195,3 +195,8 @@ def size(value: int | str) -> int:
 def is_size(value: object) -> bool:
     """Return whether the value is text with a unit of size; `"10GB"` is a size, `10` a count."""
     return isinstance(value, str) and _SIZE.match(value.strip()) is not None
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """How many: "1 message", "2,000 messages". `many`: the plural, where it is not `one` + "s"."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"

@@ -42,4 +42,4 @@ def test_a_store_is_not_moved_to_itself(tmp_path: Path, source: str, target: str
 def test_another_namespace_of_the_same_file_is_no_such_store(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     run("--url", url, "publish", "t", "1")
-    assert "1 messages" in run("migrate", url, url, "--to-namespace", "other")
+    assert "1 message, " in run("migrate", url, url, "--to-namespace", "other")

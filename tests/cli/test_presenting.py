@@ -41,6 +41,12 @@ def test_tables_align_numbers_to_the_right() -> None:
         "b            -",
     ]
     assert table_lines(("topic",), []) == ["topic"]
+    long = "x" * 61
+    assert table_lines(("topic", "state"), [("a", "idle"), (long, "idle")]) == [
+        "topic  state",
+        "a      idle",
+        f"{long}  idle",
+    ]
 
 
 @pytest.mark.parametrize(

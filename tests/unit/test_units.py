@@ -94,3 +94,9 @@ def test_sizes_and_times_are_read() -> None:
         units.size("१GB")
     with pytest.raises(ValueError, match="time zone"):
         units.moment(datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+def test_a_count_names_one_or_many() -> None:
+    assert units.counted(1, "message") == "1 message"
+    assert units.counted(0, "message") == "0 messages"
+    assert units.counted(2_000, "policy", "policies") == "2,000 policies"

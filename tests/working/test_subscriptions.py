@@ -242,7 +242,7 @@ def test_a_full_subscription_blocks_its_producers(tmp_path: Path) -> None:
         app.topic("orders").subscribe("audit")
         app.policy("orders#audit", max_backlog=1, on_full="block")
         app.publish("orders", 1)
-        with pytest.raises(BacklogFull, match="topic orders#audit: 1 messages wait"):
+        with pytest.raises(BacklogFull, match="topic orders#audit: 1 message waits"):
             app.publish("orders", 2, timeout=0.05)
         app.handler("orders", subscription="audit")(lambda message: None)
         with Running(app):

@@ -13,7 +13,7 @@ from laneway.engines.shared.explaining import ITS_RATE
 from laneway.policy import gate_names
 from laneway.schedules import store
 from laneway.subscriptions import is_copy
-from laneway.units import SECOND, rate_text
+from laneway.units import SECOND, counted, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,7 +159,7 @@ def _refused(case: _Case, max_backlog: int | None) -> Iterator[TopicReason]:
     if limit is not None and case.stats.waiting >= limit:
         yield TopicReason(
             "backlog",
-            f"its backlog is full: {case.stats.waiting:,} messages wait, the limit of {limit:,} is"
+            f"its backlog is full: {_messages_wait(case.stats.waiting)}, the limit of {limit:,} is"
             f" set {case.set_by('max_backlog')}; {does.get(on_full, on_full)}",
             f"laneway policy set {case.quoted} --max-backlog COUNT",
         )
@@ -214,7 +214,8 @@ def _rate(case: _Case, _: Explanation, text: str) -> TopicReason:
     rate, ready = case.policy.rate, case.stats.ready
     text += f"; set {case.set_by('rate')}"
     if rate and ready / rate > SLOW_SECONDS:
-        text += f"; at {rate_text(rate)} its {ready:,} messages take {duration(ready / rate)}"
+        its = counted(ready, "message takes", "messages take")
+        text += f"; at {rate_text(rate)} its {its} {duration(ready / rate)}"
     return TopicReason("rate", text, f"laneway policy set {case.quoted} --rate RATE")
 
 
@@ -357,7 +358,7 @@ def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
     blocking = case.engine.explain(busy_with, case.topic)
     message = blocking.message
     text = (
-        f'{case.stats.parked:,} messages wait for their keys; the key "{parked.key}" is busy with'
+        f'{_messages_wait(case.stats.parked)} for their keys; the key "{parked.key}" is busy with'
         f" {busy_with}, which is {blocking.state}"
     )
     if blocking.reasons:
@@ -500,3 +501,7 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _messages_wait(count: int) -> str:
+    return counted(count, "message waits", "messages wait")

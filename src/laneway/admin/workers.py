@@ -339,5 +339,6 @@ def check(engine: FullEngine) -> Check:
         )
     if not coverage.count:
         return Check("workers", ok=True, detail="none is running", available=False)
-    workers = "1 worker" if coverage.count == 1 else f"{coverage.count:,} workers"
-    return Check("workers", ok=True, detail=f"{workers}, {coverage.busy:,} handlers run")
+    workers = units.counted(coverage.count, "worker")
+    busy = units.counted(coverage.busy, "handler runs", "handlers run")
+    return Check("workers", ok=True, detail=f"{workers}, {busy}")

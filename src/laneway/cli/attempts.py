@@ -193,7 +193,8 @@ def _replay_ids(endpoint: Endpoint, message_ids: Sequence[str], *, as_json: bool
 
 def _tell(result: ReplayResult, *, is_dry_run: bool) -> None:
     would = "would be " if is_dry_run else ""
-    say(f"{result.replayed:,} {would}sent again, {result.redriven:,} dead letters {would}put back")
+    letters = units.counted(result.redriven, "dead letter")
+    say(f"{result.replayed:,} {would}sent again, {letters} {would}put back")
     if result.ids:
         say(f"  as {', '.join(result.ids)}")
     for count, why in (

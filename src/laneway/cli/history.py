@@ -12,7 +12,7 @@ from laneway.cli.session import REFUSED, Session, json_option, pass_session, pri
 from laneway.history.alarms import AlarmRule
 from laneway.history.figures import HistoryRow
 from laneway.presenting import duration, moment
-from laneway.units import SECOND
+from laneway.units import SECOND, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def outlook(found: History) -> list[str]:
             if not found.full_seconds
             else f"is full in {duration(found.full_seconds)} at the earliest"
         )
-        full = f" · {what} ({found.max_backlog:,} messages) {when}"
+        full = f" · {what} ({counted(found.max_backlog, 'message')}) {when}"
     flow = f"in {found.inflow:,.1f}/s · out {found.outflow:,.1f}/s"
     backlog = f"waiting {found.waiting:,} · oldest {duration(found.oldest) or '-'}"
     return [f"{flow} · {backlog}", drain + full]

@@ -16,6 +16,7 @@ from laneway.errors import UsageError
 from laneway.history.copying import copy_rows
 from laneway.push.log_copying import copy as copy_delivery_log
 from laneway.safetext import redacted
+from laneway.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,9 +126,9 @@ def move(
     counts["endpoints"] = copy_records(old, new, "endpoint")
     counts["attempts in the delivery log"] = copy_delivery_log(old, new)
     tell(
-        f"{counts['policies']:,} policies, {counts['gates']:,} gates,"
-        f" {counts['elections']:,} elections, {counts['tokens']:,} tokens,"
-        f" {counts['endpoints']:,} endpoints"
+        f"{counted(counts['policies'], 'policy', 'policies')}, {counted(counts['gates'], 'gate')},"
+        f" {counted(counts['elections'], 'election')}, {counted(counts['tokens'], 'token')},"
+        f" {counted(counts['endpoints'], 'endpoint')}"
     )
     page: list[tuple[str, str, int | None]] = []
     for known in old.finished_ids():
@@ -138,12 +139,12 @@ def move(
             page = []
     if page:
         new.import_finished(page)
-    tell(f"{counts['finished ids']:,} finished ids")
+    tell(counted(counts["finished ids"], "finished id"))
     _move_messages(old, new, counts, tell, wait=wait)
     batches = list(old.spool_batches())
     new.import_spool_batches(batches)
     counts["spools"] = len({each.spool for each in batches})
-    tell(f"{counts['spools']:,} spools: what they forwarded last is known")
+    tell(f"{counted(counts['spools'], 'spool')}: what was forwarded last is known")
     return counts
 
 
@@ -165,20 +166,22 @@ def _move_messages(
             counts["dead letters"] += dead
             if time.monotonic() - reported >= 1.0:
                 reported = time.monotonic()
-                tell(
-                    f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters so"
-                    f" far, {old.overview().waiting:,} to go"
-                )
+                tell(f"{_moved(counts)} so far, {old.overview().waiting:,} to go")
         leased = old.overview().leased
         if not leased or not wait:
             break
         if time.monotonic() - reported >= 1.0:
             reported = time.monotonic()
-            tell(f"waiting for {leased:,} leased messages")
+            tell(f"waiting for {counted(leased, 'leased message')}")
         time.sleep(LOOK_AGAIN)
         old.tick()
     counts["still leased"] = leased
     tell(
-        f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters moved"
-        + (f"; {leased:,} are still leased" if leased else "")
+        f"{_moved(counts)} moved"
+        + (f"; {leased:,} {'is' if leased == 1 else 'are'} still leased" if leased else "")
     )
+
+
+def _moved(counts: dict[str, int]) -> str:
+    letters = counted(counts["dead letters"], "dead letter")
+    return f"{counted(counts['messages'], 'message')}, {letters}"

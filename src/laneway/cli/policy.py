@@ -28,6 +28,7 @@ from laneway.presenting import (
     setting_in_words,
     settings_in_words,
 )
+from laneway.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -236,7 +237,9 @@ def copy(session: Session, to_namespace: str) -> None:
     """
     there = Session(session.url, to_namespace).app(create=True)
     number = session.app().copy_policies(there)
-    say(f"{number:,} policies copied from {session.namespace} to {to_namespace}")
+    say(
+        f"{counted(number, 'policy', 'policies')} copied from {session.namespace} to {to_namespace}"
+    )
 
 
 @policy.command("diff", short_help="Compare with another namespace.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from laneway.cli.session import Session, confirm, pass_session, say
+from laneway.units import counted
 
 
 @click.command()
@@ -19,7 +20,9 @@ def purge(session: Session, topic: str, *, delete: bool, yes: bool) -> None:
     handle = session.app().topic(topic)
     stats = handle.stats()
     if not yes:
-        also = f", {stats.leased:,} leased and {stats.dead:,} dead" if delete else ""
-        confirm(f"Remove {stats.waiting:,} waiting{also} messages of {topic}?")
+        what = counted(stats.waiting, "waiting message")
+        if delete:
+            what += f", {stats.leased:,} leased and {stats.dead:,} dead"
+        confirm(f"Remove {what} of {topic}?")
     number = handle.delete() if delete else handle.purge()
     say(f"{number:,} removed from {topic}")

@@ -18,6 +18,7 @@ from laneway.cli.session import (
 )
 from laneway.presenting import duration
 from laneway.safetext import HIDDEN
+from laneway.units import counted
 
 if TYPE_CHECKING:
     from laneway.producing.spool_file import SpoolStatus
@@ -41,7 +42,7 @@ def status(_: Session, path: str, *, as_json: bool) -> None:
     if as_json:
         print_json(held)
         return
-    say(f"{messages(held.waiting)} with {held.bytes:,} bytes waiting for {held.store}")
+    say(f"{counted(held.waiting, 'message')} with {held.bytes:,} bytes waiting for {held.store}")
     say(f"  namespace   {held.namespace}")
     if held.oldest_at is not None:
         say(f"  oldest      published {duration(max(0.0, time.time() - held.oldest_at))} ago")
@@ -78,23 +79,19 @@ def drain(session: Session, path: str, *, timeout: str | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
         while left := app.flush(_pause(deadline)):
             if deadline is not None and time.monotonic() >= deadline:
-                exit_with(f"{messages(left)} left in {path}", REFUSED)
-            say(f"{messages(left)} waiting")
+                exit_with(f"{counted(left, 'message')} left in {path}", REFUSED)
+            say(f"{counted(left, 'message')} waiting")
         after = app.spool_status()
     rejected = after.rejected - before.rejected
     if rejected:
         topic, message_id, reason = after.reasons[0]
+        refused = counted(rejected, "message")
         exit_with(
-            f"{path} is empty; the store refused {messages(rejected)}, the last {message_id} to"
-            f" {topic}: {reason}",
+            f"{path} is empty; the store refused {refused}, the last {message_id} to {topic}:"
+            f" {reason}",
             REFUSED,
         )
     say(f"{path} is empty")
-
-
-def messages(count: int) -> str:
-    """A number of messages."""
-    return f"{count:,} message{'s' * (count != 1)}"
 
 
 def _pause(deadline: float | None) -> float:

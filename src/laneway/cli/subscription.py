@@ -8,6 +8,7 @@ import click
 
 from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
 from laneway.subscriptions import Kind, Start
+from laneway.units import counted
 
 if TYPE_CHECKING:
     from laneway.subscriptions import Where
@@ -153,7 +154,7 @@ def add(
     copied = ""
     if subscriptions.check_start(pattern, name, start):
         count = subscriptions.copy_waiting(engine, pattern, name, declare)
-        copied = f"; {count:,} waiting messages were copied"
+        copied = f"; {_messages_were(count, 'waiting message')} copied"
     else:
         declare()
     say(f"{pattern} has the subscription {name}{copied}")
@@ -187,5 +188,9 @@ def remove(session: Session, pattern: str, name: str) -> None:
     from laneway.admin import subscriptions
 
     count = subscriptions.remove(session.engine(), pattern, name)
-    removed = "1 message was" if count == 1 else f"{count:,} messages were"
-    say(f"{pattern} has no subscription {name} any more; {removed} removed")
+    removed = f"{_messages_were(count, 'message')} removed"
+    say(f"{pattern} has no subscription {name} any more; {removed}")
+
+
+def _messages_were(count: int, one: str) -> str:
+    return f"{counted(count, one)} {'was' if count == 1 else 'were'}"

@@ -13,6 +13,7 @@ from laneway.errors import UsageError
 from laneway.history import figures
 from laneway.policy import is_pattern
 from laneway.subscriptions import is_copy
+from laneway.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,8 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
                 f" {words(self.oldest_over)})"
             )
         if self.waiting_over is not None and history.waiting > self.waiting_over:
-            found.append(f"{history.waiting:,} messages wait (alarm over {self.waiting_over:,})")
+            wait = counted(history.waiting, "message waits", "messages wait")
+            found.append(f"{wait} (alarm over {self.waiting_over:,})")
         return found
 
     @property

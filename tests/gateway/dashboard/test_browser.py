@@ -397,7 +397,7 @@ def test_tasks_by_keyboard(shop: tuple[Laneway, Browser], chromium: Any) -> None
     keys.press("Enter")
     keys.tab_to("#many-since")
     keys.press("Enter")
-    page.wait_for_selector("text=messages are sent again")
+    page.wait_for_selector("text=Messages sent again: ")
     assert keys.presses < 200
     opened.close()
 

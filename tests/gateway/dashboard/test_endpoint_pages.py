@@ -148,9 +148,9 @@ def test_attempts_and_replay(browser: Browser, app: Laneway, receiver: Receiver)
         "back": "/endpoints",
     }
     page = browser.submit("replay_many", **many, dry="1")
-    assert "Nothing was sent. It would be: 1 messages" in page.words
+    assert "Nothing was sent. It would be: Messages sent again: 1" in page.words
     page = browser.submit("replay_many", **many, result="dead")
-    assert "0 messages are sent again" in page.words
+    assert "Messages sent again: 0" in page.words
     app.run_worker(burst=True)
     assert len(receiver.of("/bad")) == 2
     assert [each.headers["webhook-id"] for each in receiver.of("/200")] == ["first"] * 2

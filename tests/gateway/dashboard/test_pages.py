@@ -196,7 +196,7 @@ def test_publish_and_purge(browser: Browser, app: Laneway) -> None:
     assert 'expected the name "form.a"' in page.words
     assert app.engine.topic_stats("form.a").waiting == 1
     page = browser.submit("purge", topic="form.a", confirm="form.a", back=back)
-    assert "1 messages were removed" in page.words
+    assert "messages removed: 1." in page.words
     assert app.engine.topic_stats("form.a").waiting == 0
 
 

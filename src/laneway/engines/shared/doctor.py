@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from laneway.engines.base import Check
+from laneway.units import counted
 
 HANDLERS = "handlers"
 """The check of `unhandled`."""
@@ -29,13 +30,7 @@ def disagreement(name: str, count: int, *, repair: bool) -> Check:
 
 def unhandled(count: int) -> Check:
     """The messages for which no worker had a handler. Nothing is wrong with the store."""
-    how_many = (
-        "no message waits"
-        if not count
-        else "1 message waits"
-        if count == 1
-        else f"{count:,} messages wait"
-    )
+    how_many = counted(count, "message waits", "messages wait") if count else "no message waits"
     detail = f"{how_many} for a handler" + (
         " that no worker had; see `laneway explain ID`" if count else ""
     )

@@ -13,7 +13,7 @@ from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US, Explanation
 from laneway.engines.shared import adaptive, fairness
 from laneway.topic_groups import GROUP, TOPIC
-from laneway.units import SECOND, rate_text
+from laneway.units import SECOND, counted, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -347,7 +347,7 @@ def _shared(facts: Facts, gate: GateFacts) -> str:
         limit = adaptive.limit_of_all(gate.shares)
         run = _adapting(facts, leased, limit, adaptive.latest(gate.shares))
         return run + rest if leased < limit else run
-    run = f"{gate.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
+    run = f"{_running(gate.leased)}, and its concurrency is {policy.concurrency}"
     if isinstance(policy.concurrency, int) and gate.leased < policy.concurrency:
         run += rest
     return run
@@ -358,7 +358,7 @@ def _adapting(facts: Facts, leased: int, limit: int, flow: Flow) -> str:
     policy = facts.policy
     why = adaptive.REASONS[flow.reason].format(ago=_duration(facts.now_us - flow.changed))
     return (
-        f"{leased} messages of its topic run, and its concurrency is {limit} now (auto,"
+        f"{_running(leased)}, and its concurrency is {limit} now (auto,"
         f" {policy.min_concurrency} to {policy.max_concurrency}): {why}"
     )
 
@@ -395,7 +395,11 @@ def _full(facts: Facts) -> str | None:
         return None
     if policy.lane_adapts:
         return _adapting(facts, facts.leased, limit, facts.flow or adaptive.Flow())
-    return f"{facts.leased} messages of its topic run, and its concurrency is {policy.concurrency}"
+    return f"{_running(facts.leased)}, and its concurrency is {policy.concurrency}"
+
+
+def _running(count: int) -> str:
+    return counted(count, "message of its topic runs", "messages of its topic run")
 
 
 def _time_ahead(facts: Facts) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.errors import BadMessage, UsageError
-from laneway.units import SECOND
+from laneway.units import SECOND, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,10 +132,8 @@ def full(whose: str, waiting: int, unit: str, limit: int) -> str:
     The reason of a refusal for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`:
     "messages" or "bytes".
     """
-    return (
-        f"{whose}: {waiting:,} {unit} wait, its max_backlog is {limit:,}; consume faster, or raise"
-        " the limit"
-    )
+    wait = counted(waiting, f"{unit.removesuffix('s')} waits", f"{unit} wait")
+    return f"{whose}: {wait}, its max_backlog is {limit:,}; consume faster, or raise the limit"
 
 
 def backlog_full_with_ack(receipt: Receipt) -> str:

@@ -213,8 +213,8 @@ def _replay_many(form: Form) -> list[ApiCall]:
 def _replayed(form: Form) -> str:
     before = "Nothing was sent. It would be: " if form.text("dry") else ""
     return (
-        f"{before}{{replayed}} messages are sent again, {{redriven}} dead letters are put back;"
-        " {waiting} wait anyway, of {not_kept} the log has no body."
+        f"{before}Messages sent again: {{replayed}}; dead letters put back: {{redriven}};"
+        " waiting anyway: {waiting}; without a body in the log: {not_kept}."
     )
 
 
@@ -297,7 +297,7 @@ ACTIONS: dict[str, Action] = {
         lambda form: f"{form.exact('pattern')}: the policy is as it was before.",
     ),
     "purge": Action(
-        "Purge", "operate", _purge, lambda form: f"{_named(form)}: {{count}} messages were removed."
+        "Purge", "operate", _purge, lambda form: f"{_named(form)}: messages removed: {{count}}."
     ),
     "publish": Action(
         "Publish", "publish", _publish, lambda form: f"{_named(form)}: message {{id}}, {{outcome}}."

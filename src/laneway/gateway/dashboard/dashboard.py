@@ -25,6 +25,7 @@ from laneway.gateway.dashboard.view import ASSETS, Link, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
 from laneway.gateway.http import Stream
 from laneway.gateway.problems import Problem
+from laneway.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -356,6 +357,6 @@ def _tested(answer: Mapping[str, Any]) -> str:
 
 def _dry_text(answer: Mapping[str, Any]) -> str:
     if "fields" not in answer:
-        return f"Nothing was changed. It would be {answer['count']} messages."
+        return f"Nothing was changed. It would be {counted(answer['count'], 'message')}."
     fields = json.dumps(answer.get("fields", {}), ensure_ascii=False)
     return f"Nothing was changed. The operator's policy would be {fields}."

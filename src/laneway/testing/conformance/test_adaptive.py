@@ -213,7 +213,7 @@ def test_explain_partitions(driver: EngineDriver) -> None:
     for key in KEYS:
         (reason, _) = driver.engine.explain(_last_of(driver, key), "a", now_us=driver.now).reasons
         assert reason == (
-            "1 messages of its topic run, and its concurrency is 1 now (auto, 1 to 64): lowered"
+            "1 message of its topic runs, and its concurrency is 1 now (auto, 1 to 64): lowered"
             " 3.0 s ago after a timeout"
         )
 

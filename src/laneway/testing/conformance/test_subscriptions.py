@@ -278,7 +278,7 @@ def test_subscription_full_subscription_refuses_the_publish(driver: EngineDriver
     first, second = driver.put("orders", "1", "2")
     assert (first.outcome, second.outcome, second.topic) == ("accepted", "refused", AUDIT)
     assert second.reason is not None
-    assert second.reason.startswith("topic orders#audit: 1 messages wait")
+    assert second.reason.startswith("topic orders#audit: 1 message waits")
     assert driver.waiting("orders") == driver.waiting(BILLING) == 1
     bodies_of(driver, AUDIT)
     assert driver.put("orders", "3")[0].outcome == "accepted"
