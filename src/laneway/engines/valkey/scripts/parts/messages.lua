@@ -53,11 +53,12 @@ local messages = part(function(messages)
     local letters -- by topic: how many more dead letters it has; false: they are counted again
     local gone_lists -- keys of lists that are deleted at the end of the call
     local new_records, new_events -- of messages that `insert_brief` lets wait: flat
+    local new_count, new_bytes -- how many these are, as the shard has not counted yet
     local stamp -- the time of this call in 7 bytes; false: not needed yet
 
     at_begin(function()
         known, unread, copied, changed, letters, gone_lists = {}, {}, {}, {}, {}, {}
-        new_records, new_events, stamp = {}, {}, false
+        new_records, new_events, new_count, new_bytes, stamp = {}, {}, 0, 0, false
     end)
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
@@ -292,9 +293,30 @@ local messages = part(function(messages)
         end
     end
 
+    -- The call reads a message that it may have inserted itself: no record is left to the end any
+    -- longer.
+    local function hold_new()
+        for n = 1, #new_records, 2 do
+            local mid = new_records[n]
+            unread[mid], copied[mid] = new_records[n + 1], true
+        end
+        new_records = {}
+    end
+
+    -- The stored record of a message that was read, but not decoded; else nil.
+    local function stored_of(mid)
+        if new_records[1] and not unread[mid] then
+            hold_new()
+        end
+        return unread[mid]
+    end
+
     function messages.read(mid)
         local record = known[mid]
         if record == nil then
+            if new_records[1] then
+                hold_new()
+            end
             local stored = unread[mid] or call('HGET', keys.m, mid)
             record = stored and messages.decode(mid, stored)
             known[mid], unread[mid] = record, nil
@@ -308,6 +330,9 @@ local messages = part(function(messages)
     -- Read several at once.
     function messages.load(mids)
         local wanted = {}
+        if new_records[1] then
+            hold_new()
+        end
         for n = 1, #mids do
             local mid = mids[n]
             if known[mid] == nil and not unread[mid] then
@@ -614,6 +639,8 @@ local messages = part(function(messages)
     -- Beginnings of records by state and serial, and the codes of ranks near 0: to join strings is
     -- faster than to pack numbers.
     local heads, codes = {}, {}
+    -- around a number in 7 bytes: {number, false} as MessagePack writes numbers from 2^32 on
+    local FREE_FROM, FREE_TO = '\207\0', '\194'
 
     local function head_of(flags)
         local head = string.char(RICH, flags)
@@ -627,37 +654,32 @@ local messages = part(function(messages)
         return packed_code
     end
 
-    -- As `insert`, with a lane of rich_heads.lua. `is_read`: this call may read the message.
-    function messages.insert_brief(lane, draft, mid, since, expires, serial, line, is_read)
-        local now, code, size, flags = shard.now, draft.rank + RANK_0, draft.size, 4 * serial
-        if code < NEAR_FROM or code > NEAR_TO then
-            return messages.insert(lane, draft, mid, since, expires, serial, line)
-        end
-        stamp = stamp or sortable(now)
-        local number, rank, ready_from = pack('>I7', mid), codes[code] or code_of(code), stamp
-        local twice = number .. number
-        lane.published, lane.bytes = lane.published + 1, lane.bytes + size
-        shard.published, shard.bytes, shard.waiting = shard.published + 1, shard.bytes + size,
-            shard.waiting + 1
-        if since > now then
-            flags, ready_from = flags + DELAYED, pack('>I7', since)
+    -- As `insert`, with a lane of rich_heads.lua, and of a draft with a rank near 0. `line`: false,
+    -- or the serial key, of which the messages were loaded. False, and nothing is changed, if
+    -- another message has the key.
+    function messages.insert_brief(lane, draft, mid, since, expires, serial, line)
+        local code, size, flags, number = draft.rank + RANK_0, draft.size, 4 * serial, pack('>I7',
+            mid)
+        stamp = stamp or sortable(shard.now)
+        local rank, is_delayed, ready_from = codes[code] or code_of(code), since > shard.now, stamp
+        if is_delayed then
             local count, at = lane.to_a + 1, #new_events
-            lane.delayed, lane.to_a = lane.delayed + 1, count
-            lane.in_a[2 * count] = 'd' .. rank .. ready_from .. twice
+            flags, ready_from, lane.to_a = flags + DELAYED, pack('>I7', since), count
+            lane.in_a[2 * count] = 'd' .. rank .. ready_from .. number .. number
             new_events[at + 1], new_events[at + 2] = since, DUE .. number
+        elseif line and not writes.claim_field(keys.keys, line, FREE_FROM .. number .. FREE_TO) then
+            return false
         else
             local count = lane.to_z + 1
-            lane.ready, lane.sorted, lane.to_z = lane.ready + 1, lane.sorted + 1, count
-            lane.in_z[2 * count] = rank .. (code % 2 == 1 and stamp or sortable(FRONT - mid))
-                .. twice
-            if line then
-                messages.set_holder(line, mid, false)
-            end
+            lane.to_z = count
+            lane.in_z[2 * count] = rank .. (code % 2 == 1 and ready_from or sortable(FRONT - mid))
+                .. number .. number
         end
-        if since > now or code % 2 == 0 then -- as `index_out_of_sequence`
+        if is_delayed or code % 2 == 0 then -- as `index_out_of_sequence`
             local count = lane.to_o + 1
-            lane.to_o, lane.in_o[2 * count] = count, rank .. 'u' .. twice
+            lane.to_o, lane.in_o[2 * count] = count, rank .. 'u' .. number .. number
         end
+        lane.bytes, new_count, new_bytes = lane.bytes + size, new_count + 1, new_bytes + size
         if draft.mkey then
             writes.set_field(keys.merge, draft.topic .. '\0' .. draft.mkey, mid)
         end
@@ -668,19 +690,21 @@ local messages = part(function(messages)
         end
         local record = (heads[flags] or head_of(flags)) .. rank .. '\0' .. number .. '\0'
             .. ready_from .. '\0' .. stamp .. ends .. NO_RARE .. draft.content
-        if is_read or known[mid] ~= nil then
-            known[mid], unread[mid], copied[mid] = nil, record, true
-        else
-            local at = #new_records
-            new_records[at + 1], new_records[at + 2] = mid, record
+        if known[mid] ~= nil then -- an id has named it before
+            known[mid] = nil
         end
+        local at = #new_records
+        new_records[at + 1], new_records[at + 2] = mid, record
+        return true
     end
 
     -- Write what `insert_brief` has left to the end.
     function messages.write_new()
+        shard.published, shard.waiting, shard.bytes = shard.published + new_count, shard.waiting
+            + new_count, shard.bytes + new_bytes
         run_many('HSET', keys.m, new_records, 2)
         run_many('ZADD', keys.due, new_events, 2)
-        new_records, new_events = {}, {}
+        new_records, new_events, new_count, new_bytes = {}, {}, 0, 0
     end
 
     -- The rare fields of a message to which ids were joined, and nothing else that is rare.
@@ -693,7 +717,7 @@ local messages = part(function(messages)
     -- lane and its id (false: generated). Nil, and nothing is changed, if it has to be decoded.
     -- `head`: its lane in rich_heads.lua, or nil.
     function messages.join_brief(mid, draft, replaces, head)
-        local stored = unread[mid]
+        local stored = stored_of(mid)
         if not stored or byte(stored) ~= RICH then
             return nil
         end
@@ -755,7 +779,7 @@ local messages = part(function(messages)
     -- The body of a new message is collected by a waiting one of its merge key, which is loaded and
     -- not decoded. Returns as `join_brief`; nil also if it has as many bodies as it may have.
     function messages.add_part_brief(mid, draft, limit, head)
-        local stored, joined, parts, parts_bytes = unread[mid], 0, 0, 0
+        local stored, joined, parts, parts_bytes = stored_of(mid), 0, 0, 0
         local lane = head or (draft.lane and lanes.find(draft.lane))
         if not lane or not stored or byte(stored) ~= RICH then
             return nil
@@ -922,12 +946,14 @@ local messages = part(function(messages)
     -- Read what `messages.arrive` looks at: the holders of these keys, and the messages that have a
     -- free one.
     function messages.load_holders(lines)
-        local heads = {}
-        writes.load_fields(keys.keys, lines)
+        local heads, stored = {}, writes.load_fields(keys.keys, lines)
         for n = 1, #lines do
-            local head, is_held = holder(lines[n])
-            if head and not is_held then
-                heads[#heads + 1] = head
+            local each = stored[lines[n]]
+            if each then
+                local head, is_held = values_of(each)
+                if not is_held then
+                    heads[#heads + 1] = head
+                end
             end
         end
         messages.load(heads)

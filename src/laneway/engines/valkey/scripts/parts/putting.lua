@@ -24,39 +24,32 @@ local putting = part(function(putting)
     end)
 
     local function draft_table(tables, number)
-        local draft = tables[number]
-        if not draft then
-            draft = { topic = '', key = false, id = false, headers = false, sticky = false, mkey =
-                false, rank = 0, delay = 0, at = false, ttl = false, generated_mid = false, spread =
-                false, signal = false, own = false, content = '', size = 0, policy = false,
-                lane = false }
-            if number <= POOL then
-                tables[number] = draft
-            end
+        local draft = { topic = '', key = false, id = false, headers = false, sticky = false, mkey =
+            false, rank = 0, delay = 0, at = false, ttl = false, generated_mid = false, spread =
+            false, signal = false, own = false, content = '', size = 0, policy = false,
+            lane = false, line = false }
+        if number <= POOL then
+            tables[number] = draft
         end
-        return draft
-    end
-
-    local function decode_usual(stored)
-        usual_taken = usual_taken + 1
-        local draft = draft_table(usual_pool, usual_taken)
-        local _, code, delay, ttl, size = unpack_from(USUAL_AND_SIZE, stored)
-        local body_at = USUAL_BYTES + 3 + size
-        local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, USUAL_BYTES
-            + 4, body_at - 1))
-        draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic, key_of
-            or false, id or false, headers or false, sticky, mkey or false
-        draft.rank, draft.delay, draft.ttl = code - RANK_0, delay, ttl > 0 and ttl - 1
-        draft.content, draft.size = sub(stored, USUAL_BYTES + 1), #stored - body_at + 1
         return draft
     end
 
     function putting.decode(stored)
-        if byte(stored) == IS_USUAL then
-            return decode_usual(stored)
+        local code_of_kind, code, delay, ttl, meta_size = unpack_from(USUAL_AND_SIZE, stored)
+        if code_of_kind == IS_USUAL then
+            usual_taken = usual_taken + 1
+            local draft = usual_pool[usual_taken] or draft_table(usual_pool, usual_taken)
+            local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, USUAL_BYTES + 4,
+                USUAL_BYTES + 2 + meta_size))
+            draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic,
+                key_of or false, id or false, headers or false, sticky, mkey or false
+            draft.rank, draft.delay, draft.ttl = code - RANK_0, delay, ttl > 0 and ttl - 1
+            draft.content, draft.size = sub(stored, USUAL_BYTES + 1), #stored - USUAL_BYTES - 2
+                - meta_size
+            return draft
         end
         taken = taken + 1
-        local draft = draft_table(pool, taken)
+        local draft = pool[taken] or draft_table(pool, taken)
         local own, rank, delay, at, ttl, generated_mid, spread, signal, size = unpack_from(
             DRAFT_AND_SIZE, stored)
         local body_at = DRAFT_BYTES + 3 + size
@@ -83,8 +76,8 @@ local putting = part(function(putting)
         end
     end
 
-    -- Whether nothing but its id, and messages that it may join, decide about a draft that
-    -- `decode_usual` has read: else it is accepted, and waits in the lane of its topic, if its
+    -- Whether nothing but its id, and messages that it may join, decide about a draft that `decode`
+    -- has read as a usual one: else it is accepted, and waits in the lane of its topic, if its
     -- policy allows that. `merges`: whether a draft may join another message.
     local function is_accepted(draft, merges)
         local headers, mkey = draft.headers, draft.mkey
@@ -116,8 +109,8 @@ local putting = part(function(putting)
         if taken > 0 or shard.max_backlog or shard.max_backlog_bytes then
             return false
         end
-        local names, only_delayed, lines, known, last_policy, is_plain = {}, {}, {}, {}, nil, {}
-        local merge_keys = {}
+        local names, policies, only_delayed, lines, known, merge_keys = {}, {}, {}, {}, {}, {}
+        local last_policy, is_plain = nil, {}
         for n = 1, #topics do
             is_plain[topics[n]] = true
         end
@@ -134,13 +127,17 @@ local putting = part(function(putting)
                 merge_keys[#merge_keys + 1] = topic .. '\0' .. draft.mkey
                 is_delayed = is_delayed or (policy.window and not policy.leading) or false
             end
-            if only_delayed[topic] == nil then
-                names[#names + 1], only_delayed[topic] = topic, is_delayed
-            elseif not is_delayed then
+            local were_delayed = only_delayed[topic]
+            if were_delayed == nil then
+                local place = #names + 1
+                names[place], policies[place], only_delayed[topic] = topic, policy, is_delayed
+            elseif were_delayed and not is_delayed then
                 only_delayed[topic] = false
             end
-            if draft.key and policy.serial then
-                lines[#lines + 1] = topic .. '\0' .. draft.key
+            local line = draft.key and policy.serial and topic .. '\0' .. draft.key
+            draft.line = line
+            if line then
+                lines[#lines + 1] = line
             end
             if draft.id then
                 ids.add_wanted(known, topic, draft.id)
@@ -151,7 +148,7 @@ local putting = part(function(putting)
             merging.load(merge_keys)
         end
         messages.load_holders(lines)
-        rich_heads.load(names, only_delayed)
+        rich_heads.load(names, policies, only_delayed)
         return true
     end
 
@@ -277,12 +274,14 @@ local putting = part(function(putting)
 
     -- Accept a draft that `load_accepted` has read. Answers as `putting.accept`.
     function putting.insert(draft, arrivals)
-        local topic, ttl, delay, key_of, now = draft.topic, draft.ttl, draft.delay, draft.key,
+        local topic, ttl, delay, line, now = draft.topic, draft.ttl, draft.delay, draft.line,
             shard.now
-        local policy, mkey = draft.policy, draft.mkey
-        local mid = draft.id and ids.claim(topic, draft.id) or not draft.id and next_number()
-        if not mid then
-            return { 'duplicate' }
+        local policy, mkey, mid = draft.policy, draft.mkey, max(shard.seq, least) + 1
+        if draft.id then
+            mid = ids.claim(topic, draft.id)
+            if not mid then
+                return { 'duplicate' }
+            end
         end
         if mkey then
             shard.seq = mid - 1 -- it has no number yet
@@ -290,11 +289,10 @@ local putting = part(function(putting)
             if answer then
                 return answer
             end
-            shard.seq = mid
         end
-        local head, which = rich_heads.use(topic), key_of and policy.serial
-        local lane = head
-        if not lane then
+        shard.seq = mid
+        local head, lane, serial = rich_heads.use(topic), nil, line and SERIAL[policy.serial] or NO
+        if not head then
             lane = lanes.make(topic)
             lane.policy = lane.policy or policy
             arrivals[#arrivals + 1] = lane
@@ -303,14 +301,15 @@ local putting = part(function(putting)
         if mkey and delay == 0 and policy.window then
             since = merging.window_due(topic, mkey, policy)
         end
-        local line = which and topic .. '\0' .. key_of
-        if line and since == now and not messages.is_free(line) then
-            return insert_decoded(draft, lane, mid, since, expires, SERIAL[which])
+        if head then
+            if messages.insert_brief(head, draft, mid, since, expires, serial, line) then
+                return mid
+            end
+        elseif not line or since > now or messages.is_free(line) then
+            messages.insert(lane, draft, mid, since, expires, serial, line)
+            return mid
         end
-        local insert_in = head and messages.insert_brief or messages.insert
-        insert_in(lane, draft, mid, since, expires, line and SERIAL[which] or NO, line, line
-            or mkey)
-        return mid
+        return insert_decoded(draft, head or lane, mid, since, expires, serial)
     end
 
     -- The draft's delay, if it would expire before it is due; else nil.
@@ -324,7 +323,7 @@ local putting = part(function(putting)
     -- Called before anything is changed.
     function putting.impossible(drafts)
         for n, draft in pairs(drafts) do
-            local by = putting.outlasts(draft)
+            local by = draft.ttl and putting.outlasts(draft)
             if by then
                 return n, by
             end
@@ -355,6 +354,6 @@ local putting = part(function(putting)
 
     -- The draft of a plain message's record.
     function putting.from_plain(record)
-        return decode_usual(pack(USUAL, IS_USUAL, RANK_0 + 1, 0, 0) .. sub(record, 2))
+        return putting.decode(pack(USUAL, IS_USUAL, RANK_0 + 1, 0, 0) .. sub(record, 2))
     end
 end)

@@ -3,10 +3,11 @@
 -- rest of the record is copied, see lane_heads.lua. Idle lanes become runnable, and lanes that a
 -- call makes begin, the same way, if their policies have no limits.
 --
--- Such a beginning stands for the lane in the functions that let a message wait. Its `is_changed`
--- is true, so that it is never among the lanes that are written whole.
+-- Such a beginning stands for the lane in the functions that let a message wait, which count in it
+-- what is more than in the record: that is decoded at the end of the call. Its `is_changed` is
+-- true, so that it is never among the lanes that are written whole.
 --
--- uses: rules, groups, recent, tallies, lanes, lane_heads
+-- uses: groups, recent, tallies, lanes, lane_heads
 
 local rich_heads = part(function(rich_heads)
     -- 60 bytes are between the tier queue and `sorted`, see `lanes.RECORD`
@@ -22,38 +23,36 @@ local rich_heads = part(function(rich_heads)
         open, used, taken = {}, {}, 0
     end)
 
-    -- `wake`: of an idle lane, see `lane_heads.wake_of`; false: it is none.
-    local function make(name, stored, is_new, wake)
+    -- `number`: 0 if it is new; `wake`: of an idle lane, see `lane_heads.wake_of`; false: it is not
+    -- idle.
+    local function make(name, stored, number, wake)
         taken = taken + 1
         local lane = pool[taken]
         if not lane then
-            lane = { name = '', stored = '', middle = '', rest = 0, big = 0, old = 0, busy = 0,
-                slow = 0, place = 0, number = 0, ready = 0, delayed = 0, parked = 0, listed = 0,
-                bytes = 0, published = 0, latest = '', tier_queue = 0, was_published = 0, sorted =
-                    0, wake = false, is_new = false, is_used = false, is_changed = true,
-                merged = 0, to_a = 0, to_o = 0, to_z = 0, in_a = {}, in_o = {}, in_z = {} }
+            lane = { name = '', stored = '', number = 0, wake = false, is_new = false, is_used =
+                false, is_changed = true, ready = 0, sorted = 0, delayed = 0, parked = 0, bytes = 0,
+                published = 0, merged = 0, to_a = 0, to_o = 0, to_z = 0, in_a = {}, in_o = {},
+                in_z = {} }
             if taken <= POOL then
                 pool[taken] = lane
             end
         end
-        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
-            lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.tier_queue, lane.middle, lane.sorted, lane.rest = unpack_from(
-            HEAD_TO_SORTED, stored)
-        lane.name, lane.stored, lane.was_published, lane.is_new, lane.is_used, lane.wake, lane.to_a,
-            lane.to_o, lane.to_z, lane.merged = name, stored, lane.published, is_new, false, wake,
-            0, 0, 0, 0
+        lane.name, lane.stored, lane.number, lane.wake, lane.is_new, lane.is_used = name, stored,
+            number, wake, number == 0, false
+        lane.ready, lane.sorted, lane.delayed, lane.parked, lane.bytes, lane.published, lane.merged,
+            lane.to_a, lane.to_o, lane.to_z = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
         open[name] = lane
     end
 
-    local function begin_new(names, only_delayed)
-        rules.load(names)
-        for n = 1, #names do
-            local name = names[n]
-            local beginning = #names >= MANY and lane_heads.beginning_of(rules.of_lane(name),
+    -- The lanes at these positions, which do not exist.
+    local function begin_new(absent, names, policies, only_delayed)
+        for n = 1, #absent do
+            local position = absent[n]
+            local name = names[position]
+            local beginning = #absent >= MANY and lane_heads.beginning_of(policies[position],
                 only_delayed[name])
             if beginning then
-                make(name, beginning[1], true, false)
+                make(name, beginning[1], 0, false)
             else
                 lanes.learn(name, false)
             end
@@ -61,39 +60,35 @@ local rich_heads = part(function(rich_heads)
     end
 
     -- Read the lanes of these names: only the beginning, where more messages do not change the
-    -- lane's place, or wake it. `only_delayed`: by name, whether all of them are delayed.
-    function rich_heads.load(names, only_delayed)
-        local found, absent, idle, records, others = read_many(keys.lanes, names), {}, {}, {}, {}
+    -- lane's place, or wake it. `policies`: in the same order; `only_delayed`: by name, whether all
+    -- of them are delayed.
+    function rich_heads.load(names, policies, only_delayed)
+        local found, absent, others = read_many(keys.lanes, names), {}, {}
         for n = 1, #names do
             local name, stored = names[n], found[n]
             if lanes.is_known(name) then
                 stored = nil -- it is whole already
             elseif not stored then
-                absent[#absent + 1] = name
+                absent[#absent + 1] = n
             else
-                local place, _, ready, delayed = unpack_from('<Bi8i4i4', stored,
+                local place, number, ready, delayed = unpack_from('<Bi8i4i4', stored,
                     lane_heads.PLACE_AT)
                 if (place ~= IDLE and ready > 0) or (delayed > 0 and only_delayed[name]) then
-                    make(name, stored, false, false)
+                    make(name, stored, number, false)
                 else
-                    idle[#idle + 1], records[#records + 1] = name, stored
+                    local beginning = lane_heads.beginning_of(policies[n], only_delayed[name])
+                    local wake = beginning and lane_heads.wake_of(stored, beginning)
+                    if wake then
+                        make(name, stored, number, wake)
+                    else
+                        lanes.learn(name, stored)
+                        others[#others + 1] = name
+                    end
                 end
             end
         end
-        rules.load(idle)
-        for n = 1, #idle do
-            local name, stored = idle[n], records[n]
-            local beginning = lane_heads.beginning_of(rules.of_lane(name), only_delayed[name])
-            local wake = beginning and lane_heads.wake_of(stored, beginning)
-            if wake then
-                make(name, stored, false, wake)
-            else
-                lanes.learn(name, stored)
-                others[#others + 1] = name
-            end
-        end
         lanes.load_rules(others)
-        begin_new(absent, only_delayed)
+        begin_new(absent, names, policies, only_delayed)
     end
 
     -- The beginning of the lane in which a message arrives; nil: the whole lane is needed.
@@ -116,7 +111,7 @@ local rich_heads = part(function(rich_heads)
     end
 
     -- The lane moves in the top lists: that needs all of it. `woken`: as below.
-    local function write_whole(lane, woken)
+    local function write_whole(lane, place, woken)
         local whole = lanes.learn(lane.name, lane.stored)
         if woken then
             whole.wake, whole.vt = unpack_from('<i8i8', woken)
@@ -124,10 +119,11 @@ local rich_heads = part(function(rich_heads)
         if lane.merged > 0 then
             whole.merged = whole.merged + lane.merged
         end
-        whole.number, whole.place, whole.ready, whole.sorted, whole.delayed, whole.parked,
-            whole.listed, whole.bytes, whole.published, whole.latest = lane.number, lane.place,
-            lane.ready, lane.sorted, lane.delayed, lane.parked, lane.listed, lane.bytes,
-            lane.published, lane.latest
+        local to_a, to_z = lane.to_a, lane.to_z
+        whole.number, whole.place, whole.bytes = lane.number, place, whole.bytes + lane.bytes
+        whole.ready, whole.sorted, whole.delayed, whole.parked, whole.published = whole.ready
+            + lane.ready + to_z, whole.sorted + lane.sorted + to_z, whole.delayed + lane.delayed
+            + to_a, whole.parked + lane.parked, whole.published + lane.published + to_a + to_z
         lanes.touch(whole)
     end
 
@@ -147,8 +143,8 @@ local rich_heads = part(function(rich_heads)
         end
     end
 
-    local function write_members_of(lane)
-        local to_a, to_o, to_z = lane.to_a, lane.to_o, lane.to_z
+    local function write_members_of(lane, to_a, to_z)
+        local to_o = lane.to_o
         if to_a > 0 then
             add_members('a', lane, lane.in_a, to_a)
         end
@@ -185,48 +181,46 @@ local rich_heads = part(function(rich_heads)
 
     -- Add the lane's name and record to `written`, unless all of it is written later.
     local function write_one(lane, written)
-        write_members_of(lane)
-        if lane.ready == 0 then -- all its messages wait for a time or a key
+        local name, to_a, to_z, stored, at = lane.name, lane.to_a, lane.to_z, lane.stored, #written
+        write_members_of(lane, to_a, to_z)
+        local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
+            latest, tier_queue, middle, sorted, rest = unpack_from(HEAD_TO_SORTED, stored)
+        local more, its_queue, woken = lane.published + to_a + to_z, tier_queue % IN_GROUP, nil
+        ready, delayed, parked, published = ready + lane.ready + to_z, delayed + lane.delayed
+            + to_a, parked + lane.parked, published + more
+        if ready == 0 then -- all its messages wait for a time or a key
             has_arrivals = true
-            if lane.is_new then
-                lane.place = IDLE
-            end
         end
-        local queue_if_ready, woken = lane.ready > 0 and lane.tier_queue or nil, nil
         if lane.is_new then
-            lane_heads.index(lane.name, lane.number, queue_if_ready)
+            number, place = lane.number, ready > 0 and RUNNABLE or IDLE
+            lane_heads.index(name, number, ready > 0 and tier_queue or nil)
         elseif lane.wake then
-            lane.place = queue_if_ready and RUNNABLE or IDLE
-            woken = lane_heads.wake(lane.name, lane.number, lane.wake, queue_if_ready,
-                unpack_from('<i8', lane.middle, 9))
+            place = ready > 0 and RUNNABLE or IDLE
+            woken = lane_heads.wake(name, number, lane.wake, ready > 0 and tier_queue or nil,
+                unpack_from('<i8', middle, 9))
         end
-        if (lane.big > 0 or lane.ready + lane.delayed + lane.parked >= 32)
-            and lane_heads.changes_class(lane.big, lane.old, lane.ready, lane.delayed, lane.parked)
-            then
-            write_whole(lane, woken)
+        if (big > 0 or ready + delayed + parked >= 32)
+            and lane_heads.changes_class(big, old, ready, delayed, parked) then
+            write_whole(lane, place, woken)
             return
         end
-        local name, its_queue, at = lane.name, lane.tier_queue % IN_GROUP, #written
         if its_queue ~= queue or sub(name, 1, size) ~= stem or find_in(name, '.', size + 1, true)
             then
             stem, queue = stem_of(name), its_queue
             size, cell = #stem, tallies.cell(stem, queue)
         end
-        local more, middle, rest = lane.published - lane.was_published, lane.middle, sub(
-            lane.stored, lane.rest)
-        cell.published = cell.published + more
-        if lane.published % 32 < more then
-            recent.arrived(name, lane.published, more)
+        rest, cell.published = sub(stored, rest), cell.published + more
+        if published % 32 < more then
+            recent.arrived(name, published, more)
         end
         if lane.merged > 0 then
             cell.merged = cell.merged + lane.merged
-            rest = with_merged(rest, lane.tier_queue >= IN_GROUP, lane.merged)
+            rest = with_merged(rest, tier_queue >= IN_GROUP, lane.merged)
         end
-        written[at + 1] = name
-        written[at + 2] = pack(HEAD_AND_REST, lane.big, lane.old, lane.busy, lane.slow, lane.place,
-            lane.number, lane.ready, lane.delayed, lane.parked,
-            lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue,
-            woken and woken .. sub(middle, 17) or middle, lane.sorted, rest)
+        written[at + 1], written[at + 2] = name, pack(HEAD_AND_REST, big, old, busy, slow, place,
+            number, ready, delayed, parked, listed, bytes + lane.bytes, published, #latest, latest,
+            tier_queue, woken and woken .. sub(middle, 17) or middle, sorted + lane.sorted + to_z,
+            rest)
     end
 
     -- Write all of them, before any of the lanes is read.

@@ -485,7 +485,12 @@ local rules = part(function(rules)
     -- The same for a lane, which keeps it: most need no entry of their own here.
     function rules.of_lane(name)
         if shard.exact == 0 and shard.own == 0 and byte(name, -1) ~= 42 then
-            local found = of_patterns_of(name)
+            local found, stem = policy_before, stem_before
+            if found and sub(name, 1, #stem) == stem and not found.buckets
+                and not find_in(name, '[.#]', #stem + 1) then
+                return found -- as `of_patterns_of` begins: most lanes of a call have the same
+            end
+            found = of_patterns_of(name)
             if not found.buckets then
                 return found
             end

@@ -93,7 +93,7 @@ local writes = part(function(writes)
         return value
     end
 
-    -- Read several fields of one hash at once.
+    -- Read several fields of one hash at once. Returns the values of all that are known.
     function writes.load_fields(name, wanted)
         local values, missing = fields_of(name), {}
         for n = 1, #wanted do
@@ -105,6 +105,25 @@ local writes = part(function(writes)
         for n, value in ipairs(read_many(name, missing, run)) do
             values[missing[n]] = value
         end
+        return values
+    end
+
+    -- Give a field a value, if it has none. Returns whether it had none.
+    function writes.claim_field(name, field, value)
+        local values, names = fields_of(name), changed[name]
+        local before = values[field]
+        if before == nil then
+            before = run('HGET', name, field)
+        end
+        if before then
+            values[field] = before
+            return false
+        elseif not names then
+            names = {}
+            changed[name] = names
+        end
+        values[field], names[field] = value, true
+        return true
     end
 
     -- Change a field; false: delete it.
