@@ -62,6 +62,20 @@ def test_curl(api: Api, store: str) -> None:
         assert app.topic("orders").stats().waiting == 2
 
 
+@pytest.mark.skipif(
+    shutil.which("curl") is None or shutil.which("node") is None,
+    reason="curl or Node.js is not installed",
+)
+def test_the_commands_of_the_readme(api: Api, store: str) -> None:
+    """Orders of a topic that the subscription's pattern matches reach the ledger."""
+    url = f"http://127.0.0.1:{api.port}"
+    with Laneway(store) as app:
+        app.subscribe("orders.*", "ledger", kind="exclusive")
+        app.publish("orders.us", {"order": 4})
+        run(api, "./shop.sh", url, "orders.eu")
+        assert len(run(api, "node", "ledger.mjs", url, "4").splitlines()) == 4
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 @pytest.mark.parametrize("token", ["some", None], indirect=True)
 def test_javascript(api: Api, store: str) -> None:
