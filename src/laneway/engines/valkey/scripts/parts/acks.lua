@@ -17,8 +17,9 @@ local acks = part(function(acks)
 
     -- Change the lanes in which these acks change nothing but counts, as far as they need not be
     -- decoded. `names`: of each ack the lane's name, or nil; `first`: by number of a message the
-    -- position of its first ack. Returns the names of these lanes, as keys.
-    local function settle_brief(mids, names, first)
+    -- position of its first ack; `frees_keys`: some of them have serial keys. Returns the names of
+    -- these lanes, as keys.
+    local function settle_brief(mids, names, first, frees_keys)
         local counts, order, written, brief, whole = {}, {}, {}, {}, {}
         for n = 1, #mids do
             local name = names[n]
@@ -37,7 +38,7 @@ local acks = part(function(acks)
         for n, stored in ipairs(read_many(keys.lanes, order)) do
             local name = order[n]
             local record = stored and lanes.after_acks(name, stored, counts[name],
-                rules.of_lane(name))
+                rules.of_lane(name), frees_keys)
             if record then
                 local at = #written
                 written[at + 1], written[at + 2], brief[name] = name, record, true
@@ -96,7 +97,7 @@ local acks = part(function(acks)
                 end
             end
         end
-        local brief = #lines + #slots == 0 and settle_brief(mids, plain_names, first) or {}
+        local brief = not slots[1] and settle_brief(mids, plain_names, first, lines[1] ~= nil) or {}
         if next(brief) ~= nil then
             local others = {}
             for n = 1, #names do
@@ -123,6 +124,9 @@ local acks = part(function(acks)
             end
             if is_brief then
                 gone[#gone + 1] = mid
+                if line_of[n] then
+                    messages.release_key(line_of[n], mid)
+                end
             elseif lane then
                 lane.leased, lane.done = lane.leased - 1, lane.done + 1
                 gone[#gone + 1] = mid

@@ -617,8 +617,9 @@ local lanes = part(function(lanes)
     -- The record of a lane after so many plain acks, without decoding all of it, which costs more
     -- than all that they change. Nil, and nothing is changed, if more than counts may change than
     -- that the lane is idle from now on; as `lanes.place`, `lanes.save` and `lanes.forgotten_at`.
-    -- `name`: of no partition.
-    function lanes.after_acks(name, stored, count, policy)
+    -- `name`: of no partition. `frees_keys`: the acks free serial keys, for which messages may be
+    -- parked.
+    function lanes.after_acks(name, stored, count, policy, frees_keys)
         local place, number, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)
         local at = LATEST_AT + 2 + unpack_from('<I2', stored, LATEST_AT)
         local its_queue, wake, vt, tat, leased, delivered, done, _, lately = unpack_from(
@@ -627,7 +628,7 @@ local lanes = part(function(lanes)
         if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and (wake > 0 or ready > 0))
             or #stored ~= at + REST_BYTES - 1 or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
             or ready >= 32 or delayed >= 32 or lately >= 32 or its_queue >= IN_GROUP
-            or policy.dedupe or policy.gate or policy.shared or policy.paused or policy.group
+            or (frees_keys and parked > 0) or policy.dedupe or policy.gate or policy.shared or policy.paused or policy.group
             or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return nil
         end

@@ -1100,6 +1100,13 @@ local messages = part(function(messages)
         into_order(lane, record)
     end
 
+    -- The message no longer has the serial key, for which none is parked.
+    function messages.release_key(line, mid)
+        if holder(line) == mid then
+            writes.set_field(keys.keys, line, false)
+        end
+    end
+
     -- The message no longer has the serial key: the first parked one becomes ready. `line` may be
     -- false.
     function messages.free_key(lane, line, mid)
