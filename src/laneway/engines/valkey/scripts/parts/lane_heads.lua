@@ -84,10 +84,22 @@ local lane_heads = part(function(lane_heads)
         end
     end
 
+    -- What is behind the record of a lane without other rare fields than the number of messages that
+    -- joined others, which is between the two.
+    local MERGED_FROM, MERGED_TO = lanes.RARE_MARK .. '\0\0', '\0\0\0\0\0\0\0\0\0\0\194\194'
+    local MERGED_BYTES = #MERGED_FROM + 1 + #MERGED_TO
+
+    -- Whether a record has nothing rare but messages that joined others, if any. `size`: that of a
+    -- record without rare fields.
+    local function is_usual(stored, size)
+        return #stored == size or (#stored == size + MERGED_BYTES and sub(stored, -#MERGED_TO)
+            == MERGED_TO and sub(stored, size + 1, size + #MERGED_FROM) == MERGED_FROM)
+    end
+
     -- When the idle lane of this record is to be forgotten (0: never), if its policy has the
     -- beginning and a message changes no more than its counts and makes it runnable; else nil.
     function lane_heads.wake_of(stored, beginning)
-        if #stored ~= #beginning[1] then
+        if not is_usual(stored, #beginning[1]) then
             return nil
         end
         local place, _, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)
