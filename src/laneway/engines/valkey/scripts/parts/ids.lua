@@ -84,27 +84,29 @@ ids = part(function(ids)
         end
     end
 
-    -- The number of a new message, which has this id from now on; nil: the id is known. One command
-    -- looks and sets, where nothing else of the topic's ids was read.
-    function ids.claim(topic, id)
-        local name, number = of(topic), max(shard.seq, least) + 1
+    -- From now on an id names the message of this number. False, and nothing is changed: the id is
+    -- known. One command looks and sets, where nothing else of the topic's ids was read.
+    function ids.claim(topic, id, number)
+        local name = of(topic)
         if not held_keys[name] and run('HSETNX', name, id, number) == 1 then
             if is_generated(id) then
                 writes.set_field(keys.aliases, id, topic)
             end
         elseif ids.is_known(topic, id) then
-            return nil
+            return false
         else
             ids.set(topic, id, number)
         end
-        shard.seq = number
-        return number
+        return true
     end
 
     -- From now on an id names a message that it joined. The caller counts it in the record.
-    function ids.add_joined(topic, mid, id)
+    -- `is_named`: the id was claimed for it.
+    function ids.add_joined(topic, mid, id, is_named)
         call('RPUSH', key('j:' .. text(mid)), id)
-        ids.set(topic, id, mid)
+        if not is_named then
+            ids.set(topic, id, mid)
+        end
     end
 
     function ids.join(record, id)

@@ -121,8 +121,8 @@ local intake = part(function(intake)
                 local id, answer, number = own_ids[n], false, nil
                 local may_be_full = is_limited and not is_copy
                 if id and not may_be_full then
-                    number = ids.claim(topics[position], id)
-                    answer = not number and { 'duplicate' }
+                    number = max(shard.seq, least) + 1
+                    answer = not ids.claim(topics[position], id, number) and { 'duplicate' }
                 elseif id and ids.is_known(topics[position], id) then
                     answer = { 'duplicate' }
                 elseif may_be_full then

@@ -7,13 +7,13 @@ local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
 
     -- The number of the message that waits with a merge key; nil: none.
-    local function waiting_number(topic, mkey)
+    function merging.waiting_number(topic, mkey)
         local mid = writes.field(keys.merge, topic .. '\0' .. mkey)
         return mid and tonumber(mid) or nil
     end
 
     function merging.waiting_one(topic, mkey)
-        local mid = waiting_number(topic, mkey)
+        local mid = merging.waiting_number(topic, mkey)
         return mid and messages.read(mid)
     end
 
@@ -136,21 +136,20 @@ local merging = part(function(merging)
         return true
     end
 
-    -- Let a new message join the waiting one of its merge key, if there is one and neither is
+    -- Let a new message join the waiting one of its merge key, which has this number, if neither is
     -- unusual: without decoding it. Returns its id; nil: nothing was changed. `head`: its lane in
-    -- rich_heads.lua, or nil.
-    function merging.join_brief(draft, policy, head)
+    -- rich_heads.lua, or nil; `is_named`: the new one's id names the waiting one already.
+    function merging.join_brief(draft, policy, mid, head, is_named)
         local which = policy.merge
         local replaces = which == 'last'
         if policy.debounce or draft.sticky or (replaces and merging.explicit_due(draft)) then
             return nil
         end
-        local mid = waiting_number(draft.topic, draft.mkey)
         local lane, id = nil, nil
-        if mid and which == 'all' then
-            lane, id = messages.add_part_brief(mid, draft, policy.merge_limit, head)
-        elseif mid then
-            lane, id = messages.join_brief(mid, draft, replaces, head)
+        if which == 'all' then
+            lane, id = messages.add_part_brief(mid, draft, policy.merge_limit, head, is_named)
+        else
+            lane, id = messages.join_brief(mid, draft, replaces, head, is_named)
         end
         if lane then
             lane.merged, shard.merged = lane.merged + 1, shard.merged + 1

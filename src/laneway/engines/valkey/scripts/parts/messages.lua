@@ -715,8 +715,8 @@ local messages = part(function(messages)
     -- A new message joins a waiting one of its merge key, which is loaded and not decoded.
     -- `replaces`: the waiting one takes the new one's body, headers, ttl and priority. Returns its
     -- lane and its id (false: generated). Nil, and nothing is changed, if it has to be decoded.
-    -- `head`: its lane in rich_heads.lua, or nil.
-    function messages.join_brief(mid, draft, replaces, head)
+    -- `head`, `is_named`: as `merging.join_brief`.
+    function messages.join_brief(mid, draft, replaces, head, is_named)
         local stored = stored_of(mid)
         if not stored or byte(stored) ~= RICH then
             return nil
@@ -768,7 +768,7 @@ local messages = part(function(messages)
         end
         if draft.id then
             joined = joined + 1
-            ids.add_joined(topic, mid, draft.id)
+            ids.add_joined(topic, mid, draft.id, is_named)
         end
         local rare = rare_of_joined(joined)
         unread[mid], copied[mid] = pack(HEAD, RICH, flags, head_rank(rank), seq, since, published,
@@ -778,7 +778,7 @@ local messages = part(function(messages)
 
     -- The body of a new message is collected by a waiting one of its merge key, which is loaded and
     -- not decoded. Returns as `join_brief`; nil also if it has as many bodies as it may have.
-    function messages.add_part_brief(mid, draft, limit, head)
+    function messages.add_part_brief(mid, draft, limit, head, is_named)
         local stored, joined, parts, parts_bytes = stored_of(mid), 0, 0, 0
         local lane = head or (draft.lane and lanes.find(draft.lane))
         if not lane or not stored or byte(stored) ~= RICH then
@@ -801,7 +801,7 @@ local messages = part(function(messages)
         lane.bytes, shard.bytes = lane.bytes + draft.size, shard.bytes + draft.size
         if draft.id then
             joined = joined + 1
-            ids.add_joined(draft.topic, mid, draft.id)
+            ids.add_joined(draft.topic, mid, draft.id, is_named)
         end
         local values = RARE_MARK .. rare_values(joined, parts + 1, parts_bytes + draft.size)
         unread[mid], copied[mid] = pack(HEAD, RICH, flags, rank, seq, since, published, expires,

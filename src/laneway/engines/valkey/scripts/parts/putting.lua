@@ -228,11 +228,12 @@ local putting = part(function(putting)
         end
         local name = draft.lane or lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)
         if draft.mkey then
-            local joined, waiting = merging.join_brief(draft, policy), nil
+            local number = merging.waiting_number(draft.topic, draft.mkey)
+            local joined = number and merging.join_brief(draft, policy, number)
             if joined then
                 return { 'merged', joined }
             end
-            waiting = merging.waiting_one(draft.topic, draft.mkey)
+            local waiting = number and messages.read(number)
             if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane),
                 waiting, draft, policy) then
                 arrivals[#arrivals + 1] = lanes.find(waiting.lane)
@@ -252,16 +253,16 @@ local putting = part(function(putting)
         return insert(draft, policy, lane)
     end
 
-    -- Let a draft that `load_accepted` has read join a waiting message. Returns the answer; nil: it
-    -- joins none.
-    local function join(draft, policy, arrivals)
-        local topic, mkey = draft.topic, draft.mkey
-        local joined = merging.join_brief(draft, policy, rich_heads.of_waiting(topic))
+    -- Let a draft that `load_accepted` has read join the waiting message of this number, which its id
+    -- names already. Returns the answer; nil: it does not join.
+    local function join(draft, policy, arrivals, number)
+        local topic = draft.topic
+        local joined = merging.join_brief(draft, policy, number, rich_heads.of_waiting(topic), true)
         if joined then
             rich_heads.use(topic)
             return { 'merged', joined }
         end
-        local waiting = merging.waiting_one(topic, mkey)
+        local waiting = messages.read(number)
         if waiting then
             rich_heads.close(topic)
             local lane = lanes.find(waiting.lane)
@@ -277,17 +278,16 @@ local putting = part(function(putting)
         local topic, ttl, delay, line, now = draft.topic, draft.ttl, draft.delay, draft.line,
             shard.now
         local policy, mkey, mid = draft.policy, draft.mkey, max(shard.seq, least) + 1
-        if draft.id then
-            mid = ids.claim(topic, draft.id)
-            if not mid then
-                return { 'duplicate' }
-            end
+        local waiting = mkey and merging.waiting_number(topic, mkey)
+        if draft.id and not ids.claim(topic, draft.id, waiting or mid) then
+            return { 'duplicate' }
         end
-        if mkey then
-            shard.seq = mid - 1 -- it has no number yet
-            local answer = join(draft, policy, arrivals)
+        if waiting then
+            local answer = join(draft, policy, arrivals, waiting)
             if answer then
                 return answer
+            elseif draft.id then
+                ids.set(topic, draft.id, mid)
             end
         end
         shard.seq = mid
