@@ -195,10 +195,10 @@ def copied_drafts(draw: random.Random, number: int, count: int) -> list[Draft]:
     return drafts
 
 
-def id_of(lease: Lease) -> str:
+def id_of(lease: Lease, prefix: str = "id") -> str:
     """What both engines say alike of the id: not the part that an engine generated."""
     generated, colon, rest = lease.id.partition(":")
-    return generated + colon + rest if generated.startswith("id") else colon + rest
+    return generated + colon + rest if generated.startswith(prefix) else colon + rest
 
 
 def settled(settle: Callable[[], Sequence[str]]) -> list[str]:
@@ -268,6 +268,67 @@ def test_copies_do_the_same_as_on_sqlite(opened: Opened, monkeypatch: pytest.Mon
             answers.append(settled(settle))
         assert answers[0] == answers[1]
         for topic in topics:
+            stats = [engine.topic_stats(topic, now_us=now) for engine in engines]
+            assert stats[0] == stats[1]
+    assert [check for check in engines[0].doctor() if not check.ok] == []
+
+
+MERGING: dict[str, dict[str, Any]] = {
+    "first.*": {"merge": "first"},
+    "last.*": {"merge": "last", "dedupe": 3},
+    "late.*": {"merge": "last", "window": 2, "serial": "hold", "ttl": 60},
+    "all.*": {"merge": "all", "merge_limit": 3, "dedupe": 1},
+}
+MERGING_TOPICS = [f"{pattern[:-1]}{n}" for pattern in MERGING for n in range(12)]
+LENGTHS = (1, 31, 32, 260)
+"""Texts of 32 and of 256 bytes begin with other marks in a record."""
+
+
+def merging_draft(draw: random.Random, number: int) -> Draft:
+    """A message that often joins another, or has a known id."""
+    named = draw.random() < 0.6
+    return Draft(
+        draw.choice(MERGING_TOPICS),
+        b"%d" % number,
+        key=draw.choice("kl") * draw.choice(LENGTHS) if draw.random() < 0.9 else None,
+        id=f"{draw.randrange(max(1, number))}".rjust(draw.choice(LENGTHS), "i") if named else None,
+        headers=draw.choice((None, {"a": "b"})),
+        priority=draw.choice((0, 0, 0, 1)),
+        delay_us=draw.choice((0, 0, 0, SECOND)),
+    )
+
+
+def test_merging_batches_do_the_same_as_on_sqlite(opened: Opened) -> None:
+    """Messages that join others of their own call and of earlier ones, with ids and without."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    engines = opened(server().url), opened("sqlite://")
+    now, number = 1_700_000_000 * SECOND, 1
+    for engine in engines:
+        for pattern, policy in MERGING.items():
+            engine.policy_set("code", pattern, policy, now_us=now)
+    for _ in range(ROUNDS):
+        drafts = [merging_draft(draw, number + n) for n in range(draw.choice((2, 20, BATCH)))]
+        number += len(drafts)
+        receipts = [engine.put(drafts, now_us=now) for engine in engines]
+        assert len({tuple(each.outcome for each in answer) for answer in receipts}) == 1
+        now += draw.choice((0, 1000, SECOND, 3 * SECOND))
+        room = draw.choice((1, 10, ROOM))
+        found = [engine.lease(room, now_us=now).leases for engine in engines]
+        for leases in zip(*found, strict=True):
+            ours, expected = (
+                (*seen(lease), lease.bodies, lease.headers, id_of(lease, "i")) for lease in leases
+            )
+            assert ours == expected
+        chosen = draw.getrandbits(32)
+        answers = []
+        for engine, mine in zip(engines, found, strict=True):
+            same = random.Random(chosen)
+            ends = [settlement(same, lease) for lease in mine]
+            answers.append(engine.settle(ends, now_us=now))
+        assert answers[0] == answers[1]
+        for topic in MERGING_TOPICS:
             stats = [engine.topic_stats(topic, now_us=now) for engine in engines]
             assert stats[0] == stats[1]
     assert [check for check in engines[0].doctor() if not check.ok] == []

@@ -84,7 +84,7 @@ local lane_heads = part(function(lane_heads)
         end
     end
 
-    -- What is behind the record of a lane without other rare fields than the number of messages that
+    -- What is behind the record of a lane of which nothing is rare but the number of messages that
     -- joined others, which is between the two.
     local MERGED_FROM, MERGED_TO = lanes.RARE_MARK .. '\0\0', '\0\0\0\0\0\0\0\0\0\0\194\194'
     local MERGED_BYTES = #MERGED_FROM + 1 + #MERGED_TO

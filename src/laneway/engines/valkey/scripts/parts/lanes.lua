@@ -628,7 +628,8 @@ local lanes = part(function(lanes)
         if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and (wake > 0 or ready > 0))
             or #stored ~= at + REST_BYTES - 1 or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
             or ready >= 32 or delayed >= 32 or lately >= 32 or its_queue >= IN_GROUP
-            or (frees_keys and parked > 0) or policy.dedupe or policy.gate or policy.shared or policy.paused or policy.group
+            or (frees_keys and parked > 0) or policy.dedupe or policy.gate or policy.shared
+            or policy.paused or policy.group
             or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return nil
         end

@@ -743,9 +743,9 @@ local messages = part(function(messages)
         local content = nil
         if not replaces then
             content = sub(stored, content_from)
-        elseif id or draft.id then
-            content = content_of(topic, key_of, id, draft.headers, false, mkey, body_of(draft))
-        else -- both have the same topic and keys
+        elseif id or draft.id then -- both have the same topic and keys
+            content = with_id(draft.content, draft.topic, draft.key, draft.id, id)
+        else
             content = draft.content
         end
         if replaces then

@@ -253,8 +253,8 @@ local putting = part(function(putting)
         return insert(draft, policy, lane)
     end
 
-    -- Let a draft that `load_accepted` has read join the waiting message of this number, which its id
-    -- names already. Returns the answer; nil: it does not join.
+    -- Let a draft that `load_accepted` has read join the waiting message of this number, which its
+    -- id names already. Returns the answer; nil: it does not join.
     local function join(draft, policy, arrivals, number)
         local topic = draft.topic
         local joined = merging.join_brief(draft, policy, number, rich_heads.of_waiting(topic), true)
