@@ -55,10 +55,13 @@ local messages = part(function(messages)
     local new_records, new_events -- of messages that `insert_brief` lets wait: flat
     local new_count, new_bytes -- how many these are, as the shard has not counted yet
     local stamp -- the time of this call in 7 bytes; false: not needed yet
+    local last_rest -- see `rest_of_letter`
+    local new_letters, letters_ends -- of `bury_undecoded`: flat
 
     at_begin(function()
         known, unread, copied, changed, letters, gone_lists = {}, {}, {}, {}, {}, {}
         new_records, new_events, new_count, new_bytes, stamp = {}, {}, 0, 0, false
+        last_rest, new_letters, letters_ends = {}, {}, {}
     end)
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
@@ -250,6 +253,17 @@ local messages = part(function(messages)
         end
         local flags, _, _, _, _, _, _, _, topic, key_of, id, _, joined = messages.brief(stored)
         return topic, flags and flags > DEAD and topic .. '\0' .. key_of, id, joined
+    end
+
+    -- The serial key of a message that was loaded (false: none).
+    function messages.line_of(mid)
+        local stored = unread[mid]
+        if stored and (byte(stored) ~= RICH or byte(stored, 2) <= DEAD) then
+            return false
+        end
+        local _, line = messages.names(mid)
+        local record = line == nil and messages.read(mid)
+        return record and messages.line(record) or line or false
     end
 
     local function rare_of(record)
@@ -1198,6 +1212,69 @@ local messages = part(function(messages)
         writes.set_member(keys.due, RETENTION_ENDS .. sortable(record.mid), ends)
         changed[record] = true
         results.write_end(record, reason == REASONS.expired and 'expired' or 'dead', reason)
+    end
+
+    -- What `bury` makes of the rare fields of a message that has none, up to its death's number:
+    -- one delivery, and the beginning of a list of five values.
+    local LETTER = RARE_MARK .. '\194\0\1\194\0\0\0\0\0\194\149'
+
+    -- What follows the number: the rest of its death and its history. The letters of a call often
+    -- have it in common.
+    local function rest_of_letter(ends, reason, failure)
+        local last = last_rest
+        if last.ends ~= ends or last.reason ~= reason or last.failure ~= failure then
+            local now = shard.now
+            last.ends, last.reason, last.failure, last.rest = ends, reason, failure, packed(now,
+                ends, reason, failure, { { now, reason, failure } })
+        end
+        return last.rest
+    end
+
+    -- Bury a message that is leased for the first time and loaded, with an entry in its history.
+    -- Returns its serial key (false: none); nil, and nothing changes, if it has to be decoded.
+    function messages.bury_undecoded(lane, mid, reason, failure)
+        local stored = unread[mid]
+        if not stored or lane.is_bucket then
+            return nil
+        end
+        local is_rich = byte(stored) == RICH
+        if is_rich and sub(stored, NO_RARE_AT, HEAD_BYTES) ~= NO_RARE then
+            return nil
+        end
+        local _, topic, key_of, _, headers = content_at(stored, is_rich and 1 + HEAD_BYTES or 2)
+        if headers and results.reports_end(headers) then
+            return nil
+        end
+        local number, line, ends = shard.deaths + 1, false, shard.now + rules.of(topic).dead_ttl
+        shard.deaths, shard.dead = number, shard.dead + 1
+        local rare = LETTER .. packed(number) .. rest_of_letter(ends, reason, failure)
+        if is_rich then
+            local flags = byte(stored, 2)
+            line = flags > DEAD and topic .. '\0' .. key_of
+            unread[mid] = sub(stored, 1, 1) .. string.char(flags - READY + DEAD)
+                .. sub(stored, 3, NO_RARE_AT - 1) .. pack('>I4', #rare) .. rare
+                .. sub(stored, HEAD_BYTES + 1)
+        else
+            local published = unpack_from('>I7', stored, #stored - 6)
+            unread[mid] = pack(HEAD, RICH, DEAD, 1 + RANK_0, mid, published, published, 0, #rare)
+                .. rare .. sub(stored, 2, -8)
+        end
+        copied[mid] = true
+        count_letters(topic, 1)
+        local n = #new_letters
+        new_letters[n + 1], new_letters[n + 2] = number, mid
+        letters_ends[n + 1], letters_ends[n + 2] = ends, RETENTION_ENDS .. sortable(mid)
+        writes.set_member(key('dead:' .. topic), mid, number)
+        writes.set_member(keys.dead_topics, topic, 0)
+        return line
+    end
+
+    -- Add the letters that `bury_undecoded` has made to their lists. What it does needs this before
+    -- anything else reads them.
+    function messages.list_letters()
+        call_many('ZADD', keys.dead, new_letters, 2)
+        call_many('ZADD', keys.due, letters_ends, 2)
+        new_letters, letters_ends = {}, {}
     end
 
     -- The message is no longer a dead letter.

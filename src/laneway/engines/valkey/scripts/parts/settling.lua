@@ -232,6 +232,18 @@ local settling = part(function(settling)
         return 'released'
     end
 
+    -- As `come_back`, of a message that dies and need not be decoded; nil: it has to be.
+    local function die_undecoded(lane, mid, settlement)
+        local line = messages.bury_undecoded(lane, mid, settlement[REASON] or REASONS.refused,
+            settlement[FAILURE])
+        if line == nil then
+            return nil
+        end
+        lane.died, shard.died = lane.died + 1, shard.died + 1
+        messages.free_key(lane, line, mid)
+        return 'died'
+    end
+
     local function finish(lane, lease, mid)
         local record = messages.read(mid)
         lane.done, shard.done = lane.done + 1, shard.done + 1
@@ -298,6 +310,10 @@ local settling = part(function(settling)
             return settlement[ACTION] == 'ack' and 'acked' or settlement[ACTION] == 'dead'
                 and 'died' or 'released'
         elseif settlement[ACTION] ~= 'ack' then
+            local died = settlement[ACTION] == 'dead' and die_undecoded(lane, mid, settlement)
+            if died then
+                return died
+            end
             local record = messages.read(mid)
             return record and come_back(lane, lease, record, settlement, ended) or 'gone'
         elseif settlement.brief then
@@ -332,6 +348,8 @@ local settling = part(function(settling)
             if topic then
                 settlement.brief = { topic = topic, line = line, id = id, mid = mid, joined =
                     joined }
+            elseif settlement[ACTION] == 'dead' then
+                line = messages.line_of(mid)
             else
                 local record = messages.read(mid)
                 line = record and messages.line(record)
@@ -366,6 +384,7 @@ local settling = part(function(settling)
         results.set_handled(nil)
         call_many('HDEL', keys.l, gone_leases, 1)
         call_many('HDEL', keys.m, gone_messages, 1)
+        messages.list_letters()
         return answers
     end
 
