@@ -84,16 +84,15 @@ local lane_heads = part(function(lane_heads)
         end
     end
 
-    -- What is behind the record of a lane of which nothing is rare but the number of messages that
-    -- joined others, which is between the two.
-    local MERGED_FROM, MERGED_TO = lanes.RARE_MARK .. '\0\0', '\0\0\0\0\0\0\0\0\0\0\194\194'
-    local MERGED_BYTES = #MERGED_FROM + 1 + #MERGED_TO
+    -- What is behind the record of a lane of which nothing is rare but counts: its mark, how many
+    -- were retried, died, merged, expired and were removed, in a byte each, and this.
+    local NOTHING_ELSE = '\0\0\0\0\0\0\0\0\194\194'
+    local COUNTS_BYTES = 6 + #NOTHING_ELSE
 
-    -- Whether a record has nothing rare but messages that joined others, if any. `size`: that of a
-    -- record without rare fields.
+    -- Whether a record has nothing rare, or only counts. `size`: that of one without.
     local function is_usual(stored, size)
-        return #stored == size or (#stored == size + MERGED_BYTES and sub(stored, -#MERGED_TO)
-            == MERGED_TO and sub(stored, size + 1, size + #MERGED_FROM) == MERGED_FROM)
+        return #stored == size or (#stored == size + COUNTS_BYTES and sub(stored, -#NOTHING_ELSE)
+            == NOTHING_ELSE and sub(stored, size + 1, size + 1) == lanes.RARE_MARK)
     end
 
     -- When the idle lane of this record is to be forgotten (0: never), if its policy has the
