@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         @property
         def run(self) -> Callable[..., Any]: ...
         @property
-        def run_many(self) -> Callable[..., Any]: ...
+        def insert(self) -> Callable[..., Any]: ...
 
 
 TRIM_AFTER = 250
@@ -59,7 +59,7 @@ class RecentCounts:
         new = sum(topic not in known for topic in unknown)
         for topic, count in counts.items():
             known[topic] = raised(known.get(topic), count, tx.now, kind)
-        tx.run_many("recent_write", [(kind.number, topic, known[topic]) for topic in counts])
+        tx.insert("recent_write", [(kind.number, topic, known[topic]) for topic in counts])
         if new and random.randrange(TRIM_AFTER) < new:
             tx.run("recent_trim", kind.number, MOST)
             known.clear()
