@@ -8,6 +8,7 @@
 ids = part(function(ids)
     local GENERATED -- the prefix of generated ids
     local names     -- by topic: the key of its known ids
+    local ends_then, finished_then -- of the last id that was remembered
 
     at_begin(function()
         GENERATED, names = shard.nonce .. '-', {}
@@ -137,8 +138,12 @@ ids = part(function(ids)
         elseif window == FOREVER then
             writes.set_field(of(topic), id, 'f0')
         else
-            writes.set_field(of(topic), id, 'f' .. text(shard.now + window))
-            writes.set_member(keys.ids_until, topic .. '\0' .. id, shard.now + window)
+            local ends = shard.now + window
+            if ends ~= ends_then then -- most policies of a call have the same window
+                ends_then, finished_then = ends, 'f' .. text(ends)
+            end
+            writes.set_field(of(topic), id, finished_then)
+            writes.set_member(keys.ids_until, topic .. '\0' .. id, ends)
         end
     end
 
