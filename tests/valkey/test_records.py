@@ -86,29 +86,58 @@ def test_fields_of_a_lane() -> None:
     assert heads[:-1] == usual[: len(heads) - 1], "lane_heads.lua reads the beginning of a record"
 
 
+LANE_FORMATS = (
+    r"LANE_HEAD = '(.*?)'",
+    r"SERVED = '(.*?)'",
+    r"RECORD = LANE_HEAD \.\. SERVED \.\. '(.*?)'",
+)
+
+
 def test_widths_of_a_lane() -> None:
     """Both languages take the fields of a lane to be as wide."""
-    head, tail = (
-        re.search(pattern, text("lanes"))
-        for pattern in (r"LANE_HEAD = '(.*?)'", r"RECORD = LANE_HEAD \.\. '(.*?)'")
-    )
-    assert head is not None
-    assert tail is not None
+    head, served, end = (found_in("lanes", pattern) for pattern in LANE_FORMATS)
     beginning = records._LANE_HEAD.format.removeprefix("<") + "s"
     rest = records._LANE_TAIL.format.removeprefix("<") + "s"
-    assert python_format(head[1]) == beginning
-    assert python_format(tail[1]) == rest
+    assert python_format(head) == beginning
+    assert python_format(served + end) == rest
     usual = list(records.Lane.__struct_fields__).index("name")
     assert len(beginning + rest) == usual
 
 
-def test_rich_heads_find_a_field_behind_the_beginning() -> None:
+def test_where_a_lane_has_its_fields() -> None:
+    """The positions from 1 on, and the widths, that are stated beside the format."""
+    head, served, end = (python_format(found_in("lanes", pattern)) for pattern in LANE_FORMATS)
     fields = assigned("lanes", "decode", "unpack_from")
-    first, last = fields.index("tier_queue"), fields.index("sorted")
-    between = records._LANE_TAIL.format.removeprefix("<")[1 : last - first]
-    stated = re.search(r"HEAD_TO_SORTED, .* = LANE_HEAD \.\. 'I2c(\d+)i4'", text("rich_heads"))
-    assert stated is not None
-    assert int(stated[1]) == struct.calcsize("<" + between)
+    place, published, latest, queue, done = map(
+        fields.index, ("place", "published", "latest", "tier_queue", "done")
+    )
+    assert numbers_of("AT") == {
+        "place": 1 + width(head[:place]),
+        "published": 1 + width(head[:published]),
+        "latest": 1 + width(head[:latest]),
+        "queue": 1 + width(head),
+    }
+    assert numbers_of("BYTES") == {
+        "done": width(served[: done + 1 - queue]),
+        "served": width(served),
+        "rest": width(served + end),
+    }
+
+
+def found_in(part: str, pattern: str) -> str:
+    found = re.search(pattern, text(part))
+    assert found is not None, f"{part}.lua has no {pattern}"
+    return found[1]
+
+
+def width(format_: str) -> int:
+    """Bytes of a format, in which counted bytes are none after their size."""
+    return struct.calcsize("<" + format_.replace("s", "H"))
+
+
+def numbers_of(name: str) -> dict[str, int]:
+    pairs = re.findall(r"(\w+) = (\d+)", found_in("lanes", rf"local {name} = {{(.*?)}}"))
+    return {field: int(number) for field, number in pairs}
 
 
 def test_fields_of_the_counters() -> None:

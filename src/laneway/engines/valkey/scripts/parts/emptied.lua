@@ -6,10 +6,11 @@
 -- uses: fairness, rules, tallies, lanes, lane_heads
 
 local emptied = part(function(emptied)
-    local COUNTS = '<Bi8i4i4i4i4i8i8I2'   -- of a record, from the place to the size of `latest`
-    local SERVED = '<I2i8i8i8i4i8i8i8i4i4' -- from the tier queue to `before`
-    local FROM_PUBLISHED, ALL = '<i8I2c0' .. SERVED, COUNTS .. SERVED
-    local PLACE_AT, PUBLISHED_AT, NUMBERS_AT, SERVED_BYTES = 11, 44, 54, 62
+    local COUNTS = '<Bi8i4i4i4i4i8i8I2' -- of a record, from the place to the size of `latest`
+    local SERVED = '<' .. lanes.SERVED
+    local FROM_PUBLISHED, ALL = '<i8I2c0' .. lanes.SERVED, COUNTS .. lanes.SERVED
+    local PLACE_AT, PUBLISHED_AT, NUMBERS_AT, SERVED_BYTES = lanes.AT.place, lanes.AT.published,
+        lanes.AT.queue, lanes.BYTES.served
     local CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- it is in no top list
     local REST = '\0\0\0\0\0\0'            -- nothing is sorted, no gate, no group, no rare field
     local FEW = 32 -- with fewer messages and deliveries it comes into no top list

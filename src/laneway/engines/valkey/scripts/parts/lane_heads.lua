@@ -10,8 +10,7 @@
 
 local lane_heads = part(function(lane_heads)
     local HEAD_AND_QUEUE, HEAD_AND_REST = LANE_HEAD .. 'I2', LANE_HEAD .. 'c0'
-    local PLACE_AT, QUEUE_AT = 11, 54 -- of a record; the latter if `latest` is empty
-    lane_heads.PLACE_AT = PLACE_AT
+    local PLACE_AT, QUEUE_AT = lanes.AT.place, lanes.AT.queue
     local MANY = 8 -- new lanes
     local EIGHT = 'I7I7I7I7I7I7I7I7'
     local NUMBERS = EIGHT .. EIGHT -- as many as `INLINE`

@@ -50,9 +50,15 @@ local lanes = part(function(lanes)
     -- that few lanes have are behind the record, and in no table before they are set. It begins
     -- with the size classes and the fields that an arriving plain message changes, see
     -- lane_heads.lua. `was` is what `tallies` has counted of the lane.
-    local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
-    lanes.RECORD = RECORD
-    local queue_at, group_at -- in the record of a lane without messages
+    local SERVED = 'I2i8i8i8i4i8i8i8i4i4' -- from the tier queue to `before`
+    local RECORD = LANE_HEAD .. SERVED .. 'i4I2c0'
+    lanes.RECORD, lanes.SERVED = RECORD, SERVED
+    -- Where these begin, for parts that read a record without decoding it: the place, `published`,
+    -- the size of `latest`, and the tier queue if `latest` is empty.
+    local AT = { place = 11, published = 44, latest = 52, queue = 54 }
+    -- From the tier queue on: how many bytes to the end of `done`, of SERVED, and of the record.
+    local BYTES = { done = 46, served = 62, rest = 68 }
+    lanes.AT, lanes.BYTES = AT, BYTES
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
@@ -606,8 +612,8 @@ local lanes = part(function(lanes)
         groups.count(group, place == RUNNABLE, place == AT_GATE, 1)
     end
 
-    local PLACE_AT, LATEST_AT = 11, 52 -- in a record: the place; the size of `latest`
-    local COUNTS_BYTES, REST_BYTES = 46, 68 -- from the tier queue to `done`, and to the end
+    local PLACE_AT, LATEST_AT = AT.place, AT.latest
+    local COUNTS_BYTES, REST_BYTES = BYTES.done, BYTES.rest
     local stem, queue, cell = '', 0, nil -- of the lane before
 
     at_begin(function()
@@ -801,13 +807,8 @@ local lanes = part(function(lanes)
     -- The number of a lane's group, without decoding its record; nil: it has none. Lanes without
     -- messages have it at the same place.
     local function group_in(stored)
-        if not queue_at then
-            queue_at = 1 + #pack(LANE_HEAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '')
-            group_at = 1 + #pack(RECORD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '', 0, 0, 0, 0, 0,
-                0, 0, 0, 0, 0, 0, 0, '')
-        end
-        return unpack_from('<I2', stored, queue_at) >= IN_GROUP and unpack_from('>I7', stored,
-            group_at) or nil
+        return unpack_from('<I2', stored, AT.queue) >= IN_GROUP and unpack_from('>I7', stored,
+            AT.queue + BYTES.rest) or nil
     end
 
     local function leave_groups(left_groups)

@@ -10,8 +10,9 @@
 -- uses: groups, recent, tallies, lanes, lane_heads
 
 local rich_heads = part(function(rich_heads)
-    -- 60 bytes are between the tier queue and `sorted`, see `lanes.RECORD`
-    local HEAD_TO_SORTED, HEAD_AND_REST = LANE_HEAD .. 'I2c60i4', LANE_HEAD .. 'I2c60i4c0'
+    local PLACE_AT = lanes.AT.place
+    local MIDDLE = 'I2c' .. lanes.BYTES.served - 2 .. 'i4' -- the tier queue, and up to `sorted`
+    local HEAD_TO_SORTED, HEAD_AND_REST = LANE_HEAD .. MIDDLE, LANE_HEAD .. MIDDLE .. 'c0'
     local POOL = 1100 -- as many as drafts, see putting.lua
     local MANY = 8 -- new lanes
     local MOST_KEPT = 16
@@ -71,8 +72,7 @@ local rich_heads = part(function(rich_heads)
             elseif not stored then
                 absent[#absent + 1] = n
             else
-                local place, number, ready, delayed = unpack_from('<Bi8i4i4', stored,
-                    lane_heads.PLACE_AT)
+                local place, number, ready, delayed = unpack_from('<Bi8i4i4', stored, PLACE_AT)
                 if (place ~= IDLE and ready > 0) or (delayed > 0 and only_delayed[name]) then
                     make(name, stored, number, false)
                 else
