@@ -302,7 +302,8 @@ def test_a_raised_limit_of_many_keys(driver: EngineDriver) -> None:
         pass
     assert len(held) == driver.engine.topic_stats("a", now_us=driver.now).parked == 1200
     driver.policy("a", key_concurrency=2)
-    assert len(driver.lease(2000)) + len(driver.lease(2000)) == 1200
+    # how many calls depends on the size that an engine gives them, which may adapt to their time
+    assert sum(len(driver.lease(2000)) for _ in range(20)) == 1200
     assert driver.engine.tick(now_us=driver.now) != driver.now
 
 
