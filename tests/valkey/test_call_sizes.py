@@ -9,7 +9,13 @@ import msgspec
 import pytest
 
 from laneway.engines.base import FullEngine
-from laneway.engines.valkey.engine import AT_ONCE, LEAST_AT_ONCE, PLAIN_AT_ONCE
+from laneway.engines.valkey.engine import (
+    AT_ONCE,
+    LEAST_AT_ONCE,
+    MOST_PUT,
+    MOST_SERVED,
+    PLAIN_AT_ONCE,
+)
 from laneway.engines.valkey.namespace import Namespace
 from laneway.message import Draft, Settlement
 from laneway.testing.servers import Server
@@ -75,7 +81,7 @@ def test_large_puts_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
     calls.most = PLAIN_AT_ONCE
     engine.put(rich(2_000))
     assert calls.sizes[0] == LEAST_AT_ONCE
-    assert max(calls.sizes) == AT_ONCE
+    assert max(calls.sizes) == MOST_PUT
 
     calls.most = 0
     calls.sizes.clear()
@@ -105,7 +111,7 @@ def test_plain_messages_have_a_limit_of_their_own(engine: FullEngine, calls: Cal
     calls.sizes.clear()
     engine.put([*plain(300), *rich(300)])
     assert calls.sizes[0] == 300  # of plain ones only
-    assert max(calls.sizes[1:]) <= AT_ONCE
+    assert max(calls.sizes[1:]) <= MOST_PUT
 
     calls.most = 0
     engine.put(plain(5 * PLAIN_AT_ONCE))
@@ -122,8 +128,8 @@ def test_settlements_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
         assert answers == ["acked"] * count
         return calls.sizes[:]
 
-    calls.most = AT_ONCE
-    assert max(settle(2_000)) == AT_ONCE
+    calls.most = MOST_SERVED
+    assert max(settle(2_000)) == MOST_SERVED
     calls.most = 0
     sizes = settle(1_000)
     assert sizes == sorted(sizes, reverse=True)

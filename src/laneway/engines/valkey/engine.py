@@ -76,14 +76,19 @@ SETTLE_US = 5_000
 PUT_US = LEASE_US = 4_000
 """The same for a put or a lease, because the next lanes may cost twice or three times as much."""
 
-LEAST_AT_ONCE, AT_ONCE = 60, 250
+LEAST_AT_ONCE = 60
+MOST_PUT, MOST_SERVED = 150, 200
 """
-The limit of messages that one function call puts, leases or settles is between these: it adapts to
-the last call, because some messages and lanes cost many times as much as others. A put of no more
-than `AT_ONCE` is one call however long it takes, because it has to be atomic.
+The limit of messages that one function call puts is between `LEAST_AT_ONCE` and `MOST_PUT`, and of
+those that it leases or settles up to `MOST_SERVED`: it adapts to the last call, because some
+messages and lanes cost many times as much as others. The first call with such messages after one
+with others is not too long because of the upper limits.
 """
 
-PLAIN_AT_ONCE = 500
+AT_ONCE = 250
+"""A put of no more messages is one call however long it takes, because it has to be atomic."""
+
+PLAIN_AT_ONCE = 400
 """The highest limit for plain messages, which take less than half as long to put."""
 
 MAX_FILTERS = 10_000
@@ -123,9 +128,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         self._last_head: tuple[str, dict[str, str], bytes] = ("", {}, b"")
         """What precedes the body of the last message with headers that was put by itself."""
         self._plain_puts = CallSize(LEAST_AT_ONCE, PLAIN_AT_ONCE, PUT_US)
-        self._puts = CallSize(LEAST_AT_ONCE, AT_ONCE, PUT_US)
-        self._leases = CallSize(LEAST_AT_ONCE, AT_ONCE, LEASE_US)
-        self._settles = CallSize(LEAST_AT_ONCE, AT_ONCE, SETTLE_US)
+        self._puts = CallSize(LEAST_AT_ONCE, MOST_PUT, PUT_US)
+        self._leases = CallSize(LEAST_AT_ONCE, MOST_SERVED, LEASE_US)
+        self._settles = CallSize(LEAST_AT_ONCE, MOST_SERVED, SETTLE_US)
         self._begins: dict[tuple[int, str, bytes, int | None], bytes] = {}
         """Where the next lease begins, by shard, pool, patterns and priority; the script knows."""
 
