@@ -102,6 +102,7 @@ def test_killed_worker(url: str) -> None:
         app.topic("orders").subscribe("audit", kind="failover")
         app.publish_many(Message("orders", n) for n in range(8))
         assert bodies(process, 4) == [0, 1, 2, 3]
+        until(lambda: app.engine.overview().done == 3, "the settlements")
         first = app.election("consumer:orders#audit").state()
         with worker_of(app, seen):
             process.kill()
@@ -119,6 +120,7 @@ def test_stopped_process(url: str) -> None:
         app.topic("orders").subscribe("audit", kind="failover")
         app.publish_many(Message("orders", n) for n in range(6))
         assert bodies(process, 4) == [0, 1, 2, 3]
+        until(lambda: app.engine.overview().done == 3, "the settlements")
         process.send_signal(signal.SIGSTOP)
         with worker_of(app, seen):
             until(lambda: len(seen) == 3, "the messages")
