@@ -5,35 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 
 from laneway.engines.base import FullEngine
-from laneway.engines.valkey import records
 from laneway.message import Draft, Settlement
 from laneway.testing.servers import Server
+from tests.valkey.stored_keys import stored
 
 Opened = Callable[..., FullEngine]
 START = 2_200_000_000_000_000
-
-
-def stored(client: Any, namespace: str) -> dict[str, Any]:
-    """All keys of the namespace, without what differs between two namespaces."""
-    prefix = f"laneway:{{{namespace}/0}}:"
-    reads: dict[bytes, Callable[[bytes], Any]] = {
-        b"string": client.get,
-        b"hash": client.hgetall,
-        b"list": lambda name: client.lrange(name, 0, -1),
-        b"zset": lambda name: client.zrange(name, 0, -1, withscores=True),
-    }
-    found: dict[str, Any] = {
-        name.decode().removeprefix(prefix): reads[client.type(name)](name)
-        for name in client.scan_iter(f"{prefix}*")
-    }
-    counters = records.read_counters(found["shard"])
-    found["shard"] = msgspec.structs.replace(counters, nonce="", version=0)
-    return {name: found[name] for name in found if name not in ("settings", "policies")}
 
 
 def test_it_stores_what_a_put_of_many_stores(opened: Opened) -> None:

@@ -6,14 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 
 from laneway.engines.base import FullEngine
 from laneway.engines.sharded.splitting import CallSize
 from laneway.engines.shared.refusals import EXPIRED
-from laneway.engines.valkey import records
 from laneway.engines.valkey.scripts import SOURCE
 from laneway.errors import BacklogFull
 from laneway.headers import FLOW, RESULT_TTL
@@ -22,6 +20,7 @@ from laneway.policy import Gate
 from laneway.testing.servers import Server
 from laneway.units import SECOND
 from tests.seeds import FIXED
+from tests.valkey.stored_keys import stored
 
 Opened = Callable[..., FullEngine]
 
@@ -100,25 +99,6 @@ def client_of(server: Server) -> Any:
     return redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
 
 
-def stored(server: Server) -> dict[str, Any]:
-    """All keys, without what differs between two servers."""
-    client = client_of(server)
-    prefix = "laneway:{same/0}:"
-    reads: dict[bytes, Callable[[bytes], Any]] = {
-        b"string": client.get,
-        b"hash": client.hgetall,
-        b"list": lambda name: client.lrange(name, 0, -1),
-        b"zset": lambda name: client.zrange(name, 0, -1, withscores=True),
-    }
-    found: dict[str, Any] = {
-        name.decode().removeprefix(prefix): reads[client.type(name)](name)
-        for name in client.scan_iter(f"{prefix}*")
-    }
-    del found["settings"]
-    found["shard"] = msgspec.structs.replace(records.read_counters(found["shard"]), version=0)
-    return found
-
-
 @pytest.mark.parametrize("seed", range(FIXED, FIXED + 4))
 def test_they_are_stored_like_those_that_are_decoded(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -143,7 +123,7 @@ def test_they_are_stored_like_those_that_are_decoded(
                 step(engine, random.Random(f"{seed} {n}"), 20 * n, now) for engine in engines
             )
             assert one_answers == other_answers
-            here, there = stored(one), stored(other)
+            here, there = stored(client_of(one), "same"), stored(client_of(other), "same")
             assert here.keys() == there.keys()
             for name, value in here.items():
                 assert (name, value) == (name, there[name])
