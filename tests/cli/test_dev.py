@@ -298,6 +298,8 @@ def test_a_program_that_cannot_be_imported_yet(tmp_path: Path) -> None:
         for line in ('shop.py", line 3', "int('no number')", "ValueError"):
             assert dev.output.count(line) == 1, dev.output
         assert get(port_in(dev.output)) == 200
+        (tmp_path / "orders.db").write_text("no change of the program")
         write(tmp_path, "v1")
         dev.wait_for("is ready")
+        assert "modules in" not in dev.output
         dev.end()

@@ -5,32 +5,63 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import zlib
+from importlib.machinery import all_suffixes
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_MODULE_SUFFIXES = tuple(all_suffixes())
 
-def modification_times(others: Iterable[str] = ()) -> dict[str, float]:
+
+def source_states(others: Iterable[str] = ()) -> dict[str, float]:
     """
-    By path: modification times of all loaded modules, and of other files with their folders, where
-    a file may be added.
+    By path: the states of the sources of all loaded modules, and of other files with their folders,
+    where a module may be added.
     """
-    times: dict[str, float] = {}
     paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    for path in [*paths, *others, *map(os.path.dirname, others)]:
-        if path and not path.startswith(sys.base_prefix):
-            with contextlib.suppress(OSError):
-                times[path] = os.stat(path).st_mtime
-    return times
+    return states_of(
+        path
+        for path in [*paths, *others, *map(os.path.dirname, others)]
+        if path and not path.startswith(sys.base_prefix)
+    )
 
 
-def as_at_start(times: dict[str, float], began: float) -> dict[str, float]:
+def states_of(paths: Iterable[str]) -> dict[str, float]:
     """
-    Modification times, with `began` for sources that changed after the worker began to read them:
-    these count as changed later, because the worker may have read the old text.
+    By path, without what is not there: a number that differs once the source differs. Of a file its
+    modification time; of a folder a checksum of the names of its modules and packages. Other files,
+    a store for example, come and go in it without a change of the program.
+    """
+    states: dict[str, float] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            states[path] = _names_in(path) if os.path.isdir(path) else os.stat(path).st_mtime
+    return states
+
+
+def as_at_start(states: dict[str, float], began: float) -> dict[str, float]:
+    """
+    The states, with `began` for sources that changed after the worker began to read them: these
+    count as changed later, because the worker may have read the old text.
     """
     return {
-        path: began if modified > began and path.endswith(".py") else modified
-        for path, modified in times.items()
+        path: began if state > began and path.endswith(".py") else state
+        for path, state in states.items()
     }
+
+
+def _names_in(folder: str) -> float:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if _is_importable(entry))
+    return zlib.crc32(os.fsencode("/".join(names)))
+
+
+def _is_importable(entry: os.DirEntry[str]) -> bool:
+    module, _, _ = entry.name.partition(".")
+    if not module.isidentifier():
+        return False
+    return entry.name.endswith(_MODULE_SUFFIXES) or (
+        entry.name == module != "__pycache__" and entry.is_dir()
+    )

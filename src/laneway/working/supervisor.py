@@ -31,7 +31,7 @@ from laneway.safetext import escaped, without_passwords
 from laneway.working import child_processes, log_format
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.options import Options, Summary
-from laneway.working.source_files import as_at_start, modification_times
+from laneway.working.source_files import as_at_start, source_states
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker, check_handlers
 
@@ -336,10 +336,10 @@ def _cannot_start(error: Exception, options: Options, began: float) -> int:
     if not options.reload:
         return EXIT_USAGE if isinstance(error, LanewayError) else 1
     files = own_files(error)
-    before = as_at_start(modification_times(files), began)
+    before = as_at_start(source_states(files), began)
     log.info("waiting for the code to change")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    while modification_times(files) == before:
+    while source_states(files) == before:
         if child_processes.is_orphan():
             return 0
         time.sleep(LOOK_SECONDS)
@@ -351,10 +351,10 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
     changed = threading.Event()
 
     def watch() -> None:
-        before = as_at_start(modification_times(), began)
+        before = as_at_start(source_states(), began)
         while True:
             time.sleep(LOOK_SECONDS)
-            now = modification_times()
+            now = source_states()
             different = sorted(
                 path for path, modified in now.items() if before.get(path, modified) != modified
             )

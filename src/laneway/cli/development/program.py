@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from laneway.cli.development.program_process import Failed, Found, NewFiles
 from laneway.working.child_processes import SpawnedProcess, describe_exit
+from laneway.working.source_files import states_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,8 +263,10 @@ class Program(threading.Thread):
         """Replace the process if a file has changed or the process has died."""
         changed = _changed(self._files)
         if changed is not None:
-            self._files |= _times(self._files)  # reported once
-            self._screen.say(f"{os.path.relpath(changed)} has changed; loading it")
+            self._files |= states_of(self._files)  # reported once
+            path = os.path.relpath(changed)
+            what = f"modules in {path} have" if os.path.isdir(changed) else f"{path} has"
+            self._screen.say(f"{what} changed; loading the program")
             self._start()
         elif self._restart_at is not None and time.monotonic() >= self._restart_at:
             self._start()
@@ -310,18 +313,9 @@ class Program(threading.Thread):
                 process.stop(STOP_KILL_SECONDS - STOP_SECONDS)
 
 
-def _times(paths: dict[str, float]) -> dict[str, float]:
-    """The modification times now, of the files that are there."""
-    found: dict[str, float] = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found[path] = os.stat(path).st_mtime
-    return found
-
-
 def _changed(files: dict[str, float]) -> str | None:
     """The first file that is not as it was."""
-    for path, modified in _times(files).items():
-        if modified != files[path]:
+    for path, state in states_of(files).items():
+        if state != files[path]:
             return path
     return None

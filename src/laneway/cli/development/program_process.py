@@ -27,7 +27,7 @@ from laneway.subscriptions import SEPARATOR
 from laneway.working import banner, child_processes
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.log_format import FIELDS
-from laneway.working.source_files import as_at_start, modification_times
+from laneway.working.source_files import as_at_start, source_states
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker, check_handlers
 
@@ -54,8 +54,8 @@ OWN = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The program was imported. `pushes`: it sends messages to endpoints. `files`: modification times
-    of its files.
+    The program was imported. `pushes`: it sends messages to endpoints. `files`: the states of its
+    files (`source_states`).
     """
 
     namespace: str
@@ -122,10 +122,10 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
 
 
 def program_files(others: set[str] | None = None) -> dict[str, float]:
-    """Modification times of the program's files: no installed packages."""
+    """The states of the program's files (`source_states`): no installed packages."""
     return {
-        path: modified
-        for path, modified in modification_times(others or ()).items()
+        path: state
+        for path, state in source_states(others or ()).items()
         if not path.startswith(OWN) and not any(each in path for each in PACKAGES)
     }
 
