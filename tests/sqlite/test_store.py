@@ -133,6 +133,34 @@ def make_layout(path: Path, layout: int, *statements: str) -> None:
             raw.executescript(statement)
 
 
+def test_each_new_store_has_the_schema_of_the_migrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the second one of a process, which runs no migration; and none of them adds a row."""
+    monkeypatch.setattr(store, "_newest_schema", [])
+    make_layout(tmp_path / "q.db", store.SCHEMA_VERSION)
+    with contextlib.ExitStack() as opened:
+        migrated, first, second = [
+            opened.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+            for path in (tmp_path / "q.db", ":memory:", ":memory:")
+        ]
+        migrated.execute("DELETE FROM shard")
+        store._upgrade(first, 0)
+        monkeypatch.setattr(store, "_migration", None)  # the second must not call it
+        store._upgrade(second, 0)
+        assert schema_of(first) == schema_of(migrated) != []
+        assert schema_of(second) == schema_of(migrated)
+        for each in (first, second):
+            each.execute("DELETE FROM sqlite_sequence")  # 0 is where a number without a row begins
+            assert not [line for line in each.iterdump() if "INSERT INTO" in line]
+
+
+def schema_of(connection: sqlite3.Connection) -> list[object]:
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid"
+    ).fetchall()
+
+
 ONE_MESSAGE = """
     INSERT INTO tier_queue (tier_queue, pool, tier) VALUES (1, 'default', 'mid');
     INSERT INTO lane (lane, name, tier_queue, place, vt, tat, ready, delayed, parked, leased, bytes,
