@@ -123,7 +123,7 @@ class Gathering:
         self._monkeypatch.setattr(settler, "PACE_WINDOW_SECONDS", 1_000.0)
         for _ in range(5):
             self.thread.settler.pace = 1.0  # so what is leased lasts for longer
-            self.until_settled(self.end())
+            self.settle_now(self.end())  # a gathering may have begun, for `LONG`
             with contextlib.suppress(AssertionError):  # the pace was measured just then
                 until(lambda: self.thread._is_gathering, 2.0)
                 break
@@ -137,11 +137,15 @@ class Gathering:
 
     def settle_now(self, ended: list[WorkerDelivery]) -> None:
         """End the gathering, as its time does, and wait until these are settled."""
-        self.thread.has_work.set()
+        for _ in range(60):
+            self.thread.has_work.set()  # overlooked by a gathering that is just beginning
+            with contextlib.suppress(AssertionError):
+                self.until_settled(ended, 1.0)
+                return
         self.until_settled(ended)
 
-    def until_settled(self, ended: list[WorkerDelivery]) -> None:
-        until(lambda: not any(unit.lease.fence in self.thread.held for unit in ended))
+    def until_settled(self, ended: list[WorkerDelivery], seconds: float = 60.0) -> None:
+        until(lambda: not any(unit.lease.fence in self.thread.held for unit in ended), seconds)
 
 
 @pytest.fixture
