@@ -33,7 +33,7 @@ $(DEMO)/.ready: pyproject.toml
 	@touch $(DEMO)/.ready
 
 test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while), random texts and cron lines; FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison/test_fuzz.py $(ARGS)
