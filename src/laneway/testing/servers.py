@@ -365,6 +365,12 @@ class Sentinels(Replicated):
     """A master and a replica that three sentinels watch."""
 
     NAME = "mine"
+    PERIODS = ("PUBLISH-PERIOD", 500, "INFO-PERIOD", 1000)
+    """
+    Milliseconds between the announcements of a sentinel, and between its questions for the role of
+    a server. By default sentinels find each other within 2 s, and demote a master that came back
+    within 10 s.
+    """
 
     def __init__(self, replicas: int = 1, **config: object) -> None:
         super().__init__(replicas, **config)
@@ -387,6 +393,8 @@ class Sentinels(Replicated):
             )
             sentinel._arguments = ["--sentinel"]  # noqa: SLF001
             sentinel.start()
+            with contextlib.suppress(ReplyError):  # a server that has no such settings
+                sentinel.run("SENTINEL", "DEBUG", *self.PERIODS)
         for sentinel in self.sentinels:
             until(lambda sentinel=sentinel: self._knows_all(sentinel), "the sentinels")  # type: ignore[misc]
 
