@@ -42,7 +42,7 @@ from tests.stateful.lockstep import START, Lockstep, handles
 HISTORIES = os.environ.get("LANEWAY_HISTORIES")
 SEED = int(os.environ.get("LANEWAY_SEED") or random.SystemRandom().randrange(1 << 32))
 SHRINK = "LANEWAY_SHRINK" in os.environ
-FEW = 5
+FEW = 3
 MORE = {"sqlite memory": 25, "valkey": 25, "sqlite file": 10}
 """Histories in every run of the tests; the other engines differ from these only in connections."""
 STEPS = 50
