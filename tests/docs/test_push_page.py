@@ -38,7 +38,7 @@ COMMANDS = [
 CALLS = re.findall(r"`(app\.\w+\([^`]+\)(?:\.\w+\([^`]*\))?)`", PROSE)
 METHODS = re.findall(r"`(\.\w+\([^`]*\))`", PROSE)
 STORE = "sqlite:///shop.db"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture
