@@ -22,9 +22,9 @@ if "HYPOTHESIS_PROFILE" not in os.environ:
 @pytest.hookimpl(optionalhook=True)  # `make fuzz` runs without xdist
 def pytest_xdist_auto_num_workers() -> int | None:
     """
-    Processes of `-n auto`: two more than there are processors, because about half of the time
+    Processes of `-n auto`: three more than there are processors, because about half of the time
     tests wait for another process or for the end of a lease.
     """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
-    return (os.cpu_count() or 1) + 2
+    return (os.cpu_count() or 1) + 3
