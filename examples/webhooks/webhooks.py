@@ -35,6 +35,7 @@ class Receivers:
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self.delivered: Counter[str] = Counter()
+        self._orders: set[bytes] = set()
         self.is_recovered = False
         self.port = 0
         self._ready = threading.Event()
@@ -62,10 +63,8 @@ class Receivers:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 kind = head.split(b" ", 2)[1].decode().split("/")[1]
-                lower = head.lower()
-                start = lower.index(b"content-length:") + len("content-length:")
-                await reader.readexactly(int(lower[start : lower.index(b"\r\n", start)]))
-                status, headers = await self._answer(kind)
+                await reader.readexactly(int(header(head, b"content-length:")))
+                status, headers = await self._answer(kind, header(head, b"webhook-id:"))
                 writer.write(f"HTTP/1.1 {status} x\r\n{headers}content-length: 0\r\n\r\n".encode())
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -73,7 +72,7 @@ class Receivers:
         finally:
             writer.close()
 
-    async def _answer(self, kind: str) -> tuple[int, str]:
+    async def _answer(self, kind: str, order: bytes) -> tuple[int, str]:
         self.requests[kind] += 1
         if kind == "hangs" or (kind == "recovers" and not self.is_recovered):
             if kind == "hangs":
@@ -87,12 +86,20 @@ class Receivers:
             return 410, ""
         if kind == "slow":
             await asyncio.sleep(0.2)
-        self.delivered[kind] += 1
+        if order not in self._orders:  # else sent again: its answer came after the time limit
+            self._orders.add(order)
+            self.delivered[kind] += 1
         return 200, ""
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+def header(head: bytes, name: bytes) -> bytes:
+    """The value of a header; the name is in lower case, with its colon."""
+    start = head.lower().index(name) + len(name)
+    return head[start : head.index(b"\r\n", start)].strip()
 
 
 def open_app(url: str) -> Laneway:
