@@ -83,11 +83,11 @@ local housekeeping = part(function(housekeeping)
         local found, mids, seen, count = {}, {}, {}, 0
         for n = 1, #page do
             if byte(page[n]) == byte(DUE) and #mids < most then
-                local members, lane = messages.due_with(unpack_from('>I7', page[n], 2),
+                local members, lane, are_all = messages.due_with(unpack_from('>I7', page[n], 2),
                     MOST_OF_LANE)
                 if lane and not seen[lane] then
                     seen[lane] = true
-                    found[#found + 1] = { lane, members, {} }
+                    found[#found + 1] = { lane, members, {}, are_all }
                     for _, member in ipairs(members) do
                         mids[#mids + 1] = messages.number_in(member)
                     end

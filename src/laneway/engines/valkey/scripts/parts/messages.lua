@@ -875,7 +875,8 @@ local messages = part(function(messages)
     -- and its bytes, and calls `messages.end_merging`. Returns line (false: none), whether it has
     -- ids of the user's own, merge key (nil or false: none), since when it was ready, and its
     -- bytes; nil, and nothing is changed, if the message is decoded, has to be, or is expired.
-    function messages.leave_brief(lane, mid, stored)
+    -- `is_last`: this call takes all messages of the lane.
+    function messages.leave_brief(lane, mid, stored, is_last)
         local _, flags, code, seq, since, published, expires, rare, size = unpack_from(
             HEAD_AND_SIZE, stored)
         if known[mid] or lane.is_bucket or (expires > 0 and expires <= shard.now) then
@@ -905,7 +906,11 @@ local messages = part(function(messages)
             left_keys[n + 1], left_keys[n + 2] = topic .. '\0' .. mkey, mid
         end
         if since ~= published or seq ~= mid or rank % 2 == 0 or deliveries > 0 then
-            index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
+            if is_last then
+                writes.clear(lanes.key_of('o', lane))
+            else
+                index_out_of_sequence(lane, false, mid, rank, seq, since, published, deliveries)
+            end
         end
         if not lane.is_changed then
             lanes.touch(lane)
@@ -1019,8 +1024,8 @@ local messages = part(function(messages)
     local USUAL_ASIDE = 24 -- bytes of a member of `a:N` with a rank near 0
 
     -- The members, in `a:N`, of the due messages of this one's lane, at most so many, and the lane:
-    -- of all ranks near 0, if few are delayed in it, else of this one's rank. Nil if the message,
-    -- which is loaded, has to be decoded.
+    -- of all ranks near 0, if few are delayed in it, else of this one's rank; and whether nothing
+    -- else is in `a:N`. Nil if the message, which is loaded, has to be decoded.
     function messages.due_with(mid, most)
         local stored = unread[mid]
         local topic = stored and messages.names(mid)
@@ -1033,7 +1038,7 @@ local messages = part(function(messages)
                     due[#due + 1] = member
                 end
             end
-            return due, lane
+            return due, lane, #due == #found and lane.parked == 0
         elseif lane then
             local begin = 'd' .. sub(stored, 3, 4)
             return call('ZRANGE', lanes.key_of('a', lane), '[' .. begin, '(' .. begin
@@ -1066,8 +1071,8 @@ local messages = part(function(messages)
 
     -- Delayed messages of a lane become ready, by their members in `a:N`. `lines`: what
     -- `line_of_due` has found; those whose keys are taken, and others for which it is nil, stay.
-    -- Returns the events of those that are ready.
-    function messages.arrive_together(lane, members, lines)
+    -- `are_all`: nothing else is in `a:N`. Returns the events of those that are ready.
+    function messages.arrive_together(lane, members, lines, are_all)
         local aside, sorted, events = {}, {}, {}
         for n = 1, #members do
             local member, line = members[n], lines[n]
@@ -1086,7 +1091,11 @@ local messages = part(function(messages)
         end
         lane.delayed, lane.ready, lane.sorted = lane.delayed - #aside, lane.ready + #aside,
             lane.sorted + #aside
-        call_many('ZREM', lanes.key_of('a', lane), aside, 1)
+        if are_all and #aside == #members then
+            writes.clear(lanes.key_of('a', lane))
+        else
+            call_many('ZREM', lanes.key_of('a', lane), aside, 1)
+        end
         call_many('ZADD', lanes.key_of('z', lane), sorted, 2)
         return events
     end

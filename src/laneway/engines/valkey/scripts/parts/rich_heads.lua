@@ -7,7 +7,7 @@
 -- what is more than in the record: that is decoded at the end of the call. Its `is_changed` is
 -- true, so that it is never among the lanes that are written whole.
 --
--- uses: groups, recent, tallies, lanes, lane_heads
+-- uses: writes, groups, recent, tallies, lanes, lane_heads
 
 local rich_heads = part(function(rich_heads)
     local PLACE_AT = lanes.AT.place
@@ -131,6 +131,7 @@ local rich_heads = part(function(rich_heads)
     -- a table that is used again. What else this call changes of the set is written later.
     local function add_members(kind, lane, members, count)
         local name = lanes.key_of(kind, lane)
+        writes.end_clearing(name)
         if count == 1 then
             run('ZADD', name, 0, members[2])
             return

@@ -2,7 +2,7 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, adaptive, rules, groups, gates, tallies, lanes, plain, emptied,
+-- uses: fairness, adaptive, rules, writes, groups, gates, tallies, lanes, plain, emptied,
 --   messages, key_limits, ids, settling
 
 local serving = part(function(serving)
@@ -1010,16 +1010,18 @@ local serving = part(function(serving)
     -- Fetching
 
     -- The numbers of the first messages of a lane that has not only plain ones, in its order; how
-    -- many of them are plain, and the members of the sorted set of the others. `listed`: its first
-    -- plain messages; `stored`: their records.
+    -- many of them are plain, how many are in the sorted set, and whether it has no others.
+    -- `listed`: its first plain messages; `stored`: their records.
     local function first_of(lane, wanted, listed, stored)
-        local sorted = call('ZRANGE', lanes.key_of('z', lane), 0, wanted - 1)
-        local found, members, p, s = {}, {}, 1, 1
+        -- one more than wanted shows whether there are others
+        local sorted = call('ZRANGE', lanes.key_of('z', lane), 0, wanted)
+        local found, p, s, size = {}, 1, 1, #sorted
         if not listed[1] then
-            for n = 1, #sorted do
+            local count = min(size, wanted)
+            for n = 1, count do
                 found[n] = unpack_from('>I7', sorted[n], #sorted[n] - 6)
             end
-            return found, 0, sorted
+            return found, 0, count, count == size
         end
         while #found < wanted and (listed[p] or sorted[s]) do
             local takes_plain = listed[p] ~= nil
@@ -1033,22 +1035,25 @@ local serving = part(function(serving)
             if takes_plain then
                 found[#found + 1], p = listed[p], p + 1
             else
-                found[#found + 1] = messages.number_in(sorted[s])
-                members[#members + 1], s = sorted[s], s + 1
+                found[#found + 1], s = messages.number_in(sorted[s]), s + 1
             end
         end
-        return found, p - 1, members
+        return found, p - 1, s - 1, s > size
     end
 
     -- Take these first messages out of the lane.
     local function fetch(lane, wanted, listed, stored)
-        local found, plain_ones, members = first_of(lane, wanted, listed, stored)
+        local found, plain_ones, others, are_all = first_of(lane, wanted, listed, stored)
         if plain_ones > 0 then
             plain.drop(lane, plain_ones)
         end
-        if #members > 0 then
-            call('ZREMRANGEBYRANK', lanes.key_of('z', lane), 0, #members - 1)
-            lane.sorted = lane.sorted - #members
+        if others > 0 then
+            if are_all then
+                writes.clear(lanes.key_of('z', lane))
+            else
+                call('ZREMRANGEBYRANK', lanes.key_of('z', lane), 0, others - 1)
+            end
+            lane.sorted = lane.sorted - others
         end
         return found
     end
@@ -1358,6 +1363,7 @@ local serving = part(function(serving)
         local first_one, last_one, ends = false, false, false
         local rich_ones, sinces, earliest, latest = 0, out.sinces, math.huge, 0
         local is_once, is_key_limited = policy.at_most_once, policy.key_limited
+        local is_last = nil
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind, tail_here = stored and byte(stored), nil
@@ -1369,7 +1375,11 @@ local serving = part(function(serving)
                 local slot = is_key_limited and slot_for(lane, mid, stored)
                 local line, has_ids, mkey, since, bytes = nil, nil, nil, nil, nil
                 if kind == RICH and not is_once then
-                    line, has_ids, mkey, since, bytes = messages.leave_brief(lane, mid, stored)
+                    if is_last == nil then
+                        is_last = lanes.waiting(lane) == 0
+                    end
+                    line, has_ids, mkey, since, bytes = messages.leave_brief(lane, mid,
+                        stored, is_last)
                 end
                 if line == nil then
                     deliver_decoded(given, policy, deadline, mid, stored, slot)

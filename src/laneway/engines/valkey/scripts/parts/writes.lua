@@ -11,9 +11,10 @@ local writes = part(function(writes)
     local members -- by key: the score of each changed member, where there are several
     local fields  -- by key: the value of each field that was read or changed; false: none
     local changed -- by key: the fields that were changed
+    local cleared -- the keys that are deleted before any of this is written
 
     local function reset()
-        first, members, fields, changed = {}, {}, {}, {}
+        first, members, fields, changed, cleared = {}, {}, {}, {}, {}
         for name in pairs(held_keys) do
             held_keys[name] = nil
         end
@@ -71,6 +72,22 @@ local writes = part(function(writes)
         end
         run_many('ZADD', name, added, 2)
         run_many('ZREM', name, gone, 1)
+    end
+
+    -- Delete a sorted set of which this call has taken all members: one command deletes all such.
+    function writes.clear(name)
+        if first[name] then
+            write_held(name)
+        end
+        cleared[name], held_keys[name] = true, true
+    end
+
+    -- Delete it now, because it gets members by `run`.
+    function writes.end_clearing(name)
+        if cleared[name] then
+            run('DEL', name)
+            cleared[name] = nil
+        end
     end
 
     local function fields_of(name)
@@ -188,6 +205,7 @@ local writes = part(function(writes)
 
     -- Write the changes of one key, and forget what was read of it.
     function write_held(name)
+        writes.end_clearing(name)
         if first[name] then
             write_members(name)
             first[name], members[name] = nil, nil
@@ -202,6 +220,13 @@ local writes = part(function(writes)
 
     -- Write everything: the end of a call.
     function writes.save()
+        local gone = {}
+        for name in pairs(cleared) do
+            gone[#gone + 1] = name
+        end
+        if gone[1] then
+            run_many('DEL', gone[1], gone, 1) -- the first one twice
+        end
         for name in pairs(first) do
             write_members(name)
         end
