@@ -1,7 +1,8 @@
 -- Plain acks: of messages of which nothing but counts has to change, which is most of them, or of
--- which only the serial key has to be freed.
+-- which only the serial key has to be freed; and others, with ids or gates, of which nothing is
+-- unusual. The rest is left to settling.lua.
 --
--- uses: rules, writes, lanes, messages, key_limits
+-- uses: rules, writes, gates, lanes, messages, key_limits, ids
 
 local acks = part(function(acks)
     local FENCE_BYTES = 9 -- of a lease, see `settling.with_fence`
@@ -52,6 +53,82 @@ local acks = part(function(acks)
         return brief
     end
 
+    -- The lane of this name, if an ack in it changes no more than counts, keys, gates and ids; else
+    -- false.
+    local function adapts_nothing(name)
+        local lane = lanes.find(name)
+        local policy = lane and (lane.policy or lanes.rule(lane))
+        return policy and not policy.shared and not policy.adapts
+            and (not lane.is_rare or (lane.back_off_step == 0 and not lane.flow)) and lane
+    end
+
+    -- The lanes of the acks at these positions (false: it has to be settled in another way), and
+    -- whether their messages are needed. They are read at once, with what else the acks need.
+    -- `held`: by position, {the lane's name, gates, slot or false, line or false, whether an ack
+    -- changes no more than counts, gates and keys}.
+    local function load_others(mids, left, held)
+        local lane_of, needed, wanted, slots, lines, known = {}, {}, {}, {}, {}, {}
+        for place = 1, #left do
+            local n = left[place]
+            local lease, lane = held[n], false
+            if lease then
+                local name = lease[1]
+                if known[name] == nil then
+                    known[name] = adapts_nothing(name)
+                end
+                lane = known[name]
+            end
+            lane_of[n] = lane
+            if lane then
+                needed[n] = not lease[5] or lanes.rule(lane).dedupe
+                wanted[#wanted + 1] = needed[n] and mids[n] or nil
+                slots[#slots + 1] = lease[3] or nil
+            end
+        end
+        messages.load(wanted)
+        for n = 1, #wanted do
+            lines[#lines + 1] = messages.line_of(wanted[n]) or nil
+        end
+        writes.load_fields(keys.keys, lines)
+        key_limits.load(slots)
+        return lane_of, needed
+    end
+
+    local one = {} -- what `ids.finish` reads of a message
+
+    -- End the leases at these positions, which are held, as `settling.settle_all` does, as far as
+    -- the messages need not be decoded. Adds the messages to `gone`, and the lanes to `ended`.
+    -- Returns the positions that are left. `held`: as above.
+    local function end_others(mids, left, held, gone, ended)
+        local lane_of, needed = load_others(mids, left, held)
+        local still_left = {}
+        for place = 1, #left do
+            local n = left[place]
+            local mid, lane, lease = mids[n], lane_of[n], held[n]
+            local topic, line = nil, lease and lease[4]
+            if lane and needed[n] then
+                topic, line, one.id, one.joined = messages.names(mid)
+            end
+            if not lane or (needed[n] and not topic) then
+                still_left[#still_left + 1] = n
+            else
+                lane.leased, lane.done = lane.leased - 1, lane.done + 1
+                gone[#gone + 1], ended[#ended + 1] = mid, lane
+                gates.free(lease[2])
+                key_limits.free(lane, lease[3])
+                if topic then
+                    one.topic, one.mid = topic, mid
+                    ids.finish(one, true)
+                    messages.forget_joined(one)
+                    messages.forget(mid)
+                end
+                messages.free_key(lane, line, mid)
+                lanes.touch(lane)
+            end
+        end
+        return still_left
+    end
+
     -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need
     -- more, and the lanes of the others that have to be placed: a runnable one stays so.
     function acks.settle(triples)
@@ -62,6 +139,7 @@ local acks = part(function(acks)
         end
         local found, names, plain_names = read_many(keys.l, mids), {}, {}
         local lines, line_of, slots, slot_of = {}, {}, {}, {}
+        local rich_names, held = {}, {} -- lanes and leases of acks that change more, see above
         local last_seen, slot -- most leases end alike
         -- the lane's name by what is behind the fence: leases of one delivery have it in common,
         -- unless it names a key
@@ -73,13 +151,14 @@ local acks = part(function(acks)
             if alike then
                 plain_names[n] = unpack_from('>I8', stored, 2) == triples[3 * n - 1] and alike
             elseif stored then
-                local fence, name, _, _, charge, _, _, empty, line, is_gone, quick, last =
+                local fence, name, _, _, charge, _, gate, empty, line, is_gone, quick, last =
                     values_of(stored)
-                line = not empty and line
-                if (quick or line) and not is_gone and charge == 0 then
-                    if last ~= last_seen then
-                        last_seen, slot = last, key_limits.slot_at(last)
-                    end
+                local is_held = not (empty or is_gone) and charge == 0
+                local is_plain = is_held and (quick or line) and gate == ''
+                if is_held and last ~= last_seen then
+                    last_seen, slot = last, key_limits.slot_at(last)
+                end
+                if is_plain then
                     are_alike = not line and not slot
                     if are_alike and rest then
                         by_rest[rest] = name
@@ -94,6 +173,9 @@ local acks = part(function(acks)
                             slots[#slots + 1], slot_of[n] = slot, slot
                         end
                     end
+                elseif is_held and fence == triples[3 * n - 1] and first[mids[n]] == n then
+                    held[n] = { name, gate, slot, line, quick or line }
+                    rich_names[#rich_names + 1] = name
                 end
             end
         end
@@ -104,6 +186,9 @@ local acks = part(function(acks)
                 others[#others + 1] = not brief[names[n]] and names[n] or nil
             end
             names = others
+        end
+        for n = 1, #rich_names do
+            names[#names + 1] = rich_names[n]
         end
         lanes.load(names)
         writes.load_fields(keys.keys, lines)
@@ -138,7 +223,13 @@ local acks = part(function(acks)
                 end
             else
                 left[#left + 1] = n
+                if name and first[mid] == n and not is_brief then
+                    held[n] = { name, '', slot_of[n] or false, line_of[n] or false, true }
+                end
             end
+        end
+        if next(held) ~= nil then
+            left = end_others(mids, left, held, gone, ended)
         end
         shard.leased, shard.done = shard.leased - #gone, shard.done + #gone
         call_many('HDEL', keys.l, gone, 1)
