@@ -62,12 +62,13 @@ local acks = part(function(acks)
             and (not lane.is_rare or (lane.back_off_step == 0 and not lane.flow)) and lane
     end
 
-    -- The lanes of the acks at these positions (false: it has to be settled in another way), and
-    -- whether their messages are needed. They are read at once, with what else the acks need.
+    -- Read at once what the acks at these positions need. Returns by position the lane (false: it
+    -- has to be settled in another way) and what is known of the message: {topic, id, joined ids}
+    -- as `messages.names` has them; nil: it need not be known; false: it has to be decoded.
     -- `held`: by position, {the lane's name, gates, slot or false, line or false, whether an ack
-    -- changes no more than counts, gates and keys}.
+    -- changes no more than counts, gates and keys}; gets the line of messages with one.
     local function load_others(mids, left, held)
-        local lane_of, needed, wanted, slots, lines, known = {}, {}, {}, {}, {}, {}
+        local lane_of, known_of, wanted, slots, lines, known = {}, {}, {}, {}, {}, {}
         for place = 1, #left do
             local n = left[place]
             local lease, lane = held[n], false
@@ -80,49 +81,47 @@ local acks = part(function(acks)
             end
             lane_of[n] = lane
             if lane then
-                needed[n] = not lease[5] or lanes.rule(lane).dedupe
-                wanted[#wanted + 1] = needed[n] and mids[n] or nil
+                if not lease[5] or lanes.rule(lane).dedupe then
+                    wanted[#wanted + 1], known_of[n] = mids[n], false
+                end
                 slots[#slots + 1] = lease[3] or nil
             end
         end
         messages.load(wanted)
-        for n = 1, #wanted do
-            lines[#lines + 1] = messages.line_of(wanted[n]) or nil
+        for n in pairs(known_of) do
+            local topic, line, id, joined = messages.names(mids[n])
+            if topic then
+                known_of[n] = { topic = topic, id = id, mid = mids[n], joined = joined }
+                held[n][4], lines[#lines + 1] = line, line or nil
+            end
         end
         writes.load_fields(keys.keys, lines)
         key_limits.load(slots)
-        return lane_of, needed
+        return lane_of, known_of
     end
-
-    local one = {} -- what `ids.finish` reads of a message
 
     -- End the leases at these positions, which are held, as `settling.settle_all` does, as far as
     -- the messages need not be decoded. Adds the messages to `gone`, and the lanes to `ended`.
     -- Returns the positions that are left. `held`: as above.
     local function end_others(mids, left, held, gone, ended)
-        local lane_of, needed = load_others(mids, left, held)
+        local lane_of, known_of = load_others(mids, left, held)
         local still_left = {}
         for place = 1, #left do
             local n = left[place]
-            local mid, lane, lease = mids[n], lane_of[n], held[n]
-            local topic, line = nil, lease and lease[4]
-            if lane and needed[n] then
-                topic, line, one.id, one.joined = messages.names(mid)
-            end
-            if not lane or (needed[n] and not topic) then
+            local mid, lane, lease, known = mids[n], lane_of[n], held[n], known_of[n]
+            if not lane or known == false then
                 still_left[#still_left + 1] = n
             else
                 lane.leased, lane.done = lane.leased - 1, lane.done + 1
                 gone[#gone + 1], ended[#ended + 1] = mid, lane
                 gates.free(lease[2])
                 key_limits.free(lane, lease[3])
-                if topic then
-                    one.topic, one.mid = topic, mid
-                    ids.finish(one, true)
-                    messages.forget_joined(one)
+                if known then
+                    ids.finish(known, true)
+                    messages.forget_joined(known)
                     messages.forget(mid)
                 end
-                messages.free_key(lane, line, mid)
+                messages.free_key(lane, lease[4], mid)
                 lanes.touch(lane)
             end
         end

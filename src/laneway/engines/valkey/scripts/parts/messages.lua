@@ -113,12 +113,49 @@ local messages = part(function(messages)
         return fields
     end
 
-    -- Where the body of a content begins that begins at a position, and the content's topic, key,
-    -- id, headers, whether the id is sticky, and merge key (nil or false: none). The list's values
-    -- are unpacked without its mark, because a table costs more than all of them.
+    -- Most messages have the headers of the one before, and to decode these costs more than all
+    -- else of a content: they are kept, as they are stored and as a table, which nobody changes.
+    local unpack_limit
+    local headers_then, table_then = false, false
+    local learns -- whether this call has kept none yet
+
+    at_begin(function()
+        unpack_limit, learns = cmsgpack.unpack_limit, true
+    end)
+
+    -- Keep the headers of a content whose fields begin at a position.
+    local function keep_headers(stored, at)
+        local before = unpack_limit(stored, 3, at - 1)
+        local behind, headers = unpack_limit(stored, 1, before)
+        headers_then, table_then, learns = sub(stored, before + 1, behind), headers, false
+    end
+
+    -- The fields of a content that begin at a position, behind the list's mark, because a table
+    -- costs more than all of them: topic, key, id, headers, whether the id is sticky, and merge key
+    -- (nil or false: none).
+    function messages.fields_at(stored, at)
+        local behind, topic, key_of, id, headers, sticky, mkey
+        if not headers_then then
+            behind, topic, key_of, id, headers, sticky, mkey = unpack_limit(stored, 6, at - 1)
+        else
+            behind, topic, key_of, id = unpack_limit(stored, 3, at - 1)
+            local last = behind + #headers_then
+            if sub(stored, behind + 1, last) == headers_then then
+                behind, sticky, mkey = unpack_limit(stored, 2, last)
+                return topic, key_of, id, table_then, sticky, mkey
+            end
+            behind, headers, sticky, mkey = unpack_limit(stored, 3, behind)
+        end
+        if headers and learns then
+            keep_headers(stored, at)
+        end
+        return topic, key_of, id, headers, sticky, mkey
+    end
+    local fields_at = messages.fields_at
+
+    -- Where the body of a content begins that begins at a position, and its fields.
     local function content_at(stored, at)
-        local body_at = at + 2 + unpack_from('>I2', stored, at)
-        return body_at, values_of(sub(stored, at + 3, body_at - 1))
+        return at + 2 + unpack_from('>I2', stored, at), fields_at(stored, at + 3)
     end
 
     local function decode_plain(mid, stored)
@@ -205,6 +242,23 @@ local messages = part(function(messages)
         return record
     end
 
+    -- Deliveries (false: there is more) and joined ids by stored rare fields, of which there are few
+    local MOST_BRIEF = 256
+    local deliveries_in, joined_in, brief_count = {}, {}, 0
+
+    local function brief_of_rare(values)
+        local other_lane, _, deliveries, suspect, joined, parts, _, _, _, mirrored, death =
+            values_of(values)
+        if other_lane or suspect or parts > 0 or mirrored or death then
+            deliveries = false
+        end
+        if brief_count >= MOST_BRIEF then
+            deliveries_in, joined_in, brief_count = {}, {}, 0
+        end
+        deliveries_in[values], joined_in[values], brief_count = deliveries, joined, brief_count + 1
+        return deliveries, joined
+    end
+
     -- What an arrival, a delivery and an ack need of a record that is not plain, if it has nothing
     -- that is rarely used: 4 · serial + state, rank, seq, since, published, expires (0: never),
     -- deliveries, the body's size, topic, key, id, merge key, number of joined ids. Nil: it has
@@ -219,16 +273,18 @@ local messages = part(function(messages)
         end
         local deliveries, joined = 0, 0
         if rare > 0 then
-            local other_lane, suspect, parts, mirrored, death, _
-            other_lane, _, deliveries, suspect, joined, parts, _, _, _, mirrored, death =
-                values_of(sub(stored, 2 + HEAD_BYTES, HEAD_BYTES + rare))
-            if other_lane or suspect or parts > 0 or mirrored or death then
+            local values = sub(stored, 2 + HEAD_BYTES, HEAD_BYTES + rare)
+            deliveries, joined = deliveries_in[values], joined_in[values]
+            if deliveries == nil then
+                deliveries, joined = brief_of_rare(values)
+            end
+            if not deliveries then
                 return nil
             end
         end
         local at = 1 + HEAD_BYTES + rare
         local body_at = at + 2 + unpack_from('>I2', stored, at)
-        local topic, key_of, id, _, sticky, mkey = values_of(sub(stored, at + 3, body_at - 1))
+        local topic, key_of, id, _, sticky, mkey = fields_at(stored, at + 3)
         if not sticky then
             return flags, rank - RANK_0, seq, since, published, expires, deliveries,
                 #stored - body_at + 1, topic, key_of or false, id or false, mkey or false, joined
@@ -885,8 +941,7 @@ local messages = part(function(messages)
         local rank, deliveries, joined = code - RANK_0, 0, 0
         local topic, key_of, id, sticky, mkey
         if rare == 0 then -- as `messages.brief`, without passing on all of the values
-            topic, key_of, id, _, sticky, mkey = values_of(sub(stored, HEAD_BYTES + 4, HEAD_BYTES
-                + 2 + size))
+            topic, key_of, id, _, sticky, mkey = fields_at(stored, HEAD_BYTES + 4)
             if sticky then
                 return nil
             end

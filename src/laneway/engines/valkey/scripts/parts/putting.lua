@@ -39,8 +39,8 @@ local putting = part(function(putting)
         if code_of_kind == IS_USUAL then
             usual_taken = usual_taken + 1
             local draft = usual_pool[usual_taken] or draft_table(usual_pool, usual_taken)
-            local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, USUAL_BYTES + 4,
-                USUAL_BYTES + 2 + meta_size))
+            local topic, key_of, id, headers, sticky, mkey = messages.fields_at(stored, USUAL_BYTES
+                + 4)
             draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic,
                 key_of or false, id or false, headers or false, sticky, mkey or false
             draft.rank, draft.delay, draft.ttl = code - RANK_0, delay, ttl > 0 and ttl - 1
@@ -53,9 +53,7 @@ local putting = part(function(putting)
         local own, rank, delay, at, ttl, generated_mid, spread, signal, size = unpack_from(
             DRAFT_AND_SIZE, stored)
         local body_at = DRAFT_BYTES + 3 + size
-        -- the values of a list, without a table
-        local topic, key_of, id, headers, sticky, mkey = values_of(sub(stored, DRAFT_BYTES
-            + 4, body_at - 1))
+        local topic, key_of, id, headers, sticky, mkey = messages.fields_at(stored, DRAFT_BYTES + 4)
         draft.topic, draft.key, draft.id, draft.headers, draft.sticky, draft.mkey = topic, key_of
             or false, id or false, headers or false, sticky, mkey or false
         draft.rank, draft.delay, draft.own = rank, delay, own == 1
