@@ -192,6 +192,7 @@ local acks = part(function(acks)
         lanes.load(names)
         writes.load_fields(keys.keys, lines)
         key_limits.load(slots)
+        local freed, freed_lines, freed_mids = {}, {}, {}
         local quick = {} -- by name: the lane, if nothing but counts has to change; else false
         for n = 1, #mids do
             local mid, name = mids[n], plain_names[n]
@@ -215,7 +216,8 @@ local acks = part(function(acks)
                 lane.leased, lane.done = lane.leased - 1, lane.done + 1
                 gone[#gone + 1] = mid
                 if line_of[n] then
-                    messages.free_key(lane, line_of[n], mid)
+                    local at = #freed + 1
+                    freed[at], freed_lines[at], freed_mids[at] = lane, line_of[n], mid
                 end
                 if slot_of[n] then
                     key_limits.free(lane, slot_of[n])
@@ -227,6 +229,7 @@ local acks = part(function(acks)
                 end
             end
         end
+        messages.free_keys(freed, freed_lines, freed_mids)
         if next(held) ~= nil then
             left = end_others(mids, left, held, gone, ended)
         end

@@ -69,7 +69,7 @@ local messages = part(function(messages)
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
     local HEAD_AND_SIZE = HEAD .. 'I2' -- the content follows the head, if no field is rare
-    local SINCE_AT, EXPIRES_AT, NO_RARE_AT = 13, 29, 37 -- of a rich record
+    local RANK_AT, SINCE_AT, EXPIRES_AT, NO_RARE_AT = 3, 13, 29, 37 -- of a rich record
     local NO_RARE = '\0\0\0\0'
     local NEVER = '\0\0\0\0\0\0\0\0' -- the end of no ttl
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
@@ -242,7 +242,7 @@ local messages = part(function(messages)
         return record
     end
 
-    -- Deliveries (false: there is more) and joined ids by stored rare fields, of which there are few
+    -- Deliveries (false: there is more) and joined ids by stored rare fields: there are few
     local MOST_BRIEF = 256
     local deliveries_in, joined_in, brief_count = {}, {}, 0
 
@@ -724,9 +724,24 @@ local messages = part(function(messages)
         return packed_code
     end
 
+    -- Whether a new message that is ready now waits behind the one that has its serial key; false
+    -- also if that has to be decoded. `code`: that of its rank, which is near 0.
+    local function is_behind(line, code)
+        local head, is_held = values_of(writes.field(keys.keys, line))
+        local stored = not is_held and unread[head]
+        if not stored or byte(stored) ~= RICH then
+            return is_held
+        end
+        local its_code = unpack_from('>I2', stored, RANK_AT)
+        if its_code == code then -- of those at the front, the new one is the first
+            return code % 2 == 1 and unpack_from('>I8', stored, SINCE_AT) <= shard.now
+        end
+        return its_code > 0 and its_code < code
+    end
+
     -- As `insert`, with a lane of rich_heads.lua, and of a draft with a rank near 0. `line`: false,
     -- or the serial key, of which the messages were loaded. False, and nothing is changed, if
-    -- another message has the key.
+    -- another message has the key and the new one may precede it.
     function messages.insert_brief(lane, draft, mid, since, expires, serial, line)
         local code, size, flags, number = draft.rank + RANK_0, draft.size, 4 * serial, pack('>I7',
             mid)
@@ -738,7 +753,16 @@ local messages = part(function(messages)
             lane.in_a[2 * count] = 'd' .. rank .. ready_from .. number .. number
             new_events[at + 1], new_events[at + 2] = since, DUE .. number
         elseif line and not writes.claim_field(keys.keys, line, FREE_FROM .. number .. FREE_TO) then
-            return false
+            if not is_behind(line, code) then
+                return false
+            end
+            -- `a:N` has it beside delayed messages: all there count as such, unless they are parked
+            local count, rest = lane.to_a + 1, number .. number
+            flags, lane.to_a, lane.delayed, lane.parked = flags + PARKED, count, lane.delayed - 1,
+                lane.parked + 1
+            lane.in_a[2 * count] = 'p' .. rank .. stamp .. rest
+            writes.set_member(key('k:' .. line), rank .. (code % 2 == 1 and stamp
+                or sortable(FRONT - mid)) .. rest, 0)
         else
             local count = lane.to_z + 1
             lane.to_z = count
@@ -777,9 +801,18 @@ local messages = part(function(messages)
         new_records, new_events, new_count, new_bytes = {}, {}, 0, 0
     end
 
+    local rare_by_count = { [0] = '' }
+
     -- The rare fields of a message to which ids were joined, and nothing else that is rare.
     local function rare_of_joined(joined)
-        return joined == 0 and '' or RARE_MARK .. rare_values(joined)
+        local found = rare_by_count[joined]
+        if not found then
+            found = RARE_MARK .. rare_values(joined)
+            if joined < MOST_BRIEF then
+                rare_by_count[joined] = found
+            end
+        end
+        return found
     end
 
     -- A new message joins a waiting one of its merge key, which is loaded and not decoded.
@@ -1201,6 +1234,102 @@ local messages = part(function(messages)
         into_order(lane, record)
         messages.set_holder(line, record.mid, false)
         lanes.touch(lane)
+    end
+
+    -- Several messages no longer have their keys: what is aside in their lanes is read at once.
+
+    local MOST_ASIDE = 32
+
+    -- The messages aside in these lanes, where they are few. `counts`: by lane, for how many keys
+    -- the first parked one is wanted. Returns by lane {all members of `a:N`, by key the first
+    -- parked one of them, how many each key has, those that `unpark_brief` takes out}.
+    local function read_aside(counts)
+        local found, mids = {}, {}
+        for lane, count in pairs(counts) do
+            if lane.parked <= 2 * count and lane.parked + lane.delayed <= MOST_ASIDE then
+                local members, parked = call('ZRANGE', lanes.key_of('a', lane), 0, -1), 0
+                for n = 1, #members do
+                    if byte(members[n]) == 112 then -- "p"
+                        parked, mids[#mids + 1] = parked + 1, messages.number_in(members[n])
+                    end
+                end
+                if parked == lane.parked then -- else the doctor repairs the count
+                    found[lane] = { members, {}, {}, {} }
+                end
+            end
+        end
+        messages.load(mids)
+        for _, each in pairs(found) do
+            local members, firsts, sizes = each[1], each[2], each[3]
+            for n = 1, #members do
+                local line = byte(members[n]) == 112 and messages.line_of(messages.number_in(
+                    members[n]))
+                if line then
+                    firsts[line], sizes[line] = firsts[line] or members[n], (sizes[line] or 0) + 1
+                end
+            end
+        end
+        return found
+    end
+
+    local USUAL_PARKED = 24 -- bytes of a member of `a:N` with a rank near 0
+
+    -- The first parked message of a key becomes ready. `aside`: of its lane, by `read_aside`.
+    -- False, and nothing is changed, if it has to be decoded.
+    local function unpark_brief(lane, line, aside)
+        local member, gone = aside[2][line], aside[4]
+        local mid = messages.number_in(member)
+        local stored = unread[mid]
+        if #member ~= USUAL_PARKED or byte(member, 3) % 2 == 0 or not stored
+            or sub(stored, NO_RARE_AT, HEAD_BYTES) ~= NO_RARE
+            or sub(line, 1, #lane.name + 1) ~= lane.name .. '\0' then
+            return false
+        end
+        local parking, place = key('k:' .. line), sub(member, 2)
+        lane.parked, lane.ready, lane.sorted = lane.parked - 1, lane.ready + 1, lane.sorted + 1
+        if aside[3][line] == 1 then
+            writes.clear(parking)
+        else
+            writes.set_member(parking, place, false)
+        end
+        gone[#gone + 1] = member
+        writes.set_member(lanes.key_of('z', lane), place, 0)
+        unread[mid], copied[mid] = sub(stored, 1, 1) .. string.char(byte(stored, 2) - PARKED
+            + READY) .. sub(stored, 3), true
+        messages.set_holder(line, mid, false)
+        return true
+    end
+
+    -- As `free_key`, of several messages with different keys. `lanes_of`: their lanes.
+    function messages.free_keys(lanes_of, lines, mids)
+        local wanted, counts = {}, {}
+        for n = 1, #lines do
+            local lane = lanes_of[n]
+            if lane.parked > 0 and holder(lines[n]) == mids[n] then
+                wanted[n], counts[lane] = true, (counts[lane] or 0) + 1
+            end
+        end
+        local found = read_aside(counts)
+        for n = 1, #lines do
+            local lane, line = lanes_of[n], lines[n]
+            local aside = wanted[n] and found[lane]
+            if aside and not aside[2][line] then
+                messages.release_key(line, mids[n])
+            elseif not aside or not unpark_brief(lane, line, aside) then
+                messages.free_key(lane, line, mids[n])
+            end
+        end
+        for lane, aside in pairs(found) do
+            local name, gone = lanes.key_of('a', lane), aside[4]
+            if #gone == #aside[1] then
+                writes.clear(name)
+            else
+                for n = 1, #gone do
+                    writes.set_member(name, gone[n], false)
+                end
+            end
+            lanes.touch(lane)
+        end
     end
 
     -- The end

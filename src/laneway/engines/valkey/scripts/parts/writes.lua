@@ -56,6 +56,13 @@ local writes = part(function(writes)
             end
             return
         end
+        local other, score_of_other = next(scores)
+        if next(scores, other) == nil and (score_of_one == true) ~= (score_of_other == false) then
+            -- one member replaces another, as most often
+            run('ZADD', name, score_of_other or score_of_one, score_of_other and other or one)
+            run('ZREM', name, score_of_other and one or other)
+            return
+        end
         local added, gone = {}, {}
         if score_of_one == true then
             gone[1] = one
