@@ -12,7 +12,6 @@ import redis
 from laneway.engines.base import FullEngine
 from laneway.engines.sharded.splitting import CallSize
 from laneway.engines.shared.refusals import EXPIRED
-from laneway.engines.valkey.scripts import SOURCE
 from laneway.errors import BacklogFull
 from laneway.headers import FLOW, RESULT_TTL
 from laneway.message import Draft, Lease, Settlement
@@ -20,7 +19,7 @@ from laneway.policy import Gate
 from laneway.testing.servers import Server
 from laneway.units import SECOND
 from tests.seeds import FIXED
-from tests.valkey.stored_keys import stored
+from tests.valkey.stored_keys import UNDIVIDED, stored
 
 Opened = Callable[..., FullEngine]
 
@@ -104,8 +103,9 @@ def test_they_are_stored_like_those_that_are_decoded(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(CallSize, "fit", lambda *_, **__: None)
-    decodes = SOURCE.replace(b"if not stored or lane.is_bucket then", b"if true then")
-    assert decodes != SOURCE
+    decodes = UNDIVIDED.replace(b"if not stored or lane.is_bucket then", b"if true then")
+    assert decodes != UNDIVIDED
+    monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", UNDIVIDED)
     with Server() as one, Server() as other:
         usual = opened(one.url, namespace="same")
         usual.overview(now_us=NOW)
