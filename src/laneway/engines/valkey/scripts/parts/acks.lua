@@ -18,9 +18,9 @@ local acks = part(function(acks)
 
     -- Change the lanes in which these acks change nothing but counts, as far as they need not be
     -- decoded. `names`: of each ack the lane's name, or nil; `first`: by number of a message the
-    -- position of its first ack; `frees_keys`: some of them have serial keys. Returns the names of
-    -- these lanes, as keys.
-    local function settle_brief(mids, names, first, frees_keys)
+    -- position of its first ack; `frees_keys`: some of them have serial keys; `ends_more`: see
+    -- `lanes.after_acks`. Returns the names of these lanes, as keys.
+    local function settle_brief(mids, names, first, frees_keys, ends_more)
         local counts, order, written, brief, whole = {}, {}, {}, {}, {}
         for n = 1, #mids do
             local name = names[n]
@@ -39,7 +39,7 @@ local acks = part(function(acks)
         for n, stored in ipairs(read_many(keys.lanes, order)) do
             local name = order[n]
             local record = stored and lanes.after_acks(name, stored, counts[name],
-                rules.of_lane(name), frees_keys)
+                rules.of_lane(name), frees_keys, ends_more)
             if record then
                 local at = #written
                 written[at + 1], written[at + 2], brief[name] = name, record, true
@@ -62,67 +62,88 @@ local acks = part(function(acks)
             and (not lane.is_rare or (lane.back_off_step == 0 and not lane.flow)) and lane
     end
 
-    -- Read at once what the acks at these positions need. Returns by position the lane (false: it
-    -- has to be settled in another way) and what is known of the message: {topic, id, joined ids}
-    -- as `messages.names` has them; nil: it need not be known; false: it has to be decoded.
-    -- `held`: by position, {the lane's name, gates, slot or false, line or false, whether an ack
-    -- changes no more than counts, gates and keys}; gets the line of messages with one.
-    local function load_others(mids, left, held)
-        local lane_of, known_of, wanted, slots, lines, known = {}, {}, {}, {}, {}, {}
-        for place = 1, #left do
-            local n = left[place]
-            local lease, lane = held[n], false
-            if lease then
-                local name = lease[1]
-                if known[name] == nil then
-                    known[name] = adapts_nothing(name)
-                end
-                lane = known[name]
-            end
-            lane_of[n] = lane
-            if lane then
-                if not lease[5] or lanes.rule(lane).dedupe then
-                    wanted[#wanted + 1], known_of[n] = mids[n], false
-                end
-                slots[#slots + 1] = lease[3] or nil
+    -- Of a lease whose ack changes more: {the lane's name, gates, slot or nil, line or false,
+    -- whether the ack changes no more than counts, gates and keys, what is known of the message}.
+    -- The last is {topic, id, joined ids} as `messages.names` has them; nil: it need not be known;
+    -- false: the message has to be decoded.
+    local NAME, GATES, SLOT, LINE, IS_QUICK, KNOWN = 1, 2, 3, 4, 5, 6
+
+    -- Whether ids of finished messages may be known in a lane.
+    local function remembers(name)
+        return find_in(name, PARTITION, 1, true) or rules.of_lane(name).dedupe
+    end
+
+    -- Read at once what is to be known of the messages with these leases, by position.
+    local function load_messages(mids, held)
+        local wanted, lines = {}, {}
+        for n, lease in pairs(held) do
+            if not lease[IS_QUICK] or remembers(lease[NAME]) then
+                wanted[#wanted + 1], lease[KNOWN] = mids[n], false
             end
         end
         messages.load(wanted)
-        for n in pairs(known_of) do
-            local topic, line, id, joined = messages.names(mids[n])
-            if topic then
-                known_of[n] = { topic = topic, id = id, mid = mids[n], joined = joined }
-                held[n][4], lines[#lines + 1] = line, line or nil
+        for n, lease in pairs(held) do
+            if lease[KNOWN] == false then
+                local topic, line, id, joined = messages.names(mids[n])
+                if topic then
+                    lease[KNOWN] = { topic = topic, id = id, mid = mids[n], joined = joined }
+                    lease[LINE] = line
+                end
             end
+            lines[#lines + 1] = lease[LINE] or nil
         end
         writes.load_fields(keys.keys, lines)
-        key_limits.load(slots)
-        return lane_of, known_of
+    end
+
+    -- Change the lanes of these leases, as far as they need not be decoded; as `settle_brief`.
+    local function settle_lanes(mids, held, first)
+        local names, has_some = {}, false
+        for n, lease in pairs(held) do
+            if lease[KNOWN] ~= false and not lease[SLOT] then
+                names[n], has_some = lease[NAME], true
+            end
+        end
+        return has_some and settle_brief(mids, names, first, true, true) or {}
     end
 
     -- End the leases at these positions, which are held, as `settling.settle_all` does, as far as
-    -- the messages need not be decoded. Adds the messages to `gone`, and the lanes to `ended`.
-    -- Returns the positions that are left. `held`: as above.
-    local function end_others(mids, left, held, gone, ended)
-        local lane_of, known_of = load_others(mids, left, held)
-        local still_left = {}
+    -- the messages need not be decoded. `brief`: by name, the lanes that were changed already. Adds
+    -- the messages to `gone`, and the other lanes to `ended`. Returns the positions that are left.
+    local function end_held(mids, left, held, brief, gone, ended)
+        local still_left, known_lanes, slots = {}, {}, {}
+        for _, lease in pairs(held) do
+            slots[#slots + 1] = lease[SLOT] or nil
+        end
+        key_limits.load(slots)
         for place = 1, #left do
             local n = left[place]
-            local mid, lane, lease, known = mids[n], lane_of[n], held[n], known_of[n]
-            if not lane or known == false then
+            local mid, lease, lane, is_brief = mids[n], held[n], nil, false
+            if lease and lease[KNOWN] ~= false then
+                local name = lease[NAME]
+                is_brief = brief[name] and not lease[SLOT]
+                if not is_brief and known_lanes[name] == nil then
+                    known_lanes[name] = adapts_nothing(name)
+                end
+                lane = known_lanes[name]
+            end
+            if not (is_brief or lane) then
                 still_left[#still_left + 1] = n
             else
-                lane.leased, lane.done = lane.leased - 1, lane.done + 1
-                gone[#gone + 1], ended[#ended + 1] = mid, lane
-                gates.free(lease[2])
-                key_limits.free(lane, lease[3])
-                if known then
-                    ids.finish(known, true)
-                    messages.forget_joined(known)
+                gone[#gone + 1] = mid
+                gates.free(lease[GATES])
+                if lease[KNOWN] then
+                    ids.finish(lease[KNOWN], true)
+                    messages.forget_joined(lease[KNOWN])
                     messages.forget(mid)
                 end
-                messages.free_key(lane, lease[4], mid)
-                lanes.touch(lane)
+                if is_brief and lease[LINE] then
+                    messages.release_key(lease[LINE], mid)
+                elseif not is_brief then
+                    lane.leased, lane.done, ended[#ended + 1] = lane.leased - 1, lane.done + 1, lane
+                    key_limits.free(lane, lease[SLOT])
+                    messages.free_key(lane, lease[LINE], mid)
+                    lanes.touch(lane)
+                end
             end
         end
         return still_left
@@ -186,13 +207,21 @@ local acks = part(function(acks)
             end
             names = others
         end
-        for n = 1, #rich_names do
-            names[#names + 1] = rich_names[n]
+        local brief_others = {}
+        if rich_names[1] then
+            rules.load(rich_names)
+            load_messages(mids, held)
+            brief_others = settle_lanes(mids, held, first)
+            for n = 1, #rich_names do
+                local name = rich_names[n]
+                names[#names + 1] = not brief_others[name] and name or nil
+            end
         end
         lanes.load(names)
         writes.load_fields(keys.keys, lines)
         key_limits.load(slots)
         local freed, freed_lines, freed_mids = {}, {}, {}
+        local found_late = {} -- as `held`: leases in lanes of which more has to change
         local quick = {} -- by name: the lane, if nothing but counts has to change; else false
         for n = 1, #mids do
             local mid, name = mids[n], plain_names[n]
@@ -225,13 +254,19 @@ local acks = part(function(acks)
             else
                 left[#left + 1] = n
                 if name and first[mid] == n and not is_brief then
-                    held[n] = { name, '', slot_of[n] or false, line_of[n] or false, true }
+                    found_late[n] = { name, '', slot_of[n], line_of[n] or false, true }
                 end
             end
         end
         messages.free_keys(freed, freed_lines, freed_mids)
+        if next(found_late) ~= nil then
+            load_messages(mids, found_late)
+            for n, lease in pairs(found_late) do
+                held[n] = lease
+            end
+        end
         if next(held) ~= nil then
-            left = end_others(mids, left, held, gone, ended)
+            left = end_held(mids, left, held, brief_others, gone, ended)
         end
         shard.leased, shard.done = shard.leased - #gone, shard.done + #gone
         call_many('HDEL', keys.l, gone, 1)

@@ -83,21 +83,10 @@ local lane_heads = part(function(lane_heads)
         end
     end
 
-    -- What is behind the record of a lane of which nothing is rare but counts: its mark, how many
-    -- were retried, died, merged, expired and were removed, in a byte each, and this.
-    local NOTHING_ELSE = '\0\0\0\0\0\0\0\0\194\194'
-    local COUNTS_BYTES = 6 + #NOTHING_ELSE
-
-    -- Whether a record has nothing rare, or only counts. `size`: that of one without.
-    local function is_usual(stored, size)
-        return #stored == size or (#stored == size + COUNTS_BYTES and sub(stored, -#NOTHING_ELSE)
-            == NOTHING_ELSE and sub(stored, size + 1, size + 1) == lanes.RARE_MARK)
-    end
-
     -- When the idle lane of this record is to be forgotten (0: never), if its policy has the
     -- beginning and a message changes no more than its counts and makes it runnable; else nil.
     function lane_heads.wake_of(stored, beginning)
-        if not is_usual(stored, #beginning[1]) then
+        if not lanes.is_usual(stored, #beginning[1]) then
             return nil
         end
         local place, _, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)

@@ -620,22 +620,34 @@ local lanes = part(function(lanes)
         cell = nil
     end)
 
+    -- What is behind the record of a lane of which nothing is rare but counts: its mark, how many
+    -- were retried, died, merged, expired and were removed, in a byte each, and this.
+    local NOTHING_ELSE = '\0\0\0\0\0\0\0\0\194\194'
+    local RARE_BYTES = 6 + #NOTHING_ELSE
+
+    -- Whether a record has nothing rare, or only counts. `size`: that of one without.
+    function lanes.is_usual(stored, size)
+        return #stored == size or (#stored == size + RARE_BYTES and sub(stored, -#NOTHING_ELSE)
+            == NOTHING_ELSE and sub(stored, size + 1, size + 1) == RARE_MARK)
+    end
+
     -- The record of a lane after so many plain acks, without decoding all of it, which costs more
     -- than all that they change. Nil, and nothing is changed, if more than counts may change than
     -- that the lane is idle from now on; as `lanes.place`, `lanes.save` and `lanes.forgotten_at`.
     -- `name`: of no partition. `frees_keys`: the acks free serial keys, for which messages may be
-    -- parked.
-    function lanes.after_acks(name, stored, count, policy, frees_keys)
+    -- parked. `ends_more`: what the acks end besides, by gates and `dedupe`, the caller ends.
+    function lanes.after_acks(name, stored, count, policy, frees_keys, ends_more)
         local place, number, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)
         local at = LATEST_AT + 2 + unpack_from('<I2', stored, LATEST_AT)
         local its_queue, wake, vt, tat, leased, delivered, done, _, lately = unpack_from(
             '<I2i8i8i8i4i8i8i8i4', stored, at)
         local tier_queue = tier_queues[its_queue]
         if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and (wake > 0 or ready > 0))
-            or #stored ~= at + REST_BYTES - 1 or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
+            or not lanes.is_usual(stored, at + REST_BYTES - 1)
+            or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
             or ready >= 32 or delayed >= 32 or lately >= 32 or its_queue >= IN_GROUP
-            or (frees_keys and parked > 0) or policy.dedupe or policy.gate or policy.shared
-            or policy.paused or policy.group
+            or (frees_keys and parked > 0) or policy.shared or policy.paused or policy.group
+            or (not ends_more and (policy.dedupe or policy.gate))
             or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return nil
         end
