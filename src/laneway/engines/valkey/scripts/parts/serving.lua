@@ -517,7 +517,8 @@ local serving = part(function(serving)
         local given = calls.given[lane]
         if not given then
             given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
-                place = 0, line_tail = false, quick_tail = false, other_tail = false,
+                place = 0, line_tail = false, behind_line = false, quick_tail = false,
+                other_tail = false,
                 quick_slot_tail = false, other_slot_tail = false, packed_name = false,
                 is_limited = false, gate = '' }
             calls.given[lane] = given
@@ -1238,11 +1239,20 @@ local serving = part(function(serving)
 
     -- The same of a message whose ack only frees its serial key. `line`: that key.
     local function tail_with_line(given, policy, line)
-        if not given.line_tail then
-            given.line_tail = { settling.around_line(given.lane.name, deadline_of(policy),
-                shard.now, given.charge, lanes.gate_of(given.lane, policy) or '') }
+        local before, around = given.line_tail, nil
+        if not before then
+            local charge = given.charge
+            local is_shared = charge == 0 and given.gate == (policy.gate or '') -- as in `tail_of`
+            around = is_shared and out.around_lines[policy]
+            if not around then
+                around = { settling.around_line(deadline_of(policy), shard.now, charge,
+                    given.gate) }
+                out.around_lines[policy] = is_shared and around or nil
+            end
+            before, given.behind_line = packed(given.lane.name) .. around[1], around[2]
+            given.line_tail = before
         end
-        return given.line_tail[1] .. packed(line) .. given.line_tail[2]
+        return before .. packed(line) .. given.behind_line
     end
 
     -- The same of a message that has a slot of its key.
@@ -1439,7 +1449,7 @@ local serving = part(function(serving)
         local mids, records = fetch_all()
         emptied.write(calls.order)
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, sinces = {},
-            tails = { [true] = {}, [false] = {} } }
+            tails = { [true] = {}, [false] = {} }, around_lines = {} }
         for n = 1, #calls.order do
             local given = calls.order[n]
             local lane = given.lane

@@ -45,10 +45,9 @@ local settling = part(function(settling)
         return settling.with_slot(rest, slot or '')
     end
 
-    -- What precedes and follows the line in a tail that has one, with the lane before.
-    function settling.around_line(lane, deadline, granted, charge, gate)
-        return packed(lane, deadline, granted, charge, false, gate, false), packed(false, false,
-            SPACES)
+    -- What precedes the line in a tail that has one, and what follows it.
+    function settling.around_line(deadline, granted, charge, gate)
+        return packed(deadline, granted, charge, false, gate, false), packed(false, false, SPACES)
     end
 
     -- A lease: MessagePack's mark of 8-byte integers (207), fence and tail.
