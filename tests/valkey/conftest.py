@@ -9,7 +9,9 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.valkey.scripts import SOURCE
 from laneway.message import Draft, Settlement
+from laneway.testing.servers import Server
 
 
 @pytest.fixture
@@ -25,6 +27,17 @@ def opened() -> Iterator[Callable[..., FullEngine]]:
     yield open_
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def few_copies_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a server on which a call puts few copies, and leaves the others to later calls."""
+    usual = b"RICH, PLAIN, MOST = 6, 1, 400\n"
+    assert SOURCE.count(usual) == 1
+    code = SOURCE.replace(usual, b"RICH, PLAIN, MOST = 6, 1, 13\n")
+    monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", code)
+    with Server() as server:
+        yield server.url
 
 
 def drain(engine: FullEngine) -> list[str]:

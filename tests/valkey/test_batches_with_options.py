@@ -215,14 +215,24 @@ def settled(settle: Callable[[], Sequence[str]]) -> list[str]:
         return [getattr(receipt, "topic", "") for receipt in error.receipts]
 
 
-def test_copies_do_the_same_as_on_sqlite(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies with and without options, put by batches, by spools and by settlements."""
+@pytest.mark.parametrize("leaves", [False, True])
+def test_copies_do_the_same_as_on_sqlite(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    leaves: bool,
+) -> None:
+    """
+    Copies with and without options, put by batches, by spools and by settlements; `leaves`: a call
+    for one message puts few of them, and leaves the others to later calls.
+    """
+    url = request.getfixturevalue("few_copies_at_once") if leaves else server().url
     # a refused message undoes all of a call: on SQLite that is all of a step here
     monkeypatch.setattr(CallSize, "fit", lambda *_, **__: None)
     seed = random.randrange(10**6)
     print("seed", seed)
     draw = random.Random(seed)
-    engines = opened(server().url), opened("sqlite://")
+    engines = opened(url), opened("sqlite://")
     engines[0]._puts.limit = PLAIN_AT_ONCE  # type: ignore[attr-defined]
     now = 1_700_000_000 * SECOND
     for engine in engines:
@@ -242,7 +252,7 @@ def test_copies_do_the_same_as_on_sqlite(opened: Opened, monkeypatch: pytest.Mon
             pattern, policy = draw.choice(CHANGES_OF_COPIES)
             for engine in engines:
                 engine.policy_set("code", pattern, policy, now_us=now)
-        count = draw.choice((1, 2, 15))
+        count = draw.choice((1, 1, 2, 15))
         drafts = copied_drafts(draw, number, count)
         number += count
         outcomes = []

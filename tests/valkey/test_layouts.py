@@ -35,6 +35,17 @@ def client(server: Server) -> redis.Redis:
     return redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
 
 
+def set_counters_back(raw: redis.Redis, key: str, layout: int) -> None:
+    """Give a shard the counters that an older layout had."""
+    names = records.Counters.__struct_fields__
+    values = records.unpack_values(raw.get(key), len(names))  # type: ignore[arg-type]
+    values[0] = layout
+    for name, since in (("copying", 14), ("groups", 7)):  # the last one first
+        if layout < since:
+            del values[names.index(name)]
+    raw.set(key, records.pack_values(*values))
+
+
 def check_layout_3(engine: FullEngine) -> None:
     assert engine.policies().rows() == [
         ("code", "*", {"retries": 3}),
@@ -153,19 +164,42 @@ def test_a_namespace_of_layout_12_is_brought_up_with_all_that_it_holds(opened: O
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+LAYOUT_13 = {
+    "orders": ["order 0", "order 2"],
+    "orders#audit": ["order 1", "order 0", "order 2"],
+    "orders#log": ["order 1", "order 0", "order 2"],
+    "line.a": ["line 0", "line 1", "line 2"],
+    "slow.a": ["slow 0", "slow 1", "slow 2"],
+}
+"""What waits in the namespace of layout 13, in order."""
+
+
+def test_a_namespace_of_layout_13_gets_a_count_of_left_copies(opened: Opened) -> None:
+    """Nothing else changes, and messages with many copies can be published."""
+    with Server() as server:
+        load_layout(server, 13)
+        engine = opened(server.url, namespace="before")
+        for topic, bodies in LAYOUT_13.items():
+            found = engine.topic_peek(topic, limit=100)
+            assert [message.body.decode() for message in found] == bodies
+        assert [check for check in engine.doctor() if not check.ok] == []
+        names: dict[str, object] = {f"subscription:s{n}": {} for n in range(300)}
+        engine.policy_set("code", "orders", names)
+        engine.put([Draft("orders", b"new", priority=2)])
+        for topic in ("orders", "orders#log", "orders#s0", "orders#s299"):
+            assert engine.topic_peek(topic)[0].body == b"new"
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_a_namespace_of_layout_6_gets_groups(opened: Opened) -> None:
     """What waits in it moves to a group when its policy names one."""
     with Server() as server:
         engine = opened(server.url, namespace="before")
         engine.put([Draft("c.acme.1", b"kept")])
         engine.close()
-        fields = records.Counters.__struct_fields__
         with client(server) as raw:
             raw.hset("laneway:{before/0}:settings", "layout", 6)
-            values = records.unpack_values(raw.get("laneway:{before/0}:shard"), len(fields))
-            values[0] = 6
-            del values[fields.index("groups")]
-            raw.set("laneway:{before/0}:shard", records.pack_values(*values))
+            set_counters_back(raw, "laneway:{before/0}:shard", 6)
         engine = opened(server.url, namespace="before")
         engine.policy_set("code", "c.*", {"group": "customer.{1}"})
         assert engine.topic_stats("c.acme.1").group == "customer.acme"
@@ -183,16 +217,13 @@ def test_a_namespace_of_layout_7_lists_gates_with_lanes(opened: Opened) -> None:
         engine.policy_set("code", "t.0", {"gate": "g"})
         engine.put([Draft(f"t.{n}", b"x") for n in range(9)])
         engine.close()
-        fields = records.Counters.__struct_fields__
         listed = []
         with client(server) as raw:
             raw.hset("laneway:{before/0}:settings", "layout", 7)
             for key in ("laneway:{before/0}:", "laneway:{before/1}:"):
                 listed.append(raw.zrange(key + "waited_gates", 0, -1))
                 raw.delete(key + "waited_gates")
-                values = records.unpack_values(raw.get(key + "shard"), len(fields))
-                values[0] = 7
-                raw.set(key + "shard", records.pack_values(*values))
+                set_counters_back(raw, key + "shard", 7)
             opened(server.url, namespace="before")
             for key, names in zip(
                 ("laneway:{before/0}:", "laneway:{before/1}:"), listed, strict=True
@@ -206,15 +237,12 @@ def test_rules_of_layout_8_get_the_limits_of_all_partitions(opened: Opened) -> N
         engine = opened(server.url, namespace="before")
         engine.policy_set("code", "hot", {"partitions": 4, "rate": 8.0})
         engine.close()
-        fields = records.Counters.__struct_fields__
         with client(server) as raw:
             key = "laneway:{before/0}:"
             rule = raw.hget(key + "rules", "hot")
             raw.hset(key + "rules", "hot", rule.replace(b"\x08", b"\x02", 1))
             raw.hset(key + "settings", "layout", 8)
-            values = records.unpack_values(raw.get(key + "shard"), len(fields))
-            values[0] = 8
-            raw.set(key + "shard", records.pack_values(*values))
+            set_counters_back(raw, key + "shard", 8)
             engine = opened(server.url, namespace="before")
             assert raw.hget(key + "rules", "hot") == rule
         assert [check for check in engine.doctor() if not check.ok] == []
@@ -228,16 +256,13 @@ def test_rules_of_layout_11_get_the_bounds_of_all_partitions(opened: Opened) -> 
         engine.policy_set("code", "hot", fields)
         engine.put([Draft("hot", b"x", key=f"k{n}") for n in range(50)])
         engine.close()
-        counters = records.Counters.__struct_fields__
         with client(server) as raw:
             key = "laneway:{before/0}:"
             rule = raw.hget(key + "rules", "hot")
             raw.hset(key + "rules", "hot", rule.replace(b"\x29", b"\x0a", 1))
             raw.delete(key + "gates")
             raw.hset(key + "settings", "layout", 11)
-            values = records.unpack_values(raw.get(key + "shard"), len(counters))
-            values[0] = 11
-            raw.set(key + "shard", records.pack_values(*values))
+            set_counters_back(raw, key + "shard", 11)
             engine = opened(server.url, namespace="before")
             assert raw.hget(key + "rules", "hot") == rule
         assert len(engine.lease(50).leases) == 2
@@ -252,15 +277,12 @@ def test_rules_of_layout_9_say_who_consumes(opened: Opened) -> None:
         engine.policy_set("code", "orders.*", {"subscription:audit": {}, "retries": 3})
         engine.put([Draft("orders.eu", b"1")])
         engine.close()
-        fields = records.Counters.__struct_fields__
         with client(server) as raw:
             key = "laneway:{before/0}:"
             rule = raw.hget(key + "rules", "orders.*")
             raw.hset(key + "rules", "orders.*", rule[:-1])
             raw.hset(key + "settings", "layout", 9)
-            values = records.unpack_values(raw.get(key + "shard"), len(fields))
-            values[0] = 9
-            raw.set(key + "shard", records.pack_values(*values))
+            set_counters_back(raw, key + "shard", 9)
             engine = opened(server.url, namespace="before")
             assert raw.hget(key + "rules", "orders.*") == rule
         assert [check for check in engine.doctor() if not check.ok] == []
@@ -286,15 +308,10 @@ def test_an_upgrade_keeps_who_set_each_policy(opened: Opened, layout: int) -> No
         engine.policy_set("code", "a.*", {"max_body": 100})
         rows, own = engine.policies().rows(), engine.policy_own_list()
         engine.close()
-        fields = records.Counters.__struct_fields__
         with client(server) as raw:
             key = "laneway:{before/0}:"
             raw.hset(key + "settings", "layout", layout)
-            values = records.unpack_values(raw.get(key + "shard"), len(fields))
-            values[0] = layout
-            if layout < 7:
-                del values[fields.index("groups")]
-            raw.set(key + "shard", records.pack_values(*values))
+            set_counters_back(raw, key + "shard", layout)
         engine = opened(server.url, namespace="before")
         assert engine.policies().rows() == rows
         assert engine.policy_own_list() == own
@@ -307,14 +324,10 @@ def test_rules_of_layout_5_get_the_fields_of_today(opened: Opened) -> None:
         engine.policy_set("code", "a.*", {"retries": 5})
         engine.put([Draft("a.1", b"kept")])
         engine.close()
-        fields = records.Counters.__struct_fields__
         with client(server) as raw:
             key = "laneway:{before/0}:"
             raw.hset(key + "settings", "layout", 5)
-            values = records.unpack_values(raw.get(key + "shard"), len(fields))
-            values[0] = 5
-            del values[fields.index("groups")]
-            raw.set(key + "shard", records.pack_values(*values))
+            set_counters_back(raw, key + "shard", 5)
             for pattern, rule in raw.hgetall(key + "rules").items():
                 raw.hset(key + "rules", pattern, without_last(rule, 3))
         engine = opened(server.url, namespace="before")
@@ -426,11 +439,7 @@ def test_a_namespace_of_layout_10_lists_topics_by_dead_letters(opened: Opened) -
             for shard in range(2):
                 key = f"laneway:{{before/{shard}}}:"
                 raw.delete(key + "top:dead")
-                values = records.unpack_values(
-                    raw.get(key + "shard"), len(records.Counters.__struct_fields__)
-                )
-                values[0] = 10
-                raw.set(key + "shard", records.pack_values(*values))
+                set_counters_back(raw, key + "shard", 10)
             raw.hset("laneway:{before/0}:settings", "layout", 10)
         engine = opened(f"{server.url}?shards=2", namespace="before")
         assert engine.topic_list(order="dead") == listed

@@ -110,20 +110,28 @@ class Connections:
             command += confirm.command
 
         def exchange(connection: AbstractConnection) -> Any:
-            answer = read_answer(connection)
-            if confirm is not None:
-                *_, confirmed = [read_answer(connection) for _ in range(confirm.answers)]
-                if not isinstance(answer, Exception):
-                    confirm.check(self.name, confirmed)
-            if isinstance(answer, refusals.ResponseError) and str(answer) == UNKNOWN_FUNCTION:
-                connection.send_packed_command([packed("FUNCTION", "LOAD", SOURCE)])
-                loaded = read_answer(connection)
-                if isinstance(loaded, Exception) and not str(loaded).endswith(
-                    "already exists"
-                ):  # another process was faster
-                    raise loaded
-                raise _Repeat
-            return answer
+            finished: Any = None
+            while True:
+                answer = read_answer(connection)
+                if confirm is not None:
+                    *_, confirmed = [read_answer(connection) for _ in range(confirm.answers)]
+                    if not isinstance(answer, Exception):
+                        confirm.check(self.name, confirmed)
+                if not isinstance(answer, refusals.ResponseError):
+                    return answer
+                if str(answer) == UNKNOWN_FUNCTION:
+                    connection.send_packed_command([packed("FUNCTION", "LOAD", SOURCE)])
+                    loaded = read_answer(connection)
+                    if isinstance(loaded, Exception) and not str(loaded).endswith(
+                        "already exists"
+                    ):  # another process was faster
+                        raise loaded
+                    raise _Repeat
+                if not str(answer).startswith("UNFINISHED"):
+                    return answer
+                if isinstance(finished, Exception):
+                    raise finished
+                finished = _finish_copies(connection, keys, arguments[1], command)
 
         return self._with_retries(keys[0], command, exchange, repeatable=repeatable)
 
@@ -373,6 +381,25 @@ class Connections:
         self._closed = True
         self._idle.drop()
         self._nodes.close()
+
+
+def _finish_copies(
+    connection: AbstractConnection, keys: tuple[str, str], tiers: Any, command: bytes
+) -> Any:
+    """
+    Put the copies that a client has left in the shard of these keys, and send the command again:
+    with the last of them, so that no other client can leave some between the two. Returns what the
+    server answers for the last ones, perhaps an error; the answer of the command is not read.
+
+    The other client may be about to put them itself, or has died; see `left_copies.lua`.
+    """
+    finish = packed("FCALL", NAMES["finish_copies"], 2, *keys, 0, tiers)
+    chunks_left = None
+    while chunks_left is None or chunks_left > 1:
+        connection.send_packed_command([finish])
+        chunks_left = read_or_raise(connection)
+    connection.send_packed_command([finish + command])
+    return read_answer(connection)
 
 
 class ShardReads:

@@ -96,6 +96,9 @@ MAX_FILTERS = 10_000
 
 UNLIMITED = 1 << 30
 
+LEFT = [b"left"]
+"""The answer for a copy that the call has left to `finish_copies`."""
+
 NOT_PLAIN = -1
 """Stands for the lane of a message that is not plain."""
 
@@ -233,14 +236,29 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         if answers and answers[0] == b"impossible":
             draft = page.drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.routes.ttl_of(draft)))
+        call_us = answers.pop()
+        left = answers.count(LEFT) if page.copied else 0
         (self._puts if NOT_PLAIN in page.order else self._plain_puts).fit(
-            len(page.order), answers.pop()
+            len(page.order) - left, call_us
         )
+        if left:
+            self._finish_copies(shard)
         receipts = [
             self._receipt(shard, draft, answer)
             for draft, answer in zip(page.drafts, answers, strict=True)
         ]
         return page.without_copies(receipts) if page.copied else receipts
+
+    def _finish_copies(self, shard: int) -> None:
+        """
+        Put the copies that a call has left. Other clients would, too, but this one has to know that
+        the server has confirmed them. The message is accepted, whatever happens.
+        """
+        has_more = True
+        with partial_call(is_first=False):
+            while has_more:
+                has_more = self._space.run("finish_copies", shard, 0, repeatable=True) > 0
+            self._space.run("finish_copies", shard, 0, durable=True, repeatable=True)
 
     def _check_again(self, shard: int, drafts: Sequence[Draft]) -> None:
         """Check messages for a shard against the policies that were read just now."""
@@ -311,7 +329,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         """Add a message with its copies. Returns whether one of them is not plain."""
         is_stored, has_rich = route.policy.own_backlog, False
         expires = expiries(route.policy)
-        page.add_group(draft, copies, is_stored=is_stored)
+        page.add_group(
+            draft, copies, is_stored=is_stored, has_limits=any(map(self._has_limit, copies))
+        )
         if not is_stored:  # its topic is sent, so that the shard compares its policy
             page.add_plain(draft, b"")
         for each in (draft, *copies) if is_stored else copies:
@@ -325,6 +345,11 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             has_rich = True
             page.add_rich(self._rich(shard, each, its))
         return has_rich
+
+    def _has_limit(self, draft: Draft) -> bool:
+        """Whether the message's topic may be full."""
+        policy = self._space.routes.route(draft.topic).policy
+        return policy.max_backlog is not None or policy.max_backlog_bytes is not None
 
     def _is_plain_id(self, draft: Draft) -> bool:
         """Whether the id needs nothing but to be looked up and stored."""
@@ -491,6 +516,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 own_id = draft.id or False if position != NOT_PLAIN else False
                 places += (call.row_of(at), is_too_large, *group, position, own_id)
             known = space.routes.known_own([draft for _, draft, _ in every])
+            has_limits = any(self._has_limit(draft) for _, draft, _ in every)
             answers: list[Any] = space.run(
                 "settle",
                 shard,
@@ -498,7 +524,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 *call.packed,
                 *(
                     (
-                        records.pack([space.routes.version, known, list(topics)]),
+                        records.pack([space.routes.version, known, list(topics), has_limits]),
                         records.pack(places),
                     )
                     if published
@@ -513,8 +539,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             if space.shards > 1 and not self._belong_to(shard, published):
                 raise Rerouted
         self._raise_refused(answers, [draft for _, draft, _ in every])
-        unlike, rows, call_us = answers
-        if published:
+        unlike, rows, call_us, *left = answers
+        if left:
+            self._finish_copies(shard)
+        elif published:
             self._puts.fit(len(every), call_us)
         else:
             self._settles.fit(len(settlements), call_us)
@@ -683,7 +711,8 @@ class _PutPage:
         self.messages: list[bytes] = []
         self.copied: list[int | bool] = []
         """
-        Position, number of copies, whether it is stored and size of each message with copies.
+        Position, number of copies, whether it is stored, size, and whether copies have limits, of
+        each message with copies.
         """
         self.expires: dict[int, int] = {}
         """By the position of a copy: when its subscription is unused, in microseconds."""
@@ -706,11 +735,16 @@ class _PutPage:
         self.own_ids.append(False)
         self.messages.append(message)
 
-    def add_group(self, draft: Draft, copies: Sequence[Draft], *, is_stored: bool) -> None:
-        """The next message has these copies; `is_stored`: its topic has a backlog of its own."""
+    def add_group(
+        self, draft: Draft, copies: Sequence[Draft], *, is_stored: bool, has_limits: bool
+    ) -> None:
+        """
+        The next message has these copies; `is_stored`: its topic has a backlog of its own;
+        `has_limits`: those of some copies may be full.
+        """
         position = len(self.order)
         self._copies[position] = copies
-        self.copied += (position + 1, len(copies), is_stored, len(draft.body))
+        self.copied += (position + 1, len(copies), is_stored, len(draft.body), has_limits)
 
     def end(self, drafts: Sequence[Draft]) -> None:
         """All messages are added: the first ones of `drafts`."""
@@ -809,6 +843,8 @@ def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
         return Receipt(draft.id or "", topic, "refused", None, _full(topic, what, waiting, limit))
     if outcome == "copied":
         return _COPIED
+    if answer == LEFT:  # nobody needs its number
+        return Receipt(draft.id or "", draft.topic)
     return Receipt(draft.id or "", draft.topic, cast("Outcome", outcome))
 
 

@@ -225,6 +225,10 @@ def _long_values(_space: Namespace) -> None:
     """12 to 13: some values of hashes have spaces at their end; older ones are read as they are."""
 
 
+def _left_copies(_space: Namespace) -> None:
+    """13 to 14: shards count the chunks of copies that are left to put."""
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -245,4 +249,5 @@ STEPS = {
     10: Step([], _dead_counts),
     11: Step([], _shared_flows),
     12: Step([], _long_values),
+    13: Step([(33, 0)], _left_copies),  # copying
 }

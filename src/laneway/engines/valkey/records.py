@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 13
+LAYOUT = 14
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -1036,6 +1036,7 @@ class Counters(msgspec.Struct, array_like=True):
     own: int = 0
     marked: int = 0
     groups: int = 0
+    copying: int = 0
     tier_queues: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
 
 

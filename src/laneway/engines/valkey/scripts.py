@@ -41,6 +41,7 @@ PARTS = (
     "backlog",
     "putting",
     "copies",
+    "left_copies",
     "intake",
     "forwarding",
     "acks",
@@ -58,6 +59,7 @@ PARTS = (
 FUNCTIONS = (
     "put",
     "put_one",
+    "finish_copies",
     "lease",
     "settle",
     "extend",

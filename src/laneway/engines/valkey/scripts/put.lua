@@ -6,13 +6,15 @@
 -- ARGV[6]: the ids of the own policies that the client knows, by topic (packed)
 -- ARGV[7]: for each message its id if it is plain and has one, else false (packed); "": none has
 -- ARGV[8]: of a spool's batch: {spool, batch, keys of all messages} (packed); "": of none
--- ARGV[9]: {{position, how many copies follow, whether it is stored, bytes of its body} of each
---   message that may have copies, flat; by the positions of copies, after how many microseconds
---   their subscriptions are unused} (packed); "": none may. See copies.lua
+-- ARGV[9]: {{position, how many copies follow, whether it is stored, bytes of its body, whether a
+--   copy has a backlog limit} of each message that may have copies, flat; by the positions of
+--   copies, after how many microseconds their subscriptions are unused} (packed); "": none may. See
+--   copies.lua
 -- ARGV[10…]: the messages, as records.py encodes them
 --
--- Answers for each message its number, or {outcome, details}, and at last the processor time of
--- this call in microseconds. {"stale", version}: the shard has another version of the policies.
+-- Answers for each message its number, or {outcome, details} ("left": it is a copy that
+-- `finish_copies` puts), and at last the processor time of this call in microseconds. {"stale",
+-- version}: the shard has another version of the policies.
 -- {"own", …}: the client has to know other own policies, see rules.lua. {"impossible", position,
 -- delay}: a delay outlasts its ttl. Then nothing was changed.
 
@@ -20,30 +22,41 @@ if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }
 end
 local order, stored, drafts = values_of(ARGV[5]), {}, {}
-for n = 1, #order do
-    stored[n] = ARGV[9 + n]
-    if order[n] < 0 then
-        drafts[n] = putting.decode(stored[n])
-    end
-end
-local plain_topics = values_of(ARGV[4])
-local unknown = rules.unknown_to(values_of(ARGV[6]), plain_topics, drafts)
-if unknown then
-    return { 'own', unpack(unknown) }
-end
-local impossible, by = putting.impossible(drafts)
-if impossible then
-    return { 'impossible', impossible - 1, by }
-end
 local copied
 if ARGV[9] ~= '' then
     local groups, expires = unpack(values_of(ARGV[9]))
     copied = { expires = expires }
-    for n = 1, #groups, 4 do
-        copied[groups[n]] = { groups[n + 1], groups[n + 2], groups[n + 3] }
+    for n = 1, #groups, 5 do
+        copied[groups[n]] = { groups[n + 1], groups[n + 2], groups[n + 3], groups[n + 4] }
     end
 end
+local known = values_of(ARGV[6])
+local first_left = left_copies.first(order, copied)
+local decodes_all = not first_left or ARGV[8] ~= '' or left_copies.are_checked(copied)
+local topics_left = {}
+for n = 1, #order do
+    stored[n] = ARGV[9 + n]
+    if order[n] < 0 then
+        if decodes_all or n < first_left then
+            drafts[n] = putting.decode(stored[n])
+        else
+            topics_left[#topics_left + 1] = putting.topic_of(stored[n])
+        end
+    end
+end
+local plain_topics = values_of(ARGV[4])
+local unknown = rules.unknown_to(known, plain_topics, drafts, topics_left)
+if unknown then
+    return { 'own', unpack(unknown) }
+end
+local impossible, by = putting.impossible(order, drafts, stored)
+if impossible then
+    return { 'impossible', impossible - 1, by }
+end
 local own_ids = ARGV[7] ~= '' and values_of(ARGV[7]) or {}
+if first_left then
+    left_copies.choose(first_left, copied, plain_topics, order, stored, drafts, own_ids)
+end
 local answers
 if ARGV[8] == '' then
     answers = intake.accept_batch(plain_topics, order, stored, drafts, own_ids, false, copied)

@@ -7,7 +7,8 @@
 --   random, position in the call, overload} of each (packed); see settling.lua
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
 -- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
---   the own policies that it knows by topic, the topics of plain messages} (packed)
+--   the own policies that it knows by topic, the topics of plain messages, whether a topic of the
+--   messages has a backlog limit} (packed)
 -- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large, whether it
 --   is a copy; of a message that may have copies: how many follow, whether it is stored; of a copy:
 --   after how many microseconds its subscription is unused, false; else false, false; the position
@@ -16,9 +17,10 @@
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
--- row of ARGV[4]}, the processor time of this call in microseconds}. {"stale", version} and
--- {"own", …} as put.lua; {"too large", position}, {"impossible", position, delay} and {"refused",
--- id, topic, …}: a published message was not accepted. Then nothing was changed.
+-- row of ARGV[4]}, the processor time of this call in microseconds, how many chunks of copies are
+-- left if there are any}. {"stale", version} and {"own", …} as put.lua; {"too large", position},
+-- {"impossible", position, delay} and {"refused", id, topic, …}: a published message was not
+-- accepted. Then nothing was changed.
 
 local settlements = values_of(ARGV[4])
 local impossible = publishing.read(settlements, ARGV[6], ARGV[7])
@@ -99,4 +101,4 @@ if refused then
     return refused
 end
 save(#left > 0 or #settlements > 0) -- plain acks create no event
-return { unlike, answers, call_us() }
+return { unlike, answers, call_us(), shard.copying > 0 and shard.copying or nil }

@@ -2,8 +2,10 @@
 -- them are accepted, or none: the message is known, or there is no room for it or for a copy.
 --
 -- `copied`: by the position of such a message: {how many copies follow, whether it is stored, the
--- bytes of its body}. One that is not stored is sent without its body. `copied.expires`: by the
--- position of a copy: after how many microseconds its subscription is unused.
+-- bytes of its body, whether a copy has a backlog limit}. One that is not stored is sent without
+-- its body. `copied.expires`: by the position of a copy: after how many microseconds its
+-- subscription is unused. `copied.first_left`: from which position copies are left, see
+-- left_copies.lua; nil: none is. `copied.are_left`: the call has nothing but copies that were left.
 --
 -- uses: rules, tallies, lanes, plain, messages, ids, merging, backlog
 
@@ -14,19 +16,16 @@ local copies = part(function(copies)
     local MOST_RANKS, MOST_AT_FRONT = 100, 100
 
     -- `are_accepted`: no copy refuses its message, and none is for an unused subscription.
-    function copies.begin(are_accepted)
-        last, verdict, oldest, is_open = 0, nil, {}, are_accepted
+    -- `count`: how many messages and copies the call has.
+    function copies.begin(are_accepted, copied, count)
+        last, verdict, oldest, is_open = copied and copied.are_left and count or 0, nil, {},
+            are_accepted
     end
 
-    local function has_limit(draft)
-        local policy = rules.of(draft.topic)
-        return policy.max_backlog or policy.max_backlog_bytes
-    end
-
-    -- Whether a copy of the message has a backlog limit.
-    function copies.have_limits(n, copied, drafts)
-        for at = n + 1, n + (copied[n] and copied[n][1] or 0) do
-            if drafts[at] and has_limit(drafts[at]) then
+    -- Whether a copy of one of so many messages has a backlog limit.
+    function copies.have_limits(count, copied)
+        for n = 1, count do
+            if copied[n] and copied[n][4] then
                 return true
             end
         end
@@ -118,7 +117,7 @@ local copies = part(function(copies)
     -- Why a copy refuses its message; nil: it does not.
     local function refusal(draft)
         local policy = rules.of(draft.topic)
-        if not has_limit(draft) or joins(draft, policy) or (draft.id and ids.is_known(draft.topic,
+        if joins(draft, policy) or (draft.id and ids.is_known(draft.topic,
             draft.id, draft.generated_mid)) then
             return nil
         end
@@ -126,17 +125,44 @@ local copies = part(function(copies)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]), draft.topic }
     end
 
-    local function decide(n, copied, topic, id, generated_mid, drafts)
-        local count, is_stored, size = unpack(copied[n])
-        if is_stored and id and ids.is_known(topic, id, generated_mid) then
-            return { 'duplicate' }
+    -- Whether another message fits in a topic with one lane, in which so much waits.
+    local function has_room(policy, waiting, bytes, size)
+        return policy.partitions == 1 and not policy.buckets
+            and (not policy.max_backlog or waiting < policy.max_backlog)
+            and (not policy.max_backlog_bytes or bytes + size <= policy.max_backlog_bytes)
+    end
+
+    -- The refusal of the first copy between two positions that refuses its message; nil: none does.
+    local function refusal_of_any(first, last_one, copied, drafts)
+        local limited, topics, policies = {}, {}, {}
+        for at = first, last_one do
+            local topic = drafts[at] and drafts[at].topic
+            local policy = topic and rules.of(topic)
+            if policy and (policy.max_backlog or policy.max_backlog_bytes) then
+                local place = #limited + 1
+                limited[place], topics[place], policies[place] = at, topic, policy
+            end
         end
-        for at = n + 1, is_open and n or n + count do
-            local refused = drafts[at] and not is_unused(at, copied, drafts)
-                and refusal(drafts[at])
+        local waiting, bytes = lanes.counts_of(topics)
+        for n = 1, #limited do
+            local at = limited[n]
+            local refused = not (waiting[n] and has_room(policies[n], waiting[n], bytes[n],
+                drafts[at].size)) and not is_unused(at, copied, drafts) and refusal(drafts[at])
             if refused then
                 return refused
             end
+        end
+    end
+
+    local function decide(n, copied, topic, id, generated_mid, drafts)
+        local count, is_stored, size, has_limits = unpack(copied[n])
+        if is_stored and id and ids.is_known(topic, id, generated_mid) then
+            return { 'duplicate' }
+        end
+        local refused = not is_open and has_limits and refusal_of_any(n + 1, n + count, copied,
+            drafts)
+        if refused then
+            return refused
         end
         local limit = not is_stored and has_used(n, copied, drafts)
             and backlog.refuses_in_namespace(size)
@@ -180,5 +206,24 @@ local copies = part(function(copies)
 
     function copies.is_copy(n, copied)
         return n <= last and not copied[n]
+    end
+
+    -- Whether the copies that may be left are left: their message was accepted.
+    function copies.are_left(n, copied)
+        return copied.first_left and n >= copied.first_left and not verdict
+    end
+
+    -- Whether one of the copies before those that are left is surely accepted. It has the receipt
+    -- of a message that is not stored itself.
+    function copies.has_accepted(copied, topics, order, drafts, own_ids)
+        for n = 2, copied.first_left - 1 do
+            local draft = drafts[n]
+            local id = draft and draft.id or own_ids[n]
+            if not copied.expires[n] and not (draft and draft.mkey) and not (id and ids.is_known(
+                draft and draft.topic or topics[order[n]], id, draft and draft.generated_mid)) then
+                return true
+            end
+        end
+        return false
     end
 end)

@@ -80,7 +80,7 @@ local forwarding = part(function(forwarding)
         local taken = { before }
         local left, answers = {}, {}
         local left_order, left_stored, left_drafts, left_ids = {}, {}, {}, {}
-        local left_copied = copied and { expires = {} }
+        local left_copied = copied and { expires = {}, first_left = copied.first_left }
         for n = 1, #order do
             if is_taken[names[n]] then
                 answers[n] = { 'duplicate' }
@@ -93,6 +93,9 @@ local forwarding = part(function(forwarding)
                     left_copied.expires[place] = copied.expires[n]
                 end
             end
+        end
+        if copied and #left < #order then
+            left_copied.first_left = nil -- others have come meanwhile
         end
         local found = intake.accept_batch(topics, left_order, left_stored, left_drafts, left_ids,
             true, left_copied)

@@ -1,8 +1,11 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, plain, lane_heads, rich_heads, messages, ids, backlog, putting, copies
+-- uses: rules, lanes, plain, lane_heads, rich_heads, messages, ids, backlog, putting, copies,
+--   left_copies
 
 local intake = part(function(intake)
+    local LEFT = { 'left' } -- the answer of a copy that `finish_copies` puts
+
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
     -- have taken its last one.)
     local function place(arrivals)
@@ -56,9 +59,9 @@ local intake = part(function(intake)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) }
     end
 
-    local function load_ids(topics, order, own_ids)
+    local function load_ids(topics, order, own_ids, first_left)
         local by_topic = {}
-        for n = 1, #own_ids do
+        for n = 1, first_left and first_left - 1 or #own_ids do
             if own_ids[n] then
                 ids.add_wanted(by_topic, topics[order[n]], own_ids[n])
             end
@@ -67,9 +70,10 @@ local intake = part(function(intake)
     end
 
     -- `topics`: the topics of plain messages; `order`: for each message the position of its topic,
-    -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain;
-    -- `own_ids`: the ids of plain ones; `keeps_order`: after a refused message, the later ones of
-    -- its topic are refused; `copied`: see copies.lua, nil: no message has copies.
+    -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain
+    -- (without `keeps_order`, those that may be left need not be decoded); `own_ids`: the ids of
+    -- plain ones; `keeps_order`: after a refused message, the later ones of its topic are refused;
+    -- `copied`: see copies.lua, nil: no message has copies.
     function intake.accept_batch(topics, order, stored, drafts, own_ids, keeps_order, copied)
         local arrivals, answers = {}, {}
         local full = {} -- the answers that refused messages, by topic
@@ -78,24 +82,39 @@ local intake = part(function(intake)
         local accepted_to = 0 -- the position of the last copy that is accepted without a question
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
-        local are_accepted = next(drafts) and (not copied or next(copied.expires) == nil)
-            and putting.load_accepted(drafts, topics, not copied)
-        if not are_accepted then
-            putting.load(drafts) -- first, so that a lane is read either whole or only its beginning
+        local first_left = copied and copied.first_left
+        local its_drafts, its_topics = drafts, topics -- those that are not left
+        if first_left then
+            its_drafts, its_topics = left_copies.before(first_left, topics, order, drafts)
         end
-        lane_heads.load(topics)
-        load_ids(topics, order, own_ids)
+        local are_accepted = next(drafts) and (not copied or (next(copied.expires) == nil
+            and not copies.have_limits(#order, copied)))
+            and putting.load_accepted(its_drafts, its_topics, not copied)
+        if not are_accepted then
+            -- first, so that a lane is read either whole or only its beginning
+            putting.load(its_drafts)
+        end
+        lane_heads.load(its_topics)
+        load_ids(topics, order, own_ids, first_left)
         if copied then
-            copies.begin(are_accepted)
+            copies.begin(are_accepted, copied, #order)
+            accepted_to = copies.accepted_to(copied)
         end
         for n = 1, #order do
             local position, message = order[n], stored[n]
             local is_copy, group = n <= accepted_to, copied and copied[n]
+            if first_left and copies.are_left(n, copied) then
+                left_copies.keep(n, topics, order, stored, drafts, own_ids, copied)
+                for left = n, #order do
+                    answers[left] = LEFT
+                end
+                break
+            end
             local refusal = keeps_order and not is_copy
                 and full[position < 0 and drafts[n].topic or topics[position]]
             if copied and not is_copy then
                 if is_plain and group and not are_accepted and (is_limited and not group[2]
-                    or copies.have_limits(n, copied, drafts)) then
+                    or group[4]) then
                     write() -- limits count the messages of this call
                     at = {}
                 end

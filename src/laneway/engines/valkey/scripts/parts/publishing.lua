@@ -1,7 +1,7 @@
 -- Messages that settlements publish. Each has a sticky id: its own, or one of its parent's. Those
 -- that could be published as plain messages come and are put as such, because that costs half.
 --
--- uses: undo, rules, messages, ids, putting, intake, settling
+-- uses: undo, rules, messages, ids, putting, left_copies, intake, settling
 
 local publishing = part(function(publishing)
     local ENDS = { ack = true, dead = true }
@@ -12,50 +12,65 @@ local publishing = part(function(publishing)
     local count, parents, order, stored, drafts, names
     local topics -- of plain messages
     local heads, expires -- by position: as in `copied`, see copies.lua
+    local first_left     -- the position from which copies may be left; nil: all are put
 
     -- Limits read decoded drafts, and undoing knows the commands that put them.
     local function decode_all()
         for n = 1, count do
             if order[n] > 0 then
-                drafts[n], order[n] = putting.from_plain(stored[n]), -1
+                drafts[n], order[n], stored[n] = putting.from_plain(stored[n]), -1, ''
             end
         end
         topics = {}
     end
 
-    -- Only a backlog limit refuses a message that was read.
-    local function has_limits()
-        local found = shard.max_backlog or shard.max_backlog_bytes
-        for _, draft in pairs(drafts) do
-            local policy = rules.of(draft.topic)
-            found = found or policy.max_backlog or policy.max_backlog_bytes
+    -- The position from which copies may be left, and whether they need to be decoded.
+    local function first_left_of(places, has_limits)
+        local lanes_of, copied = {}, { expires = {} }
+        for n = 1, #places / VALUES do
+            local _, _, is_copy, copies_of, is_stored, lane = unpack(places, VALUES * (n - 1) + 1,
+                VALUES * n)
+            if is_copy then
+                copied.expires[n] = copies_of or nil
+            elseif copies_of then
+                copied[n] = { copies_of, is_stored, 0, has_limits }
+            end
+            lanes_of[n] = lane
         end
-        return found
+        local first = left_copies.first(lanes_of, copied)
+        return first, first and left_copies.are_checked(copied)
     end
 
     -- Read what these settlements publish, see settle.lua. Returns an answer for the client if that
     -- is impossible.
     function publishing.read(settlements, policies, packed_places)
-        count, parents, order, stored, drafts, names = 0, {}, {}, {}, {}, {}
+        count, parents, order, stored, drafts, names, first_left = 0, {}, {}, {}, {}, {}, nil
         topics, heads, expires = {}, {}, {}
         if policies == '' then
             return nil
         end
-        local version, known, plain_topics = unpack(values_of(policies))
+        local version, known, plain_topics, has_limits = unpack(values_of(policies))
         if version ~= shard.version then
             return { 'stale', shard.version }
         end
+        has_limits = has_limits or shard.max_backlog or shard.max_backlog_bytes
         local places, decoded = values_of(packed_places), {}
+        local topics_left = {}
+        local first, are_checked = first_left_of(places, has_limits)
         for n = 1, #places / VALUES do
             if places[VALUES * n - 1] < 0 then
-                decoded[n] = putting.decode(ARGV[BEFORE + n])
+                if first and n >= first and not are_checked then
+                    topics_left[#topics_left + 1] = putting.topic_of(ARGV[BEFORE + n])
+                else
+                    decoded[n] = putting.decode(ARGV[BEFORE + n])
+                end
             end
         end
-        local unknown = rules.unknown_to(known, plain_topics, decoded)
+        local unknown = rules.unknown_to(known, plain_topics, decoded, topics_left)
         if unknown then
             return { 'own', unpack(unknown) }
         end
-        local mids, ids_of, counted, base, id = {}, {}, {}, nil, nil
+        local mids, ids_of, counted, base, id, head_name = {}, {}, {}, nil, nil, nil
         for n, each in ipairs(settlements) do
             mids[n] = each[1]
         end
@@ -90,19 +105,27 @@ local publishing = part(function(publishing)
                         return { 'impossible', n - 1, by }
                     end
                     drafts[place], stored[place] = draft, ''
+                elseif lane < 0 then -- a copy that is left
+                    names[place], stored[place] = head_name, ARGV[BEFORE + n]
+                    local by = putting.outlasts_undecoded(stored[place])
+                    if by then
+                        return { 'impossible', n - 1, by }
+                    end
                 else
                     names[place] = own_id or id
                     stored[place] = own_id and ARGV[BEFORE + n]
                         or 'p' .. putting.named(ARGV[BEFORE + n], 2, topics[lane], id)
                 end
+                head_name = is_copy and head_name or names[place]
                 if is_copy then
                     expires[place] = copies_of or nil
                 elseif copies_of then
-                    heads[place] = { copies_of, is_stored, draft.size }
+                    heads[place] = { copies_of, is_stored, draft.size, has_limits }
                 end
             end
         end
-        if has_limits() then
+        first_left = count == #places / VALUES and first or nil
+        if has_limits then
             decode_all()
             undo.begin()
         end
@@ -128,7 +151,7 @@ local publishing = part(function(publishing)
             if answer == 'acked' or answer == 'died' then
                 local place = #places + 1
                 places[place], its_order[place], its_stored[place] = n, order[n], stored[n]
-                its_drafts[place], its_ids[place] = drafts[n], order[n] > 0 and names[n]
+                its_drafts[place], its_ids[place] = drafts[n], not drafts[n] and names[n]
                 if copied then
                     copied[place], copied.expires[place] = heads[n], expires[n]
                 end
@@ -136,6 +159,10 @@ local publishing = part(function(publishing)
         end
         if #places == 0 then
             return nil
+        end
+        if first_left then
+            left_copies.choose(first_left, copied, topics, its_order, its_stored, its_drafts,
+                its_ids)
         end
         local found = intake.accept_batch(topics, its_order, its_stored, its_drafts, its_ids, false,
             copied)

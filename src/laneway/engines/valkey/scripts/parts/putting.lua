@@ -64,6 +64,29 @@ local putting = part(function(putting)
         return draft
     end
 
+    -- The topic of a draft that is not decoded, a text of MessagePack.
+    function putting.topic_of(stored)
+        local at = (byte(stored) == IS_USUAL and USUAL_BYTES or DRAFT_BYTES) + 4
+        local mark, size = unpack_from('>BB', stored, at)
+        if mark < 192 then
+            return sub(stored, at + 1, at + mark - 160)
+        elseif mark == 217 then
+            return sub(stored, at + 2, at + 1 + size)
+        end
+        return sub(stored, at + 3, at + 2 + unpack_from('>I2', stored, at + 1))
+    end
+
+    -- What `decode` reads, of a draft that may have got an id.
+    function putting.encode(draft)
+        local code, delay, ttl = draft.rank + RANK_0, draft.delay, draft.ttl
+        if code >= 0 and code < 65536 and delay >= 0 and not (draft.own or draft.at or draft.signal
+            or draft.generated_mid or draft.spread) then
+            return pack(USUAL, IS_USUAL, code, delay, ttl and ttl + 1 or 0) .. draft.content
+        end
+        return pack(DRAFT, draft.own and 1 or 0, draft.rank, delay, draft.at or -1, ttl or -1,
+            draft.generated_mid or -1, draft.spread or -1, draft.signal or -1) .. draft.content
+    end
+
     -- Release what the tables hold: bodies may be large.
     function putting.forget()
         for n = 1, min(taken, POOL) do
@@ -312,16 +335,30 @@ local putting = part(function(putting)
 
     -- The draft's delay, if it would expire before it is due; else nil.
     function putting.outlasts(draft)
-        local due = draft.ttl and not draft.signal and not signals.waits(draft)
-            and merging.explicit_due(draft)
-        return due and due >= shard.now + draft.ttl and due - shard.now or nil
+        local ttl = draft.ttl
+        if not ttl or (draft.delay < ttl and not draft.at) then
+            return nil
+        end
+        local due = not draft.signal and not signals.waits(draft) and merging.explicit_due(draft)
+        return due and due >= shard.now + ttl and due - shard.now or nil
     end
 
-    -- The position of the first draft that would expire before it is due, and its delay; nil: none.
-    -- Called before anything is changed.
-    function putting.impossible(drafts)
-        for n, draft in pairs(drafts) do
-            local by = draft.ttl and putting.outlasts(draft)
+    -- The same for a message that is not decoded.
+    function putting.outlasts_undecoded(stored)
+        local kind, _, delay, ttl = unpack_from(USUAL, stored)
+        if kind == IS_USUAL and (ttl == 0 or delay < ttl - 1) then
+            return nil
+        end
+        return putting.outlasts(putting.decode(stored))
+    end
+
+    -- The position of the first message that would expire before it is due, and its delay; nil:
+    -- none. Called before anything is changed.
+    function putting.impossible(order, drafts, stored)
+        for n = 1, #order do
+            local draft = drafts[n]
+            local by = draft and putting.outlasts(draft)
+                or order[n] < 0 and not draft and putting.outlasts_undecoded(stored[n])
             if by then
                 return n, by
             end

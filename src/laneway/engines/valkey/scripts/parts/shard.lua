@@ -46,6 +46,7 @@
 --   t:TOPIC, folded, folded_bytes    messages, names and bytes of topics in buckets
 --   b:N, j:N, w:N       message N: further bodies, joined ids, signals received
 --   i:TOPIC, aliases, ids_until      known ids, see ids.lua
+--   copying                          copies that are left, see left_copies.lua
 --   key_states, key_wakes, p:SLOT, y:N   limits per key, see key_limits.lua
 --   keys, k:LINE        serial key → its first message; messages parked behind it
 --   merge, edges        merge key → the waiting message; when a leading window ends
@@ -65,7 +66,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 13
+local LAYOUT = 14
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
@@ -240,7 +241,7 @@ local COUNTERS = {
     'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired',
         'removed', 'alarm', 'max_backlog',
     'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'groups',
-        'tier_queues',
+        'copying', 'tier_queues',
 }
 
 -- A new number (of a message, or of a lease) is at least the server's time in this unit, so that a
@@ -430,14 +431,16 @@ local function begin_keys(call_keys, arguments)
     end
 end
 
--- The beginning of every call. `stored`: the counters, if they were read already. Returns an error
--- if it cannot go on.
-local function begin(call_keys, arguments, stored)
+-- The beginning of every call. `stored`: the counters, if they were read already; `finishes`: the
+-- call puts copies that are left, see left_copies.lua. Returns an error if it cannot go on.
+local function begin(call_keys, arguments, stored, finishes)
     begin_keys(call_keys, arguments)
     began = clock()
     local refusal = open_shard(stored)
     if refusal then
         return refusal
+    elseif shard.copying > 0 and not finishes then
+        return redis.error_reply('UNFINISHED copies of a message are left')
     end
     read_tiers(tiers_stored or ARGV[2])
     tier_queues.read()
@@ -460,7 +463,7 @@ local function offer(name, flags, run)
                 begin_keys(call_keys, arguments)
                 return run()
             end
-            return begin(call_keys, arguments) or run()
+            return begin(call_keys, arguments, nil, name == 'finish_copies') or run()
         end,
     })
 end

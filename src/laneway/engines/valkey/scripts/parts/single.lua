@@ -10,9 +10,9 @@ local single = part(function(single)
         AT[COUNTERS[n]] = n
     end
     local LAYOUT_AT, NONCE_AT, SHARDS_AT, VERSION_AT, NOW_AT, SEQ_AT, WAITING_AT, BYTES_AT,
-        PUBLISHED_AT, MARKED_AT, LIMIT_AT, BYTES_LIMIT_AT, TIER_QUEUES_AT = AT.layout, AT.nonce,
-        AT.shards, AT.version, AT.now, AT.seq, AT.waiting, AT.bytes, AT.published, AT.marked,
-        AT.max_backlog, AT.max_backlog_bytes, AT.tier_queues
+        PUBLISHED_AT, MARKED_AT, COPYING_AT, LIMIT_AT, BYTES_LIMIT_AT, TIER_QUEUES_AT = AT.layout,
+        AT.nonce, AT.shards, AT.version, AT.now, AT.seq, AT.waiting, AT.bytes, AT.published,
+        AT.marked, AT.copying, AT.max_backlog, AT.max_backlog_bytes, AT.tier_queues
 
     -- The counters that this function wrote last: often nobody else has called since; and packed
     -- ones: those before and between the ones that it changes, and behind them.
@@ -41,7 +41,8 @@ local single = part(function(single)
     function single.put(version, topic, message)
         local values, record_of_counters = read_counters()
         if not values or values[LAYOUT_AT] ~= LAYOUT or values[VERSION_AT] ~= version
-            or values[MARKED_AT] ~= 0 or values[LIMIT_AT] or values[BYTES_LIMIT_AT] then
+            or values[MARKED_AT] ~= 0 or values[COPYING_AT] ~= 0
+            or values[LIMIT_AT] or values[BYTES_LIMIT_AT] then
             return nil, record_of_counters
         end
         local stored = run('HGET', keys.lanes, topic)
