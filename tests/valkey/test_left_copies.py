@@ -77,7 +77,7 @@ def test_any_call_of_another_client_puts_what_a_dead_one_left(
     url: str, unfinished: ValkeyQueue, call: str
 ) -> None:
     with closing(open_engine(url, Settings(namespace="n"))) as other:
-        unfinished.put([Draft("before", b"")])
+        other.put([Draft("before", b"")])
         unfinished.put([Draft("a", b"x", priority=1)])
         assert unfinished._space.counters(0)[0].copying > 0
         CALLS[call](other)
@@ -122,7 +122,8 @@ def test_no_call_puts_many(
         assert [receipt.outcome for receipt in engine.put(drafts)] == ["accepted"] * 2
         named = [Draft("a", b"y", id="named", sticky=True, **options)]
         assert engine.forward(named, spool="s", batch="b")[0].outcome == "accepted"
-        assert engine.forward(named, spool="s", batch="b")[0].outcome == "duplicate"
+        for batch in "bc":
+            assert engine.forward(named, spool="s", batch=batch)[0].outcome == "duplicate"
         (lease,) = engine.lease(1, topics=["in"]).leases
         engine.settle([Settlement(lease.handle, lease.fence)], publish={0: drafts[:1]})
         assert max(handled) <= 400
@@ -295,6 +296,32 @@ def test_unused_subscriptions_get_nothing(url: str) -> None:
         assert outcomes == ["accepted", "accepted", "unrouted"]
         waiting = {engine.topic_stats(f"a#s{n}", now_us=now).waiting for n in range(200)}
         assert waiting == {2}
+
+
+def test_a_topic_with_a_backlog_of_its_own_and_unused_subscriptions(url: str) -> None:
+    """The message is stored, without copies."""
+    now = 1_700_000_000 * SECOND
+    with closing(open_engine(url, Settings(namespace="n"))) as engine:
+        names = {f"subscription:s{n}": {"expires": 60} for n in range(200)}
+        engine.policy_set("code", "a", names, now_us=now)
+        for at in (now, now + 120 * SECOND):
+            engine.put([Draft("a", b"x", priority=1)], now_us=at)
+        assert engine.topic_stats("a").waiting == 2
+        assert {engine.topic_stats(f"a#s{n}").waiting for n in range(200)} == {1}
+
+
+def test_copies_of_an_ack_expire_with_the_others(url: str) -> None:
+    """Where a subscription has a limit, copies that are left are encoded again."""
+    now = 1_700_000_000 * SECOND
+    with closing(open_engine(url, Settings(namespace="n"))) as engine:
+        subscribe(engine)
+        engine.policy_set("code", "a#s9", {"max_backlog": 9})
+        engine.put([Draft("in", b"")], now_us=now)
+        (lease,) = engine.lease(1, now_us=now).leases
+        short = Draft("a", b"x", ttl_us=SECOND, priority=1)
+        ends = [Settlement(lease.handle, lease.fence)]
+        engine.settle(ends, publish={0: [short]}, now_us=now)
+        assert len(engine.lease(900, now_us=now + SECOND - 1).leases) == SUBSCRIPTIONS + 1
 
 
 def test_two_clients_at_once(url: str) -> None:
