@@ -35,6 +35,16 @@ NAMES = [f"a#s{n}" for n in range(SUBSCRIPTIONS)]
 KILLS = int(os.environ.get("LANEWAY_KILLS", "4"))
 
 
+OPENING = """\
+import sys
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft
+engine = open_engine(sys.argv[1], Settings(namespace="n"))
+"""
+"""How programs of other processes begin."""
+
+
 def subscribe(engine: FullEngine) -> None:
     engine.policy_set("code", "a", {f"subscription:s{n}": {} for n in range(SUBSCRIPTIONS)})
 
@@ -326,12 +336,7 @@ def test_copies_of_an_ack_expire_with_the_others(url: str) -> None:
 
 def test_two_clients_at_once(url: str) -> None:
     """Each of them puts what the other one left, and waits for nobody."""
-    publishing = (
-        "import sys\n"
-        "from laneway.engines import open_engine\n"
-        "from laneway.engines.base import Settings\n"
-        "from laneway.message import Draft\n"
-        "engine = open_engine(sys.argv[1], Settings(namespace='n'))\n"
+    publishing = OPENING + (
         "for n in range(40):\n"
         "    receipt, = engine.put([Draft('a', b'x', priority=n % 3)])\n"
         "    assert receipt.outcome == 'accepted' and receipt.id\n"
@@ -353,12 +358,7 @@ def test_a_publisher_that_is_killed(url: str) -> None:
     seed = seed_for("LANEWAY_KILLS")
     print("seed", seed)
     draw = random.Random(seed)
-    publishing = (
-        "import sys\n"
-        "from laneway.engines import open_engine\n"
-        "from laneway.engines.base import Settings\n"
-        "from laneway.message import Draft\n"
-        "engine = open_engine(sys.argv[1], Settings(namespace='n'))\n"
+    publishing = OPENING + (
         "while True:\n"
         "    engine.put([Draft('a', b'x', key='k', priority=1)])\n"
         "    print(flush=True)\n"

@@ -11,11 +11,7 @@ local drafts = {}
 if topics then
     for n = 1, #order do
         if order[n] < 0 then
-            drafts[n] = putting.decode(stored[n])
-            if own_ids[n] then
-                putting.name(drafts[n], own_ids[n])
-                own_ids[n] = false
-            end
+            drafts[n] = left_copies.decode(n, stored, own_ids)
         end
     end
     intake.accept_batch(topics, order, stored, drafts, own_ids, false, { expires = expires,

@@ -5,7 +5,8 @@
 -- message and its copies come at once. A client that is refused calls `finish_copies`, so that none
 -- waits for a client that has died.
 --
--- Only the copies of a message that is alone in its call are left: others would come before them.
+-- Only the copies of a message that is alone in its call are left: else later messages of the call
+-- would come before them.
 --
 -- uses: messages, putting, copies
 
@@ -32,6 +33,16 @@ local left_copies = part(function(left_copies)
         return copied[1][4] or next(copied.expires) ~= nil
     end
 
+    -- The draft of a copy at a position, with the id that it is to get, if there is one.
+    function left_copies.decode(n, stored, own_ids)
+        local draft = putting.decode(stored[n])
+        if own_ids[n] then
+            putting.name(draft, own_ids[n])
+            own_ids[n] = false
+        end
+        return draft
+    end
+
     -- Leave copies from this position on. Not if the receipt of the message may depend on them:
     -- then they are decoded.
     function left_copies.choose(first, copied, topics, order, stored, drafts, own_ids)
@@ -42,11 +53,7 @@ local left_copies = part(function(left_copies)
         copied.first_left = nil
         for n = first, #order do
             if order[n] < 0 and not drafts[n] then
-                drafts[n] = putting.decode(stored[n])
-                if own_ids[n] then
-                    putting.name(drafts[n], own_ids[n])
-                    own_ids[n] = false
-                end
+                drafts[n] = left_copies.decode(n, stored, own_ids)
             end
         end
     end
