@@ -23,7 +23,7 @@ def app(tmp_path: Path) -> Iterator[Laneway]:
 
 def beat(app: Laneway, name: str, busy: dict[str, float], dead_after_us: int = SECOND) -> None:
     facts = WorkerFacts(id=name, busy_topics=busy)
-    app.engine.beat(facts, dead_after_us=dead_after_us * 60, listed_us=60 * SECOND)
+    app.engine.beat(facts, dead_after_us=dead_after_us * 600, listed_us=700 * SECOND)
 
 
 def test_by_worker_time(app: Laneway) -> None:

@@ -197,9 +197,9 @@ def running(
 
 
 def beat(app: Laneway, name: str = "worker-1", **facts: Any) -> None:
-    """Store a worker's heartbeat."""
+    """Store a worker's heartbeat, which counts until the tests have ended."""
     found = WorkerFacts(id=name, host="here", program="shop", concurrency=4, **facts)
-    app.engine.beat(found, dead_after_us=60 * SECOND, listed_us=60 * SECOND)
+    app.engine.beat(found, dead_after_us=3600 * SECOND, listed_us=3600 * SECOND)
 
 
 @pytest.fixture

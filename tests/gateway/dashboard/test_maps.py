@@ -35,7 +35,7 @@ def stored(app: Laneway, seconds: float = 3600) -> list[Row]:
 def report(app: Laneway, worker: str, **durations: list[int]) -> None:
     """A heartbeat with these counters of handlers."""
     facts = WorkerFacts(id=worker, durations={k.replace("_", "."): v for k, v in durations.items()})
-    app.engine.beat(facts, dead_after_us=60 * SECOND, listed_us=60 * SECOND)
+    app.engine.beat(facts, dead_after_us=600 * SECOND, listed_us=600 * SECOND)
 
 
 def test_a_sample_has_ages_gates_and_handlers(app: Laneway, world: World) -> None:
