@@ -305,7 +305,7 @@ def beat(engine) -> None:
             oldest=RunningMessage("push.acme", f"order-{10_017 + n}", since_us),
             loop_lag=(0.002, 0.004, 0.001, 0.84)[n],
         )
-        engine.beat(facts, dead_after_us=60 * SECOND, listed_us=120 * SECOND)
+        engine.beat(facts, dead_after_us=3600 * SECOND, listed_us=7200 * SECOND)
 
 
 BEAT_SECONDS = 2.0
