@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +17,10 @@ from laneway import Laneway
 from laneway.cli import main
 from laneway.gateway import tokens
 from laneway.gateway.access import SCOPES
+from laneway.gateway.gateway import Gateway
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_consume import wait_until
+from tests.gateway.test_server import call
 
 
 def run(store: str, *arguments: str, code: int = 0) -> str:
@@ -290,10 +295,31 @@ def test_the_first_token_ends_what_is_open(tmp_path: Path) -> None:
 
 def test_rate_of_a_token(api: Api, store: str) -> None:
     """Requests beyond the rate are refused with the time to wait."""
-    limited = with_token(api, store, "--scope", "read", "--rate", "3/s")
-    statuses = [limited.status("GET", "/v1/topics") for _ in range(12)]
-    assert statuses[:3] == [200] * 3
-    assert 429 in statuses
+    limited = with_token(api, store, "--scope", "read", "--rate", "1/min")
+    limited("GET", "/v1/topics")
+    answer = limited("GET", "/v1/topics", status=429)
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize(("rate", "burst", "wait"), [(3, 3, 1), (0.7, 1, 1), (0.3, 1, 3)])
+def test_permits_of_a_token(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, rate: float, burst: int, wait: int
+) -> None:
+    """The requests of a second may come at once, at least one; then one for each permit."""
+    clock = SimpleNamespace(time_ns=time.time_ns)
+    monkeypatch.setattr(tokens, "time", clock)
+    _, text, _ = tokens.create(gateway.services.host.engine, "limited", ["read"], rate=rate)
+    headers = [(b"authorization", f"Bearer {text}".encode())]
+
+    def answers(now: float) -> list[tuple[int, bytes | None]]:
+        clock.monotonic = lambda: now
+        found = [asyncio.run(call(gateway, "GET", "/v1/topics", headers=headers)) for _ in range(5)]
+        return [(status, sent.get(b"retry-after")) for status, _, sent in found]
+
+    refused = (429, b"%d" % wait)
+    for now in (1000.0, 2007.7, 3471.9):  # times are rounded in different ways
+        assert answers(now) == [(200, None)] * burst + [refused] * (5 - burst)
+        assert answers(now + 1.1 / rate) == [(200, None)] + [refused] * 4
 
 
 def test_token_over_http(api: Api, store: str) -> None:

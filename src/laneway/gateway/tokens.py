@@ -52,6 +52,9 @@ BAD_TOKENS, BAD_SECONDS = 10, 60.0
 MAX_ADDRESSES = 10_000
 """Addresses whose bad tokens are counted."""
 
+ROUNDING_SECONDS = 1e-6
+"""By how much a request may come too early for its token's rate: times are rounded."""
+
 MAX_NAME = 100
 
 
@@ -337,11 +340,12 @@ class TokenCheck:
         now = time.monotonic()
         with self._lock:
             free_at = max(self._free_at.get(token_id, 0.0), now - 1.0) + 1 / record.rate
-            if free_at - now > max(0.0, 1 / record.rate - 1.0):
+            early = free_at - now - max(0.0, 1 / record.rate - 1.0)
+            if early > ROUNDING_SECONDS:
                 raise Problem(
                     "rate-limited",
                     f'the token "{record.name}" may send {record.rate:g} requests a second',
-                    headers=(("retry-after", str(max(1, round(free_at - now)))),),
+                    headers=(("retry-after", str(max(1, round(early)))),),
                 )
             self._free_at[token_id] = free_at
 
