@@ -16,9 +16,28 @@ from typing import Any
 import pytest
 
 from laneway import Laneway
+from laneway.gateway import gateway as gateway_module
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.routes import probes
 
 TIMEOUT = 30.0
+
+PATIENT = """
+import functools
+
+from laneway.cli import main
+from laneway.gateway import gateway, server, services
+from laneway.gateway.routes import consumer_stream, probes
+
+gateway.READ_SECONDS = probes.READY_SECONDS = consumer_stream.TERM_SECONDS = 60.0
+services.BODY_SECONDS = 0.2
+server.Options = functools.partial(server.Options, stop_seconds=600)
+main()
+"""
+"""
+`laneway` where a busy machine is no store that is away. When it is told to stop, it would wait 10
+minutes for a request that does not end by itself: then a test fails after `TIMEOUT`.
+"""
 
 
 class Answer:
@@ -114,7 +133,7 @@ def serving(
     url: str, *options: str, prefix: str = ""
 ) -> Iterator[tuple[Api, subprocess.Popen[str]]]:
     """A gateway of a store, in a process of its own that SIGTERM ends with exit code 0."""
-    command = [sys.executable, "-m", "laneway", "-u", url, "serve", "--bind", "127.0.0.1:0"]
+    command = [sys.executable, "-c", PATIENT, "-u", url, "serve", "--bind", "127.0.0.1:0"]
     process = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -131,6 +150,15 @@ def serving(
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patience() -> Iterator[None]:
+    """A busy machine is no store that is away, also for gateways in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gateway_module, "READ_SECONDS", 60.0)
+        patched.setattr(probes, "READY_SECONDS", 60.0)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -207,6 +208,8 @@ def test_bounds_of_operations(gateway: Gateway, monkeypatch: pytest.MonkeyPatch)
 
 def test_events_of_endpoints(api: Api, app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """The feed reports them; the store keeps the last ones, and of many at once not all."""
+    clock = SimpleNamespace(monotonic=lambda: 1000.0, time_ns=time.time_ns)  # all in one second
+    monkeypatch.setattr(endpoint_events, "time", clock)
     sender = endpoint_events.EndpointEvents(app.engine)
     with feed(api) as events:
         next(events)

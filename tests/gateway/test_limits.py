@@ -260,6 +260,7 @@ def test_handshakes_count(
     told; further ones are closed.
     """
     monkeypatch.setattr(handshake, "MAX_BEYOND", 2)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 600.0)  # none ends by itself
     with (
         encrypting(gateway, certificate, 3) as (port, served, status),
         contextlib.ExitStack() as opened,
@@ -303,6 +304,7 @@ def test_handshakes_end(
         silent.sendall(b"\x16\x03\x01")
         assert is_closed(silent)
         wait_for(lambda: not served._handshakes)
+        monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 60.0)
         assert status() == "HTTP/1.1 200 OK"
 
 

@@ -266,15 +266,22 @@ def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None
         assert await exchange(port, b"") == b""
         assert await exchange(port, b"GET /heal") == b""
         assert await exchange(port, b"GET /healthz HTTP/1.1\r\nhost: loc") == b""
+        monkeypatch.setattr(connection, "IDLE_SECONDS", 60.0)  # from here on heads arrive in time
         slow = b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
-        assert (await exchange(port, slow)).startswith(b"HTTP/1.1 408 ")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(slow)
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
+        (slow_one,) = serving.server_state.connections
+        assert slow_one._awaits_head_since is not None  # type: ignore[union-attr]
+        writer.close()
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # it ends connections of clients without a network
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
-            (found,) = serving.server_state.connections
+            (found,) = serving.server_state.connections - {slow_one}
             served = found.transport.get_extra_info("socket")
-            assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 200
+            assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
             writer.close()
         serving.should_exit = True
         await task
