@@ -49,6 +49,7 @@ def sentinels() -> str:
     """A master and a replica watched by three sentinels; the replica confirms every write."""
     started = Sentinels().__enter__()
     atexit.register(started.close)
+    started.never_replace()
     return started.url
 
 
@@ -57,6 +58,7 @@ def cluster() -> str:
     """Three masters, each with a replica."""
     started = Cluster(3, 1).__enter__()
     atexit.register(started.close)
+    started.never_replace()
     return started.url
 
 
@@ -84,6 +86,8 @@ def open_setup(name: str, folder: Path, settings: Settings) -> FullEngine:
     """Open an engine whose namespace is derived from the folder."""
     namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
     durability = "replicated" if "sentinels" in name else settings.durability
+    url = URLS[name]()
     return open_engine(
-        URLS[name](), msgspec.structs.replace(settings, namespace=namespace, durability=durability)
+        f"{url}{'&' if '?' in url else '?'}timeout=60",
+        msgspec.structs.replace(settings, namespace=namespace, durability=durability),
     )

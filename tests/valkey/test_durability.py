@@ -98,12 +98,15 @@ def test_a_replica_confirms_as_soon_as_it_has_written_to_its_disk(
     opened: Callable[..., FullEngine],
 ) -> None:
     """Not with its next report, which a replica sends once a second."""
+    took: list[float] = []
     with Replicated(1, appendonly="yes", appendfsync="always") as group:
         engine = opened(group.url, durability="replicated")
-        began = time.monotonic()
         for n in range(10):
+            began = time.monotonic()
             engine.put(some(1, start=n))
-        assert time.monotonic() - began < 5, "ten reports take ten seconds"
+            took.append(time.monotonic() - began)
+        # Puts that wait for reports take a second each; a busy machine may hold up some of them.
+        assert sorted(took)[4] < 0.8, took
         assert len(drain(engine)) == 10
 
 
@@ -113,7 +116,7 @@ def test_a_replica_that_takes_over_has_everything(opened: Callable[..., FullEngi
     on.
     """
     with Sentinels(1) as group:
-        engine = opened(f"{group.url}?timeout=1", durability="replicated")
+        engine = opened(f"{group.url}?timeout=3", durability="replicated")
         publisher = Publisher(engine)
         publisher.wait_for(5 * BATCH)
         group.master.kill()
@@ -134,6 +137,7 @@ def test_a_master_that_came_back_empty_is_left(
     asks the sentinels again.
     """
     with Sentinels(1) as group, Server() as empty:
+        group.never_replace()
         # The empty server refuses after a wait for replicas, of which it has none.
         engine = opened(f"{group.url}?timeout=3", durability=durability)
         engine.put(some(1))
@@ -152,7 +156,7 @@ def test_a_master_that_pauses_is_replaced(opened: Callable[..., FullEngine]) -> 
     counts no more.
     """
     with Sentinels(1) as group:
-        engine = opened(f"{group.url}?timeout=1", durability="replicated")
+        engine = opened(f"{group.url}?timeout=3", durability="replicated")
         publisher = Publisher(engine)
         publisher.wait_for(5 * BATCH)
         group.master.pause()
@@ -185,7 +189,8 @@ def test_a_node_of_a_cluster_that_dies_is_replaced(opened: Callable[..., FullEng
 def test_a_slot_moves_under_load(opened: Callable[..., FullEngine], way: str) -> None:
     """Nothing is lost, nothing doubled, and every client finds the new master by itself."""
     with Cluster(3, 0) as cluster:
-        engine = opened(f"{cluster.url}?shards=1")
+        cluster.never_replace()  # a node that pauses is waited for
+        engine = opened(f"{cluster.url}?shards=1&timeout=60")
         publisher = Publisher(engine)
         publisher.wait_for(5 * BATCH)
         slot = int(cluster.masters[0].run("CLUSTER", "KEYSLOT", engine._space.key(0, "shard")))  # type: ignore[attr-defined]
@@ -206,7 +211,7 @@ def test_a_slot_moves_under_load(opened: Callable[..., FullEngine], way: str) ->
 def test_a_cut_network_heals(opened: Callable[..., FullEngine]) -> None:
     """The error says whether it may have happened; publishing again with the same ids is safe."""
     with Server() as server, Proxy(server.port) as proxy:
-        engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=1")
+        engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=3")
         publisher = Publisher(engine)
         for _ in range(3):
             publisher.wait_for(5 * BATCH)
@@ -222,11 +227,11 @@ def test_a_cut_network_heals(opened: Callable[..., FullEngine]) -> None:
 
 def test_an_answer_that_never_comes_is_unknown(opened: Callable[..., FullEngine]) -> None:
     with Server() as server, Proxy(server.port) as proxy:
-        engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=1")
+        engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=3")
         proxy.hang()
         with pytest.raises(
             EngineUnavailable,
-            match=r"no answer within 1 s; whether the change happened is not known",
+            match=r"no answer within 3 s; whether the change happened is not known",
         ) as caught:
             engine.put(some(1))
         assert caught.value.applied is None
@@ -300,11 +305,11 @@ def test_replicas_that_do_not_confirm_in_time_are_an_error(
     opened: Callable[..., FullEngine],
 ) -> None:
     with Replicated(1) as group:
-        engine = opened(f"{group.url}?timeout=1", durability="replicated")
+        engine = opened(f"{group.url}?timeout=3", durability="replicated")
         engine.put(some(1))
         group.replicas[0].pause()
         with pytest.raises(
-            EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 0\.8 s"
+            EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 2\.4 s"
         ) as caught:
             engine.put(some(1, start=1))
         assert caught.value.applied is None
@@ -314,7 +319,7 @@ def test_replicas_that_do_not_confirm_in_time_are_an_error(
 def test_a_renewal_that_no_replica_has(opened: Callable[..., FullEngine]) -> None:
     """It fails: if the replica took over, another candidate would hold the term, too."""
     with Replicated(1) as group:
-        engine = opened(f"{group.url}?timeout=1", durability="replicated")
+        engine = opened(f"{group.url}?timeout=3", durability="replicated")
         terms = EngineTerms(lambda: engine, "a")
         claim = terms.claim(Candidate("one", "web-1:1"), 60)
         assert isinstance(claim, Claim)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 START_SECONDS = 20.0
 """How long a server, a replica or a cluster may take to be ready."""
 
+PATIENT_MS = 600_000
+"""Milliseconds without an answer after which a server is replaced where none is to be."""
+
 UNQUOTED = ("replicaof",)
 """Settings with several values, which are not quoted in the file."""
 
@@ -407,6 +410,11 @@ class Sentinels(Replicated):
         reply = sentinel.run("SENTINEL", "MASTER", self.NAME)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
+    def never_replace(self) -> None:
+        """From now on a server that does not answer for a while, as on a busy machine, stays."""
+        for sentinel in self.sentinels:
+            sentinel.run("SENTINEL", "SET", self.NAME, "down-after-milliseconds", PATIENT_MS)
+
     def replaced(self, seconds: float = 30) -> int:
         """
         Wait until every sentinel names the same new master and sees it up. Returns its port.
@@ -446,6 +454,11 @@ class Cluster(_Group):
     @property
     def url(self) -> str:
         return "valkey+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
+
+    def never_replace(self) -> None:
+        """From now on a server that does not answer for a while, as on a busy machine, stays."""
+        for server in self.servers:
+            server.run("CONFIG", "SET", "cluster-node-timeout", PATIENT_MS)
 
     def node_id(self, server: Server) -> str:
         return str(server.run("CLUSTER", "MYID"))
