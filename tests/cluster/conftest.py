@@ -17,6 +17,7 @@ from laneway.testing.servers import until
 from tests.cluster.fenced_store import FencedStore
 from tests.cluster.zookeeper_server import NoZooKeeper, ZooKeeper, classpath
 from tests.conformance.valkey_setups import server
+from tests.stopping import stop_between_writes
 
 HOLDER = str(Path(__file__).parent / "holder.py")
 STORES = ["sqlite", "valkey", "zookeeper"]
@@ -106,6 +107,13 @@ class Candidates:
         except TimeoutError as error:
             log = self._log.read_text()[-3000:]
             raise AssertionError(f"{error}\n{log}") from None
+
+    def stop(self, pid: int, store: Store) -> None:
+        """Stop a candidate, but not while it writes: nobody else could write meanwhile."""
+        files = [self._folder / "fenced.db"]
+        if store.url.startswith("sqlite:///"):
+            files.append(Path(store.url.removeprefix("sqlite:///")))
+        stop_between_writes(pid, *files)
 
     def holder(self) -> int | None:
         """The process that wrote last."""

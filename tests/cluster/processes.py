@@ -6,6 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from laneway.engines.base import FullEngine
 
 
 @contextmanager
@@ -23,3 +30,19 @@ def process_of(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]
     finally:
         process.kill()
         process.communicate()
+
+
+def files_of(url: str) -> list[Path]:
+    """The files of a SQLite store."""
+    if not url.startswith("sqlite:///"):
+        return []
+    path = Path(url.removeprefix("sqlite:///").partition("?")[0])
+    return sorted(path.glob("*.db")) if path.is_dir() else [path]
+
+
+def later(engine: FullEngine, seconds: float) -> None:
+    """
+    Move the store's clock forward, where it then stands still: leases and terms end that nobody
+    extends meanwhile.
+    """
+    engine.tick(now_us=engine.time_us() + round(seconds * SECOND))

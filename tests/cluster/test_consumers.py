@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway, LeaseLost, Message, Refused, TermLost, UsageError
+from laneway.testing.servers import until
+from tests.cluster.processes import files_of, later
 from tests.conformance.valkey_setups import server
+from tests.stopping import stop_between_writes
 
-TERM = 3.0
-"""Seconds. Processes of the tests may not run for a while."""
+TERM, LONG = 5.0, 60.0
+"""Seconds. Processes of the tests may not run for a while; LONG is waited for by no test."""
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -38,13 +42,13 @@ def subscribed(url: str, kind: str) -> Laneway:
 
 
 @contextmanager
-def other_process(url: str, body: str) -> Iterator[subprocess.Popen[str]]:
+def other_process(url: str, body: str, term: float) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the consumer `c`, has printed a line, and goes on at a line of ours."""
     program = f"""
 import sys
 from laneway import Laneway, LeaseLost, TermLost
 app = Laneway({url!r})
-with app.topic("orders#audit").consumer(term={TERM}) as c:
+with app.topic("orders#audit").consumer(term={term}) as c:
 {textwrap.indent(textwrap.dedent(body), "    ")}
 """
     process = subprocess.Popen(
@@ -60,6 +64,12 @@ with app.topic("orders#audit").consumer(term={TERM}) as c:
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
+
+
+def renewals(app: Laneway) -> int:
+    """How often the consumer has renewed its term."""
+    stored = app.engine.election_read("consumer:orders#audit")[0]
+    return int(json.loads(stored or b"{}").get("renewals", 0))
 
 
 HOLDS = """
@@ -125,11 +135,13 @@ def test_ack_until(url: str) -> None:
 
 def test_killed_consumer(url: str) -> None:
     """After SIGKILL the next one takes over, in order, with a larger fence."""
-    with subscribed(url, "failover") as app, other_process(url, HOLDS) as process:
+    with subscribed(url, "failover") as app, other_process(url, HOLDS, LONG) as process:
         fence, *bodies = map(int, line_of(process).split())
         assert bodies == [0, 1, 2, 3]
         process.kill()
-        with app.topic("orders#audit").consumer(term=TERM, wait=60) as consumer:
+        process.wait()
+        later(app.engine, LONG)
+        with app.topic("orders#audit").consumer(term=LONG, wait=60) as consumer:
             assert consumer.fence > fence
             assert [each.body for each in consumer.lease(10, wait=10)] == list(range(10))
 
@@ -145,10 +157,10 @@ def test_stopped_consumer(url: str) -> None:
             print(type(error).__name__, flush=True)
     """
     body = HOLDS + textwrap.dedent(late)
-    with subscribed(url, "failover") as app, other_process(url, body) as process:
+    with subscribed(url, "failover") as app, other_process(url, body, TERM) as process:
         fence = int(line_of(process).split()[0])
-        process.send_signal(signal.SIGSTOP)
-        with app.topic("orders#audit").consumer(term=TERM, wait=60) as consumer:
+        stop_between_writes(process.pid, *files_of(url))
+        with app.topic("orders#audit").consumer(term=LONG, wait=60) as consumer:
             leases = consumer.lease(10, wait=10)
             assert [each.body for each in leases] == list(range(10))
             assert consumer.fence > fence
@@ -163,10 +175,13 @@ def test_stopped_consumer(url: str) -> None:
 def test_leases_are_extended(url: str) -> None:
     """A consumer keeps its messages for longer than a term and the policy's lease."""
     with subscribed(url, "exclusive") as app:
-        app.policy("orders#audit", lease=1)
-        with app.topic("orders#audit").consumer(term=TERM) as consumer:
+        app.policy("orders#audit", lease=20)
+        with app.topic("orders#audit").consumer(term=LONG) as consumer:
             (delivery,) = consumer.lease(1)
-            threading.Event().wait(1.5 * TERM)  # what has to pass
+            for _ in range(3):
+                wanted = renewals(app) + 2  # the first of them may be in progress
+                until(lambda wanted=wanted: renewals(app) >= wanted, "a renewal", 60)  # type: ignore[misc]
+                later(app.engine, LONG / 2)
             delivery.ack()
             assert delivery.attempt == 1
             assert [each.body for each in consumer.lease(2)] == [1, 2]

@@ -23,12 +23,12 @@ from laneway.engines.base import FullEngine
 from laneway.message import Batch
 from laneway.testing.servers import until
 from laneway.working.embedded_worker import EmbeddedWorker
-from tests.cluster.processes import process_of
+from tests.cluster.processes import files_of, later, process_of
 from tests.conformance.valkey_setups import server
+from tests.stopping import stop_between_writes
 
-TERM = 2.0
-LONG = 20.0
-"""Seconds. Processes of the tests may not run for a while."""
+TERM, LONG = 5.0, 60.0
+"""Seconds. Processes of the tests may not run for a while; LONG is waited for by no test."""
 
 PROGRAM = """
 import sys, time
@@ -41,7 +41,7 @@ def audit(message):
     if message.body == 3:
         sys.stdin.readline()
 
-app.run_worker(concurrency=1, heartbeat_timeout=2, grace=1)
+app.run_worker(concurrency=1, heartbeat_timeout=float(sys.argv[3]), grace=1)
 """
 
 
@@ -55,9 +55,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @contextmanager
-def worker_process(url: str, pattern: str = "orders") -> Iterator[subprocess.Popen[str]]:
+def worker_process(url: str, term: float) -> Iterator[subprocess.Popen[str]]:
     """A worker in a process of its own, which holds message 3 until a line arrives."""
-    with process_of(PROGRAM, url, pattern) as process:
+    with process_of(PROGRAM, url, "orders", str(term)) as process:
         yield process
 
 
@@ -67,16 +67,14 @@ def bodies(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 @contextmanager
-def worker_of(
-    app: Laneway, seen: list[int], pattern: str = "orders", term: float = TERM
-) -> Iterator[EmbeddedWorker]:
+def worker_of(app: Laneway, seen: list[int], pattern: str = "orders") -> Iterator[EmbeddedWorker]:
     """A worker in this process."""
 
     @app.handler(pattern, subscription="audit")
     def audit(message: Message) -> None:
         seen.append(message.body)
 
-    worker = app.worker(concurrency=1, heartbeat_timeout=term)
+    worker = app.worker(concurrency=1, heartbeat_timeout=LONG)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -97,7 +95,7 @@ def holder(app: Laneway) -> str | None:
 def test_killed_worker(url: str) -> None:
     """After SIGKILL the waiting worker takes over with what was not settled, in order."""
     seen: list[int] = []
-    with Laneway(url) as app, worker_process(url) as process:
+    with Laneway(url) as app, worker_process(url, LONG) as process:
         app.policy("orders", own_backlog=False)
         app.topic("orders").subscribe("audit", kind="failover")
         app.publish_many(Message("orders", n) for n in range(8))
@@ -106,7 +104,9 @@ def test_killed_worker(url: str) -> None:
         first = app.election("consumer:orders#audit").state()
         with worker_of(app, seen):
             process.kill()
-            until(lambda: len(seen) == 5, "the messages")
+            process.wait()
+            later(app.engine, LONG)
+            until(lambda: len(seen) == 5, "the messages", 60)
             assert app.election("consumer:orders#audit").state().number > first.number
         until(lambda: holder(app) is None, "the end of the term")  # it has handed over
     assert seen == [3, 4, 5, 6, 7]
@@ -115,15 +115,15 @@ def test_killed_worker(url: str) -> None:
 def test_stopped_process(url: str) -> None:
     """A worker that stood still for longer than its term settles nothing afterwards."""
     seen: list[int] = []
-    with Laneway(url) as app, worker_process(url) as process:
+    with Laneway(url) as app, worker_process(url, TERM) as process:
         app.policy("orders", own_backlog=False)
         app.topic("orders").subscribe("audit", kind="failover")
         app.publish_many(Message("orders", n) for n in range(6))
         assert bodies(process, 4) == [0, 1, 2, 3]
         until(lambda: app.engine.overview().done == 3, "the settlements")
-        process.send_signal(signal.SIGSTOP)
+        stop_between_writes(process.pid, *files_of(url))
         with worker_of(app, seen):
-            until(lambda: len(seen) == 3, "the messages")
+            until(lambda: len(seen) == 3, "the messages", 60)
             assert process.stdin is not None
             process.send_signal(signal.SIGCONT)
             process.stdin.write("\n")  # its handler of message 3 returns
@@ -144,10 +144,10 @@ def test_exclusive_waits_with_a_warning(url: str, caplog: pytest.LogCaptureFixtu
     with Laneway(url) as app, Laneway(url) as other:
         app.policy("orders", own_backlog=False)
         app.topic("orders").subscribe("audit", kind="exclusive")
-        with ExitStack() as first, worker_of(other, second_seen, term=LONG) as waiting:
+        with ExitStack() as first, worker_of(other, second_seen) as waiting:
             assert waiting is not None
             until(lambda: holder(app), "a holder")
-            first.enter_context(worker_of(app, first_seen, term=LONG))
+            first.enter_context(worker_of(app, first_seen))
             until(
                 lambda: "and it is exclusive; this worker gets nothing" in caplog.text,
                 "what the test waits for",
@@ -194,7 +194,7 @@ def test_step_down(url: str) -> None:
             await asyncio.sleep(60 if message.body == 1 else 0)
             seen["first"].append(message.body)
 
-        worker = app.worker(heartbeat_timeout=TERM, concurrency=1, grace=0)
+        worker = app.worker(heartbeat_timeout=LONG, concurrency=1, grace=0)
         thread = threading.Thread(target=worker.run)
         thread.start()
         app.publish("orders", 1)

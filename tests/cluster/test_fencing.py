@@ -35,16 +35,17 @@ def test_killed_holder(store: Store, candidates: Candidates) -> None:
 
 
 def test_stopped_process(store: Store, candidates: Candidates) -> None:
-    """A holder that is stopped past its term and goes on does not write any more."""
+    """A holder that is stopped past its term and goes on does not write any more in that term."""
     first, second = two(candidates, store)
-    os.kill(first, signal.SIGSTOP)
+    candidates.stop(first, store)
     candidates.wait_for(lambda: candidates.holder() == second, "the successor")
+    number = candidates.fenced.rows()[-1][0]
     began = time.monotonic()
     os.kill(first, signal.SIGCONT)
     state = len(candidates.fenced.rows())
     candidates.wait_for(lambda: len(candidates.fenced.rows()) > state + 20, "further work")
     candidates.fenced.check()
-    late = [row for row in candidates.fenced.rows() if row[1] == first and row[3] > began]
+    late = [row for row in candidates.fenced.rows() if row[0] < number and row[3] > began]
     assert late == []
     os.kill(second, signal.SIGTERM)
     candidates.wait_for(lambda: candidates.holder() == first, "the first one again")
@@ -72,11 +73,12 @@ def cut_off(candidates: Candidates, near: Store, far: Store, proxy: Proxy) -> No
     second = candidates.start(far)
     proxy.hang()
     candidates.wait_for(lambda: candidates.holder() == second.pid, "the successor")
+    terms = list(candidates.fenced.terms().values())
     proxy.cut()
     proxy.heal()
     candidates.fenced.check()
-    one, other = list(candidates.fenced.terms().values())[-2:]
-    assert one[-1][0] == first.pid
+    last = max(n for n, term in enumerate(terms) if term[0][0] == first.pid)
+    one, other = terms[last : last + 2]
     assert one[-1][2] < other[0][2], "it has stopped by its own clock"
     assert "handed over" not in [what for _, what, _ in one]
     os.kill(second.pid, signal.SIGTERM)
@@ -113,9 +115,11 @@ def test_store_that_does_not_answer(candidates: Candidates, tmp_path: object) ->
         rows = -1
         while rows != (rows := len(candidates.fenced.rows())) or time.monotonic() - locked < TERM:
             time.sleep(0.2)
-        assert candidates.fenced.rows()[-1][3] - locked < TERM, "within its term"
+        late = [row for row in candidates.fenced.rows() if row[3] - locked >= TERM]
+        assert len(late) <= 1, "within its term; one write may be on its way for a while"
+        count = len(candidates.fenced.terms())
         connection.execute("ROLLBACK")
-    candidates.wait_for(lambda: len(candidates.fenced.terms()) == 2, "another term")
+    candidates.wait_for(lambda: len(candidates.fenced.terms()) > count, "another term")
     candidates.fenced.check()
 
 
@@ -125,6 +129,7 @@ def test_valkey_that_loses_its_data(candidates: Candidates) -> None:
         first = candidates.start(Store("valkey", server.url))
         candidates.wait_for(lambda: candidates.holder() == first.pid, "the first holder")
         server.kill()
+        count = len(candidates.fenced.terms())
         server.start()  # empty
-        candidates.wait_for(lambda: len(candidates.fenced.terms()) == 2, "another term")
+        candidates.wait_for(lambda: len(candidates.fenced.terms()) > count, "another term")
         candidates.fenced.check()

@@ -23,11 +23,12 @@ from laneway.cluster.consumer import Consumer
 from laneway.delivery import Delivery
 from laneway.testing.servers import until
 from laneway.working.embedded_worker import EmbeddedWorker
-from tests.cluster.processes import process_of
+from tests.cluster.processes import files_of, later, process_of
 from tests.conformance.valkey_setups import cluster, server
+from tests.stopping import stop_between_writes
 
-TERM = 3.0
-"""Seconds. Processes of the tests may not run for a while."""
+TERM, LONG = 5.0, 60.0
+"""Seconds. Processes of the tests may not run for a while; LONG is waited for by no test."""
 
 
 class Store(NamedTuple):
@@ -98,11 +99,11 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-CONSUMER = f"""
+CONSUMER = """
 import sys
 from laneway import Laneway, LeaseLost, TermLost
 app = Laneway(sys.argv[1], namespace=sys.argv[2])
-with app.consumer("orders.*", "audit", term={TERM}) as c:
+with app.consumer("orders.*", "audit", term=float(sys.argv[3])) as c:
     leases = []
     while len(leases) < 12:
         leases += c.lease(12, wait=10)
@@ -118,6 +119,21 @@ with app.consumer("orders.*", "audit", term={TERM}) as c:
 """Holds all messages, and goes on at a line of ours."""
 
 
+def term_of(end: signal.Signals) -> str:
+    """The term of a process that ends like this: one that is stopped waits for its real end."""
+    return str(TERM if end is signal.SIGSTOP else LONG)
+
+
+def finish(app: Laneway, process: subprocess.Popen[str], store: Store, end: signal.Signals) -> None:
+    """Stop or kill the process that holds the term; a killed one's term is over by then."""
+    if end is signal.SIGSTOP:
+        stop_between_writes(process.pid, *files_of(store.url))
+    else:
+        process.kill()
+        process.wait()
+        later(app.engine, LONG)
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("store", ["files", "valkey", "cluster"], indirect=True)
 def test_dead_or_stopped_consumer(store: Store, end: signal.Signals) -> None:
@@ -125,10 +141,11 @@ def test_dead_or_stopped_consumer(store: Store, end: signal.Signals) -> None:
     The next one takes over all topics, each in order, with a larger fence. A process that stood
     still finds its term lost, and its acks change nothing.
     """
-    with subscribed(store, "failover") as app, process_of(CONSUMER, *store) as process:
+    term = term_of(end)
+    with subscribed(store, "failover") as app, process_of(CONSUMER, *store, term) as process:
         fence = int(line_of(process))
-        process.send_signal(end)
-        with app.consumer("orders.*", "audit", term=TERM, wait=60) as consumer:
+        finish(app, process, store, end)
+        with app.consumer("orders.*", "audit", term=LONG, wait=60) as consumer:
             assert consumer.fence > fence
             deliveries = lease_all(consumer, 12)
             assert by_topic(deliveries) == all_of(range(4))
@@ -262,7 +279,7 @@ def audit(message):
     if message.body == 3:
         sys.stdin.readline()
 
-app.run_worker(concurrency=1, heartbeat_timeout=2, grace=1)
+app.run_worker(concurrency=1, heartbeat_timeout=float(sys.argv[3]), grace=1)
 """
 
 
@@ -272,7 +289,7 @@ def worker_of(app: Laneway, seen: list[tuple[str, int]]) -> Iterator[EmbeddedWor
     def audit(message: Message) -> None:
         seen.append((message.topic, message.body))
 
-    worker = app.worker(concurrency=1, heartbeat_timeout=2)
+    worker = app.worker(concurrency=1, heartbeat_timeout=LONG)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -287,16 +304,16 @@ def worker_of(app: Laneway, seen: list[tuple[str, int]]) -> Iterator[EmbeddedWor
 def test_dead_or_stopped_worker(store: Store, end: signal.Signals) -> None:
     """The waiting worker takes over all topics; what the first one settles late changes nothing."""
     seen: list[tuple[str, int]] = []
-    with subscribed(store, "failover") as app, process_of(WORKER, *store) as process:
+    term = term_of(end)
+    with subscribed(store, "failover") as app, process_of(WORKER, *store, term) as process:
         before = 0
         while line_of(process).split()[-1] != "3":
             before += 1
-        # One that stops while it settles keeps SQLite's lock.
-        until(lambda: app.engine.overview().done == before, "the settlements")
+        until(lambda: app.engine.overview().done == before, "the settlements", 60)
         number = app.election(ELECTION).state().number
-        process.send_signal(end)
+        finish(app, process, store, end)
         with worker_of(app, seen):
-            until(lambda: app.engine.overview().done == 12, "12 messages")
+            until(lambda: app.engine.overview().done == 12, "12 messages", 60)
             assert app.election(ELECTION).state().number > number
             if end is signal.SIGSTOP:
                 process.send_signal(signal.SIGCONT)
@@ -308,7 +325,7 @@ def test_dead_or_stopped_worker(store: Store, end: signal.Signals) -> None:
                 assert "is lost: the store" in errors
             overview = app.engine.overview()
             assert (overview.done, overview.waiting, overview.leased) == (12, 0, 0)
-        until(lambda: app.election(ELECTION).state().holder is None, "the end of the term")
+        until(lambda: app.election(ELECTION).state().holder is None, "the end of the term", 60)
     for topic in TOPICS:
         mine = [body for name, body in seen if name == f"{topic}#audit"]
         assert mine == sorted(mine)
