@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,7 +119,10 @@ def test_a_commit_reads_the_folder_only(
     Linux, the next write would be slower after a `stat` of the `-wal`.
     """
     engine = opened(path)
-    changed = time.time_ns() - round(age * 1e9)
+    now = time.time_ns()
+    clock = SimpleNamespace(time_ns=lambda: now, monotonic=time.monotonic)
+    monkeypatch.setattr(files, "time", clock)
+    changed = now - round(age * 1e9)
     changed -= changed % 1_000_000_000 if age == int(age) else 0
     os.utime(path.parent, ns=(changed, changed))
     put(engine)

@@ -17,6 +17,7 @@ from laneway.engines.base import FullEngine, Settings
 from laneway.engines.base.queue import SyncsLater
 from laneway.errors import EngineUnavailable
 from laneway.message import Draft, Settlement
+from laneway.testing.servers import until
 from tests.app.test_forks import codes, in_child
 
 if TYPE_CHECKING:
@@ -89,11 +90,14 @@ def test_others_go_on_while_one_waits_for_the_disk(
         first = threads.submit(engine.put, [Draft("a", b"1"), Draft("a", b"2")])
         assert disk.began.acquire(timeout=WAIT)
         assert [lease.body for lease in other.lease(2).leases] == [b"1", b"2"]
+        written = engine._store.written  # type: ignore[attr-defined]
         second = threads.submit(engine.put, [Draft("b", b"3"), Draft("b", b"4")])
         third = threads.submit(engine.put, [Draft("c", b"5"), Draft("c", b"6")])
         delivered = 0
         while delivered < 4:
             delivered += len(other.lease(4).leases)
+        # Their threads may not know yet that they have committed.
+        until(lambda: engine._store.written == written + 2, "both commits")  # type: ignore[attr-defined]
         assert [each.done() for each in (first, second, third)] == [False] * 3
         for _ in range(2):
             disk.may_end.release()
