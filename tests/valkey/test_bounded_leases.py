@@ -10,6 +10,7 @@ from laneway.engines.base import FullEngine
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.testing.servers import Server
+from tests.valkey.stored_keys import UNDIVIDED
 
 NOW = 1_700_000_000_000_000
 IN_GROUP = 110
@@ -26,7 +27,10 @@ def place() -> Iterator[Server]:
 
 
 @pytest.fixture
-def engine(opened: Callable[..., FullEngine], place: Server) -> FullEngine:
+def engine(
+    opened: Callable[..., FullEngine], place: Server, monkeypatch: pytest.MonkeyPatch
+) -> FullEngine:
+    monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", UNDIVIDED)
     place.run("FLUSHALL")
     return opened(place.url)
 

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from laneway.engines.base import FullEngine, WorkListener
-from laneway.engines.valkey import records
+from laneway.engines.valkey import records, wakeup
 from laneway.message import Batch, Draft, Lease, Settlement
 from laneway.testing.servers import Server, until
 
@@ -42,6 +42,12 @@ DIRECT = {
 def server() -> Iterator[Server]:
     with Server() as its_server:
         yield its_server
+
+
+@pytest.fixture(autouse=True)
+def _sleepers_stay_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, and they learn of work by a notification only."""
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)
 
 
 LISTENERS: list[WorkListener] = []
@@ -195,7 +201,7 @@ def test_it_runs_few_commands(opened: Opened, server: Server) -> None:
     engine = opened(server.url)
     sleeper = Sleeper(engine)
     used = []
-    for _ in range(5):
+    for _ in range(20):
         sleeper.sleep()
         used.append(commands(server, lambda: engine.put([Draft("t", b"x")])))
         ack(engine, sleeper.leases())
@@ -215,13 +221,22 @@ def test_a_second_sleeper_learns_the_next_event(opened: Opened, server: Server) 
         while not isinstance(found, Batch):
             found = next(filter(None, (each.listener.poll(0.05, ROOM) for each in sleepers)), None)
         ack(engine, found.leases)
+        while (
+            engine.overview().waiting + engine.overview().leased
+        ):  # on a busy machine it came late
+            ack(engine, engine.lease(ROOM).leases)
         for sleeper in sleepers:
             sleeper.sleep()
     engine.put([Draft("t", b"lost")])
-    first = [each for each in sleepers if isinstance(each.listener.poll(0.2, ROOM), Batch)]
-    assert len(first) == 1
-    (other,) = [each for each in sleepers if each not in first]
-    assert other.listener.poll(4.0, ROOM) is not False
+    answers: list[list[Batch | bool]] = [[], []]
+
+    def both_have_heard() -> bool:
+        for sleeper, its in zip(sleepers, answers, strict=True):
+            its.append(sleeper.listener.poll(0.1, ROOM))
+        return all(map(any, answers))
+
+    until(both_have_heard, "the end of the lease", 60)
+    assert sum(isinstance(each, Batch) for its in answers for each in its) == 1
     until(lambda: engine.lease(1).leases, "the message again")
 
 
@@ -231,7 +246,7 @@ def test_it_needs_nothing_else_to_lease(opened: Opened, server: Server) -> None:
     sleeper = sleeper_that_knows(engine, "t")
     notified = Sleeper(engine)
     engine.put([Draft("other", b"%d" % n) for n in range(20)])  # too many to lease them at once
-    assert notified.listener.poll(4.0, ROOM) is True
+    assert notified.listener.poll(20.0, ROOM) is True
     engine.put([Draft("t", b"new")])
     bodies = [lease.body for lease in sleeper.leases()]
     assert bodies[:3] == [b"0", b"1", b"new"]

@@ -135,7 +135,7 @@ def test_something_else_listens(opened: Opened) -> None:
         ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
     ) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        error = refusal(opened, f"valkey://127.0.0.1:{web.server_port}?timeout=1")
+        error = refusal(opened, f"valkey://127.0.0.1:{web.server_port}?timeout=20")
         web.shutdown()
     assert "this is not a Valkey or Redis server" in str(error) or "hung up" in str(error)
 

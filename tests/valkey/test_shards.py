@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from laneway.engines.base import FullEngine
+from laneway.engines.sharded import visits
 from laneway.engines.sharded.queue import SHARDS_AT_ONCE
 from laneway.engines.valkey import namespace, records
 from laneway.engines.valkey.connection import Connections
@@ -22,8 +23,16 @@ from laneway.policy import Gate
 from laneway.tiers import Tier
 from tests.conformance.valkey_setups import cluster, server
 from tests.valkey.conftest import drain, some
+from tests.valkey.stored_keys import UNDIVIDED
 
 Opened = Callable[..., FullEngine]
+
+
+@pytest.fixture(autouse=True)
+def _empty_shards_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, and calls are not divided because they take long."""
+    monkeypatch.setattr(visits, "VISIT_AGAIN", 600.0)
+    monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", UNDIVIDED)
 
 
 def sharded(opened: Opened, shards: int = 8, **settings: object) -> FullEngine:
@@ -278,9 +287,9 @@ def test_a_notified_worker_leases_first_from_the_shard_that_notified(opened: Ope
     """
     engine = sharded(opened, 64)
     for n in range(5):
-        waiting = ThreadPoolExecutor(1).submit(engine.wait, 10.0)
+        waiting = ThreadPoolExecutor(1).submit(engine.wait, 60.0)
         engine.put([Draft(f"t.{n}", b"%d" % n)])
-        assert waiting.result(10)
+        assert waiting.result(60)
         before = calls()
         (lease,) = engine.lease(100).leases
         assert lease.body == b"%d" % n
