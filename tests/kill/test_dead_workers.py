@@ -17,6 +17,8 @@ import pytest
 
 from laneway import Delivery, Laneway, Message
 from laneway.testing.servers import Server, until
+from tests.cluster.processes import files_of, later
+from tests.stopping import stop_between_writes
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 TIMEOUT = 1.0
@@ -59,14 +61,17 @@ def app(url: str) -> Iterator[Laneway]:
         yield application
 
 
+Start = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
-def start(url: str, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def start(url: str, tmp_path: Path) -> Iterator[Start]:
     """Starts a worker whose handlers run until the file `end` exists."""
     started: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[str]:
+    def start(timeout: float = TIMEOUT) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, url, str(tmp_path / "end"), str(TIMEOUT)],
+            [sys.executable, "-c", WORKER, url, str(tmp_path / "end"), str(timeout)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -99,9 +104,7 @@ def taken(app: Laneway, count: int) -> list[Delivery]:
     return deliveries
 
 
-def test_messages_of_a_killed_worker_come_back(
-    app: Laneway, start: Callable[[], subprocess.Popen[str]]
-) -> None:
+def test_messages_of_a_killed_worker_come_back(app: Laneway, start: Start) -> None:
     """
     Those that ran and those that waited in its buffer; nobody else was awake meanwhile. The list
     shows that the worker died, and the next one runs.
@@ -119,13 +122,13 @@ def test_messages_of_a_killed_worker_come_back(
 
 
 def test_stopped_worker_loses_its_leases(
-    app: Laneway, start: Callable[[], subprocess.Popen[str]], tmp_path: Path
+    app: Laneway, url: str, start: Start, tmp_path: Path
 ) -> None:
     """What it settles when it goes on changes nothing, and it knows that."""
     app.publish_many(Message(f"a.{n}", n) for n in range(3))
     worker = start()
     begun(worker, 3)
-    os.kill(worker.pid, signal.SIGSTOP)
+    stop_between_writes(worker.pid, *files_of(url))
     try:
         deliveries = taken(app, 3)
     finally:
@@ -151,16 +154,20 @@ def test_lease_by_hand_lasts_as_its_policy_says(app: Laneway) -> None:
     assert overview.deadline_us - app.engine.time_us() > 3000 * 1_000_000
 
 
-def test_slots_of_keys_come_back(app: Laneway, start: Callable[[], subprocess.Popen[str]]) -> None:
+def test_slots_of_keys_come_back(app: Laneway, start: Start) -> None:
     """A killed worker's messages leave their keys, whose next ones are delivered after them."""
+    timeout = 60.0  # as long as no test takes: the store's clock is moved
     app.policy("a.*", key_concurrency=1, key_rate="100/s")
     app.publish_many(Message("a.1", number, key=f"k{number % 4}") for number in range(8))
-    worker = start()
+    worker = start(timeout)
     begun(worker, 4)
     assert app.lease(8) == []
     worker.kill()
+    worker.wait()
+    later(app.engine, timeout)
     first = taken(app, 4)
     assert sorted(each.body for each in first) == [0, 1, 2, 3]
     assert app.lease(8) == []
     app.ack_many(first)
+    later(app.engine, 1)  # for the keys' rate
     assert sorted(each.body for each in taken(app, 4)) == [4, 5, 6, 7]
