@@ -6,7 +6,7 @@ import threading
 
 from laneway.testing.engine_driver import EngineDriver
 
-SOON, NOT_YET = 10.0, 0.2
+SOON, NOT_YET = 60.0, 0.2
 
 
 def test_arrival_listener(driver: EngineDriver) -> None:
