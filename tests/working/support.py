@@ -6,13 +6,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from laneway.units import SECOND
 from laneway.working.options import Options
 from laneway.working.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway import Laneway, Summary
+    from laneway import Laneway, Message, Summary
 
 
 class Running:
@@ -53,6 +54,29 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.join()
+
+
+class StoppedClock:
+    """A clock that stands still until it is moved; see the fixture `clock`."""
+
+    def __init__(self) -> None:
+        self.now_us = time.time_ns() // 1000
+
+    def outlast_lease(self, app: Laneway, message: Message, seconds: float) -> None:
+        """
+        Let three times a message's lease of so many seconds go by: each time a part of it, and then
+        the worker extends it, however long that takes. Blocks the caller's thread.
+        """
+
+        def is_extended() -> bool:
+            view = app.engine.find(message.id, message.topic)
+            deadline_us = view.deadline_us if view is not None else None
+            assert deadline_us is not None, "the lease was lost"
+            return deadline_us >= self.now_us + seconds * SECOND
+
+        for _ in range(8):  # leases of other batches are extended a moment later: two parts fit
+            self.now_us += round(0.4 * seconds * SECOND)
+            until(is_extended)
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -18,7 +18,7 @@ from laneway.units import SECOND
 from laneway.working import commands
 from tests.working.support import Running, until
 
-SOON = 20.0
+SOON = 120.0
 
 
 def test_stacks(app: Laneway) -> None:
@@ -54,6 +54,7 @@ def test_stacks(app: Laneway) -> None:
         loops[0].call_soon_threadsafe(sleeps.set)
 
 
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_drain(app: Laneway) -> None:
     """The worker takes no more messages, finishes what runs, and ends."""
     began, done = threading.Event(), threading.Event()
@@ -64,7 +65,7 @@ def test_drain(app: Laneway) -> None:
         done.wait(SOON)
 
     app.publish("a", 1)
-    with Running(app, heartbeat_timeout=0.3, concurrency=1):
+    with Running(app, heartbeat_timeout=600, concurrency=1):
         assert began.wait(SOON)
         until(app.workers)
         (worker,) = app.workers()

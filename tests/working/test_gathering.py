@@ -125,7 +125,7 @@ class Gathering:
             self.thread.settler.pace = 1.0  # so what is leased lasts for longer
             self.settle_now(self.end())  # a gathering may have begun, for `LONG`
             with contextlib.suppress(AssertionError):  # the pace was measured just then
-                until(lambda: self.thread._is_gathering, 2.0)
+                until(lambda: self.thread._is_gathering, 10.0)
                 break
         assert self.thread._is_gathering
         self.calls.clear()

@@ -50,7 +50,7 @@ def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Laneway) -> None:
     app.publish("later", delay="1h")
     began = time.monotonic()
     assert app.run_worker(burst=True, concurrency=1).acked == 3
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300
     assert app.topic("unavailable").stats().waiting == 2
 
 
@@ -249,7 +249,7 @@ def test_a_topic_backs_off_if_its_destination_is_unavailable(app: Laneway) -> No
     app.publish("u")
     app.publish("u")
     with Running(app, concurrency=1):
-        assert stopping.wait(10)
+        assert stopping.wait(60)
     stats = app.topic("u").stats()
     assert stats.waiting == 2
     assert stats.died == stats.retried == 0

@@ -6,7 +6,6 @@ import http.client
 import re
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,22 +29,27 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 @pytest.fixture
-def port(caplog: pytest.LogCaptureFixture, app: Laneway) -> Iterator[int]:
+def port(
+    caplog: pytest.LogCaptureFixture, app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
     """The health port of a worker of the application, which runs during the test."""
     caplog.set_level("INFO", "laneway.worker")
-    blocked = threading.Event()
+    for name in ("LOOP_SECONDS", "STORE_SECONDS"):
+        monkeypatch.setattr(health_server, name, 60.0)
+    blocked, goes_on = threading.Event(), threading.Event()
 
     @app.handler("block")
     async def block(_: Message) -> None:
         blocked.set()
-        time.sleep(2)  # noqa: ASYNC251  # what is tested
+        goes_on.wait(120)  # it blocks the event loop
 
-    app.block_began = blocked  # type: ignore[attr-defined]
+    app.block_began, app.block_ends = blocked, goes_on  # type: ignore[attr-defined]
     with Running(app, health_port=0):
         until(lambda: "is ready" in caplog.text, 60)
         found = re.search(r"http://127.0.0.1:(\d+)/live", caplog.text)
         assert found is not None
         yield int(found[1])
+        goes_on.set()
 
 
 def test_a_worker_that_works(port: int) -> None:
@@ -63,6 +67,7 @@ def test_a_blocked_event_loop(app: Laneway, port: int, monkeypatch: pytest.Monke
     assert app.block_began.wait(60)  # type: ignore[attr-defined]
     status, body = ask(port, "/live")
     assert (status, "a handler blocks it" in body) == (503, True)
+    app.block_ends.set()  # type: ignore[attr-defined]
     monkeypatch.setattr(health_server, "LOOP_SECONDS", 60.0)
     assert ask(port, "/live")[0] == 200
 

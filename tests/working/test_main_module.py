@@ -152,13 +152,12 @@ def test_children_end_with_their_worker(tmp_path: Path, program: str) -> None:
         until(
             lambda: (
                 (tmp_path / "notes").exists() and (tmp_path / "notes").read_text().endswith("\n")
-            ),
-            40,
+            )
         )
         child = int((tmp_path / "notes").read_text())
         assert child != process.pid
         process.send_signal(signal.SIGKILL)
-        until(lambda: not runs(child), 20)
+        until(lambda: not runs(child))
     finally:
         process.kill()
         process.communicate()

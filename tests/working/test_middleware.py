@@ -237,7 +237,7 @@ def test_slow_hooks_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) 
 
     @app.on_success
     def slow(message: Message) -> None:
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         called.append(message.body)
 
     def work(message: Message) -> None:
@@ -246,7 +246,7 @@ def test_slow_hooks_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) 
     register(app, "thread", work)
     app.publish_many(Message("t", n) for n in range(100))
     with Running(app, concurrency=1):
-        assert handled.wait(10)
+        assert handled.wait(60)
         threading.Event().wait(0.3)  # time enough to run far ahead
         assert app.topic("t").stats().done < 30
         go_on.set()
@@ -278,7 +278,7 @@ def test_hooks_that_were_behind_by_one_resume(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("laneway.working.hook_thread.MAX_PENDING", 2)
     go_on, resumed = threading.Event(), threading.Event()
     middlewares = HandlingMiddlewares()
-    middlewares.add_hook("success", lambda message: go_on.wait(10))
+    middlewares.add_hook("success", lambda message: go_on.wait(60))
     hooks = HookThread(middlewares, resumed.set)
     leases = [Lease(n, n, f"{n}", "t", b"1", 0) for n in range(3)]
     for lease in leases:
@@ -287,5 +287,5 @@ def test_hooks_that_were_behind_by_one_resume(monkeypatch: pytest.MonkeyPatch) -
     assert hooks.is_behind()
     hooks.start()
     go_on.set()
-    assert resumed.wait(10)
-    hooks.end(10)
+    assert resumed.wait(60)
+    hooks.end(60)

@@ -30,7 +30,7 @@ def note(name, text=""):
     with open(f"{{folder}}/{{name}}", "a") as file:
         file.write(f"{{text or os.getpid()}}\\n")
 
-@app.handler("child.*", isolation="process", time_limit=20)
+@app.handler("child.*", isolation="process", time_limit=60)
 def child(message):
     what = message.topic.removeprefix("child.")
     if what == "kill":
@@ -131,17 +131,18 @@ def test_retry_reject_and_back_off_in_a_child(app: Laneway) -> None:
     assert app.topic("child.unavailable").stats().waiting == 1
 
 
+@pytest.mark.usefixtures("quick_renewals")
 def test_a_lost_lease_kills_its_child(app: Laneway, tmp_path: Path) -> None:
     """When the lease is lost the child is killed, and another message gets a new child."""
-    app.policy("*", lease=0.5)
+    app.policy("*", lease=30)
     app.publish("child.sleep")
-    with Running(app, concurrency=1):
-        until(lambda: (tmp_path / "sleeping").exists() and (tmp_path / "sleeping").read_text(), 20)
+    with Running(app, concurrency=1, heartbeat_timeout=600):
+        until(lambda: (tmp_path / "sleeping").exists() and (tmp_path / "sleeping").read_text())
         child = int((tmp_path / "sleeping").read_text())
         app.topic("child.sleep").delete()
-        until(lambda: not runs(child), 20)
+        until(lambda: not runs(child))
         app.publish("child.fine")
-        until(lambda: app.topic("child.fine").stats().done, 20)
+        until(lambda: app.topic("child.fine").stats().done)
 
 
 def runs(pid: int) -> bool:
@@ -165,7 +166,7 @@ def test_a_child_is_killed_at_its_time_limit(app: Laneway) -> None:
     app.publish("hang")
     began = time.monotonic()
     assert app.run_worker(burst=True).died == 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "time limit of 1.5 s" in (app.topic("hang").dead_letters()[0].error or "")
 
 
@@ -216,12 +217,11 @@ def test_a_worker_that_dies_is_restarted(app: Laneway, tmp_path: Path) -> None:
                 app.topic("work.bad").dead_letters()
                 and workers.exists()
                 and len(workers.read_text().split()) >= 10
-            ),
-            40,
+            )
         )
     finally:
         program.send_signal(signal.SIGTERM)
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
     assert app.topic("work.good").dead_letters() == []
 
 
@@ -239,11 +239,10 @@ def test_sigterm_and_sigint_stop_a_worker(app: Laneway, tmp_path: Path) -> None:
             lambda: (
                 (tmp_path / "workers").exists()
                 and len((tmp_path / "workers").read_text().split()) > before  # noqa: B023
-            ),
-            20,
+            )
         )
         program.send_signal(number)
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
     assert app.topic("work.x").stats().leased == 0
 
 
@@ -289,14 +288,14 @@ def test_reload_restarts_when_the_code_changes(app: Laneway, tmp_path: Path) -> 
             os.utime(source, ns=(time.time_ns(), time.time_ns()))
             if is_fine:
                 app.publish("work.x", "go")
-                until(lambda: published_after(app, seen, new.split('"')[-2]), 30)  # noqa: B023
+                until(lambda: published_after(app, seen, new.split('"')[-2]))  # noqa: B023
             else:
                 mistakes += 1
                 awaited = "waiting for the code to change"
-                until(lambda: log_file.read_text().count(awaited) == mistakes, 30)  # noqa: B023
+                until(lambda: log_file.read_text().count(awaited) == mistakes)  # noqa: B023
     finally:
         program.send_signal(signal.SIGTERM)
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
     text = log_file.read_text()
     assert "SyntaxError" in text
     assert "rate: expected" in text

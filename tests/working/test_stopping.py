@@ -6,16 +6,22 @@ import asyncio
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from laneway import EngineUnavailable, Laneway, LeaseLost, Message, SoftTimeLimit
 from laneway.errors import EngineCorrupt
-from tests.working.support import Running, until
+from laneway.working.handler import SOFT_TIME_LIMIT_HEADER
+from laneway.working.worker import Worker
+from tests.working.support import Running, StoppedClock, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+LEASE = 30.0
+"""Seconds of a lease that does not end by real time during a test."""
 
 
 def dead_error(app: Laneway, topic: str) -> str:
@@ -61,12 +67,24 @@ def test_a_coroutine_that_ignores_its_cancellation_is_given_up(app: Laneway) -> 
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_the_soft_limit_is_raised_in_the_handler(app: Laneway, kind: str) -> None:
+def test_the_soft_limit_is_raised_in_the_handler(
+    app: Laneway, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the soft limit the handler may clean up and succeed."""
     seen: list[str] = []
+    begun, warn = threading.Event(), Worker._warn
+
+    def warn_when_begun(worker: Worker, *unit_and_limit: Any) -> None:
+        if begun.is_set():
+            warn(worker, *unit_and_limit)
+        else:  # a slow machine: its thread has not come to its `try` yet
+            asyncio.get_running_loop().call_later(0.01, warn_when_begun, worker, *unit_and_limit)
+
+    monkeypatch.setattr(Worker, "_warn", warn_when_begun)
 
     async def ahandle(_: Message) -> None:
         try:
+            begun.set()
             await asyncio.sleep(60)
         except SoftTimeLimit:
             await asyncio.sleep(0)
@@ -74,6 +92,7 @@ def test_the_soft_limit_is_raised_in_the_handler(app: Laneway, kind: str) -> Non
 
     def handle(_: Message) -> None:
         try:
+            begun.set()
             while True:
                 time.sleep(0.001)
         except SoftTimeLimit:
@@ -98,8 +117,9 @@ def test_an_uncaught_soft_limit_is_a_failure(app: Laneway, kind: str) -> None:
         while time.monotonic() < until_over:
             time.sleep(0.001)
 
-    app.handler("t", soft_time_limit=0.5)(ahandle if kind == "async" else handle)
-    app.publish_many([Message("t", 60), *(Message("t", 0.001) for _ in range(20))])
+    app.handler("t", soft_time_limit=60)(ahandle if kind == "async" else handle)
+    first = Message("t", 120, headers={SOFT_TIME_LIMIT_HEADER: "0.2"})
+    app.publish_many([first, *(Message("t", 0.001) for _ in range(20))])
     summary = app.run_worker(burst=True, concurrency=1)
     assert (summary.died, summary.acked) == (1, 20)
     assert "SoftTimeLimit" in dead_error(app, "t")
@@ -132,29 +152,33 @@ def test_a_thread_that_hangs_is_given_up_and_replaced(app: Laneway) -> None:
     assert seen == ["fine"]
 
 
+@pytest.mark.usefixtures("quick_renewals")
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_leases_are_extended_while_a_handler_runs(app: Laneway, kind: str) -> None:
+def test_leases_are_extended_while_a_handler_runs(
+    app: Laneway, clock: StoppedClock, kind: str
+) -> None:
     """A handler may take longer than the lease; no other worker gets its message."""
-    app.policy("long", lease=0.3)
+    app.policy("long", lease=LEASE)
     starts: list[int] = []
 
     async def ahandle(message: Message) -> None:
         starts.append(message.attempt)
-        await asyncio.sleep(1.0)
+        await asyncio.to_thread(clock.outlast_lease, app, message, LEASE)
 
     def handle(message: Message) -> None:
         starts.append(message.attempt)
-        time.sleep(1.0)
+        clock.outlast_lease(app, message, LEASE)
 
     app.handler("long")(ahandle if kind == "async" else handle)
     app.publish("long")
-    assert app.run_worker(burst=True).acked == 1
+    assert app.run_worker(burst=True, heartbeat_timeout=600).acked == 1
     assert starts == [1]
 
 
+@pytest.mark.usefixtures("quick_renewals")
 def test_a_lost_lease_cancels_its_coroutine(app: Laneway) -> None:
     """When the lease is lost the handler is cancelled, and the message is not settled."""
-    app.policy("l", lease=0.3)
+    app.policy("l", lease=LEASE)
     begun, cancelled = threading.Event(), threading.Event()
 
     @app.handler("l")
@@ -167,31 +191,32 @@ def test_a_lost_lease_cancels_its_coroutine(app: Laneway) -> None:
             raise
 
     app.publish("l")
-    with Running(app):
-        assert begun.wait(10)
+    with Running(app, heartbeat_timeout=600):
+        assert begun.wait(60)
         app.topic("l").delete()
-        assert cancelled.wait(10)
+        assert cancelled.wait(60)
 
 
+@pytest.mark.usefixtures("quick_renewals")
 def test_a_lost_lease_is_raised_in_its_thread(app: Laneway) -> None:
     """LeaseLost is raised in a plain function."""
-    app.policy("l", lease=0.3)
+    app.policy("l", lease=LEASE)
     begun, lost = threading.Event(), threading.Event()
 
     @app.handler("l")
     def handle(_: Message) -> None:
-        begun.set()
         try:
+            begun.set()
             while True:
                 time.sleep(0.001)
         except LeaseLost:
             lost.set()
 
     app.publish("l")
-    with Running(app):
-        assert begun.wait(10)
+    with Running(app, heartbeat_timeout=600):
+        assert begun.wait(60)
         app.topic("l").delete()
-        assert lost.wait(10)
+        assert lost.wait(60)
 
 
 def test_stop_finishes_running_handlers_and_releases_the_rest(app: Laneway) -> None:
@@ -204,12 +229,12 @@ def test_stop_finishes_running_handlers_and_releases_the_rest(app: Laneway) -> N
     @app.handler("s")
     def handle(_: Message) -> None:
         begun.set()
-        finish.wait(10)
+        finish.wait(60)
 
     app.publish_many(Message("s", n) for n in range(20))
-    running = Running(app, concurrency=2, grace=10)
+    running = Running(app, concurrency=2, grace=60)
     with running:
-        assert begun.wait(10)
+        assert begun.wait(60)
         running.stop()
         finish.set()
         summary = running.join()
@@ -236,7 +261,7 @@ def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Laneway, st
     app.publish("s")
     running = Running(app, grace=0.1 if stops == 1 else 60)
     with running:
-        assert begun.wait(10)
+        assert begun.wait(60)
         for _ in range(stops):
             running.stop()
         running.join()
@@ -258,7 +283,7 @@ def test_a_message_published_to_an_idle_worker_starts_at_once(app: Laneway) -> N
         for _ in range(20):
             app.publish("i", time.time())
             assert arrived.acquire(timeout=20)
-    assert sorted(got)[4] < 0.05, "on a busy machine most may be late"
+    assert sorted(got)[4] < 0.5, "on a busy machine most may be late"
 
 
 def test_a_delayed_message_is_handled_when_it_is_due(app: Laneway) -> None:
@@ -272,10 +297,12 @@ def test_a_delayed_message_is_handled_when_it_is_due(app: Laneway) -> None:
         arrived.release()
 
     with Running(app):
-        for _ in range(3):
+        for _ in range(20):
             app.publish("d", time.time() + 0.15, delay=0.15)
             assert arrived.acquire(timeout=20)
-    assert -0.005 < min(late) < 0.2, "on a busy machine some may be late"
+            if late[-1] < 0.2:
+                break  # on a busy machine some are late
+    assert -0.005 < min(late) < 0.2
 
 
 def test_a_worker_continues_after_the_store_was_unavailable(
@@ -310,21 +337,21 @@ def test_a_worker_continues_after_the_store_was_unavailable(
 
     with Running(app):
         app.publish("e", 1)
-        assert done.acquire(timeout=5)
+        assert done.acquire(timeout=60)
         app.publish("e", 2)
         until(lambda: "store unavailable" in caplog.text)
         away.clear()
-        assert done.acquire(timeout=10)
+        assert done.acquire(timeout=60)
         until(lambda: app.topic("e").stats().done == 2)
     assert "disk is full" in caplog.text
 
 
-def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
-    """
-    A message whose lease expires in the worker's buffer does not begin there; it is delivered again
-    and handled once.
-    """
-    app.policy("x", lease=0.2)
+@pytest.mark.usefixtures("quick_renewals")
+def test_leases_are_extended_while_a_handler_blocks_the_event_loop(
+    app: Laneway, clock: StoppedClock
+) -> None:
+    """Those in the worker's buffer too: each message is handled once."""
+    app.policy("x", lease=LEASE)
     handled: list[int] = []
     blocked = threading.Event()
 
@@ -332,11 +359,11 @@ def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
     async def handle(message: Message) -> None:
         if not blocked.is_set():
             blocked.set()
-            time.sleep(0.5)  # noqa: ASYNC251  # the event loop is blocked, but the engine thread extends
+            clock.outlast_lease(app, message, LEASE)
         handled.append(message.body)
 
     app.publish_many(Message("x", n) for n in range(20))
-    summary = app.run_worker(burst=True, concurrency=5)
+    summary = app.run_worker(burst=True, concurrency=5, heartbeat_timeout=600)
     assert summary.lost == 0
     assert sorted(handled) == list(range(20))
 
