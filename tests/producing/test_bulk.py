@@ -36,7 +36,7 @@ def test_the_next_batch_is_read_while_the_engine_has_one() -> None:
     batches: list[int] = []
 
     def put(drafts: list[Draft]) -> list[Receipt]:
-        assert batches or is_read.wait(10)
+        assert batches or is_read.wait(60)
         batches.append(len(drafts))
         return accepted(drafts)
 

@@ -33,7 +33,7 @@ class SlowStore:
         assert self._one.acquire(blocking=False), "two commits at once"
         try:
             self.begun.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
             if any(draft.topic == "bad" for draft in drafts):
                 raise BadMessage("too large")
             if any(draft.topic == "away" for draft in drafts):
@@ -64,12 +64,12 @@ def gather(
             return type(error)
 
     first = threads.submit(put, "first")
-    assert store.begun.wait(10)
+    assert store.begun.wait(60)
     others = [threads.submit(put, topic) for topic in topics]
     while len(publisher._queue) < len(topics):
         threading.Event().wait(0.001)
     store.go_on.set()
-    return [first.result(10), *(other.result(10) for other in others)]
+    return [first.result(60), *(other.result(60) for other in others)]
 
 
 def test_a_single_caller_does_not_wait(threads: ThreadPoolExecutor) -> None:

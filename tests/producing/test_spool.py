@@ -216,6 +216,7 @@ class FullDisk(sqlite3.Connection):
 def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits only for another process that holds the file."""
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FullDisk))
+    monkeypatch.setattr(spool_file, "BUSY_SECONDS", 120.0)
     began = time.monotonic()
     with pytest.raises(EngineUnavailable, match="database or disk is full"):
         SpoolFile(str(tmp_path / "spool.db"), syncs=True)
@@ -241,9 +242,9 @@ def test_tasks_are_spooled(tmp_path: Path) -> None:
             return customer + text
 
         job = mail.delay("acme", "hello")
-        assert app.flush("30s") == 0
+        assert app.flush("60s") == 0
         app.run_worker(burst=True)
-        assert job.get(timeout=10) == "acmehello"
+        assert job.get(timeout=60) == "acmehello"
 
 
 def test_many_threads_share_transactions(tmp_path: Path, store: Store) -> None:
@@ -274,7 +275,7 @@ def test_a_lost_answer(tmp_path: Path, store: Store) -> None:
     spooled = Spooled(tmp_path, store)
     store.loses_answers = 2
     spooled.publish("a", "1", "2", "3")
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert store.bodies == [b"1", b"2", b"3"]
     assert len({name for name, _ in store.batches}) == 1 < len(store.batches)
     spooled.spool.close()
@@ -290,7 +291,7 @@ def test_a_lost_answer_and_a_new_process(tmp_path: Path, store: Store) -> None:
     store.loses_answers = 0
     after = Spooled(tmp_path, store)
     after.publish("a", "3")
-    assert after.spool.flush(10) == 0
+    assert after.spool.flush(60) == 0
     assert store.bodies == [b"1", b"2", b"3"]
     assert store.batches[-2][0] == store.batches[0][0]
     after.spool.close()
@@ -311,12 +312,12 @@ def test_a_store_that_stays_away_for_months(tmp_path: Path) -> None:
                 for topic, body in zip("aabb", (b"1", b"2", b"3", b"4"), strict=True)
             ]
         )
-        assert target.lost.acquire(timeout=10)
+        assert target.lost.acquire(timeout=60)
         app.ack_many(app.lease(10))
         target.go_on(days=100)
         ids = [receipt.id for receipt in receipts]
         assert app.lookup("a", ids) == dict.fromkeys(ids, "unknown")
-        assert spooled.spool.flush(30) == 0
+        assert spooled.spool.flush(60) == 0
         assert [each.body for each in app.lease(10)] == [4]
         assert app.lookup("a", ids[:2]) == dict.fromkeys(ids[:2], "unknown")
         spooled.spool.close()
@@ -336,7 +337,7 @@ def test_a_full_topic_waits_in_order_and_holds_up_nobody(tmp_path: Path, store: 
     store.room["full"] = 2
     wait_for(lambda: len(store.taken) == 5)
     store.room["full"] = 100
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert [body for body in store.bodies if body.isdigit()] == [b"1", b"2", b"3", b"4", b"5"]
     assert spooled.reported == []
     spooled.spool.close()
@@ -353,7 +354,7 @@ def test_a_full_topic_and_a_lost_answer(tmp_path: Path, store: Store) -> None:
     store.is_away = False
     wait_for(lambda: store.loses_answers == 0)
     store.room["full"] = 10
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert sorted(store.bodies) == [b"1", b"2", b"a"]
     spooled.spool.close()
 
@@ -370,7 +371,7 @@ def test_many_full_topics_stop_the_forwarder(
     wait_for(lambda: len(store.batches) > 3)
     assert store.bodies == []
     store.room["full"] = 1000
-    assert spooled.spool.flush(30) == 0
+    assert spooled.spool.flush(60) == 0
     assert b"a" in store.bodies
     assert [body for body in store.bodies if body != b"a"] == [str(n).encode() for n in range(600)]
     spooled.spool.close()
@@ -384,7 +385,7 @@ def test_a_refused_message_is_put_aside_and_reported(tmp_path: Path, store: Stor
     bad = spooled.publish("bad", "8", "9")
     spooled.publish("a", *map(str, range(10, 20)))
     store.is_away = False
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert store.bodies == [str(n).encode() for n in range(20)]
     assert spooled.reported == [(receipt.id, BadMessage) for receipt in bad]
     status = spooled.spool.status()
@@ -403,7 +404,7 @@ def test_errors_of_the_machine_reject_nothing(
     spooled.publish("a", "1", "2", "3")
     wait_for(lambda: type(error).__name__ in (spooled.spool.status().error or ""))
     store.fails = None
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert sorted(store.bodies) == [b"1", b"2", b"3"]
     assert (spooled.reported, spooled.spool.status().rejected) == ([], 0)
     spooled.spool.close()
@@ -417,20 +418,20 @@ def test_delay_and_ttl_count_from_publish(tmp_path: Path, store: Store) -> None:
     store, which decides what becomes of it."""
     store.is_away = True
     spooled = Spooled(tmp_path, store, exit_timeout=0)
-    spooled.publish("a", "1", delay_us=60_000_000, ttl_us=100_000_000)
-    spooled.publish("a", "2", delay_us=20_000_000)
-    spooled.publish("a", "3", ttl_us=20_000_000)
+    spooled.publish("a", "1", delay_us=6_000_000_000, ttl_us=10_000_000_000)
+    spooled.publish("a", "2", delay_us=2_000_000_000)
+    spooled.publish("a", "3", ttl_us=2_000_000_000)
     spooled.publish("a", "4", at_us=7)
     spooled.spool.close()
-    age(tmp_path, 50)
+    age(tmp_path, 5_000)
     spooled = Spooled(tmp_path, store)
-    store.ttl, store.is_away = 70_000_000, False
-    assert spooled.spool.flush(10) == 0
+    store.ttl, store.is_away = 7_000_000_000, False
+    assert spooled.spool.flush(60) == 0
     one, two, three, four = store.taken
-    assert one.delay_us == pytest.approx(10_000_000, abs=5e6)
-    assert one.ttl_us == pytest.approx(50_000_000, abs=5e6)
+    assert one.delay_us == pytest.approx(1_000_000_000, abs=5e8)
+    assert one.ttl_us == pytest.approx(5_000_000_000, abs=5e8)
     assert two.delay_us == 0
-    assert two.ttl_us == pytest.approx(20_000_000, abs=5e6)  # the policy's
+    assert two.ttl_us == pytest.approx(2_000_000_000, abs=5e8)  # the policy's
     assert three.ttl_us == 1
     assert four.at_us == 7
     spooled.spool.close()
@@ -454,9 +455,9 @@ def test_a_full_spool(tmp_path: Path, store: Store, bound: dict[str, int], on_fu
     dropped = [(receipt.id, ProducerFull) for receipt in receipts[2:]]
     assert spooled.reported == (dropped if on_full == "drop" else [])
     store.is_away = False
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert spooled.publish("a", "5")[0].outcome == "spooled"
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     assert store.bodies == [b"1", b"2", b"5"]
     spooled.spool.close()
 
@@ -473,7 +474,7 @@ def test_a_full_spool_raises_or_blocks_in_publish(tmp_path: Path) -> None:
     with Laneway(f"sqlite:///{tmp_path}/a.db", spool=Spool(tmp_path / "b", max_messages=1)) as app:
         for n in range(20):
             app.publish("a", n)  # waits for room
-        assert app.flush(30) == 0
+        assert app.flush(60) == 0
         assert [each.body for each in app.lease(30)] == list(range(20))
 
 
@@ -487,7 +488,7 @@ def test_a_spool_with_an_old_message_is_full(tmp_path: Path, store: Store) -> No
     spooled = Spooled(tmp_path, store, on_full="raise", max_age="1h")
     assert spooled.publish("a", "2")[0].outcome == "refused"
     store.is_away = False
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     wait_for(lambda: spooled.publish("a", "3")[0].outcome == "spooled")
     spooled.spool.close()
 
@@ -500,7 +501,7 @@ def test_the_numbers_of_an_empty_spool_go_on(tmp_path: Path, store: Store) -> No
     spooled = Spooled(tmp_path, store)
     for n in range(20):
         spooled.publish("a", "x" * 10, str(n))
-        assert spooled.spool.flush(10) == 0
+        assert spooled.spool.flush(60) == 0
         assert spooled.spool.status().waiting == spooled.spool.status().bytes == 0
     spooled.spool.close()
     connection = sqlite3.connect(tmp_path / "spool.db")
@@ -522,8 +523,8 @@ def test_the_log_of_a_process_that_only_forwards(
     monkeypatch.setattr(spool, "LOG_BYTES", 10_000)
     monkeypatch.setattr(SpoolFile, "checkpoint", lambda _: shortened.set())
     forwarding = Spooled(tmp_path, store, sync=0.01).spool
-    assert forwarding.flush(30) == 0
-    assert shortened.wait(10)
+    assert forwarding.flush(60) == 0
+    assert shortened.wait(60)
     forwarding.close()
 
 
@@ -539,7 +540,7 @@ def test_status(tmp_path: Path, store: Store) -> None:
     assert status.forwarder == os.getpid()
     assert abs((status.oldest_at or 0) - time.time()) < 60
     store.is_away = False
-    assert spooled.spool.flush(10) == 0
+    assert spooled.spool.flush(60) == 0
     wait_for(lambda: spooled.spool.status().error is None)
     spooled.spool.close()
 
@@ -641,17 +642,15 @@ def test_a_short_program_forwards_what_it_can(tmp_path: Path) -> None:
     program = """
 import sys
 from laneway import Laneway, Spool
-Laneway(sys.argv[1], spool=Spool(sys.argv[2], exit_timeout=30)).publish("a", 1)
+Laneway(sys.argv[1], spool=Spool(sys.argv[2], exit_timeout=600)).publish("a", 1)
 """
     path = tmp_path / "spool.db"
-    began = time.monotonic()
     run = [sys.executable, "-c", program, AWAY, str(path)]
-    subprocess.run(run, check=True, capture_output=True, timeout=60)
-    assert time.monotonic() - began < 25
+    subprocess.run(run, check=True, capture_output=True, timeout=120)
     with opened(path) as file:
         assert file.usage.messages == 1
     run = [sys.executable, "-c", program, f"sqlite:///{tmp_path}/a.db", str(path)]
-    subprocess.run(run, check=True, timeout=60)
+    subprocess.run(run, check=True, timeout=120)
     with opened(path) as file:
         assert file.usage.messages == 0
     with Laneway(f"sqlite:///{tmp_path}/a.db") as app:
@@ -662,9 +661,9 @@ def test_the_end_waits_for_a_store_that_restarts(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outage that has just begun does not end the wait, one that lasts does."""
-    spooled = Spooled(tmp_path, store, exit_timeout=60)
+    spooled = Spooled(tmp_path, store, exit_timeout=600)
     spooled.publish("a", "1")
-    assert spooled.spool.flush(30) == 0
+    assert spooled.spool.flush(60) == 0
     store.is_away = True
     spooled.publish("a", "2")
     until(lambda: spooled.spool.status().error, "the outage")
@@ -673,17 +672,17 @@ def test_the_end_waits_for_a_store_that_restarts(
     closing.join(0.3)
     assert closing.is_alive()
     store.is_away = False
-    closing.join(30)
+    closing.join(60)
     assert store.bodies == [b"1", b"2"]
     monkeypatch.setattr(forwarder, "RESTART_SECONDS", 0.2)
     spooled.publish("a", "3")
-    assert spooled.spool.flush(30) == 0
+    assert spooled.spool.flush(60) == 0
     store.is_away = True
     spooled.publish("a", "4")
     until(lambda: spooled.spool.status().error, "the outage")
     began = time.monotonic()
     spooled.spool.close()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     with opened(tmp_path / "spool.db") as file:
         assert file.usage.messages == 1
 
@@ -702,7 +701,7 @@ def test_a_hook_that_publishes_into_the_full_spool(tmp_path: Path) -> None:
             errors.append(type(full).__name__)
 
     app.publish("a", "x" * 2_000_000)
-    assert app.flush(30) == 0
+    assert app.flush(60) == 0
     assert errors == ["ProducerFull"]
     app.close()
 
@@ -711,7 +710,7 @@ def test_a_forked_child_publishes_too(tmp_path: Path) -> None:
     """It has a connection of its own, and the parent goes on forwarding."""
     with Laneway(f"sqlite:///{tmp_path}/a.db", spool=tmp_path / "spool.db") as app:
         app.publish("a", "parent")
-        assert app.flush(30) == 0
+        assert app.flush(60) == 0
         child = os.fork()
         if child == 0:
             try:
@@ -720,7 +719,7 @@ def test_a_forked_child_publishes_too(tmp_path: Path) -> None:
                 os._exit(0)
         os.waitpid(child, 0)
         app.publish("a", "parent again")
-        assert app.flush(30) == 0
+        assert app.flush(60) == 0
         assert [each.body for each in app.lease(9)] == ["parent", "child", "parent again"]
 
 
@@ -750,7 +749,7 @@ def test_forks_while_threads_publish(tmp_path: Path) -> None:
                     target=publish_all, args=(f"child.{child}",)
                 )
                 process.start()
-                process.join(30)
+                process.join(60)
                 assert process.exitcode == 0
         finally:
             ended.set()
@@ -796,9 +795,9 @@ def test_a_link_to_a_spool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     url = f"sqlite:///{tmp_path}/a.db"
     with Laneway(url, spool=link) as app, Laneway(url, spool=real) as other:
         app.publish("a", 1)
-        assert app.flush(30) == 0
+        assert app.flush(60) == 0
         other.publish("a", 2)
-        assert other.flush(30) == 0
+        assert other.flush(60) == 0
         assert other.spool_status().forwarder == app.spool_status().forwarder == os.getpid()
         assert [each.body for each in app.lease(9)] == [1, 2]
     assert not link.with_name("spool.db-lock").exists()
@@ -815,15 +814,15 @@ def test_a_program_that_changes_its_folder(
     with Laneway(f"sqlite:///{tmp_path}/a.db", spool="spool.db") as app:
         monkeypatch.chdir(elsewhere)
         app.publish("a", 1)
-        assert app.flush(30) == 0
+        assert app.flush(60) == 0
         assert [each.body for each in app.lease(9)] == [1]
     assert list(elsewhere.iterdir()) == []
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until it is true, at most ten seconds."""
-    deadline = time.monotonic() + 10
+    """Wait until it is true, at most a minute."""
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
