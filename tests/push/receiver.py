@@ -67,7 +67,7 @@ def serve(receiver: Receiver) -> http.server.ThreadingHTTPServer:
         do_PUT = do_PATCH = do_POST  # noqa: N815  # the names that http.server calls
 
         def do_hang(self) -> None:
-            receiver.released.wait(30)
+            receiver.released.wait(120)
 
         def do_endless(self) -> None:
             self.send_response(200)

@@ -41,7 +41,7 @@ def test_an_attempt_in_the_log(app: Laneway, receiver: Receiver) -> None:
     assert first.headers["x-trace"] == "<b>"
     assert first.request_headers["x-shop"] == "7"
     assert first.request_headers["webhook-attempt"] == "1"
-    assert 0 < first.milliseconds["ended"] < 10_000
+    assert 0 < first.milliseconds["ended"] < 60_000
     assert ":" in first.sender
     assert "s3cret" not in repr(page)
     signature = receiver.requests[0].headers["webhook-signature"]
@@ -72,8 +72,9 @@ def test_receivers_that_repeat_the_request(app: Laneway, receiver: Receiver) -> 
         assert each.headers["webhook-signature"].removeprefix("v1,") not in known
 
 
-def test_search(app: Laneway, receiver: Receiver) -> None:
+def test_search(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """By topic, pattern, id, key, result, status, class and error; page by page."""
+    monkeypatch.setattr("laneway.push.sender.FIRST_BUSY_SECONDS", 600.0)  # one attempt
     for name, path in (("a", "/200"), ("b", "/503"), ("c", "/close")):
         app.endpoint(f"push.{name}", url=receiver.url(path), allow_private=True)
     app.policy("push.c", retries=0)
@@ -91,8 +92,8 @@ def test_search(app: Laneway, receiver: Receiver) -> None:
     assert found(status="reset") == found(result="dead") == ["push.c"]
     assert found("push.*", message_id="a1") == found(key="k2") == ["push.a"]
     assert found("other.*") == found("push.a", status=404) == found("push") == []
-    assert found(since=time.time() + 10) == found(until=time.time() - 100) == []
-    assert len(found(since=time.time() - 60, until=time.time())) == 5
+    assert found(since=time.time() + 10) == found(until=time.time() - 1000) == []
+    assert len(found(since=time.time() - 600, until=time.time())) == 5
     first = app.attempts("push.*", limit=3)
     second = app.attempts("push.*", limit=3, after=first.next)
     assert [each.topic for each in first.attempts + second.attempts] == found()
@@ -259,7 +260,7 @@ def test_replay_of_many(app: Laneway, receiver: Receiver) -> None:
     ]
     # What was replayed already counts as the message that it replays: each is sent once.
     assert endpoint.replay_many(dry_run=True).replayed == 8
-    result = endpoint.replay_many(result="acked", rate="1/s", limit=3)
+    result = endpoint.replay_many(result="acked", rate="1/m", limit=3)
     assert result.replayed == 3
     stats = app.topic("push.x").stats()
     assert (stats.ready, stats.delayed) == (1, 2)

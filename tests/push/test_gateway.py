@@ -251,7 +251,7 @@ def test_attempts_and_replay(api: Api, store: str, receiver: Receiver) -> None:
             assert (again["replay_of"], again["webhook_id"]) == ("id-one", "id-one")
             begun = mine("POST", path, {"since": "1h", "background": True, "rate": 100}, status=202)
             assert begun.json["operation"]
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while app.topic("logged.one").stats().waiting < 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert app.topic("logged.one").stats().waiting == 1

@@ -131,7 +131,7 @@ def answers(
             )
             found.append(await asyncio.wait_for(answered, 60))
             if go_on is not None:
-                assert await asyncio.to_thread(go_on.acquire, timeout=20)
+                assert await asyncio.to_thread(go_on.acquire, timeout=60)
             await asyncio.sleep(0)  # a connection that is idle may have received something
         sender.close()
         return found
@@ -328,7 +328,7 @@ def test_the_end_does_not_wait_for_names() -> None:
             self._multi = multi
 
         def close(self) -> None:
-            released.wait(20)
+            released.wait(120)
             self._multi.close()
             ended.set()
 
@@ -339,9 +339,9 @@ def test_the_end_does_not_wait_for_names() -> None:
 
     began = time.monotonic()
     asyncio.run(close())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     released.set()
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_idle_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
