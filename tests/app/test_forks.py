@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHILDREN = 12
-SECONDS = 30.0
+SECONDS = 120.0
 
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
@@ -180,10 +180,10 @@ def test_a_worker_in_a_child(app: Laneway) -> None:
         assert app.run_worker(burst=True).acked == 1
 
     assert codes([in_child(work)]) == [0]
-    assert job.get(timeout=10) == 2
+    assert job.get(timeout=60) == 2
 
     def wait() -> None:
-        assert app.add.delay(2, 2).get(timeout=20) == 4  # type: ignore[attr-defined]
+        assert app.add.delay(2, 2).get(timeout=60) == 4  # type: ignore[attr-defined]
 
     with Running(app):
         assert codes([in_child(wait) for _ in range(3)]) == [0, 0, 0]

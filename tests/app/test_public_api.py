@@ -241,6 +241,7 @@ def test_the_deadline_of_a_delivery(app: Laneway) -> None:
     """It is by the store's clock, and `extend` moves it as the store does."""
     app.policy("a", lease="1m")
     app.publish("a", 1)
+    began = time.monotonic()
     (delivery,) = app.lease(1)
     for extension in (0, 1, 300):
         if extension:
@@ -250,7 +251,8 @@ def test_the_deadline_of_a_delivery(app: Laneway) -> None:
         stored_us = view.deadline_us
         assert stored_us is not None
         # The store may have counted from a moment later: when it had the call.
-        assert stored_us / 1e6 - 5 < delivery.deadline <= stored_us / 1e6
+        took = time.monotonic() - began
+        assert stored_us / 1e6 - took < delivery.deadline <= stored_us / 1e6
     assert delivery.deadline > time.time() + 250
 
 
@@ -309,10 +311,10 @@ def test_lease_waits(app: Laneway) -> None:
     assert app.lease(1) == []
     began = time.monotonic()
     assert app.lease(1, wait=0.1) == []
-    assert 0.09 < time.monotonic() - began < 4
+    assert 0.09 < time.monotonic() - began < 30
     timer = threading.Timer(0.05, app.publish, ("t", 1))
     timer.start()
-    assert app.lease(1, wait=10)[0].body == 1
+    assert app.lease(1, wait=60)[0].body == 1
     timer.join()
     with pytest.raises(UsageError):
         app.lease(0)
@@ -396,9 +398,10 @@ def test_redrive_at_a_rate_goes_by_pages(app: Laneway, by_id: bool) -> None:
             delivery.dead()
     began = time.time()
     assert app.redrive("t", ids if by_id else None, rate="10/s") == 2100
+    took = time.time() - began
     due = [view.since_us / 1e6 - began for view in app.engine.topic_peek("t", limit=3000)]
     assert len(due) == 2100
-    assert all(n / 10 - 0.01 <= moment <= n / 10 + 5 for n, moment in enumerate(due))
+    assert all(n / 10 - 0.01 <= moment <= n / 10 + took for n, moment in enumerate(due))
 
 
 @pytest.fixture

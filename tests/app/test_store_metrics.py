@@ -145,6 +145,7 @@ def test_a_store_that_is_away_is_down(app: Laneway, monkeypatch: pytest.MonkeyPa
 
 def test_it_is_read_once_a_second(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask."""
+    monkeypatch.setattr(metrics, "FRESH", 600.0)
     app.publish("a", 1)
     collector = StoreCollector(app)
     list(collector.collect())
@@ -176,14 +177,14 @@ def test_the_exporter(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port}/metrics" in process.stdout.readline()
         text = (
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         )
         assert (
             'laneway_store_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0'
             in text
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -237,11 +238,11 @@ def test_loopback_and_workers_only(app: Laneway) -> None:
     registry, port = CollectorRegistry(), free_port()
     assert measure(app, port, registry=registry, store=True, workers_only=True) is None
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60)
     app.handler("push.*")(lambda message: None)
     app.publish("push.a", 1)
     app.run_worker(burst=True)
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     assert 'laneway_handled_total{kind="push.*",outcome="success"} 1.0' in text
     assert "laneway_store_up" in text
     listening = Path("/proc/net/tcp").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway, Message
-from laneway.engines.base import MAX_BUSY_TOPICS, WorkerFacts
+from laneway.engines.base import MAX_BUSY_TOPICS, TopicStats, WorkerFacts
 from laneway.errors import UsageError
 from laneway.units import SECOND
 from tests.working.support import Running, until
@@ -46,16 +46,21 @@ def test_by_worker_time(app: Laneway) -> None:
 def test_workers_report_the_topics_that_keep_them_busy(app: Laneway) -> None:
     """A worker's heartbeat has the topics whose handlers run."""
     end = threading.Event()
+    found: list[TopicStats] = []
 
     @app.handler("slow.*")
     def slow(message: Message) -> None:
-        end.wait(20)
+        end.wait(120)
+
+    def is_reported() -> bool:
+        found[:] = app.topics(order="worker-time")
+        return bool(found)
 
     app.publish("slow.a", 1)
     with Running(app, heartbeat_timeout=0.3):
-        until(lambda: app.topics(order="worker-time"))
-        (busy,) = app.topics(order="worker-time")
+        until(is_reported)
         end.set()
+    busy = found[0]
     assert busy.topic == "slow.a"
     assert busy.worker_time
 

@@ -209,7 +209,7 @@ def test_it_is_served(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
         assert port > taken.getsockname()[1]
         app.publish("t.1")
         text = (
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         )
         assert 'laneway_published_total{kind="t.*",outcome="accepted"} 1.0' in text
         assert f"metrics are served on http://127.0.0.1:{port}/metrics" in caplog.text

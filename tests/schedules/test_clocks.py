@@ -45,15 +45,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("shift", [90, -90])
 def test_a_schedule_fires_when_a_workers_clock_is_wrong(url: str, shift: int) -> None:
+    began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-c", WORKER, str(shift), url], stdout=subprocess.PIPE, text=True
     ) as worker:
         try:
             assert worker.stdout is not None
-            began = time.monotonic()
             lines = [worker.stdout.readline() for _ in range(3)]
             assert lines == ["tick\n"] * 3
-            assert 1.5 < time.monotonic() - began < 30, "one a second, and none made up for"
+            assert 1.5 < time.monotonic() - began < 75, "one a second, and none made up for"
         finally:
             worker.terminate()
 
@@ -69,13 +69,13 @@ def test_what_a_server_tells_has_its_own_time(shift: int, monkeypatch: pytest.Mo
         with monkeypatch.context() as wrong:
             wrong.setattr(time, "time_ns", lambda: real() + shift * 10**9)
             wrong.setattr(time, "time", lambda: (real() / 1e9) + shift)
-            assert abs(engine.overview().now_us - right) < 20_000_000
-            assert abs(engine.time_us("a") - right) < 20_000_000
-            assert (app.topic("a").stats().oldest_age or 0.0) < 20
+            assert abs(engine.overview().now_us - right) < 60_000_000
+            assert abs(engine.time_us("a") - right) < 60_000_000
+            assert (app.topic("a").stats().oldest_age or 0.0) < 60
             (delivery,) = app.lease(1)
             explanation = engine.explain(delivery.id)
             assert explanation.now_us is not None
-            assert abs(explanation.now_us - right) < 20_000_000
+            assert abs(explanation.now_us - right) < 60_000_000
         app.close()
         engine.close()
 

@@ -265,7 +265,7 @@ def test_several_workers_fire_each_once(tmp_path: Path, engine: str) -> None:
             app.schedule("fast", Message("ticks"), every=0.1)
             app.install_schedules()
             stack.enter_context(Running(app))
-        until(lambda: len(seen) >= 20, 30)
+        until(lambda: len(seen) >= 20, 120)
     assert len(set(seen)) == len(seen)
     moments = sorted(datetime.fromisoformat(each.partition("@")[2]) for each in seen)
     assert all(

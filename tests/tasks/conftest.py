@@ -55,5 +55,5 @@ def working(app: Laneway, concurrency: int = 20) -> Iterator[None]:
         yield
     finally:
         worker.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()

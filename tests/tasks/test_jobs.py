@@ -39,7 +39,7 @@ from tests.tasks import apart
 from tests.tasks.apart import Odd, Order
 from tests.tasks.conftest import MakeApp, working
 
-SOON = 20.0
+SOON = 120.0
 
 
 def test_a_result_is_what_the_task_says_that_it_returns(make_app: MakeApp) -> None:
@@ -164,9 +164,17 @@ def test_a_result_is_forgotten_in_time(make_app: MakeApp) -> None:
 
     assert app.engine.find(task.delay().id).headers["laneway-result-ttl"] == "120,7200"  # type: ignore[index, union-attr]
     assert app.engine.find(usual.delay().id).headers["laneway-result-ttl"] == "3600,7200"  # type: ignore[index, union-attr]
-    job = task.using(result_ttl=1, failure_ttl=1).enqueue()
+    ran = threading.Event()
+
+    @app.task(result_ttl=1, failure_ttl=1)
+    def soon_forgotten() -> None:
+        ran.set()
+
     with working(app):
-        job.get(SOON)
+        assert usual.delay().get(SOON) == 1
+        job = soon_forgotten.delay()
+        assert job.status != "unknown"
+        assert ran.wait(SOON)
         deadline = time.monotonic() + SOON
         while job.status != "unknown":
             assert time.monotonic() < deadline
