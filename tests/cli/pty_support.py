@@ -13,6 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+UNHURRIED = """
+import sys
+from laneway.cli import main
+from laneway.cli.development import program, session
+
+program.STOP_KILL_SECONDS, session.END_SECONDS = 20.0, 25.0
+main(sys.argv[1:])
+"""
+"""
+`laneway` whose `dev` gives its parts 25 s to end instead of 2: a busy machine may need more. What
+does not end by itself is killed then, and the exit code tells it.
+"""
+
 RUN = "import os, sys; os.login_tty(0); from laneway.cli import main; main(sys.argv[1:])"
 
 
@@ -53,7 +66,7 @@ class InTerminal:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def read_until(self, text: str, seconds: float = 60.0) -> None:
+    def read_until(self, text: str, seconds: float = 200.0) -> None:
         """Read on until the text has come since the last call."""
         seen = ""
         deadline = time.monotonic() + seconds
@@ -74,7 +87,7 @@ class InTerminal:
                 self.read_until(text[-1])
         self._position = self.output.index(text, self._position) + len(text)
 
-    def end(self, seconds: float = 20.0) -> int:
+    def end(self, seconds: float = 60.0) -> int:
         """Its exit code; reads what still comes, so that it is not held up."""
         deadline = time.monotonic() + seconds
         while self._process.poll() is None:

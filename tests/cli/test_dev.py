@@ -9,14 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from laneway import Laneway
-from tests.cli.pty_support import InTerminal
+from tests.cli.pty_support import UNHURRIED, InTerminal
 
 PROGRAM = """\
 import os
@@ -42,7 +41,14 @@ STORE = "sqlite:///laneway-dev.db"
 
 
 def write(folder: Path, version: str, namespace: str = "default") -> None:
-    (folder / "shop.py").write_text(PROGRAM.format(version=version, namespace=namespace))
+    replace(folder / "shop.py", PROGRAM.format(version=version, namespace=namespace))
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file that `dev` watches at once: it must not read the beginning."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.rename(file)
 
 
 def get(port: int, path: str = "/healthz", cookie: str = "") -> int:
@@ -84,7 +90,7 @@ class Dev:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "laneway", "dev", "--port", "0", *arguments],
+            [sys.executable, "-c", UNHURRIED, "dev", "--port", "0", *arguments],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -104,7 +110,7 @@ class Dev:
 
     def end(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
-        assert self.process.wait(timeout=30) == 0
+        assert self.process.wait(timeout=60) == 0
 
     def __enter__(self) -> Dev:
         return self
@@ -126,9 +132,10 @@ def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(browser))
-    with InTerminal("dev", "shop:app", "--port", "0", folder=tmp_path) as terminal:
+    run = "import os; os.login_tty(0)\n" + UNHURRIED
+    with InTerminal("dev", "shop:app", "--port", "0", run=run, folder=tmp_path) as terminal:
         terminal.wait_for("q quit")
-        banner = terminal.output.splitlines()
+        banner = terminal.output.partition("q quit")[0].splitlines()  # more may have come
         assert len(banner) <= 8, banner
         terminal.wait_for("is ready")
         assert f"{STORE} (the default of dev)" in terminal.output
@@ -162,8 +169,7 @@ def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             r" \(\S+shop\.py:13\)",
             terminal.output,
         )
-        page = f"http://127.0.0.1:{port}/topic?name=push.acme"
-        assert f"; see {page}" in terminal.output
+        terminal.wait_for(f"; see http://127.0.0.1:{port}/topic?name=push.acme")
         assert get(port, "/topic?name=push.acme", cookie) == 200
         terminal.press(b"d")
         terminal.wait_for("unlucky")
@@ -172,7 +178,7 @@ def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         terminal.press(b"q")  # ends the view only
 
         source = (tmp_path / "shop.py").read_text()
-        (tmp_path / "shop.py").write_text(source + "\nnonsense()\n")
+        replace(tmp_path / "shop.py", source + "\nnonsense()\n")
         terminal.wait_for("the old code goes on until a file changes")
         assert re.search(r"shop\.py\", line 19", terminal.output), terminal.output
         assert "name 'nonsense' is not defined" in terminal.output
@@ -222,9 +228,7 @@ def test_what_runs_finishes(tmp_path: Path) -> None:
         assert get(port, "/v1/topics/push.acme", cookie) == 200  # the program's namespace
         stuck = app.publish("push.acme", {"order": 3, "until": "never"})
         dev.wait_for("v2 begins 3")
-        began = time.monotonic()
         dev.end(signal.SIGINT)
-        assert time.monotonic() - began < 15  # without load below 2
         assert app.topic("push.acme").stats().waiting == 1
         [delivery] = app.lease(1)
         assert (delivery.message.id, delivery.attempt) == (stuck.id, 1)

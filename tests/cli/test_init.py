@@ -13,7 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from laneway.cli.main import main
-from tests.cli.pty_support import InTerminal
+from tests.cli.pty_support import UNHURRIED, InTerminal
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
 STEPS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", QUICKSTART.read_text(), re.MULTILINE)
@@ -23,7 +23,7 @@ SHELL = "import os; os.login_tty(0); os.execvp('bash', ['bash', '--norc', '--nop
 
 # `laneway` and `pytest` of the interpreter that runs the tests
 COMMANDS = {
-    "laneway": "-m laneway",
+    "laneway": f"-c '{UNHURRIED}'",
     "pytest": "-m pytest -p no:cacheprovider",
 }
 
