@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from typing import Any
 
 from laneway.compat.celery import (
@@ -39,6 +39,8 @@ app.conf.beat_schedule = {
     },
 }
 CALLED: list[Any] = []
+GO = threading.Event()
+"""Ends the work of `long`."""
 
 
 @app.task
@@ -129,5 +131,5 @@ increment = app.register_task(Increment())
 @app.task(bind=True)
 def long(self, seconds):
     self.update_state(state="PROGRESS", meta={"done": 5, "total": 10})
-    time.sleep(seconds)  # the work
+    assert GO.wait(seconds)  # the work
     return self.request.id

@@ -33,7 +33,7 @@ from laneway.compat.celery import (
 from tests.conformance.valkey_setups import server
 from tests.tasks.conftest import working
 
-SOON = 20.0
+SOON = 120.0
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -323,7 +323,7 @@ def command(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
         env=environment,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
     )
 
@@ -381,6 +381,6 @@ def test_django(tmp_path: Path) -> None:
     read = command(
         tmp_path,
         "-c",
-        f"import proj; print(proj.app.AsyncResult({published.stdout.strip()!r}).get(timeout=5))",
+        f"import proj; print(proj.app.AsyncResult({published.stdout.strip()!r}).get(timeout=60))",
     )
     assert read.stdout.strip() == str(["reset", "close", "close", "reset", "close"]), read.stderr

@@ -141,7 +141,7 @@ def test_queues_by_priority_in_children(connection: Laneway) -> None:
 
 def test_job_decorator(connection: Laneway) -> None:
     """`@job` adds `delay` to a function."""
-    count = job("low", connection=connection, timeout=5)(functions.count_words)
+    count = job("low", connection=connection, timeout=90)(functions.count_words)
     enqueued = count.delay("a b")  # type: ignore[attr-defined]
     SimpleWorker(["low"], connection=connection).work(burst=True)
     assert enqueued.result == 2
@@ -190,7 +190,7 @@ def test_callbacks_know_their_job(connection: Laneway, kind: type[Worker]) -> No
     """A callback reads and changes its job, in a child process too, and by an id of the user's."""
     queue, end = Queue(connection=connection), functions.notes_end
     good = queue.enqueue(
-        functions.count_words, "a b", job_id="mine", meta={"of": 1}, on_success=Callback(end, 10)
+        functions.count_words, "a b", job_id="mine", meta={"of": 1}, on_success=Callback(end, 90)
     )
     bad = queue.enqueue(functions.fails, on_failure=Callback("tests.compat.rq_functions.notes_end"))
     kind([queue]).work(burst=True)
@@ -287,7 +287,7 @@ def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=True,
         )
         program = [
@@ -305,7 +305,7 @@ def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
             env=dict(os.environ),
         )
@@ -317,7 +317,7 @@ def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
             [*program[:3], "--url", "sqs://x"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert (wrong.returncode, wrong.stderr.startswith("Error: connection: sqs://")) == (1, True)

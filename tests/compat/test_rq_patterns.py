@@ -55,7 +55,7 @@ def test_prepare_data_and_results(connection: Laneway) -> None:
     )
     assert returns.latest_result() is None
     SimpleWorker([queue], connection=connection).work(burst=True)
-    result = returns.latest_result(timeout=5)
+    result = returns.latest_result(timeout=60)
     assert result is not None
     assert (returns.id, result.type, result.return_value, result.exc_string) == (
         "mine",
@@ -63,7 +63,7 @@ def test_prepare_data_and_results(connection: Laneway) -> None:
         2,
         None,
     )
-    failed = fails.latest_result(timeout=5)
+    failed = fails.latest_result(timeout=60)
     assert failed is not None
     assert (failed.type, failed.return_value) == (Result.Type.FAILED, None)
     assert "Error" in str(failed.exc_string)
@@ -115,12 +115,12 @@ def test_types_of_arguments(connection: Laneway) -> None:
 def test_attributes(connection: Laneway) -> None:
     """A job has RQ's attributes, whether just enqueued or fetched."""
     queue = Queue("patterns", connection=connection)
-    enqueued = queue.enqueue(functions.count_words, "a b", description="counts", job_timeout=7)
+    enqueued = queue.enqueue(functions.count_words, "a b", description="counts", job_timeout=70)
     fetched = queue.fetch_job(enqueued.id)
     assert fetched is not None
     for job in (enqueued, fetched):
         about = (job.func_name, job.args, job.kwargs, job.description, job.timeout)
-        assert about == ("tests.compat.rq_functions.count_words", ("a b",), {}, "counts", 7)
+        assert about == ("tests.compat.rq_functions.count_words", ("a b",), {}, "counts", 70)
         assert isinstance(job.created_at, datetime)
         assert job.to_dict()["origin"] == "patterns"
     assert (
@@ -167,5 +167,5 @@ def test_types_of_celery_arguments(connection: Laneway) -> None:
     values: list[Any] = [*VALUES[:3], *VALUES[4:7], {"at": [VALUES[0]]}]
     with app, working(app.laneway):
         for value in values:
-            assert same.delay(value).get(timeout=20) == value
-            assert chain(same.s(value), same.s())().get(timeout=20) == value
+            assert same.delay(value).get(timeout=120) == value
+            assert chain(same.s(value), same.s())().get(timeout=120) == value

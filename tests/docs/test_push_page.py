@@ -77,6 +77,7 @@ def test_commands(
     Path("endpoints.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for command, shown in COMMANDS:
         real = re.sub(r"https://[\w.]+\.example/\w+", receiver.url("/200"), command)
+        real = real.replace("--timeout 5s", "--timeout 60s")  # of a receiver on a busy machine
         if command.startswith("export"):
             name, _, value = command.removeprefix("export ").partition("=")
             inner = re.search(r"\$\(laneway (.*)\)", value)
