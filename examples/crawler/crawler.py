@@ -20,7 +20,7 @@ from laneway import Delivery, Laneway, LeaseLost, Message
 RATE, BURST, CONCURRENCY = 150, 5, 4
 """The limits of each host."""
 
-TIMEOUT, LEASE = 2.0, 5
+TIMEOUT, LEASE = 10.0, 12
 """
 Seconds. A request times out well before its lease ends, so that no other crawler fetches the same
 page meanwhile.

@@ -55,6 +55,7 @@ def report(provider: Provider) -> Report:
     seconds = seen[-1].at - seen[0].at
     used = sum(call.tokens for call in done)
     last_of = {call.customer: call.at - seen[0].at for call in done}
+    calls_to = {call.customer: number for number, call in enumerate(done, 1)}
     return {
         "documents": sum(CUSTOMERS.values()),
         "summarized": len({(call.customer, call.document) for call in done}),
@@ -65,6 +66,7 @@ def report(provider: Provider) -> Report:
         "tokens": used,
         "share of the limit": used / (TOKENS_PER_SECOND * seconds),
         **{f"{customer} was ready after": at for customer, at in last_of.items()},
+        **{f"calls until {customer} was ready": count for customer, count in calls_to.items()},
     }
 
 

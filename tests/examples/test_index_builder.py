@@ -20,7 +20,13 @@ ROOT = Path(__file__).parents[2]
 def test_index_through_three_successions(tmp_path: Path) -> None:
     """Each document is indexed once, by one process at a time."""
     documents, index = Documents(tmp_path), Index(tmp_path)
-    command = [sys.executable, "-m", "examples.index_builder.indexer", str(tmp_path), "1.5"]
+    command = [
+        sys.executable,
+        "-m",
+        "examples.index_builder.indexer",
+        str(tmp_path),
+        "6",
+    ]  # seconds of a term
     processes = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -40,12 +46,14 @@ def test_index_through_three_successions(tmp_path: Path) -> None:
         with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app:
             append(200)
             until(is_complete, "the first documents", 60)
+            until(lambda: app.election("index").state().holder, "a holder", 60)
             holder = app.election("index").state().holder
             assert holder is not None
             killed = next(each for each in processes if each.pid == int(holder.split(":")[1]))
             killed.send_signal(signal.SIGKILL)
             append(400)
             until(is_complete, "a successor of a killed process", 60)
+            until(lambda: app.election("index").state().state == "held", "a holder", 60)
             app.election("index").step_down(wait=30)
             append(600)
             until(is_complete, "a successor of one that stepped down", 60)

@@ -21,5 +21,5 @@ def test_a_batch_within_the_providers_limits(
     assert found["calls"] == 108, "each document is paid for once"
     assert found["calls at once"] <= CALLS_AT_ONCE
     assert found["tokens"] <= TOKENS_PER_SECOND * found["seconds"] + BUCKET
-    assert found["small was ready after"] < 0.6 * found["large was ready after"]
-    assert found["tiny was ready after"] < 0.3 * found["large was ready after"]
+    assert found["calls until small was ready"] < 0.6 * found["calls until large was ready"]
+    assert found["calls until tiny was ready"] < 0.3 * found["calls until large was ready"]
