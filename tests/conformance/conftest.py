@@ -106,8 +106,10 @@ shards divide about once a second.
 """
 
 
-ONCE: frozenset[str] = frozenset(("sqlite memory", "valkey, cluster", "redis"))
-SAMPLED: frozenset[str] = frozenset(("sqlite folder", "valkey, few rights", "valkey, sentinels"))
+ONCE: frozenset[str] = frozenset(("valkey, cluster", "redis"))
+SAMPLED: frozenset[str] = frozenset(
+    ("sqlite folder", "sqlite memory", "valkey, few rights", "valkey, sentinels")
+)
 """
 Engines that differ from another one only in how or to which server they connect. Those of ONCE run
 each test with one of its parameters, those of SAMPLED a quarter of these; `make conformance` runs

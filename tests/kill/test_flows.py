@@ -24,8 +24,8 @@ from tests.seeds import seed_for
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 ROUNDS = int(os.environ.get("LANEWAY_FLOW_KILLS", "3"))
-SIZES = (400, 2_000, 6_000)
-LONGEST = {400: 0.05, 2_000: 0.3, 6_000: 1.0}
+SIZES = (400, 1_500, 4_000)
+LONGEST = {400: 0.05, 1_500: 0.25, 4_000: 0.7}
 """About how many seconds storing a flow takes; the kill comes within that time."""
 
 PUBLISHER = """
