@@ -301,7 +301,7 @@ def test_rate_of_a_token(api: Api, store: str) -> None:
     assert 1 <= int(answer.headers["retry-after"]) <= 60
 
 
-@pytest.mark.parametrize(("rate", "burst", "wait"), [(3, 3, 1), (0.7, 1, 1), (0.3, 1, 3)])
+@pytest.mark.parametrize(("rate", "burst", "wait"), [(3, 3, 1), (0.7, 1, 2), (0.3, 1, 4)])
 def test_permits_of_a_token(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, rate: float, burst: int, wait: int
 ) -> None:

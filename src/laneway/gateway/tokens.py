@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import threading
 import time
@@ -345,7 +346,7 @@ class TokenCheck:
                 raise Problem(
                     "rate-limited",
                     f'the token "{record.name}" may send {record.rate:g} requests a second',
-                    headers=(("retry-after", str(max(1, round(early)))),),
+                    headers=(("retry-after", str(math.ceil(early))),),
                 )
             self._free_at[token_id] = free_at
 
