@@ -47,7 +47,7 @@ CASES = {
     ),
     "push.slow": (
         "rate",
-        "rate (1/min) admits the next delivery in",
+        "rate (1/h) admits the next delivery in",
         "laneway policy set push.slow --rate RATE",
     ),
     "push.gpu": (
@@ -88,7 +88,7 @@ CASES = {
     ),
     "work.dead": (
         "dead",
-        "s ago: expired: its ttl ended before it was delivered",
+        " ago: expired: its ttl ended before it was delivered",
         "laneway dead redrive --topic work.dead",
     ),
     "work.dropped": (
@@ -137,8 +137,12 @@ CASES = {
 
 
 def fill(app: Laneway) -> None:
-    """A shop of many merchants, of which each of `CASES` does not get its orders."""
+    """
+    A shop of many merchants, of which each of `CASES` does not get its orders. It stays so until
+    the last test of a slow machine: leases, times to wait and limits last for hours.
+    """
     engine = app.engine
+    app.policy("*", lease="1d")
     app.policy("push.*", rate="50/s", concurrency=8)
     app.gate("psp", concurrency=2)
     app.policy("pay.*", gate="psp")
@@ -150,7 +154,7 @@ def fill(app: Laneway) -> None:
     app.policy("push.gpu", pool="gpu")
     app.policy("stock.*", serial=True)
     app.publish_many((Message(f"push.m{n}", n) for n in range(MERCHANTS)), progress=False)
-    engine.policy_set("operator", "push.slow", {"rate": "1/min", "burst": 1})
+    engine.policy_set("operator", "push.slow", {"rate": "1/h", "burst": 1})
     engine.policy_set("operator", "push.full", {"max_backlog": 5})
     topics = (
         *("push.slow", "pay.other", "shop.big.other", "push.refused"),
@@ -170,7 +174,7 @@ def fill(app: Laneway) -> None:
             engine.settle([Settlement(lease.handle, lease.fence, "ack")])
         elif lease.topic == "push.refused":
             retry = Settlement(lease.handle, lease.fence, "retry", error="HTTP 401: Unauthorized")
-            retry.delay_us = 300 * SECOND
+            retry.delay_us = 86_400 * SECOND
             engine.settle([retry])
     _without_backlog(app)
     for topic in (each for each in CASES if not each.startswith("work.")):
@@ -180,7 +184,7 @@ def fill(app: Laneway) -> None:
     for topic in ("push.open", "push.gone", "push.refused", "push.expired"):
         app.endpoint(topic, url="https://shop.example/hooks")
     _conditions(app)
-    app.topic("push.open").back_off("5m")
+    app.topic("push.open").back_off("1d")
     app.endpoint("push.gone").disable("gone: HTTP 410: Gone")
     app.topic("push.paused").pause()
     app.topic(HOSTILE).pause()
@@ -199,7 +203,7 @@ def _without_backlog(app: Laneway) -> None:
     (lease,) = app.engine.lease(1, topics=["work.failing"]).leases
     error = 'ValueError: no stock\n  File "shop.py", line 9, in work\n    ^^^^^^'
     retry = Settlement(lease.handle, lease.fence, "retry", error=error)
-    retry.delay_us = 300 * SECOND
+    retry.delay_us = 86_400 * SECOND
     app.engine.settle([retry])
 
 
