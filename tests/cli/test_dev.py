@@ -52,7 +52,7 @@ def replace(file: Path, text: str) -> None:
 
 
 def get(port: int, path: str = "/healthz", cookie: str = "") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path, headers={"cookie": cookie} if cookie else {})
         return connection.getresponse().status
@@ -63,7 +63,7 @@ def get(port: int, path: str = "/healthz", cookie: str = "") -> int:
 def log_in(output: str) -> str:
     """Use the last login that was shown. Returns the session's cookie; "": it was refused."""
     port, code = re.findall(r"http://127\.0\.0\.1:(\d+)/login#([\w-]+)", output)[-1]
-    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     try:
         form = {"content-type": "application/x-www-form-urlencoded"}
         own = {"origin": f"http://127.0.0.1:{port}"}
@@ -267,7 +267,7 @@ def test_push_to_the_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         app.endpoint("push.acme", url=f"http://{receiver}/hooks")
         message = app.publish("push.acme", {"order": 42}).id
         dev.wait_for("succeeded in")
-        with urllib.request.urlopen(f"http://{receiver}/", timeout=20) as page:
+        with urllib.request.urlopen(f"http://{receiver}/", timeout=60) as page:
             shown = page.read().decode()
         assert f"webhook-id: {message}" in shown
         assert "webhook-signature: v1," in shown

@@ -13,7 +13,7 @@ from laneway import Laneway
 from tests.gateway.conftest import TIMEOUT, Api, serving
 
 
-def wait_until(is_so: Any, seconds: float = 20.0) -> None:
+def wait_until(is_so: Any, seconds: float = 60.0) -> None:
     """Look until it is so: what happens in another process cannot be awaited."""
     end = time.monotonic() + seconds
     while not is_so():

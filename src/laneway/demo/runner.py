@@ -82,7 +82,7 @@ The merchants with a special role: the flood, the failing one, the slow one, the
 
 LOOK_EVERY = 0.5
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 """The longest time until the worker starts."""
 
 

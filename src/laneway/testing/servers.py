@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 """How long a server, a replica or a cluster may take to be ready."""
 
 PATIENT_MS = 600_000
