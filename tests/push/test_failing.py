@@ -35,6 +35,7 @@ def test_breaker_of_a_dead_endpoint(
     """
     monkeypatch.setattr(breaker, "FIRST_SECONDS", 0.05)
     monkeypatch.setattr(breaker, "MAX_SECONDS", LEAST_BACK_OFF / (1 - breaker.JITTER))
+    monkeypatch.setattr("laneway.push.sender.COUNTS_SECONDS", 0.05)
     app.policy("push.x", retries=100)
     status, times = [500], list[float]()
 
@@ -65,6 +66,9 @@ def test_breaker_of_a_dead_endpoint(
             time.sleep(0.02)
         assert app.topic("push.x").stats().done == 50
         while endpoint.info().state != "healthy" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # The worker's end does not wait for long until they are written.
+        while stored_counts.read(app.engine).attempts["2xx"] < 50 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert endpoint.info().state == "healthy"
     shown = [(event.kind, event.topic) for event in events.since(app.engine, 0)]
