@@ -48,12 +48,19 @@ def test_workers_are_candidates(tmp_path: Path) -> None:
             election = app.election("one")
             until(lambda: election.state().state == "held", "a holder", 60)
             first = election.state()
-            election.step_down()
-            until(lambda: election.state().holder not in (None, first.holder), "the other", 60)
+
+            def other_holds() -> bool:
+                """The first one is asked again where the other began late and missed its turn."""
+                state = election.state()
+                if state.holder == first.holder and state.state == "held":
+                    election.step_down()
+                return state.holder not in (None, first.holder)
+
+            until(other_holds, "the other", 60)
             workers.send_signal(signal.SIGTERM)
             output, _ = workers.communicate(timeout=60)
             assert workers.returncode == 0, output
-            assert output.count("handed over") == 2
+            assert output.count("handed over") >= 2
             assert election.state().handed_over
     finally:
         workers.kill()

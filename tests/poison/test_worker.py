@@ -191,11 +191,10 @@ def test_an_invalid_retry_after_backs_off_as_without_one(
     app.run_worker(burst=True)
     assert set(delays) == {None}, "as the engine says"
     stats = app.topic("bad").stats()
-    assert stats.waiting == 1
-    # On a slow machine the second has passed, or the message was tried again.
-    if stats.state == "asleep":
-        assert stats.wake_us is not None
-        assert stats.wake_us / 1e6 - stats.now < 2 ** len(delays)
+    assert (stats.waiting, stats.state) == (1, "asleep")
+    assert stats.wake_us is not None
+    # In a burst that a busy machine holds up it backs off several times.
+    assert stats.wake_us / 1e6 - stats.now < max(5, 2 ** len(delays))
     assert sorted(done) == list(range(20))
 
 

@@ -14,6 +14,8 @@ from laneway.testing.servers import Server, until
 from tests.valkey.conftest import drain, some
 
 COUNT, OTHERS = 100, 15_000
+DELAY_US = "1000"
+"""For each entry, so that loading outlasts a pause of the machine."""
 
 
 def begin_to_load(server: Server) -> None:
@@ -25,7 +27,7 @@ def begin_to_load(server: Server) -> None:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """With messages in its file, and killed."""
-    more = {"aof-use-rdb-preamble": "no", "key-load-delay": "20"}
+    more = {"aof-use-rdb-preamble": "no", "key-load-delay": DELAY_US}
     with Server(appendonly="yes", appendfsync="always", **more) as own:
         engine = open_engine(own.url, Settings(durability="fsync"))
         engine.put(some(COUNT))
@@ -42,10 +44,12 @@ def test_calls_wait_for_it(
     """Of an engine that was open before, and of one that is opened now."""
     monkeypatch.setattr(connection, "PATIENCE", 60.0)
     begin_to_load(server)
+    server.run("CONFIG", "SET", "key-load-delay", "20")
     engine = opened(server.url, durability="fsync", namespace="default")
     assert len(drain(engine)) == COUNT
     server.kill()
     begin_to_load(server)
+    server.run("CONFIG", "SET", "key-load-delay", "20")
     assert engine.overview().waiting == 0
 
 
