@@ -319,7 +319,7 @@ def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
     Ack many messages in one transaction. Raises LeaseLost if some leases had ended; the other
     messages are finished nevertheless.
     """
-    leases = [delivery.lease for delivery in deliveries]
+    leases = [delivery.lease for delivery in _deliveries(deliveries)]
     answers = engine.settle([Settlement(each.handle, each.fence) for each in leases])
     lost = [
         (each, answer)
@@ -334,6 +334,19 @@ def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
                 f" {', '.join(each.id for each, _ in lost)}"
             )
         raise error
+
+
+def _deliveries(given: Iterable[Delivery]) -> list[Delivery]:
+    try:
+        deliveries = list(given)
+    except TypeError:
+        raise UsageError(
+            f"ack_many: expected deliveries, got {given!r:.200}; a single one has `ack`"
+        ) from None
+    for delivery in deliveries:
+        if not isinstance(delivery, Delivery):
+            raise UsageError(f"ack_many: expected deliveries, got {delivery!r:.200}")
+    return deliveries
 
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:

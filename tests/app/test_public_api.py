@@ -289,6 +289,9 @@ def test_ack_many(app: Laneway) -> None:
     with pytest.raises(LeaseLost):
         app.ack_many(deliveries)
     assert app.topic("t").stats().done == 5
+    for wrong in (deliveries[0], [deliveries[0].lease], 5):
+        with pytest.raises(UsageError, match="ack_many: expected deliveries, got"):
+            app.ack_many(wrong)  # type: ignore[arg-type]
 
 
 def test_lease_of_a_priority(app: Laneway) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -234,6 +235,7 @@ def test_gates(laneway: Command) -> None:
     laneway("gate", "set", "stripe", "--rate", "100/s", "--concurrency", "20")
     [gate] = laneway.json("gate", "list")
     assert (gate["name"], gate["rate"], gate["concurrency"]) == ("stripe", 100, 20)
+    assert re.search(r"^stripe +100 +\S+ +20 +0 +0$", laneway("gate", "list").stdout, re.MULTILINE)
     laneway("gate", "set", "nothing", code=2)
     laneway("gate", "set", "eu", "--concurrency", "5")
     laneway("policy", "set", "charge.*", "--gate", "stripe,eu")

@@ -59,7 +59,8 @@ def explain(session: Session, name: str, *, topic: str | None, as_json: bool) ->
         elif explanation.state == "unknown":
             text = (
                 f'no message has the id "{name}", and nothing waits, runs or is dead in a topic'
-                " of this name: all was finished, or nothing was published here"
+                " of this name: all was finished, or nothing was published here; an id of your own"
+                " needs its --topic"
             )
             explanation.reasons = [text]
     _show_message(explanation, as_json=as_json)

@@ -17,8 +17,8 @@ LIMIT_COLUMNS = ("per s", "burst", "concurrency", "leased", "topics waiting")
 
 def limit_cells(each: Mapping[str, Any]) -> tuple[Any, ...]:
     """The cells of `LIMIT_COLUMNS` for a gate or a topic group."""
-    burst = each["burst"] and f"{each['burst']:g}"
-    return each["rate"], burst, each["concurrency"], each["leased"], each["waiting"]
+    rate, burst = (each[name] and f"{each[name]:,.10g}" for name in ("rate", "burst"))
+    return rate, burst, each["concurrency"], each["leased"], each["waiting"]
 
 
 @click.group()

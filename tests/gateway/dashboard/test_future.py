@@ -37,11 +37,21 @@ def test_when_messages_are_due(late: Browser, app: Laneway) -> None:
     page = late.get("/future?by=minute")
     assert "messages by minute, at most 2; 2 are due later" in page.words
     assert 'd="M1.5 18v-9.0M10.5 18v-18.0"' in page.text
-    assert "by hour, at most 3; 1 are due later" in late.get("/future").words
+    assert "by hour, at most 3; 1 is due later" in late.get("/future").words
     words = late.get("/future?by=day&table=true").words
     assert "2030-05-01 00:00:00Z 4" in words
     assert "2030-05-04 00:00:00Z 1 later 0" in words
     late.get("/future?by=year", 400)
+
+
+def test_many_topics_with_delayed_messages(late: Browser, app: Laneway) -> None:
+    """The bars count the messages of 20 topics, and say so if there are others."""
+    app.publish_many([Message(f"later.{n}", n, delay="10m") for n in range(20)])
+    assert "messages by minute, at most 20 " in late.get("/future?by=minute").words
+    app.publish_many([Message(f"later.{n}", n, delay="10m") for n in range(25)])
+    with running(app) as browser:
+        page = browser.get("/future?by=minute").words
+    assert "messages by minute of the 20 topics with most, at most 40 " in page
 
 
 def test_nothing_is_due(browser: Browser) -> None:

@@ -110,6 +110,19 @@ def test_a_topic(browser: Browser, app: Laneway) -> None:
     assert "delayed" in words
     assert "shown.a#audit" in words
     assert "A subscription of shown.a" in browser.get("/topic?name=shown.a%23audit").words
+
+
+def test_topic_with_many_subscriptions(browser: Browser, app: Laneway) -> None:
+    """Its page shows the largest backlogs only, and no subscription twice."""
+    for n in range(60):
+        app.subscribe("many", f"s{n:02}", where={"type": "b"} if n < 30 else None)
+    app.publish("many", 1, headers={"type": "a"})
+    page = browser.get("/topic?name=many").words
+    assert "subscription:s" not in page
+    assert "many#s59 shared every message 1 0 0" in page
+    assert "many#s19 shared" in page
+    assert "many#s20" not in page
+    assert "The largest backlogs; 10 others: laneway subscription list many" in page
     assert "topic" in browser.get("/topic?name=*", status=400).words
     assert "name" in browser.get("/topic", status=400).words
 

@@ -313,6 +313,7 @@ def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
     answer = CliRunner().invoke(main, ["--url", app.url, "explain", "push.nobody"])
     assert answer.exit_code == 1
     assert 'no message has the id "push.nobody", and nothing waits' in answer.output
+    assert "an id of your own needs its --topic" in answer.output
 
 
 def test_a_message_that_failed(shop: tuple[Laneway, Browser]) -> None:

@@ -217,8 +217,9 @@ def waiting(facts: Facts) -> Explanation:
     if facts.ahead:
         explanation.add(
             "ahead",
-            f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are"
-            " ahead of it",
+            "1 message of its topic is ahead of it"
+            if facts.ahead == 1
+            else f"{_counted(facts.ahead)} messages of its topic are ahead of it",
         )
     if facts.is_runnable:
         _add_turn(facts, explanation)
@@ -253,14 +254,20 @@ def _add_turn(facts: Facts, explanation: Explanation) -> None:
     if group is not None and group.before:
         explanation.add(
             "turn",
-            f"{_counted(group.before)} topics and groups of {tier} are served before its group"
+            f"{_served_first(group.before, 'topics and groups', 'topic or group', tier)} its group"
             f' "{group.name}"',
         )
     if facts.lanes_before:
         whole = f'its group "{group.name}"' if group is not None else tier
         explanation.add(
-            "turn", f"{_counted(facts.lanes_before)} topics of {whole} are served before its own"
+            "turn", f"{_served_first(facts.lanes_before, 'topics', 'topic', whole)} its own"
         )
+
+
+def _served_first(count: int, many: str, one: str, whole: str) -> str:
+    if count == 1:
+        return f"1 {one} of {whole} is served before"
+    return f"{_counted(count)} {many} of {whole} are served before"
 
 
 def _counted(number: int) -> str:
@@ -325,11 +332,13 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
                 what = f'the limit of its topic group "{name}"'
             wake = gate.wake_us
             why = f": {ITS_RATE} in {facts.left(wake)}" if wake is not None else ""
-            explanation.add(
-                cause, f"{what} {is_shut}{why}; {gate.leased} leases go through it{held}"
-            )
+            explanation.add(cause, f"{what} {is_shut}{why}; {_leases_through(gate.leased)}{held}")
             at = max(at, wake) if wake is not None and at is not None else None
     return at
+
+
+def _leases_through(count: int) -> str:
+    return f"{counted(count, 'lease')} {'goes' if count == 1 else 'go'} through it"
 
 
 def _shared(facts: Facts, gate: GateFacts) -> str:

@@ -164,6 +164,19 @@ def test_explain_free_worker(driver: EngineDriver) -> None:
     assert reasons[1].startswith("2 messages of its topic are ahead of it")
 
 
+def test_explain_one_before(driver: EngineDriver) -> None:
+    """Of one topic, message or lease, explain speaks in the singular."""
+    driver.put("b", "v", "w", "y", "z")
+    driver.lease(2)
+    driver.put("a", "x")
+    last = driver.engine.topic_peek("b", state="ready", now_us=driver.now)[-1].id
+    reasons = driver.engine.explain(last, now_us=driver.now).reasons
+    assert any(reason.startswith("1 message of its topic is ahead of it") for reason in reasons)
+    if driver.engine.capabilities.shards == 1:  # else the other one may be on another shard
+        assert reasons[-1].startswith('1 topic of tier "mid"')
+        assert reasons[-1].endswith(" is served before its own")
+
+
 @pytest.mark.parametrize("buckets", [None, 2])
 def test_peek_by_state(driver: EngineDriver, buckets: int | None) -> None:
     """Messages of one state are read alone, and delayed ones are counted by when they are due."""

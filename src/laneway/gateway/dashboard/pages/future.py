@@ -58,6 +58,8 @@ def build(view: View) -> dict[str, Any]:
         "units": list(UNITS),
         "due": counts[:-1],
         "due_later": counts[-1],
+        "due_topics": MOST_DELAYED,
+        "due_left": len(delayed) > MOST_DELAYED,
         "due_most": max(counts[:-1], default=0),
         "due_bins": _bins(counts[:-1], unit, view.reader.now_us()),
         "due_end_us": _ends(unit, view.reader.now_us())[-1],

@@ -14,7 +14,7 @@ from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.queries import TopicQuery
 from laneway.gateway.problems import Problem
 from laneway.policy import check_topic
-from laneway.subscriptions import is_copy
+from laneway.subscriptions import FIELD, is_copy
 
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
@@ -28,6 +28,9 @@ TABS = ("next", *HELD_STATES, "dead")
 
 MOST_KEYS = 8
 """Keys of leased messages that are named."""
+
+SHOWN_SUBSCRIPTIONS = 50
+"""Subscriptions that are listed, those with the largest backlogs."""
 
 EDITED = ("rate", "burst", "concurrency", "weight", "tier", "retries", "lease", "ttl")
 """The settings that have a field in the form."""
@@ -57,7 +60,11 @@ def build(view: View) -> dict[str, Any]:
         "rate_part": stats.rate_now / resolved.rate if resolved.rate else None,
         **_rates(view, stats, resolved.rate),
         "concurrency": resolved.concurrency,
-        "settings": [_setting(name, *each) for name, each in sorted(settings.items())],
+        "settings": [
+            _setting(name, *each)
+            for name, each in sorted(settings.items())
+            if not name.startswith(FIELD)  # the subscriptions have a table of their own
+        ],
         "edited": _edited(settings),
         "cursors": sorted(stats.cursors.items(), reverse=True),
         "tab": tab,
@@ -69,17 +76,26 @@ def build(view: View) -> dict[str, Any]:
         "letters": letters,
         "shows_bodies": view.shows_bodies,
         "reasons": reasons_of(view, name).reasons,
-        "subscriptions": reader.once(
-            ("subscriptions", name), lambda: subscriptions.find(view.engine, name)
-        )
-        if not is_copy(name)
-        else [],
+        **_subscriptions(view, name),
         "source": name.partition("#")[0] if is_copy(name) else None,
         "may_operate": view.may("operate"),
         "may_publish": view.may("publish"),
         "endpoint": endpoint.info_of(view, name) if view.may("endpoints") else None,
         "is_known": bool(stats.published or stats.waiting or stats.leased or stats.dead),
     }
+
+
+def _subscriptions(view: View, name: str) -> dict[str, Any]:
+    """The subscriptions with the largest backlogs, and how many others there are."""
+    found = (
+        []
+        if is_copy(name)
+        else view.reader.seldom(
+            ("subscriptions", name), lambda: subscriptions.find(view.engine, name)
+        )
+    )
+    shown = sorted(found, key=lambda each: (-each.waiting, each.name))[:SHOWN_SUBSCRIPTIONS]
+    return {"subscriptions": shown, "subscriptions_left": len(found) - len(shown)}
 
 
 def _rates(view: View, stats: TopicStats, limit: float | None) -> dict[str, Any]:
