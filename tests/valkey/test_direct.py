@@ -230,12 +230,12 @@ def test_a_second_sleeper_learns_the_next_event(opened: Opened, server: Server) 
     engine.put([Draft("t", b"lost")])
     answers: list[list[Batch | bool]] = [[], []]
 
-    def both_have_heard() -> bool:
+    def both_were_notified() -> bool:
         for sleeper, its in zip(sleepers, answers, strict=True):
             its.append(sleeper.listener.poll(0.1, ROOM))
         return all(map(any, answers))
 
-    until(both_have_heard, "the end of the lease", 60)
+    until(both_were_notified, "the end of the lease", 60)
     assert sum(isinstance(each, Batch) for its in answers for each in its) == 1
     until(lambda: engine.lease(1).leases, "the message again")
 
