@@ -110,6 +110,8 @@ def test_a_topic(browser: Browser, app: Laneway) -> None:
     assert "delayed" in words
     assert "shown.a#audit" in words
     assert "A subscription of shown.a" in browser.get("/topic?name=shown.a%23audit").words
+    app.publish("bare", 1)
+    assert "No policy covers it: no limits, tier mid." in browser.get("/topic?name=bare").words
 
 
 def test_topic_with_many_subscriptions(browser: Browser, app: Laneway) -> None:
@@ -119,6 +121,7 @@ def test_topic_with_many_subscriptions(browser: Browser, app: Laneway) -> None:
     app.publish("many", 1, headers={"type": "a"})
     page = browser.get("/topic?name=many").words
     assert "subscription:s" not in page
+    assert "Its policy has only subscriptions: no limits, tier mid." in page
     assert "many#s59 shared every message 1 0 0" in page
     assert "many#s19 shared" in page
     assert "many#s20" not in page
