@@ -11,16 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from laneway.engines.base import FullEngine
-from laneway.engines.sharded.splitting import CallSize
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate
-from laneway.testing.servers import Server
 from laneway.units import SECOND
 from tests.seeds import FIXED
-from tests.valkey.stored_keys import UNDIVIDED, stored
+from tests.valkey.lockstep import in_lockstep
+from tests.valkey.stored_keys import UNDIVIDED
 
 Opened = Callable[..., FullEngine]
 
@@ -132,10 +130,6 @@ def normal(value: Any) -> Any:
     return value
 
 
-def client_of(server: Server) -> Any:
-    return redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
-
-
 def ordinary() -> bytes:
     """The library without brief ways."""
     found = UNDIVIDED
@@ -149,17 +143,9 @@ def ordinary() -> bytes:
 def test_brief_ways_store_what_ordinary_ways_store(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(CallSize, "fit", lambda *_, **__: None)
-    monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", UNDIVIDED)
-    with Server() as one, Server() as other:
-        usual = opened(one.url, namespace="same")
-        usual.overview(now_us=NOW)
-        for name in client_of(one).scan_iter():  # so that generated ids are the same
-            client_of(other).restore(name, 0, client_of(one).dump(name))
-        monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", ordinary())
-        engines = usual, opened(other.url, namespace="same")
+    with in_lockstep(opened, monkeypatch, ordinary(), now_us=NOW) as both:
         held: tuple[list[Lease], list[Lease]] = [], []
-        for engine in engines:
+        for engine in both.engines:
             engine.gate_set("g", Gate(concurrency=30), now_us=NOW)
             for pattern, fields in POLICIES.items():
                 engine.policy_set("code", pattern, fields, now_us=NOW)
@@ -168,17 +154,14 @@ def test_brief_ways_store_what_ordinary_ways_store(
             draw = random.Random(f"{seed} {n}")
             now += draw.choice((0, 1_000, SECOND, 4 * SECOND, 45 * SECOND))
             if n == CALLS // 2:  # leases under a gate end without one
-                for engine in engines:
+                for engine in both.engines:
                     engine.policy_set("code", "all.*", {"merge": "all"}, now_us=now)
             chosen = draw.getrandbits(32)
             one_answers, other_answers = (
                 step(engine, mine, random.Random(chosen), 40 * n, now)
-                for engine, mine in zip(engines, held, strict=True)
+                for engine, mine in zip(both.engines, held, strict=True)
             )
             assert one_answers == other_answers
-            here, there = stored(client_of(one), "same"), stored(client_of(other), "same")
-            assert here.keys() == there.keys()
-            for name, value in here.items():
-                assert (name, normal(value)) == (name, normal(there[name]))
-        for engine in engines:
+            both.check(normal)
+        for engine in both.engines:
             assert [check for check in engine.doctor() if not check.ok] == []

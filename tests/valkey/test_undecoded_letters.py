@@ -7,19 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from laneway.engines.base import FullEngine
-from laneway.engines.sharded.splitting import CallSize
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.errors import BacklogFull
 from laneway.headers import FLOW, RESULT_TTL
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate
-from laneway.testing.servers import Server
 from laneway.units import SECOND
 from tests.seeds import FIXED
-from tests.valkey.stored_keys import UNDIVIDED, stored
+from tests.valkey.lockstep import in_lockstep
+from tests.valkey.stored_keys import UNDIVIDED
 
 Opened = Callable[..., FullEngine]
 
@@ -94,36 +92,21 @@ def step(engine: FullEngine, draw: random.Random, number: int, now: int) -> list
     return seen
 
 
-def client_of(server: Server) -> Any:
-    return redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
-
-
 @pytest.mark.parametrize("seed", range(FIXED, FIXED + 4))
 def test_they_are_stored_like_those_that_are_decoded(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(CallSize, "fit", lambda *_, **__: None)
     decodes = UNDIVIDED.replace(b"if not stored or lane.is_bucket then", b"if true then")
     assert decodes != UNDIVIDED
-    monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", UNDIVIDED)
-    with Server() as one, Server() as other:
-        usual = opened(one.url, namespace="same")
-        usual.overview(now_us=NOW)
-        for name in client_of(one).scan_iter():  # so that generated ids are the same
-            client_of(other).restore(name, 0, client_of(one).dump(name))
-        monkeypatch.setattr("laneway.engines.valkey.connection.SOURCE", decodes)
-        engines = usual, opened(other.url, namespace="same")
-        for engine in engines:
+    with in_lockstep(opened, monkeypatch, decodes, now_us=NOW) as both:
+        for engine in both.engines:
             engine.gate_set("g", Gate(concurrency=3), now_us=NOW)
             for pattern, fields in POLICIES.items():
                 engine.policy_set("code", pattern, fields, now_us=NOW)
         for n in range(30):
             now = NOW + n * 7 * SECOND
             one_answers, other_answers = (
-                step(engine, random.Random(f"{seed} {n}"), 20 * n, now) for engine in engines
+                step(engine, random.Random(f"{seed} {n}"), 20 * n, now) for engine in both.engines
             )
             assert one_answers == other_answers
-            here, there = stored(client_of(one), "same"), stored(client_of(other), "same")
-            assert here.keys() == there.keys()
-            for name, value in here.items():
-                assert (name, value) == (name, there[name])
+            both.check()
