@@ -143,14 +143,19 @@ LAYOUT_12 = {
 LAYOUT_12_US = 1_700_000_000_000_000
 
 
+def check_waiting(engine: FullEngine, expected: dict[str, list[str]]) -> None:
+    """Fail unless these bodies wait in their topics, in this order."""
+    for topic, bodies in expected.items():
+        found = engine.topic_peek(topic, limit=100)
+        assert [message.body.decode() for message in found] == bodies
+
+
 def test_a_namespace_of_layout_12_is_brought_up_with_all_that_it_holds(opened: Opened) -> None:
     """Also with parked, delayed and merged messages, and some out of sequence."""
     with Server() as server:
         load_layout(server, 12)
         engine = opened(server.url, namespace="before")
-        for topic, bodies in LAYOUT_12.items():
-            found = engine.topic_peek(topic, limit=100)
-            assert [message.body.decode() for message in found] == bodies
+        check_waiting(engine, LAYOUT_12)
         scanned, done = engine.cursors("mixed")[0]
         assert scanned > done  # "mixed 0" was delivered, and waits out of sequence
         later = LAYOUT_12_US + 3600_000_000
@@ -179,9 +184,7 @@ def test_a_namespace_of_layout_13_gets_a_count_of_left_copies(opened: Opened) ->
     with Server() as server:
         load_layout(server, 13)
         engine = opened(server.url, namespace="before")
-        for topic, bodies in LAYOUT_13.items():
-            found = engine.topic_peek(topic, limit=100)
-            assert [message.body.decode() for message in found] == bodies
+        check_waiting(engine, LAYOUT_13)
         assert [check for check in engine.doctor() if not check.ok] == []
         names: dict[str, object] = {f"subscription:s{n}": {} for n in range(300)}
         engine.policy_set("code", "orders", names)
