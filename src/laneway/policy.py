@@ -49,7 +49,14 @@ GATE_SEPARATOR = "\x1f"
 
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
-"""The value of `Resolved.dedupe` if ids stay known for ever."""
+"""
+The value of `Resolved.dedupe` if ids stay known for ever, and of `time_limit` if there is none.
+"""
+DEFAULT_TIME_LIMIT = 30 * 60.0
+"""
+Seconds that a handler may take in a topic with `serial` or `merge`, where no time limit is set: one
+that hangs would block its key for ever. As long as RabbitMQ waits for an acknowledgment.
+"""
 DEFAULT_MOST = 64
 """The largest limit of a concurrency that adapts, if none is set."""
 AUTO = -1
@@ -117,6 +124,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     tier: str = USUAL
     pool: str = "default"
     lease: int = 60 * units.SECOND
+    time_limit: int | None = None
+    """None: not set, see `seconds_allowed`; `FOREVER`: no limit."""
     retries: int = 16
     backoff: Backoff = Backoff()
     ttl: int | None = None
@@ -199,6 +208,19 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     def limits_backlog(self) -> bool:
         """Whether a publish may be refused because too much waits."""
         return self.max_backlog is not None or self.max_backlog_bytes is not None
+
+    def seconds_allowed(self, own: float | None) -> float | None:
+        """
+        How long a handler may take in seconds: the shorter one of its own time limit and the
+        policy's, or `DEFAULT_TIME_LIMIT` if neither is set and it could block a key. None: no
+        limit.
+        """
+        if self.time_limit is not None and self.time_limit != FOREVER:
+            limit = self.time_limit / units.SECOND
+            return limit if own is None else min(own, limit)
+        is_default = own is None and self.time_limit is None
+        may_block_key = self.serial is not None or self.merge is not None
+        return DEFAULT_TIME_LIMIT if is_default and may_block_key else own
 
     def __post_init__(self) -> None:
         derive = msgspec.structs.force_setattr
@@ -347,7 +369,7 @@ def _serial(value: Any) -> str:
     return "hold" if value is True else _choice("hold", "yield")(value)
 
 
-def _dedupe(value: Any) -> float | str:
+def _duration_or_forever(value: Any) -> float | str:
     return "forever" if value in ("forever", float("inf")) else _duration()(value)
 
 
@@ -426,6 +448,13 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         _duration(),
         "time to settle a lease; in a worker at most its heartbeat timeout; default 60 s",
     ),
+    "time_limit": (
+        _duration_or_forever,
+        (
+            'how long a handler may take before a worker stops it, at most; "forever": no limit;'
+            " default 30 min with serial or merge, else no limit"
+        ),
+    ),
     "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
     "backoff": (
         _backoff,
@@ -481,7 +510,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "max_body": (units.size, "largest body; default 1 MiB"),
     "dedupe": (
-        _dedupe,
+        _duration_or_forever,
         'how long the id of a finished message is known, and publishing it a duplicate; "forever"',
     ),
     "max_backlog": (_backlog, 'most that may wait: a count, or a size like "10GB"'),
@@ -530,6 +559,7 @@ class PolicyOptions(TypedDict, total=False):
     tier: str | None
     pool: str | None
     lease: units.Duration | None
+    time_limit: units.Duration | None
     retries: int | None
     backoff: Backoff | dict[str, Any] | Sequence[units.Duration] | units.Duration | None
     ttl: units.Duration | None
@@ -559,6 +589,9 @@ class PolicyOptions(TypedDict, total=False):
 
 
 _TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait")
+
+FOREVER_FIELDS = ("time_limit", "dedupe")
+"""Durations that may be `"forever"`."""
 
 
 def check_topic(name: str) -> str:
@@ -899,9 +932,10 @@ def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
         values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
     if values.get("concurrency") == "auto":
         values["concurrency"] = AUTO
-    if "dedupe" in values:
-        kept = values["dedupe"]
-        values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
+    for name in FOREVER_FIELDS:
+        if name in values:
+            span = values[name]
+            values[name] = FOREVER if span == "forever" else max(1, round(span * units.SECOND))
     if "gate" in values:
         values["gate"] = GATE_SEPARATOR.join(gate_names(values["gate"]))
     if isinstance(values.get("max_backlog"), str):

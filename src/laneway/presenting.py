@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.message import RAW
-from laneway.policy import AUTO, FOREVER, gate_names
+from laneway.policy import AUTO, FOREVER, FOREVER_FIELDS, gate_names
 from laneway.safetext import escaped, escaped_json
 from laneway.units import rate_text
 
@@ -173,13 +173,22 @@ def exact_size(count: int) -> str:
 
 # Policy settings
 
-DURATIONS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait", "dedupe")
+DURATIONS = (
+    "lease",
+    "time_limit",
+    "ttl",
+    "dead_ttl",
+    "on_unhandled",
+    "window",
+    "max_wait",
+    "dedupe",
+)
 """The settings that are durations."""
 
 
 def setting_in_seconds(name: str, value: Any) -> Any:
     """A setting of a resolved policy, where durations are microseconds, in seconds."""
-    if name == "dedupe" and value == FOREVER:
+    if name in FOREVER_FIELDS and value == FOREVER:
         return "forever"
     if name == "gate" and value is not None:
         names = gate_names(value)

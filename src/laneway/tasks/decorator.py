@@ -39,7 +39,6 @@ class TaskKeywords(PolicyOptions, total=False):
     autoretry_for: tuple[type[BaseException], ...] | None
     dont_autoretry_for: tuple[type[BaseException], ...]
     isolation: Isolation | None
-    time_limit: Duration | None
     soft_time_limit: Duration | None
     ignore_result: bool
     result_ttl: Duration | None

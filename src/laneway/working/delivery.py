@@ -41,6 +41,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
     `expires`: the lease's end (monotonic seconds).
     `length_us`: how long a lease of its topic is.
     `began`: when its handler began (`perf_counter` seconds).
+    `is_starting`: it waits for its child process; no time limit counts yet.
     `over`: its outcome is decided; what its handler does from then on changes nothing.
     `request`: the `laneway.Request` of a task that runs.
     `runner`: what stops its handler; None while that does not run.
@@ -56,6 +57,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
     expires: float
     length_us: int
     began: float = 0.0
+    is_starting: bool = False
     over: bool = False
     parts: list[WorkerDelivery] | None = None
     messages: list[Any] | None = None

@@ -7,7 +7,7 @@ One *pass* of this thread takes all of it at once, so batches grow with the load
 
 In a pass, in this order:
 
-    extend    leases of which a third is over
+    extend    leases of which a third is over, but for handlers that are over their time limit
     settle    what ended since the last pass; `SettleThread` does it for a busy worker of a server
     start     record the starts of suspects
     lease     what the worker has room for, plus a few milliseconds of work (prefetch)
@@ -40,6 +40,7 @@ from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
+from laneway.working.overdue import OverdueHandlers
 from laneway.working.settler import Reconnection, Settler, SettleThread
 from laneway.working.work_signal import WorkSignal
 
@@ -91,6 +92,10 @@ if TYPE_CHECKING:
 
         def lost(self, deliveries: list[WorkerDelivery]) -> None:
             """The leases of these have ended; stop their handlers."""
+            ...
+
+        def overdue(self, units: dict[WorkerDelivery, float]) -> None:
+            """These are over their time limits (seconds); stop their handlers."""
             ...
 
         def settled(self, settlement: Settlement, answer: str) -> None:
@@ -231,6 +236,7 @@ class EngineThread(threading.Thread):
         self._callbacks = callbacks
         self._priority = priority
         self._renewal = LeaseRenewal()
+        self._overdue = OverdueHandlers(engine)
         self._listener: WorkListener | None = None
         """Notifies this worker while it has free slots; created with the first wait."""
         self._watched = -1
@@ -567,11 +573,16 @@ class EngineThread(threading.Thread):
     # Extend and start
 
     def _extend(self) -> None:
-        for length_us, deliveries in self._renewal.take_due(list(self.held.values())).items():
+        held = [each for each in list(self.held.values()) if each is not None and not each.over]
+        overdue = self._overdue.find(held)
+        if overdue:
+            self._callbacks.overdue(overdue)
+            held = [each for each in held if (each.whole or each) not in overdue]
+        for length_us, deliveries in self._renewal.take_due(held).items():
             began = time.monotonic()
             answers = _by_halves(partial(self._call_extend, length_us), deliveries)
-            held, lost = _divided(deliveries, answers)
-            for delivery in held:
+            extended, lost = _divided(deliveries, answers)
+            for delivery in extended:
                 delivery.expires = began + length_us / units.SECOND
             self._lose(lost)
 

@@ -522,6 +522,9 @@ class Worker:
         with contextlib.suppress(RuntimeError):  # the worker has ended
             self._loop.call_soon_threadsafe(self._abort, ids)
 
+    def overdue(self, units: dict[WorkerDelivery, float]) -> None:
+        self._loop.call_soon_threadsafe(self._stop_overdue, units)
+
     def settled(self, settlement: Settlement, answer: str) -> None:
         self._outcome_log.settled(settlement, answer)
 
@@ -844,9 +847,16 @@ class Worker:
         if unit.runner is not None:
             unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {soft_limit:g} s"))
 
-    def _stop_at_limit(self, unit: WorkerDelivery, limit: float) -> None:
-        error = TimeLimit(f"the handler was stopped after its time limit of {limit:g} s")
-        cost_us = int(limit * 1_000_000)
+    def _stop_overdue(self, units: dict[WorkerDelivery, float]) -> None:
+        for unit, limit in units.items():
+            if not unit.over:
+                is_own = limit == unit.limits[0]
+                self._stop_at_limit(unit, limit, "its" if is_own else "its topic's")
+
+    def _stop_at_limit(self, unit: WorkerDelivery, limit: float, whose: str = "its") -> None:
+        error = TimeLimit(f"the handler was stopped after {whose} time limit of {limit:g} s")
+        ran = time.perf_counter() - unit.began if unit.began else 0.0
+        cost_us = int(max(limit, ran) * 1_000_000)
         parts = unit.open_parts()
         for part in parts:
             self._report_end(part, error, cost_us)

@@ -192,8 +192,9 @@ _IN_LUA = {
     "delivery": ("at_most_once",),
     "max_body": (),
     "own_backlog": (),
+    "time_limit": (),
 }
-"""The names of fields in `rules.lua`, where they differ."""
+"""The names of fields in `rules.lua`, where they differ; () of those that it does not need."""
 
 
 class OwnRecords:

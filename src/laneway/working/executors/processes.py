@@ -89,6 +89,10 @@ class ProcessExecutor(ThreadExecutor):
         self._busy_children: dict[WorkerDelivery, _Child] = {}
         self._is_children_closed = False
 
+    def start(self, unit: WorkerDelivery) -> None:
+        unit.is_starting = True
+        super().start(unit)
+
     def warn(self, unit: WorkerDelivery, error: Exception) -> None:
         """Nothing: a child knows its soft time limit and raises the error by itself."""
 
@@ -135,6 +139,7 @@ class ProcessExecutor(ThreadExecutor):
                 if not child.begins(arguments, unit.limits[1], is_batch=unit.parts is not None):
                     continue  # it had died while it was idle, and has seen nothing of the unit
                 unit.began = perf_counter()
+                unit.is_starting = False
                 self._began(unit)
                 kind, value = child.answer()
             except (EOFError, OSError) as error:

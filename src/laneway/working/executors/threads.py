@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import deque
 from time import perf_counter
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.middleware import HandlingMiddlewares
+
+
+log = logging.getLogger("laneway.worker")
+
+STUCK_SECONDS = 10.0
+"""How long after its handler was given up a thread that still runs is reported."""
 
 
 class ThreadExecutor:
@@ -101,12 +108,23 @@ class ThreadExecutor:
             self._idle.append(thread)
             return True
 
-    def replace_thread(self) -> None:
-        """A thread's handler was given up: another thread may take its place."""
+    def replace_thread(self, thread: _HandlerThread, unit: WorkerDelivery) -> None:
+        """A thread's handler was given up: another thread may take its place. On the event loop."""
         with self._lock:
             self._alive -= 1
         if self.ready:
             self.wake_thread()
+        self._loop.call_later(STUCK_SECONDS, self._report_stuck, thread, unit)
+
+    def _report_stuck(self, thread: _HandlerThread, unit: WorkerDelivery) -> None:
+        if thread.runs(unit):
+            log.warning(
+                "message %s in topic %s: its handler was given up, and still runs; its thread lasts"
+                " as long, beside the worker's concurrency. A handler that can hang outside of"
+                ' Python needs isolation="process"',
+                unit.lease.id,
+                unit.lease.topic,
+            )
 
     def call(self, unit: WorkerDelivery) -> Any:
         """Call the unit's handler, inside the middlewares."""
@@ -202,6 +220,9 @@ class _HandlerThread(threading.Thread):
             unit.runner = None
             raise_in_thread(self.ident or 0, None)
 
+    def runs(self, unit: WorkerDelivery) -> bool:
+        return self._unit is unit
+
     def warn(self, unit: WorkerDelivery, error: Exception) -> None:
         with self._lock:
             if self._unit is unit:
@@ -214,4 +235,4 @@ class _HandlerThread(threading.Thread):
                 return
             raise_in_thread(self.ident or 0, error)
             self._is_abandoned = True
-        self._executor.replace_thread()
+        self._executor.replace_thread(self, unit)
