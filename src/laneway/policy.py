@@ -370,7 +370,12 @@ def _serial(value: Any) -> str:
 
 
 def _duration_or_forever(value: Any) -> float | str:
-    return "forever" if value in ("forever", float("inf")) else _duration()(value)
+    if value in ("forever", float("inf")):
+        return "forever"
+    try:
+        return _duration()(value)
+    except ValueError as error:
+        raise BadPolicy(f'{error}; "forever" is allowed, too') from error
 
 
 def _backlog(value: Any) -> int | str:

@@ -37,6 +37,28 @@ def test_policy_set_show_reset(laneway: Command) -> None:
     laneway("policy", "reset", "push.*", code=1)
 
 
+def test_time_limits(laneway: Command) -> None:
+    """A duration, or no limit; `explain` names the one that holds for a busy key."""
+    with Laneway(laneway.url) as app:
+        app.policy("stock", serial=True)
+        app.publish("stock", 1, key="k", id="first")
+        app.publish("stock", 2, key="k", id="second")
+        app.engine.lease(1)
+    default = "a handler without a time limit of its own is stopped after 30.0 min"
+    assert default in laneway("explain", "stock").stdout
+    assert default in laneway("explain", "second").stdout
+    laneway("policy", "set", "*", "--time-limit", "10m")
+    assert laneway.json("policy", "show", "stock")["policy"]["time_limit"] == 600
+    shown = laneway("policy", "show", "stock").stdout
+    assert re.search(r"^time_limit +10 min +operator \*$", shown, re.MULTILINE)
+    assert "a handler is stopped after 10.0 min (time_limit of" in laneway("explain", "stock").stdout
+    laneway("policy", "set", "stock", "--time-limit", "forever")
+    assert laneway.json("policy", "show", "stock")["policy"]["time_limit"] == "forever"
+    assert "its topic has no time limit for handlers" in laneway("explain", "second").stdout
+    refused = laneway("policy", "set", "*", "--time-limit", "none", code=2)
+    assert "time_limit: expected seconds" in refused.output
+
+
 def test_policies_are_listed_by_pattern_and_number(laneway: Command) -> None:
     """Patterns first, then topics; how many there are more is said."""
     with Laneway(laneway.url) as app:

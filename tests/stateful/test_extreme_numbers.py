@@ -58,6 +58,7 @@ FIELDS: dict[str, list[Any]] = {
     "weight": list(WEIGHTS),
     "tier": list(TIERS),
     "lease": TIMES,
+    "time_limit": [*TIMES, "forever"],
     "retries": [0, MILLION],
     "backoff": [
         0,

@@ -92,6 +92,7 @@ FIELDS: dict[str, list[Any]] = {
     "tier": ["high", "mid", "low", "vip", "gold"],
     "pool": ["other"],
     "lease": [1, 5],
+    "time_limit": [1, "forever"],
     "retries": [0, 1],
     "backoff": [
         0.5,

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from laneway.errors import BadMessage, BadPolicy
-from laneway.policy import Backoff, PolicyTable, Tier, check_fields, check_topic
+from laneway.policy import (
+    DEFAULT_TIME_LIMIT,
+    Backoff,
+    PolicyTable,
+    Tier,
+    check_fields,
+    check_topic,
+)
 
 
 def policy_table(*rows: tuple[str, str, dict[str, object]]) -> PolicyTable:
@@ -46,6 +53,9 @@ def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
         ({"concurency": 3}, 'did you mean "concurrency"'),
         ({"weight": 0}, "weight"),
         ({"lease": "soon"}, "lease"),
+        ({"time_limit": "none"}, 'got \'none\'; "forever" is allowed, too'),
+        ({"time_limit": 0}, "time_limit: expected a duration above 0 seconds, got 0"),
+        ({"time_limit": "200y"}, "time_limit"),
         ({"retries": 1.5}, "retries"),
         ({"merge": "some"}, "merge"),
         ({"paused": "yes"}, "paused"),
@@ -88,6 +98,30 @@ def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object]
     """`PolicyTable.check` raises BadPolicy."""
     with pytest.raises(BadPolicy):
         policy_table(("code", "a", fields)).check("a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "own", "allowed"),
+    [
+        ({}, None, None),
+        ({}, 5.0, 5.0),
+        ({"time_limit": "1m"}, None, 60.0),
+        ({"time_limit": "1m"}, 5.0, 5.0),
+        ({"time_limit": "1m"}, 3600.0, 60.0),
+        ({"serial": "yield"}, None, DEFAULT_TIME_LIMIT),
+        ({"merge": "first"}, None, DEFAULT_TIME_LIMIT),
+        ({"serial": True}, 7200.0, 7200.0),
+        ({"serial": True, "time_limit": "2h"}, None, 7200.0),
+        ({"serial": True, "time_limit": "forever"}, None, None),
+        ({"serial": True, "time_limit": "forever"}, 5.0, 5.0),
+    ],
+)
+def test_the_shorter_time_limit_holds(
+    fields: dict[str, object], own: float | None, allowed: float | None
+) -> None:
+    """The handler's or the policy's; without both there is a default where a key may be blocked."""
+    policy = policy_table(("code", "*", fields)).resolve("a")
+    assert policy.seconds_allowed(own) == allowed
 
 
 @pytest.mark.parametrize(

@@ -294,9 +294,14 @@ def _waits_again(message: MessageView, text: str) -> str:
 
 
 def explain_message(engine: FullEngine, message_id: str, topic: str | None) -> Explanation:
-    """`workers.explain`, with the last error of a message that has failed."""
+    """
+    `workers.explain`, with the last error of a message that has failed, and the time limit of one
+    that blocks its key.
+    """
     found = workers.explain(engine, message_id, topic)
     message = found.message
+    if message is not None and "key" in found.causes:
+        found.reasons[found.causes.index("key")] += _time_limit(engine.policy_of(message.topic))
     if message is None or not message.attempts:
         return found
     for at, cause in enumerate(found.causes):
@@ -367,6 +372,8 @@ def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
         text += _last_error(message)
     if (oldest := _longest(case, busy_with)) is not None:
         text += f"; {oldest}"
+    if blocking.state == "leased":
+        text += _time_limit(case.policy)
     step = "cancel" if blocking.state == "leased" else "dead"
     advice = f"laneway message {step} {shlex.quote(busy_with)} --topic {case.quoted}"
     yield TopicReason("key", text, advice)
@@ -477,6 +484,19 @@ def _longest(case: _Case, message_id: str | None = None) -> str | None:
             if case.shows_others:
                 found += f" in worker {worker.facts.id}"
     return found
+
+
+def _time_limit(policy: Resolved) -> str:
+    """How long a handler of the topic may block its key."""
+    limit = policy.seconds_allowed(None)
+    if limit is None:
+        return "; its topic has no time limit for handlers"
+    if policy.time_limit is not None:
+        return f"; a handler is stopped after {duration(limit)} (time_limit of the policy)"
+    return (
+        f"; a handler without a time limit of its own is stopped after {duration(limit)}"
+        " (the default of serial and merged topics)"
+    )
 
 
 def _last_error(message: MessageView) -> str:
