@@ -910,8 +910,8 @@ class Laneway:
         a list of up to n messages; an error applies to all of them, or it returns a list with None
         or an exception for each; `batch_wait`: how long a call waits for n messages, from its first
         one (default: a call takes what is there). `soft_time_limit`: SoftTimeLimit is raised in the
-        function after this time. `time_limit`: the function is stopped after this time. Raises
-        UsageError.
+        function after this time. `time_limit`: the function is stopped after this time, or
+        after that of its topic's policy if that is shorter. Raises UsageError.
         """
         config.refuse_unknown("handler", unknown, HANDLER_OPTIONS)
         if not isinstance(pattern, str):

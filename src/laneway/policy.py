@@ -456,8 +456,8 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "time_limit": (
         _duration_or_forever,
         (
-            'how long a handler may take before a worker stops it, at most; "forever": no limit;'
-            " default 30 min with serial or merge, else no limit"
+            'the longest time that a handler may take; a worker stops it then; "forever": no limit;'
+            f" default {DEFAULT_TIME_LIMIT / 60:g} min with serial or merge, else no limit"
         ),
     ),
     "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),

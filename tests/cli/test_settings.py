@@ -51,7 +51,8 @@ def test_time_limits(laneway: Command) -> None:
     assert laneway.json("policy", "show", "stock")["policy"]["time_limit"] == 600
     shown = laneway("policy", "show", "stock").stdout
     assert re.search(r"^time_limit +10 min +operator \*$", shown, re.MULTILINE)
-    assert "a handler is stopped after 10.0 min (time_limit of" in laneway("explain", "stock").stdout
+    limit = "a handler is stopped after 10.0 min (time_limit of the policy)"
+    assert limit in laneway("explain", "stock").stdout
     laneway("policy", "set", "stock", "--time-limit", "forever")
     assert laneway.json("policy", "show", "stock")["policy"]["time_limit"] == "forever"
     assert "its topic has no time limit for handlers" in laneway("explain", "second").stdout

@@ -53,7 +53,7 @@ def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
         ({"concurency": 3}, 'did you mean "concurrency"'),
         ({"weight": 0}, "weight"),
         ({"lease": "soon"}, "lease"),
-        ({"time_limit": "none"}, 'got \'none\'; "forever" is allowed, too'),
+        ({"time_limit": "none"}, "got 'none'; \"forever\" is allowed, too"),
         ({"time_limit": 0}, "time_limit: expected a duration above 0 seconds, got 0"),
         ({"time_limit": "200y"}, "time_limit"),
         ({"retries": 1.5}, "retries"),

@@ -119,9 +119,9 @@ class ThreadExecutor:
     def _report_stuck(self, thread: _HandlerThread, unit: WorkerDelivery) -> None:
         if thread.runs(unit):
             log.warning(
-                "message %s in topic %s: its handler was given up, and still runs; its thread lasts"
-                " as long, beside the worker's concurrency. A handler that can hang outside of"
-                ' Python needs isolation="process"',
+                "message %s in topic %s: its handler was stopped, but its thread still runs, in"
+                ' addition to the worker\'s slots; use isolation="process" for a handler that can'
+                " hang outside Python",
                 unit.lease.id,
                 unit.lease.topic,
             )
