@@ -1219,19 +1219,19 @@ class Engine(Lanes):
             ended.append(each)
 
     def _return_permits(self, lease: HeldLease, cost: int) -> None:
-        policy = self._policy(lease.lane)
+        policy, since = self._policy(lease.lane), self.now - lease.granted
         if policy.lane_rate:
-            lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost)
+            lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost, since)
         key = lease.limited_key
         state = lease.lane.key_states.get(key) if key is not None else None
         if key is not None and state is not None and policy.key_rate is not None:
-            state.give_back(policy.key_rate)
+            state.give_back(policy.key_rate, since)
             if state.room(policy, self.now):
                 self._bring_forward(lease.lane, key, 1)
             self._rest_key(lease.lane, key)
         for gate in (self.gates[name] for name in lease.gates):
             if gate.limits.rate is not None:
-                gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, cost)
+                gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, cost, since)
                 self._set_gate_wake(gate)
 
     def _come_back(self, message: Message, due: int | None) -> None:

@@ -63,7 +63,7 @@ def test_a_gate_shut_by_its_rate_opens_by_the_clock() -> None:
     assert opens == NOW + 100_000
     assert gates.room(limits, tat, 1, opens) == 1
     assert gates.opens_us(limits, tat, 2, NOW) is None
-    assert gates.room(limits, gates.give_back(limits, tat, 1), 1, NOW) == 1
+    assert gates.room(limits, gates.give_back(limits, tat, 1, 0), 1, NOW) == 1
 
 
 def test_a_small_grant_of_a_shut_gate_has_a_clock_of_64_bits() -> None:
@@ -73,4 +73,4 @@ def test_a_small_grant_of_a_shut_gate_has_a_clock_of_64_bits() -> None:
     part = Gate(rate=LEAST_RATE / 1_000, burst=1.0)
     assert gates.granted_tat(limits, part, tat, NOW) == fairness.MOST_TAT < 1 << 63
     assert gates.take(part, 0, MAX_COST, NOW) == fairness.MOST_TAT
-    assert gates.give_back(limits, 0, MAX_COST) == 0
+    assert gates.give_back(limits, 0, MAX_COST, 0) == 0

@@ -124,12 +124,13 @@ def take_permits(tat: int, now_us: int, rate: float, taken: int) -> int:
     return min(max(tat, now_us * TICKS) + taken * interval(rate), MOST_TAT)
 
 
-def return_permits(tat: int, rate: float, returned: int) -> int:
+def return_permits(tat: int, rate: float, returned: int, since_us: int) -> int:
     """
-    The TAT after so many permits of deliveries that never began were returned. Not below 0: the
+    The TAT after a delivery that never began returned so many permits, `since_us` after it took
+    them: without what that time has produced, which may have been used by now. Not below 0: the
     rate may have been higher, or none, when they were taken.
     """
-    return max(0, tat - returned * interval(rate))
+    return max(0, tat - max(0, returned * interval(rate) - since_us * TICKS))
 
 
 def next_permit_us(tat: int, now_us: int, rate: float, burst: float, cost: int = 1) -> int:

@@ -63,9 +63,11 @@ def take(limits: Gate, tat: int, taken: int, now_us: int, owes: int = 0) -> int:
     return fairness.take_permits(rebase(limits, tat, now_us, owes), now_us, limits.rate, taken)
 
 
-def give_back(limits: Gate, tat: int, returned: int) -> int:
-    """The TAT after so many permits of deliveries that never began were given back."""
-    return tat if limits.rate is None else fairness.return_permits(tat, limits.rate, returned)
+def give_back(limits: Gate, tat: int, returned: int, since_us: int) -> int:
+    """The TAT after a delivery that never began gave so many permits back, as `fairness` has it."""
+    if limits.rate is None:
+        return tat
+    return fairness.return_permits(tat, limits.rate, returned, since_us)
 
 
 def next_permit_us(limits: Gate, tat: int, now_us: int, cost: int = 1, owes: int = 0) -> int | None:

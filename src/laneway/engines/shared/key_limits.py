@@ -52,9 +52,9 @@ class KeyState(msgspec.Struct, gc=False):
             tat = self._clock(policy.key_rate, policy.key_burst, now)
             self.tat = fairness.take_permits(tat, now, policy.key_rate, count)
 
-    def give_back(self, rate: float) -> None:
-        """A delivery never began: return its permit of the key's rate."""
-        self.tat = fairness.return_permits(self.tat, rate, 1)
+    def give_back(self, rate: float, since_us: int) -> None:
+        """A delivery never began: return its permit of the key's rate, taken `since_us` ago."""
+        self.tat = fairness.return_permits(self.tat, rate, 1, since_us)
 
     def permit_us(self, policy: Resolved, now: int) -> int:
         """When its rate admits the next message."""

@@ -258,11 +258,11 @@ def free(tx: Transaction, lane: Lane, key: str) -> None:
     _save(tx, lane, policy, key, state)
 
 
-def give_back(tx: Transaction, lane: Lane, key: str) -> None:
-    """The delivery never began: return its permit."""
+def give_back(tx: Transaction, lane: Lane, key: str, since_us: int) -> None:
+    """The delivery never began: return its permit, which it took `since_us` ago."""
     state, policy = _state(tx, lane.lane, key), tx.policy_of(lane)
     if state is not None and policy.key_rate is not None:
-        state.give_back(policy.key_rate)
+        state.give_back(policy.key_rate, since_us)
         if state.parked and state.room(policy, tx.now):  # the message itself may be delayed now
             _bring_forward(tx, lane, key, state, 1)
         _save(tx, lane, policy, key, state)

@@ -153,10 +153,10 @@ def _moved_mean(mean: int, cost: int) -> int:
 
 def return_permits(tx: Transaction, lane: Lane, held: Held, cost: int) -> None:
     """The delivery never began: return its permits of the lane's rate and of its gates."""
-    policy = tx.policy_of(lane)
+    policy, since = tx.policy_of(lane), tx.now - held.granted
     if policy.lane_rate:
-        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost)
+        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost, since)
     for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():
-        gate.give_back(cost)
+        gate.give_back(cost, since)
     if held.slot is not None:
-        key_limits.give_back(tx, lane, held.slot)
+        key_limits.give_back(tx, lane, held.slot, since)

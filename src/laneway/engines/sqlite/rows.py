@@ -415,9 +415,9 @@ class GateState(msgspec.Struct, gc=False):
             self.flow = self.flow or Flow(changed=now)
             adaptive.delivered(self.flow, self.leased, self.limits.concurrency or 0)
 
-    def give_back(self, returned: int) -> None:
-        """Return the permits of deliveries that never began."""
-        self.tat = gates.give_back(self.limits, self.tat, returned)
+    def give_back(self, returned: int, since_us: int) -> None:
+        """Return the permits of a delivery that never began, taken `since_us` ago."""
+        self.tat = gates.give_back(self.limits, self.tat, returned, since_us)
 
 
 class LaneGates:

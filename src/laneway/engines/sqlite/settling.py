@@ -132,6 +132,8 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
     """
     Delete the leases that are cached, and answer them. Nothing is read; the number of rows that
     were deleted shows whether all of them were still held.
+
+    Not those that return permits: how many depends on when their lease was granted.
     """
     cache = tx.lane_cache.leases
     cached = [cache.pop(settlement.fence, None) for settlement in settlements]
@@ -139,7 +141,7 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
     for n, (settlement, lease) in enumerate(zip(settlements, cached, strict=True)):
         if lease is None:
             continue
-        if lease[0] == settlement.handle:
+        if lease[0] == settlement.handle and not _returns_permits(settlement):
             fences.append(settlement.fence)
         else:
             cached[n] = None
@@ -147,6 +149,11 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
         raise Outdated
     tx.load_numbers({lease[1] for lease in cached if lease is not None})
     return cached
+
+
+def _returns_permits(settlement: Settlement) -> bool:
+    """Whether it releases a message that never began."""
+    return settlement.action == "release" and not settlement.begun
 
 
 def _quick_acks(

@@ -37,6 +37,7 @@ PARTS = (
     "test_history",
     "test_key_limits",
     "test_results",
+    "test_returned_permits",
     "test_settle",
     "test_several_gates",
     "test_subscription_patterns",

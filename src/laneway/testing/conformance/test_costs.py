@@ -203,7 +203,7 @@ def test_expensive_messages_get_their_turn_at_two_gates(driver: EngineDriver) ->
 
 
 def test_a_release_returns_its_cost(driver: EngineDriver) -> None:
-    """A delivery that never began gives back all permits that it used."""
+    """A delivery that never began gives back the permits that it used."""
     limit(driver, "gates", 1, 60)
     driver.policy("a", rate=1, burst=60)
     put(driver, "a", 60)

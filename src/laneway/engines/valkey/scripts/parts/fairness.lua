@@ -66,8 +66,8 @@ local fairness = part(function(fairness)
         return min(math.ceil(now * TICKS + depth - permits * step), MOST_TAT)
     end
 
-    function fairness.return_permits(tat, step, returned)
-        return max(0, tat - returned * step)
+    function fairness.return_permits(tat, step, returned, since)
+        return max(0, tat - max(0, returned * step - since * TICKS))
     end
 
     function fairness.next_permit(tat, now, step, depth, cost)

@@ -299,10 +299,10 @@ local gates = part(function(gates)
         end
     end
 
-    function gates.give_back_permits(name, permits)
+    function gates.give_back_permits(name, permits, since)
         for _, gate in ipairs(of_key(name)) do
             if gate and gate.rate then
-                gate.tat = fairness.return_permits(gate.tat, gate.step, permits)
+                gate.tat = fairness.return_permits(gate.tat, gate.step, permits, since)
                 changed[gate] = true
             end
         end

@@ -192,11 +192,11 @@ key_limits = part(function(key_limits)
         save_state(lane, policy, slot, state)
     end
 
-    -- The delivery never began: return its permit.
-    function key_limits.give_back(lane, slot)
+    -- The delivery never began: return its permit, which it took `since` ago.
+    function key_limits.give_back(lane, slot, since)
         local state, policy = slot and read(slot), lanes.rule(lane)
         if state and policy.key_rate then
-            state.tat = fairness.return_permits(state.tat, policy.key_step, 1)
+            state.tat = fairness.return_permits(state.tat, policy.key_step, 1, since)
             if state.parked > 0 and room_of(policy, state) > 0 then -- it may be delayed now
                 bring_forward(lane, slot, state, 1)
             end

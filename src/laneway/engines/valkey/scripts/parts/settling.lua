@@ -204,12 +204,12 @@ local settling = part(function(settling)
     end
 
     local function give_back_permits(lane, lease, permits)
-        local policy = lanes.rule(lane)
+        local policy, since = lanes.rule(lane), shard.now - lease.granted
         if policy.rate then
-            lane.tat = fairness.return_permits(lane.tat, policy.step, permits)
+            lane.tat = fairness.return_permits(lane.tat, policy.step, permits, since)
         end
-        gates.give_back_permits(lease.gate, permits)
-        key_limits.give_back(lane, lease.slot)
+        gates.give_back_permits(lease.gate, permits, since)
+        key_limits.give_back(lane, lease.slot, since)
     end
 
     local function come_back(lane, lease, record, settlement, ended)
