@@ -128,7 +128,7 @@ Sizes are bytes, or text such as `"10MB"`.
 [merging](../merging.md) explain the fields that belong together.
 
 {table(("field", "values", "default", "meaning"), rows)}
-`keys`, merging, `ttl` and `max_body` are decided when a message is published.
+`keys`, merging, `ttl`, `max_body` and `max_cost` are decided when a message is published.
 All other fields act at once, also on messages that wait already.
 """.replace("`keys`, merging", "Keys, merging")
 

@@ -385,11 +385,22 @@ class Laneway:
         rate: float | str | None = None,
         burst: int | None = None,
         concurrency: int | None = None,
+        max_cost: int | None = None,
     ) -> None:
         """
         Set a limit that several topics share; their policies name it by `gate=`. Raises BadPolicy.
+
+        `max_cost`: the largest cost of a message; default: what the rate produces in 60 s, at least
+        its burst.
         """
-        self._holder.set_gate(name, Gate.of(name, rate, burst, concurrency))
+        self._holder.set_gate(name, Gate.of(name, rate, burst, concurrency, max_cost))
+
+    def reset_gate(self, name: str) -> bool:
+        """
+        Open a gate that owes permits, such as after a message of a high cost: its rate has the
+        whole burst again. Its leases stay. Returns False if the gate is not defined.
+        """
+        return self.engine.gate_reset(arguments.name("reset_gate", "the name", name))
 
     def topic_group(
         self,
@@ -1484,6 +1495,7 @@ class Laneway:
     apolicy = async_variant(policy)
     atiers = async_variant(tiers)
     agate = async_variant(gate)
+    areset_gate = async_variant(reset_gate)
     atopic_group = async_variant(topic_group)
     atopic_groups = async_variant(topic_groups)
     asubscribe = async_variant(subscribe)

@@ -10,6 +10,7 @@ field, with times in microseconds.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Sequence  # noqa: TC003  # the command line reads the hints
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -18,6 +19,7 @@ import msgspec
 
 from laneway import subscriptions, units
 from laneway.errors import BadMessage, BadPolicy
+from laneway.headers import MAX_COST
 from laneway.subscriptions import SEPARATOR, Subscription
 from laneway.tiers import USUAL, Tiers
 from laneway.tiers import Tier as Tier  # noqa: PLC0414  # users import it from here
@@ -109,6 +111,26 @@ def default_burst(rate: float) -> float:
     return 1 + rate / 20
 
 
+COST_SECONDS = 60
+"""
+Without `max_cost`, a message may cost what its rates produce in that time: for no longer do others
+wait for it.
+"""
+
+
+def largest_cost(rate: float | None, burst: float, max_cost: int | None) -> int:
+    """
+    Return the largest cost of a message under a limit: `max_cost`; without it what the rate
+    produces in `COST_SECONDS`, or the burst if that is more.
+    """
+    if max_cost is not None:
+        return max_cost
+    if rate is None:
+        return MAX_COST
+    of_rate = math.floor(rate * COST_SECONDS + 1e-9)
+    return min(MAX_COST, max(1, of_rate, math.floor(burst)))
+
+
 class Resolved(msgspec.Struct, frozen=True, gc=False):
     """
     The policy that holds for one topic, with all fields. Times are microseconds, `rate` is per
@@ -145,6 +167,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     max_wait: int | None = None
     edge: str = "trailing"
     max_body: int = 1 << 20
+    max_cost: int | None = None
     dedupe: int | None = None
     max_backlog: int | None = None
     max_backlog_bytes: int | None = None
@@ -169,6 +192,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
 
     # Derived once, because each visit of a lane needs them
 
+    largest_cost: int = MAX_COST
+    """What a message of the topic may cost by its policy; its gates may allow less."""
     limited: bool = False
     """Whether the topic has a rate, a concurrency, a gate or limits per key."""
     key_limited: bool = False
@@ -244,6 +269,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
             shared = Gate(self.rate, self.burst, most, least=self.min_concurrency)
         else:
             shared = Gate(self.rate, self.burst, self.concurrency)
+        derive(
+            self,
+            "largest_cost",
+            largest_cost(shared.rate, shared.effective_burst, self.max_cost),
+        )
         if self.partitions > 1:
             derive(self, "shared", shared if shared.is_limited else None)
         elif shared.is_limited:
@@ -514,6 +544,10 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "trailing: due at the window's end; leading: the first at once, then at most one a window",
     ),
     "max_body": (units.size, "largest body; default 1 MiB"),
+    "max_cost": (
+        _integer(1, MAX_COST),
+        "largest cost of a message; default: what its rate produces in 60 s, at least its burst",
+    ),
     "dedupe": (
         _duration_or_forever,
         'how long the id of a finished message is known, and publishing it a duplicate; "forever"',
@@ -583,6 +617,7 @@ class PolicyOptions(TypedDict, total=False):
     max_wait: units.Duration | None
     edge: Literal["trailing", "leading"] | None
     max_body: int | str | None
+    max_cost: int | None
     dedupe: units.Duration | None
     max_backlog: int | str | None
     on_full: OnFull | None
@@ -1371,7 +1406,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     `rate`: deliveries per second. `burst`: permits at once after a pause. `concurrency`: most
     leases at once. None: no limit; for the burst `default_burst`. `weight`: of a topic group only;
-    None: 1.
+    None: 1. `max_cost`: of a gate only; None: see `largest_cost`.
 
     Only of what the partitions of a topic share: `least`: the concurrency adapts, between this and
     `concurrency`. `out_of`: the `concurrency` is a shard's part of a limit that was so large when
@@ -1384,9 +1419,16 @@ class Gate(msgspec.Struct, frozen=True):
     weight: float | None = None
     least: int | None = None
     out_of: int | None = None
+    max_cost: int | None = None
 
     @staticmethod
-    def of(name: str, rate: float | str | None, burst: int | None, concurrency: int | None) -> Gate:
+    def of(
+        name: str,
+        rate: float | str | None,
+        burst: int | None,
+        concurrency: int | None,
+        max_cost: int | None = None,
+    ) -> Gate:
         """Create a gate from checked arguments of `app.gate`. Raises BadPolicy."""
         try:
             _word(name)
@@ -1394,6 +1436,7 @@ class Gate(msgspec.Struct, frozen=True):
                 None if rate is None else units.rate(rate),
                 None if burst is None else _integer(1, 1_000_000)(burst),
                 None if concurrency is None else _integer(1, 1_000_000)(concurrency),
+                max_cost=None if max_cost is None else _integer(1, MAX_COST)(max_cost),
             )
         except (ValueError, TypeError) as error:
             raise BadPolicy(f"gate {name}: {error}") from error
@@ -1440,3 +1483,8 @@ class Gate(msgspec.Struct, frozen=True):
     def effective_burst(self) -> float:
         """The burst that is set, or `default_burst`."""
         return self.burst if self.burst is not None else default_burst(self.rate or 0.0)
+
+    @property
+    def largest_cost(self) -> int:
+        """What a message may cost at it."""
+        return largest_cost(self.rate, self.effective_burst, self.max_cost)

@@ -59,6 +59,7 @@ CALLS: dict[str, list[list[str]]] = {
     "subscription remove": [["{topic}", "{hostile}"], ["{hostile}", "audit"]],
     "gate list": [[], ["--json"]],
     "gate set": [["g", "--rate", "5/s"], ["g"]],
+    "gate reset": [["g"], ["{hostile}"]],
     "schedules list": [[], ["--json"]],
     "schedules add": [
         ["nightly", "--every", "1h", "--topic", "push.n"],

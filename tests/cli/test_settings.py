@@ -260,6 +260,11 @@ def test_gates(laneway: Command) -> None:
     assert (gate["name"], gate["rate"], gate["concurrency"]) == ("stripe", 100, 20)
     assert re.search(r"^stripe +100 +\S+ +20 +0 +0$", laneway("gate", "list").stdout, re.MULTILINE)
     laneway("gate", "set", "nothing", code=2)
+    laneway("gate", "set", "stripe", "--rate", "100/s", "--max-cost", "50")
+    assert laneway.json("gate", "list")[0]["max_cost"] == 50
+    assert laneway("gate", "reset", "stripe").stdout == "gate stripe is reset\n"
+    unknown = laneway("gate", "reset", "strips", code=2)
+    assert 'there is no gate "strips"; `laneway gate list` lists them' in unknown.stderr
     laneway("gate", "set", "eu", "--concurrency", "5")
     laneway("policy", "set", "charge.*", "--gate", "stripe,eu")
     shown = laneway.json("policy", "show", "charge.acme")["policy"]["gate"]

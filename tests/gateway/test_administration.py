@@ -252,6 +252,24 @@ def test_pages_of_policies(api: Api, app: Laneway) -> None:
         assert "next" in api.problem("GET", f"/v1/policies?after={quote(wrong)}")["detail"]
 
 
+def test_cost_and_reset_of_a_gate(api: Api, app: Laneway) -> None:
+    """A cost above what a gate allows is refused; a gate that owes permits is reset."""
+    gate = api("PUT", "/v1/gates/costly", {"rate": "1/s", "max_cost": 50}).json
+    assert gate["max_cost"] == 50
+    app.policy("costly.*", gate="costly")
+    path = "/v1/topics/costly.a/messages"
+    refused = api.problem("POST", path, {"body": 1, "cost": 51}, status=400)
+    assert 'gate "costly" allows 50' in refused["detail"]
+    api("POST", path, {"body": 1, "cost": 50})
+    app.publish("costly.b", 2)
+    assert len(app.lease(2, topics=["costly.a", "costly.b"])) == 1
+    assert api("GET", "/v1/gates/costly").json["next_permit"] is not None
+    assert api("POST", "/v1/gates/costly/reset").json["leased"] == 1
+    assert len(app.lease(2, topics=["costly.a", "costly.b"])) == 1
+    api.problem("POST", "/v1/gates/unknown/reset", status=404)
+    api.problem("PUT", "/v1/gates/costly", {"rate": 1, "max_cost": 0}, status=400)
+
+
 def test_pages_of_gates(api: Api, app: Laneway) -> None:
     """Gates and topic groups come by name, page by page; one gate by its name."""
     for name in ("pg-a", "pg-b", "pg-c"):

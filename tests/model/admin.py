@@ -287,6 +287,15 @@ class Model(Engine):
             )
         self._set_gate_wake(state)
 
+    def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
+        self.now = self._time(now_us)
+        if name not in self.gates:
+            return False
+        gate = self.gates[name]
+        gate.tat, gate.need, gate.held_until, gate.owes = 0, 0, 0, 1
+        self._set_gate_wake(gate)
+        return True
+
     def gate_list(self, *, now_us: int | None = None) -> list[dict[str, Any]]:
         return gates.of_gates(self._all_gates(now_us))
 
@@ -320,6 +329,7 @@ class Model(Engine):
             "rate": limits.rate,
             "burst": burst,
             "concurrency": limits.concurrency,
+            "max_cost": limits.largest_cost if limits.rate or limits.max_cost else None,
             "leased": gate.leased,
             "next_permit_us": permit,
             "waiting": waiting,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from laneway import headers as control
 from laneway.engines.base import (
     BACK_OFF_FIRST_US,
     BACK_OFF_MAX_US,
@@ -21,8 +22,8 @@ from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import retries_used_up
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
-from laneway.policy import Resolved
-from laneway.topic_groups import TOPIC
+from laneway.policy import Resolved, gate_names
+from laneway.topic_groups import GROUP, TOPIC, group_of
 from tests.model.lanes import Lanes
 from tests.model.state import (
     FIRST_COST_US,
@@ -198,6 +199,10 @@ class Engine(Lanes):
                 continue
             if len(draft.body) > policy.max_body:
                 raise BadMessage("over max_body")
+            group = group_of(policy.group, policy.buckets_pattern or draft.topic)
+            gates = [*gate_names(policy.gate), *([GROUP + group] if group is not None else [])]
+            if control.cost(draft.headers) > self._largest_cost(gates, policy) and not draft.own:
+                raise BadMessage("its cost is too high")
             ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
             due = explicit_due(draft, now)
             if (
@@ -779,7 +784,8 @@ class Engine(Lanes):
         ready = self._within_key_limits(lane, ready, take, policy)
         if not ready:
             return 0
-        costs = self._admitted(lane, policy, [message.cost for message in ready])
+        largest = self._largest_cost(gates, policy)
+        costs = self._admitted(lane, policy, [min(message.cost, largest) for message in ready])
         take = len(costs)
         if take == 0:
             return 0
@@ -834,6 +840,15 @@ class Engine(Lanes):
                 break
             taken.append(cost)
         return taken
+
+    def _largest_cost(self, gates: Iterable[str], policy: Resolved) -> int:
+        """The most that a delivery is charged, by the policy and by gates that are defined."""
+        of_gates = [
+            self.gates[name].limits.largest_cost
+            for name in gates
+            if name in self.gates and not name.startswith(TOPIC)
+        ]
+        return min([policy.largest_cost, *of_gates])
 
     def _gate_admits(self, gate: GateState, taken: int, cost: int) -> bool:
         """Whether the gate's rate admits a delivery after others that took so many permits."""
@@ -1220,6 +1235,7 @@ class Engine(Lanes):
 
     def _return_permits(self, lease: HeldLease, cost: int) -> None:
         policy, since = self._policy(lease.lane), self.now - lease.granted
+        cost = min(cost, self._largest_cost(lease.gates, policy))
         if policy.lane_rate:
             lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, cost, since)
         key = lease.limited_key

@@ -74,15 +74,16 @@ FIELDS: dict[str, list[Any]] = {
     "gate": ["g", GATES],
     "group": ["{0}", "all"],
     "dedupe": [*TIMES, "forever"],
+    "max_cost": [1, MAX_COST],
     "max_backlog": [1, 1 << 60, f"{MAX_BYTES}B"],
     "partitions": [1, 5, 1024],
 }
 COMBINATIONS: list[dict[str, Any]] = [
-    {"rate": LEAST_RATE, "burst": 1},
+    {"rate": LEAST_RATE, "burst": 1, "max_cost": MAX_COST},
     {"rate": LEAST_RATE, "burst": MILLION},
     {"rate": float(MILLION), "burst": MILLION},
-    {"rate": LEAST_RATE, "partitions": 1024},
-    {"rate": LEAST_RATE, "gate": GATES},
+    {"rate": LEAST_RATE, "partitions": 1024, "max_cost": MAX_COST},
+    {"rate": LEAST_RATE, "gate": GATES, "max_cost": MAX_COST},
     {"key_rate": LEAST_RATE},
     {"key_rate": float(MILLION), "key_concurrency": MILLION},
     {"concurrency": "auto", "max_concurrency": MILLION},
@@ -150,7 +151,8 @@ class Extremes:
     def limits(self) -> None:
         most, concurrency = self.pick([None, 1, MILLION]), self.pick([None, 1, MILLION])
         rate = self.pick([None, *RATES])
-        self.do("gate_set", self.pick(GATES), Gate(rate, most, concurrency))
+        gate = Gate(rate, most, concurrency, max_cost=self.pick([None, 1, MAX_COST, MAX_COST]))
+        self.do("gate_set", self.pick(GATES), gate)
         weight = self.pick([None, *WEIGHTS])
         self.do("topic_group_set", self.pick("ab"), Gate(rate, None, concurrency, weight))
 

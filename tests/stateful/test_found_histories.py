@@ -45,6 +45,26 @@ def test_group_in_two_indexes_counts_once_after_its_visit(lockstep: Lockstep) ->
     lockstep.compare_everything()
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_gate_whose_rate_is_removed_and_set_again(lockstep: Lockstep, between: bool) -> None:
+    """What a high cost left is kept without a rate, even if others are delivered then."""
+    lockstep.now = START
+    do(lockstep, "gate_set", "g", Gate(10.0, 10, max_cost=1_000_000))
+    do(lockstep, "policy_set", "code", "*", {"gate": "g", "lease": 10_000})
+    do(lockstep, "put", [Draft("a", b"1", headers={"laneway-cost": "1000000"})])
+    do(lockstep, "lease", 1)
+    do(lockstep, "gate_set", "g", Gate(concurrency=100))
+    if between:
+        do(lockstep, "put", [Draft("b", b"1")])
+        do(lockstep, "lease", 1)
+    do(lockstep, "gate_set", "g", Gate(1000.0, 10))
+    do(lockstep, "put", [Draft("b", b"1")])
+    for seconds in (999, 1):
+        lockstep.now += seconds * SECOND
+        do(lockstep, "lease", 1)
+        lockstep.compare_everything()
+
+
 def test_outcome_comes_before_what_is_published_with_its_settlement(lockstep: Lockstep) -> None:
     """A message that is dropped for a published one has the id of the one that was settled."""
     lockstep.now = START

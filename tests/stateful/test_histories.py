@@ -53,7 +53,7 @@ BUSY = [*PUBLISHED, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1
 PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1", "b.1#s", "c.1#s"]
 YEARS = 90_000_000 * SECOND
 RESULT_TTL = {RESULT_TTL_HEADER: "90000000,90000000"}
-COSTS = [{"laneway-cost": "2"}, {"laneway-cost": "30"}]
+COSTS = [{"laneway-cost": str(cost)} for cost in (2, 30, 200)]
 WAITS = {**RESULT_TTL, SIGNALS_HEADER: "2"}
 
 IDS = [f"i{n}" for n in range(5)]
@@ -115,6 +115,7 @@ FIELDS: dict[str, list[Any]] = {
     "max_wait": [1],
     "edge": ["leading"],
     "max_body": [40],
+    "max_cost": [1, 20, 1000],
     "dedupe": [1, "forever"],
     "max_backlog": [1, 3, "90B"],
     "on_full": ["drop_oldest", "refuse", "block"],
@@ -274,6 +275,7 @@ gates = st.builds(
     rate=st.sampled_from([None, 2.0, 50.0]),
     burst=st.sampled_from([None, 1, 3]),
     concurrency=st.sampled_from([None, 1, 3]),
+    max_cost=st.sampled_from([None, None, 1, 20, 1000]),
 )
 layers = st.sampled_from(["code", "code", "operator"])
 policy_layers = st.sampled_from(["code", "code", "operator", "program:p", "program:q"])
@@ -624,7 +626,7 @@ class Histories(RuleBasedStateMachine):
         what=st.sampled_from(
             [
                 *("policy_reset", "gate_set", "gate_set", "topic_group_set", "topic_group_set"),
-                *("topic_purge", "topic_delete"),
+                *("gate_reset", "topic_purge", "topic_delete"),
             ]
         ),
         layer=layers,
@@ -653,6 +655,8 @@ class Histories(RuleBasedStateMachine):
             self.do(what, policy_layer, pattern)
         elif what == "gate_set":
             self.do(what, name, gate, layer=layer)
+        elif what == "gate_reset":
+            self.do(what, name)
         elif what == "topic_group_set":
             self.do(what, *group, layer=layer)
         else:

@@ -29,7 +29,8 @@ set.
 def copy(here: FullEngine, there: FullEngine) -> int:
     """Copy all gates and policies of one namespace to another. Returns how many policies."""
     for gate in here.gate_list():
-        there.gate_set(gate["name"], Gate(gate["rate"], gate["burst"], gate["concurrency"]))
+        limits = Gate(gate["rate"], gate["burst"], gate["concurrency"], max_cost=gate["max_cost"])
+        there.gate_set(gate["name"], limits)
     for group in here.topic_group_list():
         there.topic_group_set(
             group["name"],
@@ -134,7 +135,7 @@ def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
     gates = {
         ("gate", gate["name"], name): gate[name]
         for gate in engine.gate_list()
-        for name in ("rate", "burst", "concurrency")
+        for name in ("rate", "burst", "concurrency", "max_cost")
     }
     groups = {
         ("topic group", group["name"], name): group[name]

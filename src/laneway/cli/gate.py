@@ -49,9 +49,20 @@ def list_gates(session: Session, *, as_json: bool) -> None:
     help="Deliveries at once after a pause; default: 1 + a twentieth of the rate.",
 )
 @click.option("--concurrency", type=int, help="The most leases at once.")
+@click.option(
+    "--max-cost",
+    type=int,
+    help="Largest cost of a message; default: what the rate produces in 60 s, at least its burst.",
+)
 @pass_session
 def set_gate(
-    session: Session, name: str, *, rate: str | None, burst: int | None, concurrency: int | None
+    session: Session,
+    name: str,
+    *,
+    rate: str | None,
+    burst: int | None,
+    concurrency: int | None,
+    max_cost: int | None,
 ) -> None:
     """Define or change a gate as the operator; this overrides what code declares."""
     from laneway.policy import Gate
@@ -59,6 +70,20 @@ def set_gate(
     if rate is None and concurrency is None:
         raise click.UsageError("a gate limits something: give --rate, --concurrency or both")
     session.engine(create=True).gate_set(
-        name, Gate.of(name, rate, burst, concurrency), layer="operator"
+        name, Gate.of(name, rate, burst, concurrency, max_cost), layer="operator"
     )
     say(f"gate {name} is set")
+
+
+@gate.command("reset", short_help="Open a gate that owes permits.")
+@click.argument("name")
+@pass_session
+def reset_gate(session: Session, name: str) -> None:
+    """
+    Open a gate that owes permits, such as after a message of a high cost.
+
+    Its rate has the whole burst again. Its leases stay.
+    """
+    if not session.engine().gate_reset(name):
+        raise click.UsageError(f'there is no gate "{name}"; `laneway gate list` lists them')
+    say(f"gate {name} is reset")

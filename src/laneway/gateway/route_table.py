@@ -279,6 +279,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "PUT", "/v1/gates/{name}", "operate", policies.set_gate, body=GateBody, answer=GateAnswer
     ),
+    Route("POST", "/v1/gates/{name}/reset", "operate", policies.reset_gate, answer=GateAnswer),
     Route(
         "GET",
         "/v1/groups",

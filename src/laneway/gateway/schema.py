@@ -480,11 +480,15 @@ class PolicyChange(msgspec.Struct, omit_defaults=True):
 
 
 class GateBody(_Body):
-    """The limits of a gate; at least one of them."""
+    """
+    The limits of a gate: a rate, a concurrency, or both. `max_cost`: the largest cost of a message;
+    default: what the rate produces in 60 s, at least its burst.
+    """
 
     rate: float | str | None = None
     burst: int | None = None
     concurrency: int | None = None
+    max_cost: int | None = None
 
 
 class GateAnswer(msgspec.Struct, kw_only=True):
@@ -494,6 +498,7 @@ class GateAnswer(msgspec.Struct, kw_only=True):
     rate: float | None
     burst: float | None
     concurrency: int | None
+    max_cost: int | None
     leased: int
     waiting: int
     next_permit: datetime | None

@@ -139,6 +139,8 @@ def test_limits(browser: Browser, app: Laneway) -> None:
     page = browser.submit("set_gate", name="psp", concurrency="9", back="/limits")
     assert "Gate psp: changed." in page.words
     assert app.engine.gate_list()[0]["concurrency"] == 9
+    page = browser.submit("reset_gate", name="psp", back="/limits")
+    assert "Gate psp: reset." in page.words
 
 
 def test_future(browser: Browser, app: Laneway) -> None:

@@ -170,6 +170,14 @@ class Admin(Protocol):
         """Define or change a gate. An operator's definition overrides the code's."""
         ...
 
+    def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
+        """
+        Forget what a gate owes: its rate has the whole burst, and no cost holds it.
+
+        Its leases stay. Returns False if the gate is not defined.
+        """
+        ...
+
     def gate_list(self) -> list[dict[str, Any]]:
         """
         List the gates by name.

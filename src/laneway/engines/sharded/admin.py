@@ -56,6 +56,10 @@ class ShardedAdmin(PolicyChanges, ABC):
             self._set_gate_on(shard, name, gate, layer, now_us)
 
     @abstractmethod
+    def _reset_gate(self, name: str, now_us: int | None) -> None:
+        """Forget what a gate owes, on all shards."""
+
+    @abstractmethod
     def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
         """Remove what waits of a topic, in pages. Returns how many messages."""
 
@@ -166,6 +170,12 @@ class ShardedAdmin(PolicyChanges, ABC):
             limits = self._gate_limits(name)
             if limits is not None:
                 self._grants.begin(name, limits)
+
+    def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
+        if self._gate_limits(name) is None:
+            return False
+        self._reset_gate(name, now_us)
+        return True
 
     def topic_group_set(
         self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None

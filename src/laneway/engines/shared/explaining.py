@@ -4,6 +4,7 @@ Why a message does not run yet: the sentences of `Admin.explain`, from the facts
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ CLOCK_SLACK_US = SECOND
 ITS_RATE = "its rate admits the next delivery"
 """Part of the sentence about a gate or a group that is shut by its rate, not by its concurrency."""
 
+OWES_MUCH_US = 10 * SECOND
+"""Of a gate that is shut for longer by a high cost, the reason says how to reset it."""
+
 COUNTED = 10_000
 """Messages and lanes that are ahead are counted up to this number."""
 
@@ -41,6 +45,8 @@ class GateFacts(msgspec.Struct, kw_only=True):
     wake_us: int | None
     need: int = 1
     """The permits for which it is held."""
+    owes: int = 0
+    """The cost of its last delivery, if above 1."""
     shares: Sequence[Share] = ()
     """Of the gate of a topic whose concurrency adapts: those of all shards."""
 
@@ -332,9 +338,19 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
                 what = f'the limit of its topic group "{name}"'
             wake = gate.wake_us
             why = f": {ITS_RATE} in {facts.left(wake)}" if wake is not None else ""
-            explanation.add(cause, f"{what} {is_shut}{why}; {_leases_through(gate.leased)}{held}")
+            cure = _cure(gate, now) if cause == "gate" else ""
+            through = _leases_through(gate.leased)
+            explanation.add(cause, f"{what} {is_shut}{why}; {through}{held}{cure}")
             at = max(at, wake) if wake is not None and at is not None else None
     return at
+
+
+def _cure(gate: GateFacts, now: int) -> str:
+    """What opens a gate that owes much."""
+    if gate.owes <= 1 or gate.wake_us is None or gate.wake_us < now + OWES_MUCH_US:
+        return ""
+    name = shlex.quote(gate.name)
+    return f"; it owes a cost of {gate.owes:,}, which `laneway gate reset {name}` forgets"
 
 
 def _leases_through(count: int) -> str:

@@ -231,6 +231,7 @@ def view(
         "rate": limits.rate,
         "burst": limits.effective_burst if limits.rate is not None else None,
         "concurrency": limits.concurrency,
+        "max_cost": limits.largest_cost if limits.rate is not None or limits.max_cost else None,
         "leased": leased,
         "next_permit_us": next_permit_us(limits, tat, now_us, 1, owes),
         "waiting": waiting,

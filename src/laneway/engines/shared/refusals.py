@@ -14,13 +14,14 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.errors import BadMessage, UsageError
+from laneway.topic_groups import GROUP
 from laneway.units import SECOND, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from laneway.message import Draft, Receipt
-    from laneway.policy import Resolved
+    from laneway.policy import Gate, Resolved
 
 MAX_WAIT_WINDOWS = 10
 """Default of `max_wait`, in windows."""
@@ -124,6 +125,31 @@ def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:
     return (
         f"message to {draft.topic}: its delay ({delay_us / 1e6:g} s) outlasts its ttl"
         f" ({ttl_us / 1e6:g} s); it would expire before it is due"
+    )
+
+
+def check_cost(draft: Draft, policy: Resolved, gates: Iterable[tuple[str, Gate]]) -> None:
+    """
+    Raise BadMessage if the message costs more than its policy or one of these gates allows.
+    """
+    most, name = policy.largest_cost, ""
+    for gate, limits in gates:
+        if limits.largest_cost < most:
+            most, name = limits.largest_cost, gate
+    if control.cost(draft.headers) > most:
+        raise BadMessage(costs_too_much(draft, most, name))
+
+
+def costs_too_much(draft: Draft, most: int, gate: str) -> str:
+    """The error of a message that costs more than a gate allows, or ("") its topic's policy."""
+    whose, cure = f'gate "{gate}"', "the gate's max_cost"
+    if gate.startswith(GROUP):
+        whose, cure = f'topic group "{gate.removeprefix(GROUP)}"', "the group's rate or burst"
+    elif not gate:
+        whose, cure = "its policy", "the policy's max_cost"
+    return (
+        f"message to {draft.topic}: its cost is {control.cost(draft.headers):,}, {whose} allows"
+        f" {most:,}; divide its work among several messages, or raise {cure}"
     )
 
 

@@ -261,6 +261,10 @@ class SqliteEngine(Core, PolicyChanges):
         with self._transaction(now_us, durable=True) as tx:
             policies.set_gate(tx, name, gate, layer)
 
+    def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
+        with self._transaction(now_us, durable=True) as tx:
+            return policies.reset_gate(tx, name)
+
     def gate_list(self) -> list[dict[str, Any]]:
         with self._view() as tx:
             return gates.of_gates(_gates(tx))

@@ -127,6 +127,7 @@ def _gates(
             leased=gate.leased,
             wake_us=gate.wake,
             need=gate.need if tx.now < gate.held_until else 1,
+            owes=gate.owes,
             shares=shares if gate.name.startswith(TOPIC) else (),
         )
         for gate in (tx.lane_gates(key).defined if key is not None else ())

@@ -154,6 +154,7 @@ def _moved_mean(mean: int, cost: int) -> int:
 def return_permits(tx: Transaction, lane: Lane, held: Held, cost: int) -> None:
     """The delivery never began: return its permits of the lane's rate and of its gates."""
     policy, since = tx.policy_of(lane), tx.now - held.granted
+    cost = min(cost, tx.largest_cost(policy, held.gate))
     if policy.lane_rate:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost, since)
     for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():

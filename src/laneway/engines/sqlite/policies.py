@@ -80,6 +80,16 @@ def set_gate(tx: Transaction, name: str, gate: Gate, layer: Layer) -> None:
         tx.groups.set_up(name.removeprefix(GROUP), state.whole)
 
 
+def reset_gate(tx: Transaction, name: str) -> bool:
+    """Forget what a gate owes. Returns whether it exists."""
+    state = tx.gate(name)
+    if state is None:
+        return False
+    state.reset()
+    tx.touch_gate(state)
+    return True
+
+
 # Patterns
 
 

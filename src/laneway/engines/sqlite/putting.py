@@ -23,7 +23,13 @@ from laneway.engines.shared.copies import (
     receipt_of_copies,
 )
 from laneway.engines.shared.naming import PARTITION, merge_key
-from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
+from laneway.engines.shared.refusals import (
+    DROPPED,
+    check_cost,
+    check_draft,
+    explicit_due,
+    full,
+)
 from laneway.engines.shared.states import (
     ASLEEP,
     DELAYED,
@@ -40,6 +46,8 @@ from laneway.engines.sqlite.rows import Lane, Row, line_of, rank_of
 from laneway.engines.sqlite.views import oldest_of
 from laneway.headers import COST
 from laneway.message import Receipt
+from laneway.policy import gate_names
+from laneway.topic_groups import GROUP, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,12 +91,26 @@ def put(
         return _put_copied(tx, drafts, policies, keeps_order=keeps_order, is_whole=is_whole)
     for draft, policy, plain in zip(drafts, policies, plains, strict=True):
         if not plain or len(draft.body) > policy.max_body:
-            check_draft(draft, policy, tx.now)
+            _check(tx, draft, policy)
     tx.load_names({draft.topic for draft, plain in zip(drafts, plains, strict=True) if plain})
     intake = _Intake(tx, only_plain=False)
     receipts = _put_special(intake, drafts, policies, plains, keeps_order=keeps_order)
     intake.end()
     return receipts
+
+
+def _check(tx: Transaction, draft: Draft, policy: Resolved) -> None:
+    """Raise BadMessage if the message cannot be published."""
+    check_draft(draft, policy, tx.now)
+    if draft.headers is not None and COST in draft.headers and not (draft.own or draft.signal):
+        names = [*gate_names(policy.gate)]
+        group = group_of(policy.group, policy.buckets_pattern or draft.topic)
+        if group is not None:
+            names.append(GROUP + group)
+        states = [(name, tx.gate(name)) for name in names]
+        check_cost(
+            draft, policy, [(name, state.whole) for name, state in states if state is not None]
+        )
 
 
 def _are_appended(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) -> bool:
@@ -330,7 +352,7 @@ def _put_copied(
     plains = list(map(_is_stored_plainly, every, every_policy))
     for draft, policy, plain in zip(every, every_policy, plains, strict=True):
         if not plain or len(draft.body) > policy.max_body:
-            check_draft(draft, policy, tx.now)
+            _check(tx, draft, policy)
     intake = _Intake(tx, only_plain=False)
     entries = iter(intake.entries(every, every_policy, plains))
     receipts: list[Receipt] = []

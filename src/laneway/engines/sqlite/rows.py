@@ -407,13 +407,18 @@ class GateState(msgspec.Struct, gc=False):
     def take(self, taken: int, permits: int, largest: int, now: int) -> None:
         """So many deliveries go through it; they use so many permits, one of them `largest`."""
         self.leased += taken
-        self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
-        self.owes = largest if largest > 1 else 0
+        if self.limits.rate is not None:
+            self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
+            self.owes = largest if largest > 1 else 0
         if largest >= self.need:
             self.need = self.held_until = 0
         if self.whole.least is not None:
             self.flow = self.flow or Flow(changed=now)
             adaptive.delivered(self.flow, self.leased, self.limits.concurrency or 0)
+
+    def reset(self) -> None:
+        """Forget what deliveries have used and costs owe; its leases stay."""
+        self.tat = self.need = self.held_until = self.owes = 0
 
     def give_back(self, returned: int, since_us: int) -> None:
         """Return the permits of a delivery that never began, taken `since_us` ago."""
@@ -438,6 +443,16 @@ class LaneGates:
     def room(self, now: int) -> int:
         """How many deliveries all of them admit now."""
         return min([0 if state is None else state.room(now) for state in self.states])
+
+    def largest_cost(self, by_policy: int) -> int:
+        """
+        The most that a delivery is charged. What the partitions of a topic share says nothing: the
+        policy does.
+        """
+        of_gates = [
+            state.whole.largest_cost for state in self.defined if not state.name.startswith(TOPIC)
+        ]
+        return min([by_policy, *of_gates])
 
     @property
     def defined(self) -> list[GateState]:

@@ -817,6 +817,8 @@ class _Plan:
         if not clocks:
             return most, most, 1
         costs = self._costs(lane, most) if mids is None else costs_of(tx, mids[:most])
+        largest = tx.largest_cost(policy, gate)
+        costs = [min(cost, largest) for cost in costs]
         count, stopped = fairness.admitted(clocks, tx.now, costs)
         lane.need = 1
         if policy.lane_rate and stopped[0]:

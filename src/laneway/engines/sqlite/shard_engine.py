@@ -468,6 +468,10 @@ class FilesEngine(FilesQueue, ShardedAdmin):
     ) -> None:
         self._space.set_gate(shard, name, gate, layer, now_us)
 
+    def _reset_gate(self, name: str, now_us: int | None) -> None:
+        for shard in range(self._space.shards):
+            self._space.on(shard, lambda file: file.gate_reset(name, now_us=now_us))
+
     def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
         return self._space.on(shard, lambda file: file.topic_purge(topic, now_us=now_us))
 

@@ -699,6 +699,14 @@ class Transaction(Statements):
             found = self._lane_gates[key] = LaneGates(key, states)
         return found
 
+    def largest_cost(self, policy: Resolved, key: str | None) -> int:
+        """
+        The most that a delivery of a lane with this policy and these gates is charged. A message
+        may cost more if it was accepted before the limit was lowered.
+        """
+        most = policy.largest_cost
+        return most if key is None else self.lane_gates(key).largest_cost(most)
+
     def take_from_gates(self, key: str, taken: int, permits: int, largest: int) -> None:
         """
         So many deliveries go through the gates of this key, and use so many permits; one of them

@@ -253,6 +253,10 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def _set_gate(self, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
         self._write_gate(range(self._space.shards), name, gate, layer, now_us)
 
+    def _reset_gate(self, name: str, now_us: int | None) -> None:
+        calls = [(shard, "gate", (name, "reset", b"")) for shard in range(self._space.shards)]
+        self._space.write_many(calls, now_us)
+
     def _write_gate(
         self, shards: Sequence[int], name: str, gate: Gate, layer: Layer, now_us: int | None
     ) -> None:

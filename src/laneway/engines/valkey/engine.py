@@ -35,6 +35,7 @@ from laneway.engines.shared.naming import forwarded_key, merge_key
 from laneway.engines.shared.refusals import (
     backlog_full_with_ack,
     check_draft,
+    costs_too_much,
     delay_outlasts_ttl,
     full,
 )
@@ -233,9 +234,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             if not self._is_stale(answers, shard):
                 break
             self._check_again(shard, drafts)
-        if answers and answers[0] == b"impossible":
-            draft = page.drafts[answers[1]]
-            raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.routes.ttl_of(draft)))
+        if answers:
+            self._raise_bad(answers, page.drafts)
         call_us = answers.pop()
         left = answers.count(LEFT) if page.copied else 0
         (self._puts if NOT_PLAIN in page.order else self._plain_puts).fit(
@@ -347,7 +347,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         return has_rich
 
     def _has_limit(self, draft: Draft) -> bool:
-        """Whether the message's topic may be full."""
+        """Whether the message's topic may be full, or its cost too high."""
+        if draft.headers is not None and COST in draft.headers:
+            return True
         policy = self._space.routes.route(draft.topic).policy
         return policy.max_backlog is not None or policy.max_backlog_bytes is not None
 
@@ -585,17 +587,22 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 every.append((at, copy, (True, False if after_us is None else after_us, False)))
         return every
 
+    def _raise_bad(self, answers: list[Any], published: Sequence[Draft]) -> None:
+        """Raise BadMessage for a message that cannot be published: nothing was changed."""
+        if answers[0] == b"impossible":
+            draft = published[answers[1]]
+            ttl_us = self._space.routes.ttl_of(draft)
+            raise BadMessage(delay_outlasts_ttl(draft, answers[2], ttl_us))
+        if answers[0] == b"costs too much":
+            raise BadMessage(costs_too_much(published[answers[1]], answers[2], answers[3].decode()))
+
     def _raise_refused(self, answers: list[Any], published: Sequence[Draft]) -> None:
         """Raise for a message that an ack publishes and that was refused: nothing was changed."""
         space = self._space
         if answers[0] == b"too large":
             draft = published[cast("int", answers[1])]
             check_draft(draft, space.routes.route(draft.topic).policy, None)
-        if answers[0] == b"impossible":
-            draft = published[cast("int", answers[1])]
-            raise BadMessage(
-                delay_outlasts_ttl(draft, cast("int", answers[2]), space.routes.ttl_of(draft))
-            )
+        self._raise_bad(answers, published)
         if answers[0] == b"refused":
             message_id, topic, *limit = (answer.decode() for answer in answers[1:])
             receipt = Receipt(message_id, topic, "refused", None, _full(topic, *limit))

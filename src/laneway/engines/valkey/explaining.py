@@ -155,6 +155,7 @@ def _gates(
                     leased=gate.leased,
                     wake_us=gates.opens_us(limits, gate.tat, gate.leased, now, gate.debt),
                     need=gate.debt.need_at(now),
+                    owes=gate.owes,
                     shares=shares if name.startswith(TOPIC) else (),
                 )
             )

@@ -121,12 +121,17 @@ def rule_fields(
         "key_concurrency": policy.key_concurrency or False,
         "key_rate": policy.key_rate or False,
         "consumed": policy.consumed_by is not None,
+        "max_cost": policy.max_cost or False,
     }
 
 
 def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
-    """What holds for a topic, as it is stored."""
-    return pack_values(*rule_fields(policy, shards, by_operator).values())
+    """
+    What holds for a topic, as it is stored. Without a `max_cost` it is the record of the versions
+    that had none.
+    """
+    values = [*rule_fields(policy, shards, by_operator).values()]
+    return pack_values(*(values if values[-1] else values[:-1]))
 
 
 def _or_false(limit: int | None) -> int | bool:
@@ -293,6 +298,9 @@ def gate_record(gate: Gate) -> bytes:
             gate.burst or False,
             gate.concurrency or False,
             gate.weight or False,
+            False,
+            False,
+            gate.max_cost or False,
         ]
     )
 
@@ -911,9 +919,8 @@ _NO_LIMITS = (False, False, False)
 
 class GateRecord(msgspec.Struct, array_like=True):
     """
-    A gate on a shard. Each layer is [rate or False, burst or False, concurrency or False, weight
-    or False]; the fields are in the order of `gates.lua`, which says what else those of topics
-    have.
+    A gate on a shard. Each layer has the fields of `Gate` in their order, or False; the fields are
+    in the order of `gates.lua`, which says what else those of topics have.
     """
 
     code: Any
@@ -964,9 +971,13 @@ class GateRecord(msgspec.Struct, array_like=True):
         return int(self.grant[2]) if self.grant and self.grant[2] is not False else None
 
 
+_ABSENT = (False,) * 4
+"""The last fields of a layer that are absent in one of an older version, or of a topic."""
+
+
 def gate_of(limits: Sequence[Any]) -> Gate:
     """The gate of a layer."""
-    rate, burst, concurrency, weight, least, out_of = [*limits, False, False, False][:6]
+    rate, burst, concurrency, weight, least, out_of, max_cost = [*limits, *_ABSENT][:7]
     return Gate(
         rate or None,
         burst if rate and burst is not False else None,
@@ -974,6 +985,7 @@ def gate_of(limits: Sequence[Any]) -> Gate:
         float(weight) if weight else None,
         least or None,
         out_of or None,
+        max_cost or None,
     )
 
 

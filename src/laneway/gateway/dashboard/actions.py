@@ -239,6 +239,10 @@ def _set_gate(form: Form) -> list[ApiCall]:
     return [ApiCall("PUT", f"/v1/gates/{_segment(form.exact('name'))}", body)]
 
 
+def _reset_gate(form: Form) -> list[ApiCall]:
+    return [ApiCall("POST", f"/v1/gates/{_segment(form.exact('name'))}/reset")]
+
+
 def _schedule(step: str) -> Callable[[Form], list[ApiCall]]:
     return lambda form: [ApiCall("POST", f"/v1/schedules/{_segment(form.exact('name'))}/{step}")]
 
@@ -318,6 +322,9 @@ ACTIONS: dict[str, Action] = {
     ),
     "set_gate": Action(
         "Change", "operate", _set_gate, lambda form: f"Gate {form.exact('name')}: changed."
+    ),
+    "reset_gate": Action(
+        "Reset", "operate", _reset_gate, lambda form: f"Gate {form.exact('name')}: reset."
     ),
     "pause_schedule": Action(
         "Pause", "operate", _schedule("pause"), lambda form: f"{form.exact('name')}: paused."

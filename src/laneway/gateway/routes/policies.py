@@ -257,12 +257,16 @@ def set_gate(call: Call) -> GateAnswer:
     name = call.parameters["name"]
     if body.rate is None and body.concurrency is None:
         raise BadPolicy(f"gate {name[:80]}: expected a rate, a concurrency or both")
-    gate = Gate.of(name, body.rate, body.burst, body.concurrency)
+    gate = Gate.of(name, body.rate, body.burst, body.concurrency, body.max_cost)
     call.engine.gate_set(name, gate, layer="operator")
-    for each in call.engine.gate_list():
-        if each["name"] == name:
-            return _gate_answer(each)
-    raise BadPolicy(f"gate {name}: it was removed meanwhile")
+    return show_gate(call)
+
+
+def reset_gate(call: Call) -> GateAnswer:
+    """Open a gate that owes permits: its rate has the whole burst again. Its leases stay."""
+    call.caller.check_everything()
+    call.engine.gate_reset(call.parameters["name"])
+    return show_gate(call)
 
 
 def _gate_answer(gate: Mapping[str, Any]) -> GateAnswer:
@@ -270,7 +274,7 @@ def _gate_answer(gate: Mapping[str, Any]) -> GateAnswer:
 
 
 def _limits(gate: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("name", "rate", "burst", "concurrency", "leased", "waiting")
+    names = ("name", "rate", "burst", "concurrency", "max_cost", "leased", "waiting")
     return {
         **{name: gate[name] for name in names},
         "next_permit": moment_or_none(gate["next_permit_us"]),

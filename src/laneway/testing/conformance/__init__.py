@@ -27,6 +27,7 @@ PARTS = (
     "test_groups",
     "test_lease",
     "test_limits",
+    "test_max_cost",
     "test_merge",
     "test_operator",
     "test_policy_changes",

@@ -18,14 +18,16 @@ def put(driver: EngineDriver, topic: str, *costs: int, **options: object) -> Non
         driver.put(topic, str(cost), headers={COST: str(cost)}, **options)
 
 
-def limit(driver: EngineDriver, kind: str, rate: float, burst: int) -> None:
+def limit(
+    driver: EngineDriver, kind: str, rate: float, burst: int, max_cost: int | None = None
+) -> None:
     """Limit the topic "a" by its own rate, or by that of a gate, or by two gates."""
     if kind == "topic":
-        driver.policy("a", rate=rate, burst=burst)
+        driver.policy("a", rate=rate, burst=burst, max_cost=max_cost)
         return
     names = ["g", "h"] if kind == "gates" else ["g"]
     for name in names:
-        driver.engine.gate_set(name, Gate(rate, burst), now_us=driver.now)
+        driver.engine.gate_set(name, Gate(rate, burst, max_cost=max_cost), now_us=driver.now)
     driver.policy("a", gate=names)
 
 
@@ -82,7 +84,7 @@ def test_the_next_wake_is_that_of_the_cost(driver: EngineDriver, kind: str) -> N
 @kinds
 def test_the_highest_cost_at_the_lowest_rate(driver: EngineDriver, kind: str) -> None:
     """The time until the next delivery fits into the engine's integers; other topics go on."""
-    limit(driver, kind, LEAST_RATE, 1)
+    limit(driver, kind, LEAST_RATE, 1, MAX_COST)
     put(driver, "a", MAX_COST, 1)
     assert driver.bodies() == [str(MAX_COST)]
     put(driver, "other", 2)
@@ -91,6 +93,7 @@ def test_the_highest_cost_at_the_lowest_rate(driver: EngineDriver, kind: str) ->
 
 def test_many_wait_for_the_highest_cost(driver: EngineDriver) -> None:
     """What is counted of their times fits into the engine's integers, too."""
+    driver.policy("*", max_cost=MAX_COST)
     driver.policy("a.*", rate=LEAST_RATE, burst=1)
     driver.policy("b.*", rate=LEAST_RATE, burst=1_000_000)
     topics = [f"{name}.{n}" for name in "ab" for n in range(20)]
@@ -128,7 +131,7 @@ def test_permits_come_back_at_a_lower_rate(driver: EngineDriver, kind: str) -> N
 
 def test_partitions_with_the_highest_cost_at_the_lowest_rate(driver: EngineDriver) -> None:
     """Each shard has a part of the rate, by which a message owes a multiple of the time."""
-    driver.policy("a.*", rate=LEAST_RATE, burst=1, partitions=1024)
+    driver.policy("a.*", rate=LEAST_RATE, burst=1, partitions=1024, max_cost=MAX_COST)
     for key in range(50):
         put(driver, "a.x", MAX_COST, key=str(key))
     assert driver.bodies() != []
@@ -250,7 +253,7 @@ def test_costs_without_a_rate_hold_nothing_back(driver: EngineDriver) -> None:
 
 def test_a_changed_rate_acts_on_what_is_owed(driver: EngineDriver) -> None:
     """After a raise the next permit is at most as far as the last cost takes at the new rate."""
-    driver.policy("a", rate=1)
+    driver.policy("a", rate=1, max_cost=100)
     put(driver, "a", 100, 1)
     assert driver.bodies() == ["100"]
     driver.policy("a", rate=100)
@@ -275,6 +278,7 @@ def test_explain_names_the_cost(driver: EngineDriver) -> None:
         for topic in ("a", "b")
     }
     assert any("held for a delivery of cost 50" in reason for reason in reasons["a"]), reasons
+    assert not any("reset" in reason for reason in reasons["a"]), reasons
     assert any("delivery, of cost 50, in 4.9 s" in reason for reason in reasons["b"]), reasons
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway.errors import BadMessage, TopicInUse
+from laneway.headers import COST
 from laneway.policy import FIELDS, Gate
 from laneway.units import SECOND
 
@@ -265,6 +266,14 @@ def max_body(driver: EngineDriver) -> None:
     assert driver.run() == ["x" * 11]
 
 
+def max_cost(driver: EngineDriver) -> None:
+    driver.put("a", "2", headers={COST: "2"})
+    driver.policy("a", max_cost=1)
+    with pytest.raises(BadMessage):
+        driver.put("a", "2", headers={COST: "2"})
+    assert driver.run() == ["2"]
+
+
 def dedupe(driver: EngineDriver) -> None:
     driver.put("a", "1", id="x")
     driver.policy("a", dedupe=10)
@@ -367,6 +376,7 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
         max_wait,
         edge,
         max_body,
+        max_cost,
         dedupe,
         max_backlog,
         on_full,

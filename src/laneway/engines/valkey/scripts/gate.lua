@@ -1,17 +1,23 @@
 -- Set the limits of a gate, or a topic group's settings: those of the code, of the operator, or
--- this shard's grant. A grant never goes below what is leased. Or end the grant of a topic's gate.
+-- this shard's grant. A grant never goes below what is leased. Or end the grant of a topic's gate,
+-- or forget what a gate owes.
 --
 -- ARGV[3]: the gate's name
--- ARGV[4]: "code", "operator", "grant" or "no grant"
--- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false} (packed). Of
---   a grant: {rate, burst, concurrency, false, false, the limit that was divided or false, by how
---   much the shard's own changes}; the last two if it adapts.
+-- ARGV[4]: "code", "operator", "grant", "no grant" or "reset"
+-- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false, false, false,
+--   largest cost or false} (packed). Of a grant: {rate, burst, concurrency, false, false, the limit
+--   that was divided or false, by how much the shard's own changes}; the last two if it adapts.
 --
 -- Answers the concurrency that is in force then; -1: none.
 
 if ARGV[4] == 'no grant' then
     gates.end_grant(ARGV[3])
     lanes.topic_left(string.sub(ARGV[3], 2))
+    save(true)
+    return -1
+end
+if ARGV[4] == 'reset' then
+    gates.reset(ARGV[3])
     save(true)
     return -1
 end

@@ -7,16 +7,17 @@
 -- ARGV[7]: for each message its id if it is plain and has one, else false (packed); "": none has
 -- ARGV[8]: of a spool's batch: {spool, batch, keys of all messages} (packed); "": of none
 -- ARGV[9]: {{position, how many copies follow, whether it is stored, bytes of its body, whether a
---   copy has a backlog limit} of each message that may have copies, flat; by the positions of
---   copies, after how many microseconds their subscriptions are unused} (packed); "": none may. See
---   copies.lua
+--   copy has a backlog limit or a cost} of each message that may have copies, flat; by the
+--   positions of copies, after how many microseconds their subscriptions are unused} (packed); "":
+--   none may. See copies.lua
 -- ARGV[10…]: the messages, as records.py encodes them
 --
 -- Answers for each message its number, or {outcome, details} ("left": it is a copy that
 -- `finish_copies` puts), and at last the processor time of this call in microseconds. {"stale",
 -- version}: the shard has another version of the policies.
 -- {"own", …}: the client has to know other own policies, see rules.lua. {"impossible", position,
--- delay}: a delay outlasts its ttl. Then nothing was changed.
+-- delay}: a delay outlasts its ttl. {"costs too much", position, the largest cost, the gate that
+-- allows no more or ""}. Then nothing was changed.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }
@@ -49,9 +50,9 @@ local unknown = rules.unknown_to(known, plain_topics, drafts, topics_left)
 if unknown then
     return { 'own', unpack(unknown) }
 end
-local impossible, by = putting.impossible(order, drafts, stored)
-if impossible then
-    return { 'impossible', impossible - 1, by }
+local refusal = putting.first_refusal(order, drafts, stored)
+if refusal then
+    return refusal
 end
 local own_ids = ARGV[7] ~= '' and values_of(ARGV[7]) or {}
 if first_left then

@@ -8,7 +8,7 @@
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
 -- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
 --   the own policies that it knows by topic, the topics of plain messages, whether a topic of the
---   messages has a backlog limit} (packed)
+--   messages has a backlog limit, or one of them a cost} (packed)
 -- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large, whether it
 --   is a copy; of a message that may have copies: how many follow, whether it is stored; of a copy:
 --   after how many microseconds its subscription is unused, false; else false, false; the position
@@ -19,8 +19,8 @@
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
 -- row of ARGV[4]}, the processor time of this call in microseconds, how many chunks of copies are
 -- left if there are any}. {"stale", version} and {"own", …} as put.lua; {"too large", position},
--- {"impossible", position, delay} and {"refused", id, topic, …}: a published message was not
--- accepted. Then nothing was changed.
+-- {"impossible", …} and {"costs too much", …} as put.lua and {"refused", id, topic, …}: a published
+-- message was not accepted. Then nothing was changed.
 
 local settlements = values_of(ARGV[4])
 local impossible = publishing.read(settlements, ARGV[6], ARGV[7])

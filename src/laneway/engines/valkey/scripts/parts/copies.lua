@@ -2,8 +2,8 @@
 -- them are accepted, or none: the message is known, or there is no room for it or for a copy.
 --
 -- `copied`: by the position of such a message: {how many copies follow, whether it is stored, the
--- bytes of its body, whether a copy has a backlog limit}. One that is not stored is sent without
--- its body. `copied.expires`: by the position of a copy: after how many microseconds its
+-- bytes of its body, whether a copy has a backlog limit or a cost}. One that is not stored is sent
+-- without its body. `copied.expires`: by the position of a copy: after how many microseconds its
 -- subscription is unused. `copied.first_left`: from which position copies are left, see
 -- left_copies.lua; nil: none is. `copied.are_left`: the call has nothing but copies that were left.
 --

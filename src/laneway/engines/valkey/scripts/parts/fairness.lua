@@ -7,6 +7,7 @@ local CHUNK, FEW_LANES = 4, 100
 local CARRY_SCALE = 1000000
 local SECOND = 1000000
 local MOST_HELD = 1209600000000
+local MOST_COST = 1000000
 
 local fairness = part(function(fairness)
     local MOST_TAT = 9000000000000000000
@@ -19,6 +20,12 @@ local fairness = part(function(fairness)
 
     function fairness.depth(step, burst)
         return floor(burst * step)
+    end
+
+    -- The largest cost of a message under a limit without a `max_cost`: what the rate produces in a
+    -- minute, or the burst.
+    function fairness.largest_cost(rate, burst)
+        return rate and min(MOST_COST, max(1, floor(rate * 60 + 1e-9), floor(burst))) or MOST_COST
     end
 
     function fairness.permits(tat, now, step, depth)

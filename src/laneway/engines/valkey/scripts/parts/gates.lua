@@ -81,6 +81,15 @@ local gates = part(function(gates)
         changed[gate] = true
     end
 
+    -- Forget what deliveries have used and costs owe; its leases stay.
+    function gates.reset(name)
+        local gate = gates.find(name)
+        if gate then
+            gate.tat, gate.need, gate.held_until, gate.owes = 0, 0, 0, 0
+            changed[gate] = true
+        end
+    end
+
     local function are_same(one, other)
         return one and other and one[1] == other[1] and one[2] == other[2] and one[3] == other[3]
             and (one[5] or false) == (other[5] or false) or one == other
@@ -263,6 +272,23 @@ local gates = part(function(gates)
             end
             changed[gate] = true
         end
+    end
+
+    -- The largest cost of a message at the gates of a key, at most `most`, and which of them allows
+    -- no more. What the partitions of a topic share says nothing: the policy does.
+    function gates.largest_cost(name, most)
+        local by = nil
+        for _, gate in ipairs(of_key(name)) do
+            if gate and string.byte(gate.name) ~= 28 then
+                local limits = groups.settings(gate.name, gate.code, gate.operator)
+                local largest = limits[7] or fairness.largest_cost(limits[1], limits[2]
+                    or 1 + (limits[1] or 0) / 20)
+                if largest < most then
+                    most, by = largest, gate.name
+                end
+            end
+        end
+        return most, by
     end
 
     -- The clocks of the gates of a key that have rates, for `fairness.admitted`.

@@ -177,7 +177,7 @@ local messages = part(function(messages)
         local written = headers and headers['laneway-cost']
         local cost = written and string.match(written, '^%d+$') and #written < 20
             and tonumber(written) or 1
-        return cost >= 1 and cost <= 1000000 and cost or 1
+        return cost >= 1 and cost <= MOST_COST and cost or 1
     end
 
     -- The cost of a stored record.

@@ -100,16 +100,16 @@ local publishing = part(function(publishing)
                 if draft then
                     names[place] = draft.id or id
                     putting.name(draft, names[place])
-                    local by = putting.outlasts(draft)
-                    if by then
-                        return { 'impossible', n - 1, by }
+                    local refusal = putting.refusal(draft, n - 1)
+                    if refusal then
+                        return refusal
                     end
                     drafts[place], stored[place] = draft, ''
                 elseif lane < 0 then -- a copy that is left
                     names[place], stored[place] = head_name, ARGV[BEFORE + n]
-                    local by = putting.outlasts_undecoded(stored[place])
-                    if by then
-                        return { 'impossible', n - 1, by }
+                    local refusal = putting.refusal_undecoded(stored[place], n - 1)
+                    if refusal then
+                        return refusal
                     end
                 else
                     names[place] = own_id or id

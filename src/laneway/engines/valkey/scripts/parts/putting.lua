@@ -1,6 +1,6 @@
 -- Accepting messages that are not plain.
 --
--- uses: rules, lanes, rich_heads, messages, ids, merging, signals, backlog
+-- uses: rules, groups, gates, lanes, rich_heads, messages, ids, merging, signals, backlog
 
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
@@ -343,24 +343,55 @@ local putting = part(function(putting)
         return due and due >= shard.now + ttl and due - shard.now or nil
     end
 
-    -- The same for a message that is not decoded.
-    function putting.outlasts_undecoded(stored)
+    -- The largest cost that its policy and its gates allow the draft, and the gate that allows no
+    -- more (nil: the policy), if it costs more; else nil.
+    local function too_high_for(draft)
+        local cost = draft.headers and messages.cost_in(draft.headers) or 1
+        if cost == 1 or draft.signal or draft.own then
+            return nil
+        end
+        local policy = rules.of(draft.topic)
+        local name = policy.group and groups.name_for(policy.group, policy.bucket_name
+            or draft.topic)
+        local gate = (policy.gate or '') .. (name and '\31' .. GROUP .. name or '')
+        local most, by = gates.largest_cost(gate, policy.largest_cost)
+        if cost > most then
+            return most, by
+        end
+    end
+
+    -- The answer if a draft at this position cannot be published: it would expire before it is due,
+    -- or costs too much; nil: it can.
+    function putting.refusal(draft, position)
+        local by = putting.outlasts(draft)
+        if by then
+            return { 'impossible', position, by }
+        end
+        local most, gate = too_high_for(draft)
+        return most and { 'costs too much', position, most, gate or '' }
+    end
+
+    -- The same of a draft that is not decoded: one without a cost.
+    function putting.refusal_undecoded(stored, position)
         local kind, _, delay, ttl = unpack_from(USUAL, stored)
         if kind == IS_USUAL and (ttl == 0 or delay < ttl - 1) then
             return nil
         end
-        return putting.outlasts(putting.decode(stored))
+        return putting.refusal(putting.decode(stored), position)
     end
 
-    -- The position of the first message that would expire before it is due, and its delay; nil:
-    -- none. Called before anything is changed.
-    function putting.impossible(order, drafts, stored)
+    -- The same of the first such draft of a call; nil: there is none. Called before anything is
+    -- changed.
+    function putting.first_refusal(order, drafts, stored)
         for n = 1, #order do
-            local draft = drafts[n]
-            local by = draft and putting.outlasts(draft)
-                or order[n] < 0 and not draft and putting.outlasts_undecoded(stored[n])
-            if by then
-                return n, by
+            local draft, found = drafts[n], nil
+            if draft then
+                found = putting.refusal(draft, n - 1)
+            elseif order[n] < 0 then
+                found = putting.refusal_undecoded(stored[n], n - 1)
+            end
+            if found then
+                return found
             end
         end
     end

@@ -22,7 +22,7 @@ local rules = part(function(rules)
             'max_backlog', 'max_backlog_bytes', 'on_full',
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
             'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency', 'group',
-        'key_concurrency', 'key_rate', 'consumed',
+        'key_concurrency', 'key_rate', 'consumed', 'max_cost',
     }
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
@@ -57,6 +57,7 @@ local rules = part(function(rules)
         policy.adapts = policy.concurrency == AUTO
         policy.least = policy.min_concurrency or LEAST
         policy.most = math.max(policy.max_concurrency or MOST, policy.least)
+        policy.largest_cost = policy.max_cost or fairness.largest_cost(policy.rate, policy.burst)
         policy.shared = false
         if policy.partitions > 1 and (policy.rate or policy.concurrency) then
             policy.shared = { policy.rate, policy.rate and policy.burst, policy.adapts

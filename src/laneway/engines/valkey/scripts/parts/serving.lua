@@ -543,6 +543,10 @@ local serving = part(function(serving)
             return most, most, 1
         end
         local costs = costs_of(mids or next_of(given, most), most)
+        local largest_cost = gates.largest_cost(gate or '', policy.largest_cost)
+        for n = 1, #costs do
+            costs[n] = min(costs[n], largest_cost)
+        end
         local count, stopped = fairness.admitted(clocks, shard.now, costs)
         lane.need = 1
         if policy.rate and stopped and stopped[1] then

@@ -205,6 +205,7 @@ local settling = part(function(settling)
 
     local function give_back_permits(lane, lease, permits)
         local policy, since = lanes.rule(lane), shard.now - lease.granted
+        permits = min(permits, (gates.largest_cost(lease.gate, policy.largest_cost)))
         if policy.rate then
             lane.tat = fairness.return_permits(lane.tat, policy.step, permits, since)
         end
