@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from bench import adaptive
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite.shard_engine import FilesEngine
+from laneway.errors import BadMessage
+from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate
 from tests.conformance.valkey_setups import server
@@ -288,6 +291,24 @@ def test_another_number_of_partitions(
     shards.engine.put(keyed(200), now_us=shards.now)
     held = sum(len(shards.engine.lease(100, now_us=shards.now).leases) for _ in range(12))
     assert held <= 8
+
+
+def test_a_gate_is_reset_on_all_shards(opened: Callable[[], Shards]) -> None:
+    """Costs shut the gate on each shard for hours; all of them open, and each cost has a bound."""
+    shards = opened()
+    engine, topics = shards.engine, [f"t.{n}" for n in range(40)]
+    engine.gate_set("g", Gate(1.0, 40, max_cost=100_000), now_us=shards.now)
+    engine.policy_set("code", "*", {"gate": "g"}, now_us=shards.now)
+    for topic in topics:
+        costly = Draft(topic, b"x", headers={COST: "100000"})
+        engine.put([costly], now_us=shards.now)
+        with pytest.raises(BadMessage, match='gate "g" allows 100,000'):
+            engine.put([msgspec.structs.replace(costly, headers={COST: "100001"})])
+    assert shards.steps_of(2) == 4
+    assert shards.steps_of(60) == 0
+    assert engine.gate_reset("g", now_us=shards.now)
+    assert not engine.gate_reset("unknown", now_us=shards.now)
+    assert shards.steps_of(2) == 4
 
 
 def test_grants_move_while_the_clock_of_a_store_stands_still(
