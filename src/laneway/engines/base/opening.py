@@ -43,6 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     - `transactions`: messages published with a settlement are written in its transaction.
     - `shards`: how many shards the namespace has.
     - `only`: `Queue.lease` supports `only`.
+    - `reserves`: `Queue.lease` supports `without` and `tiers`; workers keep slots for short work.
     - `embedded`: the engine works inside the caller's process, where it competes with the caller's
       threads for the interpreter; workers then leave it time.
     """
@@ -54,6 +55,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     transactions: bool
     shards: int = 1
     only: bool = False
+    reserves: bool = False
     embedded: bool = False
 
 

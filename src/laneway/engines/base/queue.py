@@ -71,6 +71,8 @@ class Queue(Protocol):
         startable: int | None = None,
         record_start: bool = False,
         only: Sequence[str] | None = None,
+        without: Sequence[str] | None = None,
+        tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
         priority: int | None = None,
         now_us: int | None = None,
@@ -87,6 +89,10 @@ class Queue(Protocol):
         - `record_start`: record the start of suspects now, for consumers that do not call `start`.
         - `only`: patterns; lanes of other topics are passed over, at most `MAX_PASSED_OVER` in one
           call. Buckets are always served. Needs `Capabilities.only`.
+        - `without`: patterns whose topics are passed over in the same way, buckets by their own
+          pattern. If patterns of `only` and `without` match a topic, the most specific one decides;
+          of equal ones, that of `without`. Needs `Capabilities.reserves`, as `tiers` does.
+        - `tiers`: names; only the topics of these tiers are served.
         - `max_lease_us`: the leases end after so many microseconds at the latest, whatever their
           policies' `lease` says. Workers extend what they hold, so this bounds how long a message
           waits for a worker that died.
@@ -94,8 +100,8 @@ class Queue(Protocol):
           with `only`.
 
         Returns the leases and when to ask again. `Batch.passed_over` says that some lanes were
-        passed over; `Batch.goes_on` says that a call with the same `only` and `priority` would look
-        at more lanes.
+        passed over; `Batch.goes_on` says that a call with the same `only`, `without`, `tiers` and
+        `priority` would look at more lanes.
         """
         ...
 

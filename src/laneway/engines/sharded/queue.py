@@ -63,6 +63,8 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     pool: str
     topics: Sequence[str] | None
     only: Sequence[str] | None
+    without: Sequence[str] | None
+    tiers: Sequence[str] | None
     record_start: bool
     max_lease_us: int | None
     priority: int | None
@@ -70,7 +72,17 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     @property
     def takes_all(self) -> bool:
         """Whether it leases whatever a pool has."""
-        return self.topics is None and self.only is None and self.priority is None
+        return self.topics is None and not self.has_filter
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether it passes over lanes, or tiers."""
+        return (
+            self.only is not None
+            or bool(self.without)
+            or self.tiers is not None
+            or self.priority is not None
+        )
 
 
 class WholeBatch:
@@ -335,12 +347,16 @@ class ShardedQueue(ABC):
         startable: int | None = None,
         record_start: bool = False,
         only: Sequence[str] | None = None,
+        without: Sequence[str] | None = None,
+        tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
         priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
         startable = n if startable is None else startable
-        request = LeaseRequest(pool, topics, only, record_start, max_lease_us, priority)
+        request = LeaseRequest(
+            pool, topics, only, without, tiers, record_start, max_lease_us, priority
+        )
         if self._namespace.shards == 1:
             return self._lease_on(0, request, n, startable, now_us)
         self._grants.renew()

@@ -115,6 +115,7 @@ class Core:
             processes=path is not None,
             transactions=True,
             only=True,
+            reserves=True,
             embedded=True,
         )
         self._store = Store(
@@ -337,10 +338,13 @@ class Core:
         startable: int | None = None,
         record_start: bool = False,
         only: Sequence[str] | None = None,
+        without: Sequence[str] | None = None,
+        tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
         priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
+        wanted = serving.Wanted.of(only, without, tiers, priority)
         while True:
             batch, goes_on = self._lease(
                 n,
@@ -348,9 +352,8 @@ class Core:
                 topics,
                 startable,
                 record_start=record_start,
-                only=only,
+                wanted=wanted,
                 max_lease_us=max_lease_us,
-                priority=priority,
                 now_us=now_us,
             )
             if batch.leases or not goes_on:
@@ -364,9 +367,8 @@ class Core:
         startable: int | None,
         *,
         record_start: bool,
-        only: Sequence[str] | None,
+        wanted: serving.Wanted | None,
         max_lease_us: int | None,
-        priority: int | None,
         now_us: int | None,
     ) -> tuple[Batch, bool]:
         """
@@ -378,7 +380,7 @@ class Core:
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
-            filter_ = serving.Only.of(only, priority, tx)
+            filter_ = serving.Only.of(wanted, tx)
             leases, withheld, goes_on = serving.lease(
                 tx,
                 n,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from laneway.engines.sqlite.rows import Ended, GroupQueue, Lane, Shard, TierQueue
+    from laneway.engines.sqlite.serving import Wanted
     from laneway.engines.sqlite.tallies import TallyBook
 
 CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
@@ -24,9 +25,6 @@ CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
 Message, lane, and what settle needs to know of the message; None: it is plain, so that its ack only
 deletes rows and counts.
 """
-
-LeaseFilter: TypeAlias = "tuple[tuple[str, ...] | None, int | None]"
-"""The patterns and the priority of a lease."""
 
 MOST_LANES = 20_000
 MOST_LEASES = 100_000
@@ -55,7 +53,7 @@ class LaneCache:
         """By topic: the number of its own policies (0: none), for topics without a lane."""
         self.leases: dict[int, CachedLease] = {}
         """By fence: the leases that this object delivered, as far as they need not be read."""
-        self.positions: dict[LeaseFilter, dict[tuple[int, str], tuple[Any, ...]]] = {}
+        self.positions: dict[Wanted, dict[tuple[int, str], tuple[Any, ...]]] = {}
         """
         Where the next lease with this filter continues, by tier queue or group and one of its
         indexes.

@@ -115,7 +115,7 @@ def lease(
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane)
-    withheld = plan.withheld or (only is not None and only.passed_over)
+    withheld = plan.withheld or (only is not None and only.leaves_some)
     if only is not None:
         only.end(is_full=len(delivered) >= room)
     return delivered, withheld, plan.cut
@@ -131,25 +131,59 @@ def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: i
     tx.place(lane)
 
 
+class Wanted(NamedTuple):
+    """What a caller takes, as it names it in a lease; see `Queue.lease`."""
+
+    only: frozenset[str] | None
+    without: frozenset[str]
+    tiers: frozenset[str] | None
+    last_rank: int | None
+    """The largest rank that it takes; None: any."""
+
+    @staticmethod
+    def of(
+        only: Sequence[str] | None,
+        without: Sequence[str] | None,
+        tiers: Sequence[str] | None,
+        priority: int | None,
+    ) -> Wanted | None:
+        """What a lease call names; None: it takes everything."""
+        if only is None and not without and tiers is None and priority is None:
+            return None
+        return Wanted(
+            None if only is None else frozenset(only),
+            frozenset(without or ()),
+            None if tiers is None else frozenset(tiers),
+            None if priority is None else rank_of(priority, at_front=False),
+        )
+
+    def takes(self, lane: Lane) -> bool:
+        """Whether it takes messages of the lane, by the most specific pattern that matches."""
+        if self.only is None and not self.without:
+            return True
+        is_bucket = lane.topic is None
+        for pattern in handling_patterns(lane.rule if is_bucket else lane.topic or ""):
+            if pattern in self.without:
+                return False
+            if self.only is not None and pattern in self.only:
+                return True
+        return self.only is None or is_bucket
+
+
 class Only:
     """
-    What a caller takes: messages of topics that its patterns cover, of at least its priority; and
-    the positions at which its calls continue.
+    What a caller takes: the messages that it wants; and the positions at which its calls continue.
 
     A call passes over a bounded number of lanes that have nothing for it; the next call continues
     behind them, in each index by itself. An index of which all was seen is read from the start, but
     only a page of it, until all others were seen, too.
     """
 
-    def __init__(
-        self, patterns: Sequence[str] | None, priority: int | None, tx: Transaction
-    ) -> None:
-        self._patterns = None if patterns is None else frozenset(patterns)
-        self.last_rank = None if priority is None else rank_of(priority, at_front=False)
-        """The largest rank that it takes; None: any."""
-        self._key = (None if patterns is None else tuple(patterns), priority)
+    def __init__(self, wanted: Wanted, tx: Transaction) -> None:
+        self.wanted = wanted
+        self.last_rank = wanted.last_rank
         self._tx = tx
-        self._begins = tx.lane_cache.positions.get(self._key, {})
+        self._begins = tx.lane_cache.positions.get(wanted, {})
         self._begun: set[tuple[int, str]] = set()
         self._seen: set[tuple[int, str]] = set()
         self._stopped: dict[tuple[int, str], Position] = {}
@@ -163,28 +197,28 @@ class Only:
         """Whether lanes are left that this call and the last ones have not seen."""
         return bool(self._stopped)
 
+    @property
+    def leaves_some(self) -> bool:
+        """
+        Whether it passed over what another worker should learn of. What a worker leaves for its
+        common slots is none of that.
+        """
+        return self.passed_over and not self.wanted.without
+
     @staticmethod
-    def of(patterns: Sequence[str] | None, priority: int | None, tx: Transaction) -> Only | None:
-        """What a lease call names; None: it takes everything."""
+    def of(wanted: Wanted | None, tx: Transaction) -> Only | None:
+        """Begin a call; None: it takes everything."""
         if len(tx.lane_cache.positions) > MAX_FILTERS:
             tx.lane_cache.positions.clear()
-        return None if patterns is None and priority is None else Only(patterns, priority, tx)
+        return None if wanted is None else Only(wanted, tx)
 
     def takes(self, lane: Lane) -> bool:
         """Whether the lane has something for the caller; if not, it counts as passed over."""
-        if self._covers(lane.topic) and (self.last_rank is None or self.ready(lane, 1)):
+        if self.wanted.takes(lane) and (self.last_rank is None or self.ready(lane, 1)):
             return True
         self.passed_over = True
         self._left -= 1
         return False
-
-    def _covers(self, topic: str | None) -> bool:
-        patterns = self._patterns
-        return (
-            patterns is None
-            or topic is None
-            or any(each in patterns for each in handling_patterns(topic))
-        )
 
     def ready(self, lane: Lane, most: int) -> int:
         """How many of its ready messages have the priority, counted up to `most`."""
@@ -241,7 +275,7 @@ class Only:
         """
         positions = self._tx.lane_cache.positions
         if not self._stopped:
-            positions.pop(self._key, None)
+            positions.pop(self.wanted, None)
             return
         kept = {
             index: position
@@ -250,7 +284,7 @@ class Only:
         }
         if not is_full:
             kept |= dict.fromkeys(self._seen, SEEN)
-        positions[self._key] = kept | self._stopped
+        positions[self.wanted] = kept | self._stopped
 
 
 def can_deliver(tx: Transaction, lane: Lane) -> bool:
@@ -525,9 +559,11 @@ class _Plan:
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Serve strict tiers first, then the others by shares; unused shares go to the others."""
+        wanted = None if self.only is None else self.only.wanted.tiers
         named = [
             (tier.share, self.tx.find_tier_queue(pool, name))
             for name, tier in self.tx.rules.tiers.items()
+            if wanted is None or name in wanted
         ]
         tier_queues = [(share, tier_queue) for share, tier_queue in named if tier_queue is not None]
         if self.only is None:

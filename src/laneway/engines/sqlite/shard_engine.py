@@ -100,6 +100,7 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
             transactions=self._space.shards == 1,
             shards=self._space.shards,
             only=True,
+            reserves=True,
             embedded=True,
         )
 
@@ -161,6 +162,8 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
                 startable=startable,
                 record_start=request.record_start,
                 only=request.only,
+                without=request.without,
+                tiers=request.tiers,
                 max_lease_us=request.max_lease_us,
                 priority=request.priority,
                 now_us=now_us,

@@ -107,6 +107,13 @@ SOON_US = SECOND
 """Work that is due within this time needs a worker that is not busy."""
 
 
+EVERYTHING = ("*", f"*{subscriptions.SEPARATOR}{subscriptions.ANY}")
+"""Patterns that match every topic and every subscription."""
+
+WITHOUT, OF_TIER = "\x1f", "\x1e"
+"""What stands before patterns that a lease leaves out, and before the names of its tiers."""
+
+
 class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     """The functions of the hot path on one shard: what they get and answer."""
 
@@ -125,6 +132,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             processes=True,
             transactions=self._space.shards == 1,
             only=True,
+            reserves=True,
             shards=self._space.shards,
         )
         self._random = settings.random or random.random
@@ -383,8 +391,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         space = self._space
         pool = request.pool
         topics = b"" if request.topics is None else records.pack(list(request.topics))
-        patterns = b"" if request.only is None else records.pack(list(request.only))
-        has_filter = request.only is not None or request.priority is not None
+        patterns = _named(request)
+        has_filter = request.has_filter
         lease_filter = (shard, pool, patterns, request.priority)
         leases: list[Lease] = []
         left = HOUSEKEEPING_LIMIT
@@ -860,3 +868,15 @@ def _full(topic: str, what: str, waiting: str, limit: str) -> str:
     return full(
         f"topic {topic}" if whose == "topic" else "the namespace", int(waiting), unit, int(limit)
     )
+
+
+def _named(request: LeaseRequest) -> bytes:
+    """What a lease takes and what not, as `lease.lua` reads it; empty: everything."""
+    without, tiers = request.without or (), request.tiers
+    if request.only is None and not without and tiers is None:
+        return b""
+    named = list(EVERYTHING if request.only is None else request.only)
+    named += (f"{WITHOUT}{pattern}" for pattern in without)
+    if tiers is not None:
+        named += (f"{OF_TIER}{name}" for name in tiers or ("",))  # no tier has an empty name
+    return records.pack(named)

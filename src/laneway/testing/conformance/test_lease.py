@@ -330,6 +330,41 @@ def test_only_passes_over_a_bounded_number(driver: EngineDriver) -> None:
     assert driver.engine.overview(now_us=driver.now).leased == 50
 
 
+@pytest.mark.parametrize(
+    ("filters", "wanted"),
+    [
+        ({"without": ["push.*"]}, "bucket.a mail.a mail.b push.a#audit"),
+        ({"without": ["*"]}, "push.a#audit"),
+        ({"without": ["*"], "only": ["mail.*"]}, "mail.a mail.b"),
+        ({"without": ["mail.a"], "only": ["mail.*", "mail.a"]}, "bucket.a mail.b"),
+        ({"without": ["push.*#audit", "bucket.*", "mail.a", "mail.b"]}, "push.a push.b"),
+        ({"without": ["*", "*#*"]}, ""),
+        ({"tiers": ["high"]}, "push.a"),
+        ({"tiers": ["high", "low"], "without": ["push.a"]}, "push.b"),
+        ({"tiers": []}, ""),
+        ({"tiers": ["unknown"]}, ""),
+    ],
+    ids=str,
+)
+def test_without_and_tiers(
+    driver: EngineDriver, filters: dict[str, list[str]], wanted: str
+) -> None:
+    """The most specific of the patterns that match a topic decides; `without` if both name it."""
+    if not driver.engine.capabilities.reserves:
+        pytest.skip("the engine does not know it")
+    driver.policy("push.a", tier="high")
+    driver.policy("push.b", tier="low")
+    driver.policy("bucket.*", buckets=2)
+    driver.policy("push.a", **{"subscription:audit": {}})
+    for topic in ("push.a", "push.b", "mail.a", "mail.b", "bucket.a"):
+        driver.put(topic, "1", "2")
+    batch = driver.batch(**filters)
+    topics = wanted.split()
+    assert sorted(lease.topic for lease in batch.leases) == sorted(2 * topics)
+    assert not batch.goes_on
+    assert len(driver.lease()) == 12 - 2 * len(topics), "the others are still there"
+
+
 @pytest.mark.parametrize("priority", [None, 1])
 def test_each_tier_goes_on_by_itself(driver: EngineDriver, priority: int | None) -> None:
     """Calls come to what waits behind lanes that they pass over, in each tier and at gates."""

@@ -11,7 +11,8 @@
 -- ARGV[8]: how much housekeeping of each kind this call does at most
 -- ARGV[9]: "1": deliver also where housekeeping is left to do, or has taken long
 -- ARGV[10]: microseconds: if an event is due within them, another waiting worker is notified
--- ARGV[11]: patterns of the only topics that the worker handles (packed); "": all
+-- ARGV[11]: patterns of the only topics that are served; behind "\31" those that are left out,
+--   behind "\30" the names of the only tiers (packed); "": all
 -- ARGV[12]: where this call begins, as the last one with the same filter answered; "": at the first
 -- ARGV[13]: the most lanes that it passes over because they have nothing for the worker
 -- ARGV[14]: microseconds after which the leases end at the latest; "": as their policies say

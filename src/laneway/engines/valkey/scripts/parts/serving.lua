@@ -27,6 +27,7 @@ local serving = part(function(serving)
     -- lanes without anything for the caller that it passes over in each index, also where others
     -- have used up what a call may pass over: runnable ones, those at a gate
     local ALWAYS_PASSED, ALWAYS_PASSED_AT_GATE = 100, 16
+    local WITHOUT, OF_TIER = '\31', '\30' -- as `lease.lua` gets them
     local SEEN = -1 -- the position of an index of which all lanes were seen, in the last calls
 
     -- A heap of {vt, number, lane, group or source}
@@ -181,31 +182,39 @@ local serving = part(function(serving)
         return plain_ones + others - planned
     end
 
-    -- Whether a pattern of `only` matches the lane's topic. All buckets are taken. Of a
-    -- subscription's topic (a#s) only patterns with its name do, like "*#s", or with any: "*#*".
+    -- Whether a topic or pattern is taken, by the most specific pattern that matches it, each with
+    -- `tail` behind it; nil: none matches.
+    local function is_taken(topic, tail)
+        local only, pattern = calls.only, topic .. tail
+        local stem = topic == '*' and '' or match(topic, '^(.*%.)[^.]*$') or ''
+        while only[pattern] == nil and stem do
+            pattern = stem .. '*' .. tail
+            stem = stem ~= '' and (match(stem, '^(.*%.)[^.]*%.$') or '') or nil
+        end
+        return only[pattern]
+    end
+
+    -- Whether the lane's topic is taken; of a bucket, its pattern, and it is if no pattern matches.
+    -- Of a subscription's topic (a#s) only patterns with its name match, like "*#s", or with any:
+    -- "*#*".
     local function covers(lane)
         if not calls.only then
             return true
         end
-        local topic, star, any = lanes.topic(lane), '*', nil
-        local cut = topic and string.find(topic, '#', 1, true)
-        if cut then
-            star, any = star .. sub(topic, cut), '*#*'
-            if calls.only[sub(topic, 1, cut) .. '*'] or calls.only[any] then
-                return true
-            end
+        local topic = lanes.topic(lane)
+        if not topic then
+            return is_taken(lane.rule, '') ~= false
         end
-        if not topic or calls.only[topic] or calls.only[star] then
-            return true
+        local cut = string.find(topic, '#', 1, true)
+        if not cut then
+            return is_taken(topic, '') or false
         end
-        local stem = match(topic, '^(.*%.)[^.]*$')
-        while stem do
-            if calls.only[stem .. star] or (any and calls.only[stem .. any]) then
-                return true
-            end
-            stem = match(stem, '^(.*%.)[^.]*%.$')
+        local base = sub(topic, 1, cut - 1)
+        local taken = is_taken(base, sub(topic, cut))
+        if taken == nil then
+            taken = is_taken(base, '#*')
         end
-        return false
+        return taken or false
     end
 
     -- Whether the lane has something for the caller.
@@ -855,10 +864,15 @@ local serving = part(function(serving)
         return everything
     end
 
+    -- The tier queue of a tier that the call serves.
+    local function served_queue(pool, tier)
+        return (not calls.tiers or calls.tiers[tier.name]) and tier_queues.find(pool, tier.name)
+    end
+
     local function serve_pool(pool, room)
         local entries = {}
         for _, tier in ipairs(tiers) do
-            local tier_queue = tier_queues.find(pool, tier.name)
+            local tier_queue = served_queue(pool, tier)
             if tier_queue and tier.strict then
                 room = room - serve(line_of(tier_queue, room), room)
                 if is_over() then
@@ -867,7 +881,7 @@ local serving = part(function(serving)
             end
         end
         for _, tier in ipairs(tiers) do
-            local tier_queue = tier_queues.find(pool, tier.name)
+            local tier_queue = served_queue(pool, tier)
             if tier_queue and not tier.strict then
                 if has_work(tier_queue) then
                     entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry,
@@ -1495,7 +1509,7 @@ local serving = part(function(serving)
     -- further bodies} of messages that have some, flat; the first fence; whether lanes were left
     -- out; whether lanes were passed over, and where the next call begins; whether the call ended
     -- early, because keys at their limits have parked much or many lanes could deliver nothing.
-    -- `only`: {patterns or false, where the lanes' order begins, the most lanes to pass over, the
+    -- `only`: {patterns, as `lease.lua` gets them, or false, where the lanes' order begins, the most lanes to pass over, the
     -- largest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
@@ -1522,7 +1536,15 @@ local serving = part(function(serving)
             if only.patterns then
                 calls.only = {}
                 for _, pattern in ipairs(only.patterns) do
-                    calls.only[pattern] = true
+                    local kind = sub(pattern, 1, 1)
+                    if kind == OF_TIER then
+                        calls.tiers = calls.tiers or {}
+                        calls.tiers[sub(pattern, 2)] = true
+                    elseif kind == WITHOUT then
+                        calls.only[sub(pattern, 2)], calls.is_common = false, true
+                    else
+                        calls.only[pattern] = true
+                    end
                 end
             end
             for _, tier_queue in ipairs(tier_queues) do
@@ -1548,7 +1570,9 @@ local serving = part(function(serving)
         for tier_queue, carry in pairs(carries) do
             tier_queue.carry = carry
         end
-        return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over,
+        -- what a worker leaves for its common slots is no news for others
+        local is_left = calls.passed_over and not calls.is_common
+        return out.messages, out.runs, out.bodies, first, calls.withheld or is_left,
             calls.passed_over, only and next_begins(), calls.cut
     end
 
