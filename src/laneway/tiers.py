@@ -27,6 +27,9 @@ DEFAULT_TIERS: dict[str, float | str] = {"high": 6, "mid": 3, "low": 1}
 USUAL = "mid"
 """The default tier if no program names one and there is a tier of this name."""
 
+MAX_RESERVE = 0.9
+"""The largest part of a worker's slots that a tier may reserve, and all tiers together get."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -38,10 +41,13 @@ class Tier(msgspec.Struct, frozen=True):
       1,000,000), or `"strict"`: it is served before all others. Default 1.
     - `fair_by`: what its topics share evenly: the number of `"messages"` (default), or the workers'
       `"time"`.
+    - `reserve`: the part of each worker's slots that only its messages may take, at most 0.9, as in
+      0.2. Default 0: none.
     """
 
     share: float | Literal["strict"] = 1
     fair_by: Literal["messages", "time"] = "messages"
+    reserve: float = 0
 
     @staticmethod
     def of(value: Tier | float | str) -> Tier:
@@ -57,6 +63,16 @@ class Tier(msgspec.Struct, frozen=True):
         if tier.fair_by not in ("messages", "time"):
             raise BadPolicy(
                 f'tier: expected fair_by to be "messages" or "time", got {tier.fair_by!r}'
+            )
+        reserve_is_right = (
+            isinstance(tier.reserve, (int, float))
+            and not isinstance(tier.reserve, bool)
+            and 0 <= tier.reserve <= MAX_RESERVE
+        )
+        if not reserve_is_right:
+            raise BadPolicy(
+                f"tier: expected reserve to be a part of each worker's slots from 0 to"
+                f" {MAX_RESERVE}, such as 0.2, got {tier.reserve!r}"
             )
         return tier
 

@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
@@ -109,6 +109,10 @@ class HandlerQueue:
         if len(waiting) >= CROWD:
             self.crowd = topic
         return False
+
+    def has(self, topic: str) -> bool:
+        """Whether messages of a topic wait."""
+        return topic in self._by_topic
 
     def has_crowd_beside(self, topic: str) -> bool:
         """Whether messages wait of another topic that had a crowd."""
@@ -241,6 +245,13 @@ class Buffer:
         if seconds <= 0:
             self.reserved = 0
         return max(seconds, 0.0)
+
+    def mark(self, deliveries: Iterable[WorkerDelivery]) -> None:
+        """These may begin in reserved slots, as the messages of newcomers."""
+        for delivery in deliveries:
+            queue = self.queues.get(delivery.handler)
+            if queue is not None and queue.has(delivery.lease.topic):
+                queue.newcomers[delivery.lease.topic] = None
 
     def newcomers_queue(self) -> HandlerQueue | None:
         """A queue with a newcomer whose message may begin."""

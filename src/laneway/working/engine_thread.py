@@ -41,6 +41,7 @@ from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
 from laneway.working.overdue import OverdueHandlers
+from laneway.working.reserves import OTHERS
 from laneway.working.settler import Reconnection, Settler, SettleThread
 from laneway.working.work_signal import WorkSignal
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.handler import Handler
     from laneway.working.options import Options
+    from laneway.working.reserves import Reserves
 
     class WorkerCallbacks(Protocol):
         """What the worker offers to its engine thread, which calls all of it."""
@@ -74,8 +76,8 @@ if TYPE_CHECKING:
             """Read what the executors of these need, which were just leased. Never raises."""
             ...
 
-        def leased(self, deliveries: list[WorkerDelivery]) -> None:
-            """These were leased, and each has a handler."""
+        def leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
+            """These were leased, and each has a handler. `is_reserved`: for reserved slots."""
             ...
 
         def unhandled(self, leases: list[Lease]) -> None:
@@ -200,6 +202,7 @@ class EngineThread(threading.Thread):
         options: Options,
         callbacks: WorkerCallbacks,
         priority: EnginePriority,
+        reserves: Reserves,
     ) -> None:
         super().__init__(name="laneway-engine", daemon=True)
         self.starts: deque[WorkerDelivery] = deque()
@@ -235,6 +238,8 @@ class EngineThread(threading.Thread):
         self._max_lease_us = round(options.heartbeat_timeout * units.SECOND)
         self._callbacks = callbacks
         self._priority = priority
+        self._reserves = reserves
+        self._has_reserves = engine.capabilities.reserves and options.topics is None
         self._renewal = LeaseRenewal()
         self._overdue = OverdueHandlers(engine)
         self._listener: WorkListener | None = None
@@ -383,7 +388,7 @@ class EngineThread(threading.Thread):
         Let ended messages gather while what is prefetched lasts: a message of a large call costs
         less.
         """
-        ahead = self._taken() - self.settler.ending - self._options.concurrency
+        ahead = self._taken() - self._ending() - self._reserves.common
         if ahead <= max(0.0, 2 * GATHER_SECONDS * self.settler.pace):
             return
         self._is_gathering = True
@@ -404,6 +409,8 @@ class EngineThread(threading.Thread):
                 seconds = min(seconds, self._renewal.next_look - time.monotonic())
             if self._filter.search_at:
                 seconds = min(seconds, self._filter.search_at - time.monotonic())
+            if self._needs_reserves:
+                seconds = min(seconds, self._reserves.search_at() - time.monotonic())
         if not self._is_leasing or self.is_paused:
             self._stop_listening()
         if self._listen_until is not None:
@@ -419,7 +426,7 @@ class EngineThread(threading.Thread):
         left = until - time.monotonic()
         startable = 0
         if self._options.topics is None and self._filter.only is None:
-            startable = max(0, self._options.concurrency - self._taken())
+            startable = max(0, self._reserves.common - self._taken())
         found: Batch | bool = False
         try:
             if self._listener is None:
@@ -500,13 +507,17 @@ class EngineThread(threading.Thread):
                 self.has_work.set()
 
     def _taken(self) -> int:
-        """How many messages run or wait here for a slot."""
-        return len(self.held) - self.gathering
+        """How many messages run or wait here for a common slot."""
+        return len(self.held) - self.gathering - self._reserves.held(self.held)
+
+    def _ending(self) -> int:
+        """How many of them are about to end."""
+        return max(0, self.settler.ending - self._reserves.ending())
 
     def _lease_size(self, prefetch: int) -> int:
         """How many messages to lease now. Leases that are about to end leave room for others."""
-        most = self._options.concurrency + prefetch
-        room = most + min(self.settler.ending, most) - self._taken()
+        most = self._reserves.common + prefetch
+        room = most + min(self._ending(), most) - self._taken()
         if not self._is_leasing or self.is_paused or not self._should_lease:
             return 0
         if room < max(1, prefetch // REFILL_DIVISOR):
@@ -528,16 +539,25 @@ class EngineThread(threading.Thread):
 
         The prefetch may grow by half for them.
         """
-        room = self._options.concurrency + prefetch + prefetch // 2 - self._taken()
+        room = self._reserves.common + prefetch + prefetch // 2 - self._taken()
         size = min(ARRIVAL_LEASE, room)
-        if self._arrivals.take() and self._is_leasing and not self.is_paused and size > 0:
+        if not self._arrivals.take():
+            return
+        self._reserves.arrived()
+        if self._is_leasing and not self.is_paused and size > 0:
             self._deliver(self._lease(size), size)
 
     def _pass(self) -> None:
         self._take_received()
+        if self._has_reserves:
+            self._reserves.follow(self._engine.tiers)
         seconds = RIVALS_PREFETCH_SECONDS if self._has_rivals else PREFETCH_SECONDS
         seconds = max(seconds, self.prefetch_seconds)
         prefetch = min(MAX_PREFETCH, int(self.settler.pace * seconds))
+        if self._reserves.count:
+            self._reserves.measure(self.settler.summary.ended)
+            if self._reserves.is_slow:
+                prefetch = 0  # it would wait here for long
         if self._arrivals.was_notified:
             with self._priority.during(ARRIVAL_LEASE, self._callbacks.call_soon):
                 self._lease_arrivals(prefetch)
@@ -547,6 +567,7 @@ class EngineThread(threading.Thread):
         leasing = self._lease_size(prefetch)
         is_extending = self._renewal.is_due(self.held)
         if not (settling or starting or leasing or is_extending):
+            self._lease_reserved()
             return
         # A start is recorded on disk before its message runs, as it may end the whole machine.
         with self._syncing_later() if not starting else contextlib.nullcontext():
@@ -562,11 +583,13 @@ class EngineThread(threading.Thread):
                 held = self._hold(self._lease(size)) if size else None
             if held is not None:
                 self._begin(held, size)
+        self._lease_reserved()
 
     def _settled(self, is_lease_due: bool) -> None:
         """Leases have ended: there is room for others."""
         if is_lease_due:
             self._should_lease = True
+            self._reserves.arrived()
         if threading.current_thread() is not self:
             self.has_work.set()
 
@@ -636,7 +659,7 @@ class EngineThread(threading.Thread):
     def _lease(self, count: int) -> Batch:
         options, lease_filter = self._options, self._filter
         ahead = min(MAX_PREFETCH, int(self.settler.pace * self.prefetch_seconds))
-        startable = max(0, options.concurrency + ahead - self._taken())
+        startable = max(0, self._reserves.common + ahead - self._taken())
         self._was_notified = self._should_lease = False  # others set it while the engine answers
         if lease_filter.only is None:
             return self._engine.lease(
@@ -658,6 +681,57 @@ class EngineThread(threading.Thread):
         )
         lease_filter.record_search(batch, time.monotonic() - began)
         return batch
+
+    # Lease for reserved slots
+
+    @property
+    def _needs_reserves(self) -> bool:
+        """Whether slots are reserved, and all others are taken."""
+        return (
+            self._reserves.count > 0
+            and self._is_leasing
+            and not self.is_paused
+            and self._taken() - self._ending() >= self._reserves.common
+        )
+
+    def _lease_reserved(self) -> None:
+        """Lease messages that may take reserved slots, if these are free and no others are."""
+        if not self._needs_reserves:
+            return
+        self._arrivals.listen()
+        for owner, count, search in self._reserves.due():
+            began = time.monotonic()
+            search.begin()
+            with self._priority.during(count, self._callbacks.call_soon):
+                batch = self._call_lease_reserved(owner, count)
+            held = self._hold(batch)
+            self._reserves.add(held.handled, owner)
+            if held.handled:
+                self._renewal.add(held.handled)
+                self._callbacks.leased(held.handled, is_reserved=True)
+            if held.unhandled:
+                self._callbacks.unhandled(held.unhandled)
+            search.ended(began, batch, is_full=len(batch.leases) == count)
+
+    def _call_lease_reserved(self, owner: str, count: int) -> Batch:
+        only = self._filter.only
+        without: list[str] | None = None
+        tiers: list[str] | None = None
+        if owner == OTHERS:
+            held = [each for each in list(self.held.values()) if each is not None]
+            among, without = self._reserves.filters(held)
+            only = only if among is None else among
+        else:
+            tiers = [owner]
+        return self._engine.lease(
+            count,
+            pool=self._options.pool,
+            startable=count,
+            only=only,
+            without=without,
+            tiers=tiers,
+            max_lease_us=self._max_lease_us,
+        )
 
     def _probe(self, count: int, startable: int) -> Batch:
         """
@@ -735,7 +809,7 @@ class EngineThread(threading.Thread):
                 unhandled = self._release_copies(unhandled)
             if unhandled:
                 self._callbacks.unhandled(unhandled)
-        if self._taken() < self._options.concurrency and len(batch.leases) < size:
+        if self._taken() < self._reserves.common and len(batch.leases) < size:
             # There is no more. With every slot taken, the next settlement leases again instead.
             if batch.goes_on:
                 self._should_lease = True

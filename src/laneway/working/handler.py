@@ -97,6 +97,8 @@ class Handler:
         self.name = name or str(getattr(function, "__qualname__", function))
         where = f"handler {self.name}"
         self.pattern = _pattern_of(where, pattern, subscription)
+        self.covering = _covering(self.pattern) if isinstance(pattern, str) else ""
+        """A pattern that covers its topics, for the template of a task, too."""
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)
         self.batch = _count(where, "batch", batch)
@@ -370,17 +372,13 @@ class Handlers:
         Patterns that cover the topics of all handlers, tasks and queues; None: any topic, but no
         subscription.
         """
-        patterns = [
-            handler.pattern
-            for handler in (
-                *self._by_pattern.values(),
-                *self._by_task.values(),
-                *self._own.values(),
-            )
-        ]
-        covering = {_covering(pattern) for pattern in patterns} | set(self.queues)
+        covering = self.covering_patterns() | {handler.covering for handler in self._own.values()}
         covers_all = "*" in covering and not any(map(subscriptions.is_copy, covering))
         return None if covers_all else sorted(covering)
+
+    def covering_patterns(self) -> set[str]:
+        """Patterns that cover the topics of all handlers, tasks and queues, without Laneway's."""
+        return {handler.covering for handler in self} | set(self.queues)
 
     def by_pattern(self) -> list[Handler]:
         """The handlers that have a pattern, sorted by it."""

@@ -149,6 +149,11 @@ class Summary(msgspec.Struct):
         """How many deliveries were acked, retried or died."""
         return self.acked + self.retried + self.died
 
+    @property
+    def ended(self) -> int:
+        """How many leases ended."""
+        return self.handled + self.released + self.lost
+
     def add(self, other: Summary) -> None:
         """Add the counts of another worker."""
         for field in self.__struct_fields__:

@@ -56,6 +56,7 @@ from laneway.working.outcome import (
     unawaited_coroutine,
 )
 from laneway.working.outcome_log import OutcomeLog
+from laneway.working.reserves import Reserves
 from laneway.working.suspect_trials import SuspectTrials
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from laneway.working.unhandled_warnings import UnhandledWarnings
@@ -124,6 +125,10 @@ class Worker:
         self._handlers = handlers
         self._options = options
         self._buffer = Buffer(options.concurrency, accepts_all=options.burst)
+        reserves_some = engine.capabilities.reserves and options.topics is None
+        self._reserves = Reserves(
+            options.concurrency, handlers.covering_patterns() if reserves_some else ()
+        )
         self._running: set[WorkerDelivery] = set()
         """Units that have a slot."""
         self._has_max_messages = options.max_messages is not None
@@ -193,7 +198,7 @@ class Worker:
         self._create_executors()
         STATES.reset(outer)
         self._engine_thread = EngineThread(
-            self._reporting_engine(), self._options, self, self._priority
+            self._reporting_engine(), self._options, self, self._priority, self._reserves
         )
         self._heartbeat = Heartbeat(self._engine, self._handlers, self._options, self)
         self._history = HistoryThread(self._engine, self._handlers.alarms)
@@ -497,8 +502,9 @@ class Worker:
         for kind, executor in self._topic_executors.items():
             executor.prepare([each for each in deliveries if each.handler.kind == kind])
 
-    def leased(self, deliveries: list[WorkerDelivery]) -> None:
-        self._loop.call_soon_threadsafe(self._begin_leased, deliveries)
+    def leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
+        begin = self._begin_reserved if is_reserved else self._begin_leased
+        self._loop.call_soon_threadsafe(begin, deliveries)
 
     def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
         try:
@@ -581,7 +587,15 @@ class Worker:
         finally:
             self._coroutines.start_now()
 
-    def _add_leased(self, deliveries: list[WorkerDelivery]) -> None:
+    def _begin_reserved(self, deliveries: list[WorkerDelivery]) -> None:
+        """As `_begin_leased`, for reserved slots."""
+        self._coroutines.starts_at_once = True
+        try:
+            self._add_leased(deliveries, is_reserved=True)
+        finally:
+            self._coroutines.start_now()
+
+    def _add_leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
         if self._stop_count:
             for delivery in deliveries:
                 self._settle(release(delivery, begun=False))
@@ -592,6 +606,8 @@ class Worker:
             elif not self._buffer.add(delivery):
                 delivery.over = True
                 self._settle(release(delivery, begun=False, delay_us=PUT_OFF_US))
+        if is_reserved:
+            self._buffer.mark(deliveries)
         self.dispatch()
 
     def _settle_unhandled(self, leases: list[Lease]) -> None:
@@ -619,18 +635,20 @@ class Worker:
         if self._hooks is not None and self._hooks.is_behind():
             return  # it calls _hooks_caught_up
         now = time.monotonic()  # once: all of these begin within a millisecond
+        reserved = self._still_reserved()
         while True:
-            if (
-                len(running) < slots - buffer.reserved
-                and (queue := buffer.next_queue()) is not None
-            ):
+            if len(running) < slots - reserved and (queue := buffer.next_queue()) is not None:
                 delivery = queue.pop()
             elif (
-                buffer.reserved
+                reserved
                 and len(running) < slots
                 and (queue := buffer.newcomers_queue()) is not None
             ):
                 delivery = queue.pop_newcomer()
+                self._reserves.give(delivery)
+            elif reserved and (left := self._still_reserved()) < reserved:
+                reserved = left
+                continue
             else:
                 break
             if delivery.over or (delivery.expires <= now and delivery.is_gone()):
@@ -646,6 +664,10 @@ class Worker:
         if buffer.reserved and not self._is_reservation_timed:
             self._is_reservation_timed = True
             self._loop.call_later(buffer.seconds_reserved(), self._end_reservation)
+
+    def _still_reserved(self) -> int:
+        """How many slots messages without a reserved one may not take."""
+        return max(self._buffer.reserved, self._reserves.unused(self._running))
 
     def _wait_for_batches(self) -> None:
         """Look again when batches that are not full have waited long enough."""

@@ -346,16 +346,15 @@ def test_only_passes_over_a_bounded_number(driver: EngineDriver) -> None:
     ],
     ids=str,
 )
-def test_without_and_tiers(
-    driver: EngineDriver, filters: dict[str, list[str]], wanted: str
-) -> None:
+def test_without_and_tiers(driver: EngineDriver, filters: dict[str, Any], wanted: str) -> None:
     """The most specific of the patterns that match a topic decides; `without` if both name it."""
     if not driver.engine.capabilities.reserves:
         pytest.skip("the engine does not know it")
     driver.policy("push.a", tier="high")
     driver.policy("push.b", tier="low")
     driver.policy("bucket.*", buckets=2)
-    driver.policy("push.a", **{"subscription:audit": {}})
+    audit: dict[str, Any] = {"subscription:audit": {}}
+    driver.policy("push.a", **audit)
     for topic in ("push.a", "push.b", "mail.a", "mail.b", "bucket.a"):
         driver.put(topic, "1", "2")
     batch = driver.batch(**filters)

@@ -1,0 +1,237 @@
+"""
+Slots that a worker reserves, so that short work starts while long work fills the others.
+
+Most messages are leased in the engine's order, and take the worker's *common* slots. Once these are
+all taken, the worker leases separately for its reserved slots:
+
+- One slot in `DIVISOR` is reserved for messages of the handler patterns that have few slots. A
+  pattern that holds at least an equal part of the slots gets none of these.
+- A tier with a `reserve` has that part of the slots for its messages.
+
+A worker whose handlers have only one pattern, and one with fewer than `MIN_SLOTS` slots, reserves
+none by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from laneway.policy import matches
+from laneway.tiers import MAX_RESERVE
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from laneway.message import Batch
+    from laneway.tiers import Tier
+    from laneway.working.delivery import WorkerDelivery
+
+DIVISOR = 25
+"""How many slots there are for one that is reserved for other patterns."""
+
+MIN_SLOTS = 10
+"""With fewer slots, a reserved one would cost too much of the throughput."""
+
+OTHERS = ""
+"""Instead of a tier's name: the slots for patterns that have few slots."""
+
+SLOW_SECONDS = 0.05
+"""
+If the common slots are all taken again within this time, their handlers are quick: the usual leases
+soon bring every topic's messages, and nothing is leased for reserved slots.
+"""
+
+WINDOW_SECONDS = 0.05
+"""How long ends are counted for one measurement of that time."""
+
+SEARCH_SECONDS = 1.0
+"""How often the worker looks for messages for free reserved slots if none is notified."""
+
+SEARCH_DIVISOR = 10
+"""How many times longer than a search that found nothing the pause after it is."""
+
+
+class Search:
+    """When to lease for the reserved slots of an owner."""
+
+    def __init__(self) -> None:
+        self._is_wanted = True
+        """Whether something may have come since the last search began."""
+        self._look_at = 0.0
+        """When to search in any case (monotonic seconds)."""
+        self._not_before = 0.0
+
+    def arrived(self) -> None:
+        """A message may have come, or may be delivered now."""
+        self._is_wanted = True
+
+    def at(self) -> float:
+        """When the next search is due (monotonic seconds)."""
+        return max(self._not_before, 0.0 if self._is_wanted else self._look_at)
+
+    def begin(self) -> None:
+        """Begin a search; what arrives from now on needs another one."""
+        self._is_wanted = False
+
+    def ended(self, began: float, batch: Batch, *, is_full: bool) -> None:
+        """A search has ended. `is_full`: it found as many messages as were free slots."""
+        now = time.monotonic()
+        self._is_wanted |= is_full or batch.goes_on
+        wait = SEARCH_SECONDS
+        if batch.next_wake_us is not None:
+            wait = min(wait, (batch.next_wake_us - batch.now_us) / SECOND)
+        self._look_at = began + wait
+        self._not_before = 0.0 if batch.leases else now + (now - began) * SEARCH_DIVISOR
+
+
+class Reserves:
+    """
+    The reserved slots of a worker with `slots` slots, and which messages have them.
+
+    `patterns`: of the handlers. The engine thread adds messages and forgets them; the event loop
+    reads.
+    """
+
+    def __init__(self, slots: int, patterns: Collection[str]) -> None:
+        self._slots = slots
+        self._patterns = patterns
+        others = -(-slots // DIVISOR) if slots >= MIN_SLOTS and len(patterns) > 1 else 0
+        self.sizes = {OTHERS: others} if others else {}
+        """Reserved slots by tier; `OTHERS`: those for patterns that have few slots."""
+        self._searches = {owner: Search() for owner in self.sizes}
+        self.count = others
+        """How many slots are reserved."""
+        self._tiers: Mapping[str, Tier] | None = None
+        self._by_fence: dict[int, tuple[WorkerDelivery, str]] = {}
+        """The messages that were leased for reserved slots, and whose slots these are."""
+        self.is_slow = True
+        """Whether the common slots are taken by handlers that are not quick."""
+        self._measured_at = time.monotonic()
+        self._ended = self._forgotten = 0
+
+    @property
+    def common(self) -> int:
+        """How many slots any message may take."""
+        return self._slots - self.count
+
+    def follow(self, tiers: Mapping[str, Tier]) -> None:
+        """Reserve what the tiers in force say; no more of the slots than `MAX_RESERVE`."""
+        if tiers is self._tiers:
+            return
+        self._tiers = tiers
+        total = sum(tier.reserve for tier in tiers.values())
+        part = min(1.0, MAX_RESERVE / total) if total else 0.0
+        sizes = {
+            name: math.ceil(round(tier.reserve * part * self._slots, 6))
+            for name, tier in tiers.items()
+            if tier.reserve
+        }
+        if others := self.sizes.get(OTHERS):
+            sizes[OTHERS] = others
+        while sum(sizes.values()) >= self._slots:  # a small worker: one slot stays common
+            largest = max(sizes, key=lambda name: sizes[name])
+            sizes[largest] -= 1
+        self.sizes = sizes
+        self._searches = {owner: self._searches.get(owner) or Search() for owner in sizes}
+        self.count = sum(sizes.values())
+
+    def add(self, deliveries: Iterable[WorkerDelivery], owner: str) -> None:
+        """These were leased for reserved slots of an owner."""
+        self._by_fence.update((each.lease.fence, (each, owner)) for each in deliveries)
+
+    def held(self, leases: Mapping[int, object]) -> int:
+        """How many of the held leases are for reserved slots. Forgets those that have ended."""
+        if self._by_fence:
+            for fence in self._by_fence.keys() - leases.keys():
+                self._by_fence.pop(fence, None)
+                self._forgotten += 1
+        return len(self._by_fence)
+
+    def ending(self) -> int:
+        """How many of them have ended, and are still to be settled."""
+        return sum(delivery.over for delivery, _ in list(self._by_fence.values()))
+
+    def free(self, owner: str) -> int:
+        """How many reserved slots of an owner no message has."""
+        taken = sum(
+            whose == owner and not delivery.over
+            for delivery, whose in list(self._by_fence.values())
+        )
+        return max(0, self.sizes[owner] - taken)
+
+    def arrived(self) -> None:
+        """A message may have come, or may be delivered now. From any thread."""
+        for search in list(self._searches.values()):
+            search.arrived()
+
+    def search_at(self) -> float:
+        """When to lease for free reserved slots (monotonic seconds); infinity: none is free."""
+        at = [search.at() for owner, search in self._searches.items() if self.free(owner)]
+        return max(min(at, default=math.inf), 0.0 if self.is_slow else self._next_measurement)
+
+    def due(self) -> list[tuple[str, int, Search]]:
+        """For which owners to lease now, how many messages, and the search to end."""
+        now = time.monotonic()
+        return [
+            (owner, free, search)
+            for owner, search in self._searches.items()
+            if self.is_slow and search.at() <= now and (free := self.free(owner))
+        ]
+
+    def unused(self, running: Collection[WorkerDelivery]) -> int:
+        """How many reserved slots are to be kept free by messages that have none."""
+        if not self.count:
+            return 0
+        used = sum(
+            (delivery.whole or delivery) in running for delivery, _ in list(self._by_fence.values())
+        )
+        return max(0, self.count - used)
+
+    def give(self, delivery: WorkerDelivery) -> None:
+        """A message begins in place of a later one of its topic, and has its reserved slot."""
+        if delivery.lease.fence in self._by_fence:
+            return
+        topic = delivery.lease.topic
+        for fence, (other, owner) in list(self._by_fence.items()):
+            if other.lease.topic == topic and not other.over:
+                self._by_fence.pop(fence, None)
+                self._by_fence[delivery.lease.fence] = delivery, owner
+                return
+
+    def measure(self, ended: int) -> None:
+        """Measure how quickly common slots become free. `ended`: messages so far, of all slots."""
+        ended -= self._forgotten
+        elapsed = (now := time.monotonic()) - self._measured_at
+        if elapsed >= WINDOW_SECONDS:
+            self.is_slow = (ended - self._ended) * SLOW_SECONDS < self.common * elapsed
+            self._measured_at, self._ended = now, ended
+
+    @property
+    def _next_measurement(self) -> float:
+        return self._measured_at + WINDOW_SECONDS
+
+    def filters(self, held: Iterable[WorkerDelivery]) -> tuple[list[str] | None, list[str]]:
+        """
+        What to lease for the slots of `OTHERS`: the patterns to lease by (None: all), and those
+        whose handlers have at least an equal part of the slots.
+        """
+        slots: Counter[str] = Counter()
+        topics: dict[str, set[str]] = {}
+        for delivery in held:
+            if not delivery.over:
+                pattern = delivery.handler.covering
+                slots[pattern] += 1
+                if not matches(pattern, delivery.lease.topic):  # a task, called in another topic
+                    topics.setdefault(pattern, set()).add(delivery.lease.topic)
+        part = max(1, self._slots // (len(slots) + 1))
+        full = [pattern for pattern, count in slots.items() if count >= part]
+        without = sorted({*full, *(topic for each in full for topic in topics.get(each, ()))})
+        others = [pattern for pattern in self._patterns if pattern not in full]
+        is_inside = any(
+            matches(outer, other.rstrip("*").rstrip(".")) for outer in full for other in others
+        )
+        return (sorted(others) if is_inside else None), without
