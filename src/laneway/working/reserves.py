@@ -4,8 +4,10 @@ Slots that a worker reserves, so that short work starts while long work fills th
 Most messages are leased in the engine's order, and take the worker's *common* slots. Once these are
 all taken, the worker leases separately for its reserved slots:
 
-- One slot in `DIVISOR` is reserved for messages of the handler patterns that have few slots. A
-  pattern that holds at least an equal part of the slots gets none of these.
+- One slot in `DIVISOR` is reserved for short messages of the handler patterns that have few slots.
+  A pattern that holds at least an equal part of the slots gets none of these. A pattern that was
+  not short there gets only a part of what is free; one that was long several times in a row gets
+  none for a while.
 - A tier with a `reserve` has that part of the slots for its messages.
 
 A worker whose handlers have only one pattern, and one with fewer than `MIN_SLOTS` slots, reserves
@@ -53,6 +55,16 @@ SEARCH_SECONDS = 1.0
 
 SEARCH_DIVISOR = 10
 """How many times longer than a search that found nothing the pause after it is."""
+
+
+LONG_SECONDS = 0.5
+"""A message that has a reserved slot for longer is long."""
+
+MOST_LONG = 3
+"""After so many long messages in a row a pattern gets no reserved slots for `AVOID_SECONDS`."""
+
+AVOID_SECONDS = 10.0
+"""How long that is; then a few of its messages are tried again."""
 
 
 class Search:
@@ -106,8 +118,12 @@ class Reserves:
         self.count = others
         """How many slots are reserved."""
         self._tiers: Mapping[str, Tier] | None = None
-        self._by_fence: dict[int, tuple[WorkerDelivery, str]] = {}
-        """The messages that were leased for reserved slots, and whose slots these are."""
+        self._by_fence: dict[int, tuple[WorkerDelivery, str, float]] = {}
+        """The messages that have reserved slots: whose slots these are, and since when."""
+        self._long: dict[str, tuple[int, float]] = {}
+        """By pattern: how many of its last messages here were long, in a row; when one ended."""
+        self._is_limited = False
+        """Whether the last search left out a pattern because of the messages that it has here."""
         self.is_slow = True
         """Whether the common slots are taken by handlers that are not quick."""
         self._measured_at = time.monotonic()
@@ -141,25 +157,38 @@ class Reserves:
 
     def add(self, deliveries: Iterable[WorkerDelivery], owner: str) -> None:
         """These were leased for reserved slots of an owner."""
-        self._by_fence.update((each.lease.fence, (each, owner)) for each in deliveries)
+        now = time.monotonic()
+        self._by_fence.update((each.lease.fence, (each, owner, now)) for each in deliveries)
 
     def held(self, leases: Mapping[int, object]) -> int:
         """How many of the held leases are for reserved slots. Forgets those that have ended."""
         if self._by_fence:
             for fence in self._by_fence.keys() - leases.keys():
-                self._by_fence.pop(fence, None)
-                self._forgotten += 1
+                self._forget(fence)
         return len(self._by_fence)
+
+    def _forget(self, fence: int) -> None:
+        found = self._by_fence.pop(fence, None)
+        self._forgotten += 1
+        if found is None:
+            return
+        delivery, _, since = found
+        now = time.monotonic()
+        count, _ = self._long.get(delivery.handler.covering, (0, 0.0))
+        count = count + 1 if now - since >= LONG_SECONDS else 0
+        self._long[delivery.handler.covering] = count, now
+        if self._is_limited:
+            self.arrived()
 
     def ending(self) -> int:
         """How many of them have ended, and are still to be settled."""
-        return sum(delivery.over for delivery, _ in list(self._by_fence.values()))
+        return sum(delivery.over for delivery, *_ in list(self._by_fence.values()))
 
     def free(self, owner: str) -> int:
         """How many reserved slots of an owner no message has."""
         taken = sum(
             whose == owner and not delivery.over
-            for delivery, whose in list(self._by_fence.values())
+            for delivery, whose, _ in list(self._by_fence.values())
         )
         return max(0, self.sizes[owner] - taken)
 
@@ -177,7 +206,7 @@ class Reserves:
         """For which owners to lease now, how many messages, and the search to end."""
         now = time.monotonic()
         return [
-            (owner, free, search)
+            (owner, -(-free // 2) if owner == OTHERS else free, search)
             for owner, search in self._searches.items()
             if self.is_slow and search.at() <= now and (free := self.free(owner))
         ]
@@ -187,7 +216,8 @@ class Reserves:
         if not self.count:
             return 0
         used = sum(
-            (delivery.whole or delivery) in running for delivery, _ in list(self._by_fence.values())
+            (delivery.whole or delivery) in running
+            for delivery, *_ in list(self._by_fence.values())
         )
         return max(0, self.count - used)
 
@@ -196,10 +226,10 @@ class Reserves:
         if delivery.lease.fence in self._by_fence:
             return
         topic = delivery.lease.topic
-        for fence, (other, owner) in list(self._by_fence.items()):
+        for fence, (other, owner, since) in list(self._by_fence.items()):
             if other.lease.topic == topic and not other.over:
                 self._by_fence.pop(fence, None)
-                self._by_fence[delivery.lease.fence] = delivery, owner
+                self._by_fence[delivery.lease.fence] = delivery, owner, since
                 return
 
     def measure(self, ended: int) -> None:
@@ -217,21 +247,50 @@ class Reserves:
     def filters(self, held: Iterable[WorkerDelivery]) -> tuple[list[str] | None, list[str]]:
         """
         What to lease for the slots of `OTHERS`: the patterns to lease by (None: all), and those
-        whose handlers have at least an equal part of the slots.
+        that get none: their handlers have at least an equal part of the slots, or were long.
         """
         slots: Counter[str] = Counter()
-        topics: dict[str, set[str]] = {}
+        elsewhere: dict[str, set[str]] = {}
         for delivery in held:
             if not delivery.over:
-                pattern = delivery.handler.covering
+                pattern, topic = delivery.handler.covering, delivery.lease.topic
                 slots[pattern] += 1
-                if not matches(pattern, delivery.lease.topic):  # a task, called in another topic
-                    topics.setdefault(pattern, set()).add(delivery.lease.topic)
+                if not matches(pattern, topic):  # a task that was called in another topic
+                    elsewhere.setdefault(pattern, set()).add(_level_of(topic))
         part = max(1, self._slots // (len(slots) + 1))
-        full = [pattern for pattern, count in slots.items() if count >= part]
-        without = sorted({*full, *(topic for each in full for topic in topics.get(each, ()))})
+        long = self._long_patterns()
+        full = {pattern for pattern, count in slots.items() if count >= part} | long
         others = [pattern for pattern in self._patterns if pattern not in full]
+        levels = {level for pattern in full for level in elsewhere.get(pattern, ())}
+        without = sorted(full | levels.difference(others))
         is_inside = any(
             matches(outer, other.rstrip("*").rstrip(".")) for outer in full for other in others
         )
         return (sorted(others) if is_inside else None), without
+
+    def _long_patterns(self) -> set[str]:
+        """Patterns that were long here, or have as many reserved slots as are free, and may be."""
+        now, free = time.monotonic(), self.free(OTHERS)
+        found = {
+            pattern
+            for pattern, (count, at) in self._long.items()
+            if count >= MOST_LONG and now - at < AVOID_SECONDS
+        }
+        have = Counter(
+            delivery.handler.covering
+            for delivery, owner, _ in list(self._by_fence.values())
+            if owner == OTHERS and not delivery.over
+        )
+        limited = {
+            pattern
+            for pattern, count in have.items()
+            if count >= free and self._long.get(pattern, (1, 0.0))[0]
+        }
+        self._is_limited = bool(limited)
+        return found | limited
+
+
+def _level_of(topic: str) -> str:
+    """The pattern of the topics beside this one."""
+    stem, dot, _ = topic.rpartition(".")
+    return f"{stem}.*" if dot else topic
