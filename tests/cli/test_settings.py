@@ -282,10 +282,14 @@ def test_tiers(laneway: Command) -> None:
         app.policy("push.*", tier="low")
         app.publish("push.acme", 1)
     laneway("tier", "set", "high", "7")
-    laneway("tier", "set", "gold", "strict", "--fair-by", "time")
+    laneway("tier", "set", "gold", "strict", "--fair-by", "time", "--reserve", "0.25")
+    laneway("tier", "set", "gold", "strict")
     found = {row["tier"]: row for row in laneway.json("tier", "list")}
     assert (found["high"]["share"], found["high"]["set_by"]) == ("7", "operator")
     assert (found["mid"]["note"], found["gold"]["fair_by"]) == ("default", "time")
+    assert (found["gold"]["reserve"], found["mid"]["reserve"]) == ("0.25", "0")
+    refused = laneway("tier", "set", "high", "6", "--reserve", "1", code=2).stderr
+    assert "tiers: high: expected reserve to be a part" in refused
     assert "before all others" in laneway("tier", "list").stdout
     assert "policy push.* names it" in laneway("tier", "remove", "low", code=2).stderr
     laneway("tier", "set", "high", "much", code=2)

@@ -176,6 +176,12 @@ def test_gates_and_tiers(api: Api) -> None:
     again = api("PUT", "/v1/tiers/gold", {"share": "strict"}).json["tiers"]
     assert next(tier for tier in again if tier["name"] == "gold")["fair_by"] == "time"
     assert "share" in api.problem("PUT", "/v1/tiers/gold", {"share": -1})["detail"]
+    assert gold["reserve"] == 0
+    for body in ({"share": 9, "reserve": 0.2}, {"share": 8}):
+        tiers = api("PUT", "/v1/tiers/gold", body).json["tiers"]
+        assert next(tier for tier in tiers if tier["name"] == "gold")["reserve"] == 0.2
+    refused = api.problem("PUT", "/v1/tiers/gold", {"share": 9, "reserve": 1})
+    assert "expected reserve to be a part" in refused["detail"]
     api("DELETE", "/v1/tiers/gold")
     api.problem("DELETE", "/v1/tiers/gold", status=404)
 

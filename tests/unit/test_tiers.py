@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from laneway import Laneway
 from laneway.errors import BadPolicy, UsageError
-from laneway.tiers import Tier, TierLayers, Tiers, moves_lanes, share_text
+from laneway.tiers import Tier, TierLayers, Tiers, check_tiers, moves_lanes, share_text
 
 THREE = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
 TWO = {"vip": Tier(6), "rest": Tier(1)}
@@ -108,8 +110,14 @@ def test_program_may_name_only_the_default_tier() -> None:
         layers.declare(None, "gold", nobody)
 
 
+@pytest.mark.parametrize("reserve", [-0.1, 0.91, 1, 20, True, "0.2", None, float("nan")])
+def test_reserve_is_a_part_of_the_slots(reserve: Any) -> None:
+    with pytest.raises(BadPolicy, match="tiers: a: expected reserve to be a part of each worker's"):
+        check_tiers({"a": Tier(1, reserve=reserve)})
+
+
 def test_stored_tiers_are_read_in_both_formats() -> None:
-    layers = TierLayers.new({"a": Tier("strict"), "b": Tier(2.5, "time")}, "a").change(
+    layers = TierLayers.new({"a": Tier("strict", reserve=0.2), "b": Tier(2.5, "time")}, "a").change(
         "operator", {"b": None}, nobody
     )
     assert TierLayers.read(layers.json()) == layers

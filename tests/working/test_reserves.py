@@ -174,7 +174,7 @@ def test_tasks_and_buckets(app: Laneway, long: Long) -> None:
 
     app.policy("bucket.*", buckets=2)
     for n in range(SLOTS):
-        slow.using(topic=f"bucket.{n}").delay(n)
+        slow.using(topic=f"bucket.{n}").enqueue(n)
         slow.delay(n)
     with Running(app, concurrency=SLOTS, grace=0):
         until(lambda: len(long.running) == COMMON)

@@ -32,7 +32,7 @@ def tier() -> None:
 @pass_session
 def list_tiers(session: Session, *, as_json: bool) -> None:
     """List tiers with their shares, who set them, and which is the default."""
-    columns = ("tier", "share", "part", "fair_by", "set_by", "note")
+    columns = ("tier", "share", "part", "fair_by", "reserve", "set_by", "note")
     show_list(
         list(_rows(session.engine().tier_layers())),
         [name.replace("_", " ") for name in columns],
@@ -52,6 +52,7 @@ def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
                 "before all others" if isinstance(tier.share, str) else f"{tier.share / total:.1%}"
             ),
             "fair_by": tier.fair_by,
+            "reserve": f"{tier.reserve:g}",
             "set_by": "operator" if name in layers.operator else "code",
             "note": "default" if name == found.default else "",
         }
@@ -62,6 +63,7 @@ def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
                 "share": "-",
                 "part": "-",
                 "fair_by": "-",
+                "reserve": "-",
                 "set_by": "operator",
                 "note": "removed",
             }
@@ -75,8 +77,17 @@ def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
     type=click.Choice(("messages", "time")),
     help="What its topics share equally. [default: unchanged; messages for a new tier]",
 )
+@click.option(
+    "--reserve",
+    type=float,
+    metavar="PART",
+    help="The part of each worker's slots that only its messages may take, such as 0.2."
+    " [default: unchanged; 0 for a new tier]",
+)
 @pass_session
-def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> None:
+def set_tier(
+    session: Session, name: str, share: str, fair_by: str | None, reserve: float | None
+) -> None:
     """
     Set the share of tier NAME: a number, or "strict" (served before all others). A new name adds a
     tier.
@@ -86,9 +97,10 @@ def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> No
     from laneway.tiers import Tier, check_tiers
 
     engine = session.engine(create=True)
-    before = engine.tier_layers().in_force().get(name)
-    by = fair_by or (before.fair_by if before is not None else "messages")
-    engine.tier_set("operator", check_tiers({name: Tier(_share(share), by)}))  # type: ignore[arg-type]  # click has checked it
+    before = engine.tier_layers().in_force().get(name, Tier())
+    by = fair_by or before.fair_by
+    part = before.reserve if reserve is None else reserve
+    engine.tier_set("operator", check_tiers({name: Tier(_share(share), by, part)}))  # type: ignore[arg-type]  # click has checked it
     say(f"tier {name} is set")
 
 

@@ -556,6 +556,7 @@ class TierSettingAnswer(msgspec.Struct):
     name: str
     share: float | str
     fair_by: str
+    reserve: float
     layer: str
     is_default: bool
 
@@ -569,12 +570,14 @@ class TiersAnswer(msgspec.Struct):
 
 class TierBody(_Body):
     """
-    A tier's share, a number above 0 or `"strict"`; and what its topics share equally (None: as it
-    is, or messages).
+    A tier's share, a number above 0 or `"strict"`; what its topics share equally (None: as it is,
+    or messages); and the part of each worker's slots that only its messages may take, from 0 to 0.9
+    (None: as it is, or 0).
     """
 
     share: float | str
     fair_by: Literal["messages", "time"] | None = None
+    reserve: float | None = None
 
 
 # Dead letters

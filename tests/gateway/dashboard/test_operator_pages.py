@@ -113,7 +113,9 @@ def test_fairness(browser: Browser) -> None:
     assert "60%" in words
     page = browser.submit("set_tier", name="low", share="4", back="/fairness")
     assert "Tier low: changed." in page.words
-    browser.submit("set_tier", name="low", share="1", back="/fairness")
+    browser.submit("set_tier", name="low", share="1", reserve="0.2", back="/fairness")
+    assert "low 1 20%" in browser.get("/fairness").words
+    browser.submit("set_tier", name="low", share="1", reserve="0", back="/fairness")
 
 
 def test_measures_of_evenness() -> None:

@@ -227,6 +227,8 @@ def _back_off(form: Form) -> list[ApiCall]:
 
 def _set_tier(form: Form) -> list[ApiCall]:
     body = {"share": _typed("share", form.text("share"))}
+    if form.text("reserve"):
+        body["reserve"] = _typed("reserve", form.text("reserve"))
     return [ApiCall("PUT", f"/v1/tiers/{_segment(form.exact('name'))}", body)]
 
 

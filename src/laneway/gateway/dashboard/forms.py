@@ -33,6 +33,7 @@ TEXTS = (
     "pattern",
     "patterns",
     "priority",
+    "reserve",
     "result",
     "share",
     "since",

@@ -336,6 +336,7 @@ def list_tiers(call: Call) -> TiersAnswer:
                 name,
                 tier.share,
                 tier.fair_by,
+                tier.reserve,
                 "operator" if name in layers.operator else "code",
                 name == found.default,
             )
@@ -350,9 +351,10 @@ def set_tier(call: Call) -> TiersAnswer:
     call.caller.check_everything()
     body: TierBody = call.body
     name = arguments.name("tier", "the name", call.parameters["name"])
-    before = call.engine.tier_layers().in_force().get(name)
-    by = body.fair_by or (before.fair_by if before is not None else "messages")
-    call.engine.tier_set("operator", check_tiers({name: Tier(body.share, by)}))  # type: ignore[arg-type]  # it is checked there
+    before = call.engine.tier_layers().in_force().get(name, Tier())
+    by = body.fair_by or before.fair_by
+    reserve = before.reserve if body.reserve is None else body.reserve
+    call.engine.tier_set("operator", check_tiers({name: Tier(body.share, by, reserve)}))  # type: ignore[arg-type]  # it is checked there
     return list_tiers(call)
 
 

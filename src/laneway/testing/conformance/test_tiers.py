@@ -108,6 +108,21 @@ def test_tier_of_a_topic_policy_stays(driver: EngineDriver) -> None:
         driver.policy("push.acme", tier="low")
 
 
+def test_reserves_of_tiers(driver: EngineDriver) -> None:
+    """They are stored, and change the deliveries of no lease."""
+    driver.open(tiers={"vip": Tier("strict", reserve=0.25), "mid": Tier(1)}, default_tier="mid")
+    driver.engine.tier_set("operator", {"mid": Tier(2, reserve=0.5)}, now_us=driver.now)
+    layers = driver.engine.tier_layers()
+    assert layers.code["vip"].reserve == 0.25
+    assert {name: tier.reserve for name, tier in layers.in_force().items()} == {
+        "vip": 0.25,
+        "mid": 0.5,
+    }
+    assert driver.engine.tiers["mid"].reserve == 0.5
+    fill(driver, "vip", "mid")
+    assert all(lease.topic.startswith("vip.") for lease in driver.lease(40))
+
+
 def test_layers_of_tiers(driver: EngineDriver) -> None:
     """The operator's tiers precede the code's until they are reset."""
     driver.engine.tier_set("operator", {"high": Tier(9), "low": None}, now_us=driver.now)

@@ -112,6 +112,7 @@ def tiers_of(tiers: Tiers, overview: Overview, history: History) -> list[dict[st
             {
                 "name": name,
                 "share": share,
+                "reserve": tiers[name].reserve,
                 "due": due,
                 "got": got.get(name, 0) / total if total else None,
                 "runnable": runnable,
