@@ -208,10 +208,7 @@ def test_a_reserve_of_a_tier(url: str, long: Long, share: Any) -> None:
             for n in range(3):
                 app.publish(f"code.{n}")
             until(lambda: len(long.running) == 10)
-            assert sorted(topic for topic in long.running if topic[0] == "c") == [
-                "code.0",
-                "code.1",
-            ]
+            assert sum(topic.startswith("code.") for topic in long.running) == 2
 
 
 def test_a_reserve_that_is_changed_acts_on_running_workers(app: Laneway, long: Long) -> None:
@@ -244,8 +241,7 @@ def test_a_worker_that_stops_releases_what_has_reserved_slots(url: str, long: Lo
         until(lambda: not long.running)
         long.end.clear()
         with Running(app, concurrency=SLOTS, grace=60) as second:
-            until(lambda: len(long.running) == SLOTS)
-            assert "hook.1" in long.running
+            until(lambda: "hook.1" in long.running and len(long.running) >= COMMON)
             long.end.set()
             until(lambda: is_empty(app))
         assert second.join().acked == 4 * SLOTS + 1

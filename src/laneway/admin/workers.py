@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,7 @@ from laneway import units
 from laneway.cluster import consumer
 from laneway.engines.base import Check, WorkerState
 from laneway.errors import Refused
-from laneway.policy import handling_patterns
+from laneway.policy import handling_patterns, matches
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 from laneway.working import commands
 
@@ -33,6 +33,12 @@ MIN_LOOK_SECONDS, MAX_LOOK_SECONDS = 0.01, 0.2
 
 ASK_SECONDS = 1.0
 """How often a worker that does not answer a command is pinged again."""
+
+BUSY_PART = 0.7
+"""If this part of the slots is taken, none may be free for everybody: some are reserved."""
+
+KEPT_PART, KEPT_SECONDS = 0.5, 0.5
+"""A pattern keeps slots if it has this part of them, and one of them for that long."""
 
 UNSERVED_SECONDS = 60.0
 """How long a message waits before the doctor finds that no worker serves it."""
@@ -217,6 +223,33 @@ def _sweep_commands(engine: FullEngine, now_us: int) -> None:
             engine.record_swap("command", worker_id, stored, None)
 
 
+class Keeper(NamedTuple):
+    """
+    The pattern of handlers that keep the slots of workers.
+
+    `kept` of `slots` are theirs, for up to `seconds` so far. `most`: slots of the largest worker.
+    """
+
+    pattern: str
+    kept: int
+    slots: int
+    seconds: float
+    most: int
+
+    @property
+    def text(self) -> str:
+        """What it keeps, as a sentence without its subject."""
+        return f"keeps {self.kept:,} of {self.slots:,} slots, for up to {self.seconds:.1f} s each"
+
+    def cure(self, topic: str = "") -> str:
+        """What to do, for a topic that waits."""
+        more = f"more slots (-c {4 * self.most})"
+        if topic and matches(self.pattern, topic):
+            return f"{more}, or another worker"
+        others = _level_of(topic) if topic else "the others"
+        return f"{more}, a pool or a gate for {self.pattern}, or a tier with a reserve for {others}"
+
+
 class Coverage:
     """What the running workers serve."""
 
@@ -227,6 +260,7 @@ class Coverage:
         """How many workers run."""
         self.busy = self.concurrency = 0
         """Handlers that run, and that could run."""
+        self._in_pool: dict[str, list[WorkerFacts]] = {}
         listed = 0
         for worker in read_all(engine):
             listed += 1
@@ -239,6 +273,8 @@ class Coverage:
         self.busy += facts.busy
         self.concurrency += facts.concurrency
         self._pools.update(facts.pools)
+        for pool in facts.pools:
+            self._in_pool.setdefault(pool, []).append(facts)
         if not any(_serves_the_same(facts, other) for other in self._facts):
             self._facts.append(facts)
 
@@ -271,6 +307,29 @@ class Coverage:
         if not self.serves_topic(pool, topic):
             return f'no worker of pool "{pool}" handles topic "{topic}"'
         return None
+
+    def keeper(self, pool: str) -> Keeper | None:
+        """The pattern whose handlers keep the slots of a pool's workers; None: none does."""
+        workers = self._in_pool.get(pool, [])
+        slots = sum(facts.concurrency for facts in workers)
+        busy = sum(facts.busy for facts in workers)
+        kept: dict[str, tuple[int, float]] = {}
+        for facts in workers:
+            for pattern, (count, seconds) in facts.slots.items():
+                had, longest = kept.get(pattern, (0, 0.0))
+                kept[pattern] = had + count, max(longest, seconds)
+        if not kept or busy < BUSY_PART * slots:
+            return None
+        pattern, (count, seconds) = max(kept.items(), key=lambda item: item[1])
+        if count < KEPT_PART * slots or seconds < KEPT_SECONDS:
+            return None
+        most = max(facts.concurrency for facts in workers)
+        return Keeper(pattern, count, slots, seconds, most)
+
+    def keepers(self) -> dict[str, Keeper]:
+        """By pool: the pattern whose handlers keep the slots of its workers."""
+        found = {pool: self.keeper(pool) for pool in self._in_pool}
+        return {pool: keeper for pool, keeper in found.items() if keeper is not None}
 
     def unserved_pools(self, overview: Overview) -> list[str]:
         """The pools of which something could run now, and which no worker serves."""
@@ -342,3 +401,9 @@ def check(engine: FullEngine) -> Check:
     workers = units.counted(coverage.count, "worker")
     busy = units.counted(coverage.busy, "handler runs", "handlers run")
     return Check("workers", ok=True, detail=f"{workers}, {busy}")
+
+
+def _level_of(topic: str) -> str:
+    """The pattern of the topics beside this one."""
+    stem, dot, _ = topic.rpartition(".")
+    return f"{stem}.*" if dot else topic

@@ -171,6 +171,7 @@ class Heartbeat(threading.Thread):
         running = list(self._observed.running())
         facts.busy = len(running)
         facts.busy_topics = self._busy_topics(running)
+        facts.slots = _slots(running)
         facts.leased = self._observed.lease_count()
         facts.durations = self._observed.durations()
         facts.oldest = self._oldest(running)
@@ -225,3 +226,15 @@ class Heartbeat(threading.Thread):
 
     def _respond(self) -> None:
         self._responded = time.monotonic()
+
+
+def _slots(running: list[WorkerDelivery]) -> dict[str, tuple[int, float]]:
+    """By pattern: how many handlers run, and for how many seconds the oldest one."""
+    now = time.perf_counter()
+    found: dict[str, tuple[int, float]] = {}
+    for unit in running:
+        if unit.began:
+            pattern = unit.handler.covering
+            count, longest = found.get(pattern, (0, 0.0))
+            found[pattern] = count + 1, round(max(longest, now - unit.began), 3)
+    return found

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from laneway import Laneway, Message
+from laneway.engines.base import WorkerFacts
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
+from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import running
 
 
@@ -54,3 +56,32 @@ def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         page = browser.get("/")
         assert "2 endpoints opened their breaker" in page.words
         assert "/endpoints?state=open" in page.text
+
+
+def test_who_keeps_the_slots_is_named_with_the_cure(tmp_path: Path) -> None:
+    """If topics wait that can deliver; also by `explain`, for the topic that waits."""
+    slots = {"hook.*": (1, 0.01), "import.*": (90, 3.9)}
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+
+        def heartbeat(name: str, **facts: Any) -> None:
+            given = WorkerFacts(id=name, concurrency=100, **facts)
+            app.engine.beat(given, dead_after_us=3600 * SECOND, listed_us=3600 * SECOND)
+
+        heartbeat("one", pools=["default"], busy=91, slots=slots)
+        assert "keeps 90 of 100" not in browser.get("/").words
+        app.publish_many([Message("hook.a", 1), Message("import.a", 2)])
+        words = browser.get("/").words
+        kept = "import.* keeps 90 of 100 slots, for up to 3.9 s each"
+        assert f"{kept}; 2 topics wait for a slot: more slots (-c 400), a pool or a gate" in words
+        reason = app.explain_topic("hook.a").reasons[0]
+        assert (reason.cause, kept in reason.text) == ("worker", True)
+        assert reason.advice == (
+            "more slots (-c 400), a pool or a gate for import.*, or a tier with a reserve for"
+            " hook.*"
+        )
+        advice = app.explain_topic("import.a").reasons[0].advice
+        assert advice == "more slots (-c 400), or another worker"
+        heartbeat("two", pools=["default"], busy=100, slots={"import.*": (99, 0.4)})
+        assert "import.* keeps 189 of 200 slots" in browser.get("/").words
+        heartbeat("one", pools=["other"], busy=91, slots=slots)
+        assert "keeps" not in browser.get("/").words, "0.4 s are not long"

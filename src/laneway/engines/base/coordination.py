@@ -24,6 +24,9 @@ MAX_WORKER_NAMES = 100
 MAX_BUSY_TOPICS = 20
 """The most topics in `WorkerFacts.busy_topics`."""
 
+MAX_BUSY_PATTERNS = 10
+"""The most patterns in `WorkerFacts.slots`."""
+
 MAX_HANDLERS = 50
 """The most handlers in `WorkerFacts.durations`; the others count as `OTHER_HANDLERS`."""
 
@@ -58,6 +61,8 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     - `concurrency`: how many handlers it runs at once at most; `busy`: how many run.
     - `busy_topics`: topics whose handlers run, and how many of them, as a mean of the last
       heartbeats; the `MAX_BUSY_TOPICS` with most.
+    - `slots`: by pattern of its handlers: how many run, and for how many seconds the one has that
+      runs longest; the `MAX_BUSY_PATTERNS` with most.
     - `durations`: by handler or task, since the worker began: how many attempts failed, then how
       many attempts took how long, by class of `WAIT_BOUNDS_US` and without the zeros at the end.
       Of several messages that end at once, one counts for all.
@@ -80,6 +85,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     concurrency: int = 0
     busy: int = 0
     busy_topics: dict[str, float] = {}
+    slots: dict[str, tuple[int, float]] = {}
     durations: dict[str, list[int]] = {}
     leased: int = 0
     oldest: RunningMessage | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base.coordination import (
+    MAX_BUSY_PATTERNS,
     MAX_BUSY_TOPICS,
     MAX_WORKER_NAMES,
     MAX_WORKER_TEXT,
@@ -36,6 +37,12 @@ def encode(facts: WorkerFacts) -> bytes:
             topics=None if facts.topics is None else _first(facts.topics),
             patterns=None if facts.patterns is None else _first(facts.patterns),
             busy_topics=_busiest(facts.busy_topics),
+            slots={
+                _cut(pattern): facts.slots[pattern]
+                for pattern in sorted(facts.slots, key=facts.slots.__getitem__, reverse=True)[
+                    :MAX_BUSY_PATTERNS
+                ]
+            },
             durations={_cut(name): facts.durations[name] for name in _first(facts.durations)},
             is_cut=facts.is_cut or any(len(names) > MAX_WORKER_NAMES for names in lists),
             oldest=oldest

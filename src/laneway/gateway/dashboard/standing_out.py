@@ -128,6 +128,21 @@ def _dead_workers(view: View) -> Iterator[Sentence]:
         )
 
 
+def _kept_slots(view: View) -> Iterator[Sentence]:
+    """Patterns whose handlers keep the slots of a pool's workers while topics wait for them."""
+    tiers = view.reader.overview().tiers
+    for pool, keeper in view.reader.coverage().keepers().items():
+        waiting = sum(each.runnable for each in tiers if each.pool == pool)
+        if waiting:
+            topics = "1 topic waits" if waiting == 1 else f"{waiting:,} topics wait"
+            where = "" if pool == "default" else f" of pool {pool}"
+            yield Sentence(
+                keeper.pattern,
+                f"{keeper.text}{where}; {topics} for a slot: {keeper.cure()}",
+                view.urls.page("/workers"),
+            )
+
+
 def _failing(view: View) -> Iterator[Sentence]:
     history = view.reader.history(900)
     rows = [row for row in history.rows if row.start >= history.now - 300]
@@ -230,6 +245,7 @@ RULES = (
     _unserved,
     _dead_workers,
     _breakers,
+    _kept_slots,
     _failing,
     _backlog,
     _full,
