@@ -292,20 +292,31 @@ def deliver() -> Callable[[str, str], WorkerDelivery]:
     return make
 
 
+def test_handlers_at_their_own_limits_get_no_reserved_slots(
+    deliver: Callable[[str, str], WorkerDelivery],
+) -> None:
+    reserves = Reserves(100, ["a.*", "b.*"])
+    reserves.follow(tiers(high=0.1))
+    held = [deliver("a.*", "a.1"), deliver("b.*", "b.1")]
+    held[0].handler.concurrency, held[1].handler.concurrency = 1, 2
+    for owner in (OTHERS, "high"):
+        assert reserves.filters(owner, held) == (None, ["a.*"])
+
+
 def test_patterns_with_an_equal_part_of_the_slots(
     deliver: Callable[[str, str], WorkerDelivery],
 ) -> None:
     reserves = Reserves(30, ["a.*", "b.*", "c.*", "*"])  # two are reserved
     held = [deliver("a.*", f"a.{n}") for n in range(10)]
     held += [deliver("b.*", f"b.{n}") for n in range(9)]
-    assert reserves.filters(held) == (None, ["a.*"])
+    assert reserves.filters(OTHERS, held) == (None, ["a.*"])
     held += [deliver("*", f"x.{n}") for n in range(10)]
-    only, without = reserves.filters(held)
+    only, without = reserves.filters(OTHERS, held)
     assert without == ["*", "a.*", "b.*"], "now a fourth is an equal part"
     assert only == ["c.*"], "as * covers it"
     for each in held:
         each.over = True
-    assert reserves.filters(held) == (None, [])
+    assert reserves.filters(OTHERS, held) == (None, [])
 
 
 def test_a_message_begins_in_the_place_of_a_later_one_of_its_topic(
@@ -338,7 +349,7 @@ def test_patterns_that_are_long_get_no_reserved_slots(
         assert reserves.held({}) == 0
 
     def without() -> list[str]:
-        return reserves.filters([])[1]
+        return reserves.filters(OTHERS, [])[1]
 
     new = [deliver("a.*", "a.1"), deliver("a.*", "a.2")]
     reserves.add(new[:1], OTHERS)

@@ -714,22 +714,15 @@ class EngineThread(threading.Thread):
             search.ended(began, batch, is_full=len(batch.leases) == count)
 
     def _call_lease_reserved(self, owner: str, count: int) -> Batch:
-        only = self._filter.only
-        without: list[str] | None = None
-        tiers: list[str] | None = None
-        if owner == OTHERS:
-            held = [each for each in list(self.held.values()) if each is not None]
-            among, without = self._reserves.filters(held)
-            only = only if among is None else among
-        else:
-            tiers = [owner]
+        held = [each for each in list(self.held.values()) if each is not None]
+        among, without = self._reserves.filters(owner, held)
         return self._engine.lease(
             count,
             pool=self._options.pool,
             startable=count,
-            only=only,
+            only=self._filter.only if among is None else among,
             without=without,
-            tiers=tiers,
+            tiers=None if owner == OTHERS else [owner],
             max_lease_us=self._max_lease_us,
         )
 

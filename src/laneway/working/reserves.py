@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from laneway.message import Batch
     from laneway.tiers import Tier
     from laneway.working.delivery import WorkerDelivery
+    from laneway.working.handler import Handler
 
 DIVISOR = 25
 """How many slots there are for one that is reserved for other patterns."""
@@ -244,22 +245,34 @@ class Reserves:
     def _next_measurement(self) -> float:
         return self._measured_at + WINDOW_SECONDS
 
-    def filters(self, held: Iterable[WorkerDelivery]) -> tuple[list[str] | None, list[str]]:
+    def filters(
+        self, owner: str, held: Iterable[WorkerDelivery]
+    ) -> tuple[list[str] | None, list[str]]:
         """
-        What to lease for the slots of `OTHERS`: the patterns to lease by (None: all), and those
-        that get none: their handlers have at least an equal part of the slots, or were long.
+        What to lease for the slots of an owner: the patterns to lease by (None: all), and those
+        that get none: their handlers are at limits of their own. For `OTHERS` also those that have
+        at least an equal part of the slots, or were long.
         """
         slots: Counter[str] = Counter()
+        of_handler: Counter[Handler] = Counter()
         elsewhere: dict[str, set[str]] = {}
         for delivery in held:
             if not delivery.over:
                 pattern, topic = delivery.handler.covering, delivery.lease.topic
                 slots[pattern] += 1
+                of_handler[delivery.handler] += 1
                 if not matches(pattern, topic):  # a task that was called in another topic
                     elsewhere.setdefault(pattern, set()).add(_level_of(topic))
-        part = max(1, self._slots // (len(slots) + 1))
-        long = self._long_patterns()
-        full = {pattern for pattern, count in slots.items() if count >= part} | long
+        full = {
+            handler.covering
+            for handler, count in of_handler.items()
+            if handler.concurrency is not None
+            and count >= handler.concurrency * (handler.batch or 1)
+        }
+        if owner == OTHERS:
+            part = max(1, self._slots // (len(slots) + 1))
+            full.update(pattern for pattern, count in slots.items() if count >= part)
+            full |= self._long_patterns()
         others = [pattern for pattern in self._patterns if pattern not in full]
         levels = {level for pattern in full for level in elsewhere.get(pattern, ())}
         without = sorted(full | levels.difference(others))
