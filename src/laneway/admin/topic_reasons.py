@@ -329,9 +329,9 @@ def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
     coverage = workers.Coverage(case.engine)
     if coverage.concurrency and case.shows_others:
         text += f"; {coverage.busy:,} of {coverage.concurrency:,} handlers are busy"
-        if (keeper := coverage.keeper(case.policy.pool)) is not None:
-            text += f"; {keeper.pattern} {keeper.text}"
-            return TopicReason("worker", text, keeper.cure(case.topic))
+        if (holder := coverage.holder(case.policy.pool)) is not None:
+            text += f"; {holder.pattern} {holder.text}"
+            return TopicReason("worker", text, holder.cure(case.topic))
     return TopicReason("worker", text, "laneway workers")
 
 

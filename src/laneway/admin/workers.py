@@ -223,7 +223,7 @@ def _sweep_commands(engine: FullEngine, now_us: int) -> None:
             engine.record_swap("command", worker_id, stored, None)
 
 
-class Keeper(NamedTuple):
+class SlotHolder(NamedTuple):
     """
     The pattern of handlers that keep the slots of workers.
 
@@ -308,7 +308,7 @@ class Coverage:
             return f'no worker of pool "{pool}" handles topic "{topic}"'
         return None
 
-    def keeper(self, pool: str) -> Keeper | None:
+    def holder(self, pool: str) -> SlotHolder | None:
         """The pattern whose handlers keep the slots of a pool's workers; None: none does."""
         workers = self._in_pool.get(pool, [])
         slots = sum(facts.concurrency for facts in workers)
@@ -324,12 +324,12 @@ class Coverage:
         if count < KEPT_PART * slots or seconds < KEPT_SECONDS:
             return None
         most = max(facts.concurrency for facts in workers)
-        return Keeper(pattern, count, slots, seconds, most)
+        return SlotHolder(pattern, count, slots, seconds, most)
 
-    def keepers(self) -> dict[str, Keeper]:
+    def slot_holders(self) -> dict[str, SlotHolder]:
         """By pool: the pattern whose handlers keep the slots of its workers."""
-        found = {pool: self.keeper(pool) for pool in self._in_pool}
-        return {pool: keeper for pool, keeper in found.items() if keeper is not None}
+        found = {pool: self.holder(pool) for pool in self._in_pool}
+        return {pool: holder for pool, holder in found.items() if holder is not None}
 
     def unserved_pools(self, overview: Overview) -> list[str]:
         """The pools of which something could run now, and which no worker serves."""

@@ -131,14 +131,14 @@ def _dead_workers(view: View) -> Iterator[Sentence]:
 def _kept_slots(view: View) -> Iterator[Sentence]:
     """Patterns whose handlers keep the slots of a pool's workers while topics wait for them."""
     tiers = view.reader.overview().tiers
-    for pool, keeper in view.reader.coverage().keepers().items():
+    for pool, holder in view.reader.coverage().slot_holders().items():
         waiting = sum(each.runnable for each in tiers if each.pool == pool)
         if waiting:
             topics = "1 topic waits" if waiting == 1 else f"{waiting:,} topics wait"
             where = "" if pool == "default" else f" of pool {pool}"
             yield Sentence(
-                keeper.pattern,
-                f"{keeper.text}{where}; {topics} for a slot: {keeper.cure()}",
+                holder.pattern,
+                f"{holder.text}{where}; {topics} for a slot: {holder.cure()}",
                 view.urls.page("/workers"),
             )
 
