@@ -77,6 +77,8 @@ class Search:
         self._look_at = 0.0
         """When to search in any case (monotonic seconds)."""
         self._not_before = 0.0
+        self._spent = 0.0
+        """How many seconds the calls of a search took that is not at its end."""
 
     def arrived(self) -> None:
         """A message may have come, or may be delivered now."""
@@ -91,14 +93,21 @@ class Search:
         self._is_wanted = False
 
     def ended(self, began: float, batch: Batch, *, is_full: bool) -> None:
-        """A search has ended. `is_full`: it found as many messages as were free slots."""
+        """
+        A call of a search has ended. `is_full`: it found as many messages as were free slots. A
+        search that comes to the end of all lanes without a message pauses.
+        """
         now = time.monotonic()
+        self._spent += now - began
         self._is_wanted |= is_full or batch.goes_on
         wait = SEARCH_SECONDS
         if batch.next_wake_us is not None:
             wait = min(wait, (batch.next_wake_us - batch.now_us) / SECOND)
         self._look_at = began + wait
-        self._not_before = 0.0 if batch.leases else now + (now - began) * SEARCH_DIVISOR
+        if batch.leases:
+            self._spent = self._not_before = 0.0
+        elif not batch.goes_on:
+            self._not_before, self._spent = now + self._spent * SEARCH_DIVISOR, 0.0
 
 
 class Reserves:

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 FIRST_PAGE = 16
 """Fewest lanes that are read at once."""
 
+MAX_PAGE = 256
+"""Most lanes that are read at once by a call that passes lanes over."""
+
 Position = tuple[Any, ...]
 """Virtual time and number of a lane or group in an index; among gates, also the gate's key."""
 
@@ -424,6 +427,8 @@ class _Candidates:
 
     def _read_more(self, source: _Source, after: Position, page: int | None = None) -> None:
         tx, page = self._transaction, page or self._page
+        if self._only is not None:  # SQLite reads all entries of the same time for each page
+            self._page = min(2 * page, MAX_PAGE)
         kind = "groups" if source.of_groups else "lanes"
         if source.gates is None:
             rows = tx.all(f"{kind}_runnable", self.number, *after, page)

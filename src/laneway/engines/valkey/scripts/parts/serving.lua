@@ -1509,8 +1509,8 @@ local serving = part(function(serving)
     -- further bodies} of messages that have some, flat; the first fence; whether lanes were left
     -- out; whether lanes were passed over, and where the next call begins; whether the call ended
     -- early, because keys at their limits have parked much or many lanes could deliver nothing.
-    -- `only`: {patterns, as `lease.lua` gets them, or false, where the lanes' order begins, the most
-    -- lanes to pass over, the largest rank or nil}, or nil.
+    -- `only`: {patterns, as `lease.lua` gets them, or false, where the lanes' order begins, the
+    -- most lanes to pass over, the largest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
     -- many as if one call delivered all. `alone`: {lane: the only one that can deliver, read: its
