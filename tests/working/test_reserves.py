@@ -400,7 +400,7 @@ def test_when_to_search_again(monkeypatch: pytest.MonkeyPatch) -> None:
     search.ended(began, Batch([], 0), is_full=False)
     assert search.at() == began + reserves_module.SEARCH_SECONDS
     search.arrived()
-    assert search.at() == pytest.approx(began + 0.11), "a tenth of the time at most"
+    assert search.at() == pytest.approx(began + 0.04), "a quarter of the time at most"
     now = began = 1001.0
     search.begin()
     search.ended(began, Batch([], 5_000_000, 5_300_000), is_full=False)

@@ -54,7 +54,7 @@ WINDOW_SECONDS = 0.05
 SEARCH_SECONDS = 1.0
 """How often the worker looks for messages for free reserved slots if none is notified."""
 
-SEARCH_DIVISOR = 10
+PAUSE_FACTOR = 3
 """How many times longer than a search that found nothing the pause after it is."""
 
 
@@ -107,7 +107,7 @@ class Search:
         if batch.leases:
             self._spent = self._not_before = 0.0
         elif not batch.goes_on:
-            self._not_before, self._spent = now + self._spent * SEARCH_DIVISOR, 0.0
+            self._not_before, self._spent = now + self._spent * PAUSE_FACTOR, 0.0
 
 
 class Reserves:
