@@ -334,43 +334,69 @@ def test_a_message_begins_in_the_place_of_a_later_one_of_its_topic(
     assert reserves.held({}) == 0
 
 
-def test_patterns_that_are_long_get_no_reserved_slots(
+def test_patterns_that_are_long_leave_the_last_reserved_slot(
     deliver: Callable[[str, str], WorkerDelivery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until they are tried again; short ones get all of them."""
+    """Until they are tried again; short ones get all of them. Late settlements do not matter."""
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     reserves = Reserves(100, ["a.*", "b.*", "c.*"])
+    held: dict[int, object] = {}
+
+    def begin(pattern: str) -> WorkerDelivery:
+        delivery = deliver(pattern, pattern[0])
+        delivery.began = now
+        reserves.add([delivery], OTHERS)
+        held[delivery.lease.fence] = delivery
+        return delivery
+
+    def end(delivery: WorkerDelivery) -> None:
+        nonlocal now
+        delivery.over = True
+        reserves.unused(set())
+        now += 1.0  # its settlement is slow
+        reserves.unused(set())
+        del held[delivery.lease.fence]
+        reserves.held(held)
 
     def run(pattern: str, seconds: float) -> None:
         nonlocal now
-        reserves.add([deliver(pattern, pattern[0])], OTHERS)
+        delivery = begin(pattern)
         now += seconds
-        assert reserves.held({}) == 0
+        end(delivery)
 
     def without() -> list[str]:
         return reserves.filters(OTHERS, [])[1]
 
-    new = [deliver("a.*", "a.1"), deliver("a.*", "a.2")]
-    reserves.add(new[:1], OTHERS)
+    first = begin("a.*")
     assert without() == []
-    reserves.add(new[1:], OTHERS)
+    second = begin("a.*")
     assert without() == ["a.*"], "it has two, and two are free"
-    assert reserves.held({}) == 0
-    reserves.add(new, OTHERS)
+    end(first)
     assert without() == [], "it was short"
-    assert reserves.held({}) == 0
+    third = begin("a.*")
+    assert without() == []
+    end(second)
+    end(third)
     for _ in range(reserves_module.MOST_LONG):
         assert without() == []
         run("a.*", 1.0)
+    assert without() == [], "it has none, and four are free"
+    one = begin("a.*")
     assert without() == ["a.*"]
+    now += 1.0
+    end(one)
+    others = [begin("b.*") for _ in range(3)]
+    assert without() == ["a.*", "b.*"], "the last one is for others"
     now += reserves_module.AVOID_SECONDS
-    assert without() == []
-    run("a.*", 1.0)
-    assert without() == ["a.*"], "it was long again"
-    now += reserves_module.AVOID_SECONDS
+    assert without() == ["b.*"]
+    for each in others:
+        each.began = now
+        end(each)
     run("a.*", 0.0)
     run("a.*", 1.0)
+    begin("a.*")
     assert without() == [], "a long one among short ones"
 
 

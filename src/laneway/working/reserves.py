@@ -7,7 +7,7 @@ all taken, the worker leases separately for its reserved slots:
 - One slot in `DIVISOR` is reserved for short messages of the handler patterns that have few slots.
   A pattern that holds at least an equal part of the slots gets none of these. A pattern that was
   not short there gets only a part of what is free; one that was long several times in a row gets
-  none for a while.
+  one at most for a while, and never the last one.
 - A tier with a `reserve` has that part of the slots for its messages.
 
 A worker whose handlers have only one pattern, and one with fewer than `MIN_SLOTS` slots, reserves
@@ -59,13 +59,13 @@ PAUSE_FACTOR = 3
 
 
 LONG_SECONDS = 0.5
-"""A message that has a reserved slot for longer is long."""
+"""A message whose handler runs for longer in a reserved slot is long."""
 
 MOST_LONG = 3
-"""After so many long messages in a row a pattern gets no reserved slots for `AVOID_SECONDS`."""
+"""After so many long messages in a row a pattern gets one slot at most for `AVOID_SECONDS`."""
 
 AVOID_SECONDS = 10.0
-"""How long that is; then a few of its messages are tried again."""
+"""How long that is; then more of its messages are tried again."""
 
 
 class Search:
@@ -128,8 +128,10 @@ class Reserves:
         self.count = others
         """How many slots are reserved."""
         self._tiers: Mapping[str, Tier] | None = None
-        self._by_fence: dict[int, tuple[WorkerDelivery, str, float]] = {}
-        """The messages that have reserved slots: whose slots these are, and since when."""
+        self._by_fence: dict[int, tuple[WorkerDelivery, str]] = {}
+        """The messages that have reserved slots: and whose slots these are."""
+        self._ran: dict[int, float] = {}
+        """By fence: how many seconds the handlers ran of those that have just ended."""
         self._long: dict[str, tuple[int, float]] = {}
         """By pattern: how many of its last messages here were long, in a row; when one ended."""
         self._is_limited = False
@@ -167,38 +169,38 @@ class Reserves:
 
     def add(self, deliveries: Iterable[WorkerDelivery], owner: str) -> None:
         """These were leased for reserved slots of an owner."""
-        now = time.monotonic()
-        self._by_fence.update((each.lease.fence, (each, owner, now)) for each in deliveries)
+        self._by_fence.update((each.lease.fence, (each, owner)) for each in deliveries)
 
     def held(self, leases: Mapping[int, object]) -> int:
         """How many of the held leases are for reserved slots. Forgets those that have ended."""
         if self._by_fence:
             for fence in self._by_fence.keys() - leases.keys():
                 self._forget(fence)
+        elif self._ran:
+            self._ran.clear()
         return len(self._by_fence)
 
     def _forget(self, fence: int) -> None:
         found = self._by_fence.pop(fence, None)
+        seconds = self._ran.pop(fence, 0.0)
         self._forgotten += 1
         if found is None:
             return
-        delivery, _, since = found
-        now = time.monotonic()
-        count, _ = self._long.get(delivery.handler.covering, (0, 0.0))
-        count = count + 1 if now - since >= LONG_SECONDS else 0
-        self._long[delivery.handler.covering] = count, now
+        pattern = found[0].handler.covering
+        count = self._long.get(pattern, (0, 0.0))[0] + 1 if seconds >= LONG_SECONDS else 0
+        self._long[pattern] = count, time.monotonic()
         if self._is_limited:
             self.arrived()
 
     def ending(self) -> int:
         """How many of them have ended, and are still to be settled."""
-        return sum(delivery.over for delivery, *_ in list(self._by_fence.values()))
+        return sum(delivery.over for delivery, _ in list(self._by_fence.values()))
 
     def free(self, owner: str) -> int:
         """How many reserved slots of an owner no message has."""
         taken = sum(
             whose == owner and not delivery.over
-            for delivery, whose, _ in list(self._by_fence.values())
+            for delivery, whose in list(self._by_fence.values())
         )
         return max(0, self.sizes[owner] - taken)
 
@@ -225,10 +227,12 @@ class Reserves:
         """How many reserved slots are to be kept free by messages that have none."""
         if not self.count:
             return 0
-        used = sum(
-            (delivery.whole or delivery) in running
-            for delivery, *_ in list(self._by_fence.values())
-        )
+        used = 0
+        for fence, (delivery, _) in list(self._by_fence.items()):
+            unit = delivery.whole or delivery
+            used += unit in running
+            if unit.over and unit.began and fence not in self._ran:
+                self._ran[fence] = time.perf_counter() - unit.began
         return max(0, self.count - used)
 
     def give(self, delivery: WorkerDelivery) -> None:
@@ -236,10 +240,10 @@ class Reserves:
         if delivery.lease.fence in self._by_fence:
             return
         topic = delivery.lease.topic
-        for fence, (other, owner, since) in list(self._by_fence.items()):
+        for fence, (other, owner) in list(self._by_fence.items()):
             if other.lease.topic == topic and not other.over:
                 self._by_fence.pop(fence, None)
-                self._by_fence[delivery.lease.fence] = delivery, owner, since
+                self._by_fence[delivery.lease.fence] = delivery, owner
                 return
 
     def measure(self, ended: int) -> None:
@@ -291,25 +295,25 @@ class Reserves:
         return (sorted(others) if is_inside else None), without
 
     def _long_patterns(self) -> set[str]:
-        """Patterns that were long here, or have as many reserved slots as are free, and may be."""
+        """
+        Patterns that get no more reserved slots now. One that was long gets one at most, and leaves
+        the last one. One that was not short the last time gets as many as it leaves.
+        """
         now, free = time.monotonic(), self.free(OTHERS)
-        found = {
-            pattern
-            for pattern, (count, at) in self._long.items()
-            if count >= MOST_LONG and now - at < AVOID_SECONDS
-        }
         have = Counter(
             delivery.handler.covering
-            for delivery, owner, _ in list(self._by_fence.values())
+            for delivery, owner in list(self._by_fence.values())
             if owner == OTHERS and not delivery.over
         )
-        limited = {
-            pattern
-            for pattern, count in have.items()
-            if count >= free and self._long.get(pattern, (1, 0.0))[0]
-        }
-        self._is_limited = bool(limited)
-        return found | limited
+        found = set()
+        for pattern in have.keys() | self._long.keys():
+            count, at = self._long.get(pattern, (1, 0.0))
+            was_long = count >= MOST_LONG and now - at < AVOID_SECONDS
+            leaves_none = have[pattern] > 0 or free < 2
+            if (was_long and leaves_none) or (count and have[pattern] >= max(free, 1)):
+                found.add(pattern)
+        self._is_limited = bool(found)
+        return found
 
 
 def _level_of(topic: str) -> str:
