@@ -128,9 +128,7 @@ class Simulation:
     def run(self, seconds: float) -> Counter[str]:
         """Go on for so long; returns how the calls of that time ended."""
         self.counts = Counter()
-        for n in range(round(seconds * SECOND / TICK_US)):
-            if n * TICK_US % SECOND == 0:
-                divide_again(self.engine)
+        for _ in range(round(seconds * SECOND / TICK_US)):
             self._step()
         return self.counts
 
@@ -150,18 +148,6 @@ class Simulation:
         for lease in self.engine.lease(100, now_us=self.now).leases:
             self.waiting -= 1
             self.destination.call(lease, self.now)
-
-
-def divide_again(engine: FullEngine) -> None:
-    """With several shards: divide limits among them now, and then not before the next time."""
-    grants = getattr(engine, "_grants", None)
-    space = getattr(engine, "_space", None)
-    if grants is None or space is None or space.shards == 1:
-        return
-    space.claim_grants = lambda seconds: seconds > 0
-    grants._next = 0.0
-    grants.renew()
-    grants._next = float("inf")
 
 
 def phases(

@@ -1411,6 +1411,8 @@ class Gate(msgspec.Struct, frozen=True):
     Only of what the partitions of a topic share: `least`: the concurrency adapts, between this and
     `concurrency`. `out_of`: the `concurrency` is a shard's part of a limit that was so large when
     it was divided; None: of the whole concurrency.
+
+    Only of a shard's part: `start`, `finish`, `left`: see `laneway.engines.sharded.grants.Grant`.
     """
 
     rate: float | None = None
@@ -1420,6 +1422,9 @@ class Gate(msgspec.Struct, frozen=True):
     least: int | None = None
     out_of: int | None = None
     max_cost: int | None = None
+    start: float = 0.0
+    finish: float = 0.0
+    left: int | None = None
 
     @staticmethod
     def of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,9 +30,6 @@ from tests.seeds import seed_for
 STEP = 0.1
 """Seconds between two leases."""
 
-RENEWAL = 10
-"""Steps between two renewals of the grants."""
-
 
 class Shards:
     """A namespace on 4 shards, its clock, and what was delivered when."""
@@ -47,9 +45,9 @@ class Shards:
         """The gates that renewals asked about."""
         space = engine._space  # type: ignore[attr-defined]
         self._usages = space.gate_usages
-        space.claim_grants = lambda seconds: seconds > 0
         space.gate_usages = self._ask
-        engine._grants._next = float("inf")  # type: ignore[attr-defined]
+        self.grants = engine._grants  # type: ignore[attr-defined]
+        self.grants._random = draw
 
     def _ask(self, gates: Sequence[str]) -> object:
         self.asked += gates
@@ -61,10 +59,8 @@ class Shards:
         )
 
     def renew(self) -> None:
-        grants = self.engine._grants  # type: ignore[attr-defined]
-        grants._next = 0.0
-        grants.renew()
-        grants._next = float("inf")
+        self.grants._next[False] = self.grants._divided = 0.0
+        self.grants.renew(self.now)
 
     def step(self, hold: int = 0) -> int:
         """Lease once, settle what is held for so many steps, and answer how many were leased."""
@@ -79,9 +75,26 @@ class Shards:
         )
         self.steps += 1
         self.now += round(STEP * 1_000_000)
-        if self.steps % RENEWAL == 0:
-            self.renew()
         return len(leases)
+
+    def drain(self, seconds: float, hold: int = 0) -> Counter[str]:
+        """Lease from all shards for so long; answers how much each topic got."""
+        before, end = len(self.delivered), self.now + round(seconds * 1_000_000)
+        while self.now < end:
+            while leases := self.engine.lease(100, now_us=self.now).leases:
+                self.delivered += [(self.now, lease) for lease in leases]
+                self.held += [
+                    (self.steps + self.draw.randint(1, 1 + hold), each) for each in leases
+                ]
+                self.most_held = max(self.most_held, len(self.held))
+            ended = [lease for until, lease in self.held if until <= self.steps]
+            self.held = [each for each in self.held if each[0] > self.steps]
+            self.engine.settle(
+                [Settlement(lease.handle, lease.fence) for lease in ended], now_us=self.now
+            )
+            self.steps += 1
+            self.now += 25_000
+        return Counter(lease.topic for _, lease in self.delivered[before:])
 
     def steps_of(self, seconds: float, hold: int = 0) -> int:
         return sum(self.step(hold) for _ in range(round(seconds / STEP)))
@@ -96,14 +109,15 @@ class Shards:
 
 
 @pytest.fixture(params=["files", "valkey"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Shards]]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Shards]]:
     engines: list[FullEngine] = []
     seed = seed_for("LANEWAY_HISTORIES")
     print(f"LANEWAY_SEED={seed}")
 
-    def open_() -> Shards:
+    def open_(shards: int = 4) -> Shards:
         files = request.param == "files"
-        url = f"sqlite:///{tmp_path}/q?shards=4" if files else f"{server().url}?shards=4"
+        place = f"sqlite:///{tmp_path}/q" if files else server().url
+        url = f"{place}?shards={shards}"
         namespace = "q" if files else uuid.uuid4().hex
         engines.append(open_engine(url, Settings(namespace=namespace)))
         return Shards(engines[-1], random.Random(seed))
@@ -113,10 +127,40 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         engine.close()
 
 
+@pytest.mark.parametrize(("shards", "seconds"), [(4, 20), (64, 10)])
+def test_a_narrow_rate_over_shards(
+    opened: Callable[..., Shards], shards: int, seconds: int
+) -> None:
+    """A burst is divided in whole permits, and each shard has its turn."""
+    opened_ = opened(shards)
+    opened_.engine.gate_set("account", Gate(10.0), now_us=opened_.now)
+    opened_.engine.policy_set("code", "t.*", {"gate": "account"}, now_us=opened_.now)
+    topics = [f"t.{n}" for n in range(20)]
+    opened_.put(topics, 20)
+    counts = opened_.drain(seconds)
+    assert opened_.most_above(10.0) <= 1.5 + 1e-6
+    assert sum(counts.values()) >= 9 * seconds
+    assert min(counts[topic] for topic in topics) >= 0.8 * (sum(counts.values()) // len(topics))
+
+
+@pytest.mark.parametrize(("shards", "seconds"), [(4, 20), (64, 20)])
+def test_few_slots_over_shards(opened: Callable[..., Shards], shards: int, seconds: int) -> None:
+    """They go round: no topic waits for the luck of its shard."""
+    opened_ = opened(shards)
+    opened_.engine.gate_set("account", Gate(concurrency=2), now_us=opened_.now)
+    opened_.engine.policy_set("code", "t.*", {"gate": "account"}, now_us=opened_.now)
+    topics = [f"t.{n}" for n in range(20)]
+    opened_.put(topics, 60)
+    opened_.drain(seconds / 2, hold=2)
+    counts = opened_.drain(seconds, hold=2)
+    assert opened_.most_held == 2
+    assert min(counts[topic] for topic in topics) >= 0.6 * sum(counts.values()) / len(topics)
+
+
 TOPICS = [f"c.acme.{n}" for n in range(24)]
 
 
-def test_a_groups_concurrency_over_shards(opened: Callable[[], Shards]) -> None:
+def test_a_groups_concurrency_over_shards(opened: Callable[..., Shards]) -> None:
     """With all topics busy, then one, then all again."""
     shards = opened()
     shards.engine.topic_group_set("acme", Gate(concurrency=9), now_us=shards.now)
@@ -137,7 +181,7 @@ def test_a_groups_concurrency_over_shards(opened: Callable[[], Shards]) -> None:
     assert max(before, shards.most_held) == 9
 
 
-def test_a_groups_rate_over_shards(opened: Callable[[], Shards]) -> None:
+def test_a_groups_rate_over_shards(opened: Callable[..., Shards]) -> None:
     """One busy topic gets the whole rate; the topics together never more, also while it moves."""
     shards = opened()
     shards.engine.topic_group_set("acme", Gate(rate=20.0, burst=4), now_us=shards.now)
@@ -150,7 +194,7 @@ def test_a_groups_rate_over_shards(opened: Callable[[], Shards]) -> None:
     assert shards.most_above(20.0) <= 4 + 1
 
 
-def test_idle_groups_cost_a_renewal_nothing(opened: Callable[[], Shards]) -> None:
+def test_idle_groups_cost_a_renewal_nothing(opened: Callable[..., Shards]) -> None:
     """A renewal asks only about groups whose topics wait for them."""
     shards = opened()
     for n in range(12):
@@ -191,7 +235,7 @@ def records_of(engine: FullEngine) -> list[str]:
     return sorted(found)
 
 
-def test_partitions_share_a_concurrency_over_shards(opened: Callable[[], Shards]) -> None:
+def test_partitions_share_a_concurrency_over_shards(opened: Callable[..., Shards]) -> None:
     """One alone gets all of it; all together never more, also while they alternate."""
     shards = opened()
     policy = {"partitions": 4, "concurrency": 9}
@@ -214,7 +258,7 @@ def test_partitions_share_a_concurrency_over_shards(opened: Callable[[], Shards]
     assert records_of(shards.engine) == []
 
 
-def test_partitions_share_a_rate_over_shards(opened: Callable[[], Shards]) -> None:
+def test_partitions_share_a_rate_over_shards(opened: Callable[..., Shards]) -> None:
     """One alone gets all of it; all together never more, also while they alternate."""
     shards = opened()
     policy = {"partitions": 4, "rate": 20.0, "burst": 8}
@@ -233,7 +277,7 @@ def test_partitions_share_a_rate_over_shards(opened: Callable[[], Shards]) -> No
     assert all(check.ok for check in shards.engine.doctor())
 
 
-def test_partitions_share_a_limit_that_adapts_over_shards(opened: Callable[[], Shards]) -> None:
+def test_partitions_share_a_limit_that_adapts_over_shards(opened: Callable[..., Shards]) -> None:
     """It finds what the destination bears, wherever the messages are, also below one a shard."""
     shards = opened()
     engine, topic = shards.engine, adaptive.TOPIC
@@ -271,7 +315,7 @@ def test_partitions_share_a_limit_that_adapts_over_shards(opened: Callable[[], S
 @pytest.mark.parametrize("is_moved", [False, True], ids=["parts", "grants"])
 @pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2), (1, 8), (3, 5)])
 def test_another_number_of_partitions(
-    opened: Callable[[], Shards], before: int, after: int, *, is_moved: bool
+    opened: Callable[..., Shards], before: int, after: int, *, is_moved: bool
 ) -> None:
     """The limits hold at once, although shards still have their parts of the partitions before."""
     shards = opened()

@@ -71,6 +71,7 @@ def test_a_small_grant_of_a_shut_gate_has_a_clock_of_64_bits() -> None:
     limits = Gate(rate=LEAST_RATE, burst=1.0)
     tat = gates.take(limits, 0, MAX_COST, NOW)
     part = Gate(rate=LEAST_RATE / 1_000, burst=1.0)
-    assert gates.granted_tat(limits, part, tat, NOW) == fairness.MOST_TAT < 1 << 63
+    permits = gates.permits(limits, tat, NOW, MAX_COST)
+    assert gates.with_permits(part, permits, NOW)[0] == fairness.MOST_TAT < 1 << 63
     assert gates.take(part, 0, MAX_COST, NOW) == fairness.MOST_TAT
     assert gates.give_back(limits, 0, MAX_COST, 0) == 0

@@ -165,11 +165,12 @@ class ShardedAdmin(PolicyChanges, ABC):
     def gate_set(
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
+        before = self._gate_limits(name)
         self._set_gate(name, gate, layer, now_us)
         if self._namespace.shards > 1:
             limits = self._gate_limits(name)
-            if limits is not None:
-                self._grants.begin(name, limits)
+            if limits is not None and limits != before:
+                self._grants.begin(name, limits, before, now_us)
 
     def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
         if self._gate_limits(name) is None:

@@ -15,7 +15,7 @@ from laneway.engines.sharded.grants import Grant
 from laneway.engines.sharded.routes import generated_number
 from laneway.engines.sharded.splitting import group, rounds
 from laneway.engines.shared import gates
-from laneway.engines.shared.naming import partitions_on
+from laneway.engines.shared.naming import first_partition_on, partitions_on
 from laneway.subscriptions import base_of
 from laneway.topic_groups import TOPIC
 
@@ -160,10 +160,6 @@ class ShardedNamespace(ABC):
 
     # Gates, see `laneway.engines.sharded.grants.Gates`
 
-    @abstractmethod
-    def grant(self, gate: str, shard: int, grant: Grant) -> int:
-        """Set a shard's grant of a gate."""
-
     def parts_of(self, gate: str, limits: Gate) -> list[Grant | None]:
         """What each shard has of a topic's gate without a grant; None: no partition is there."""
         topic = base_of(gate.removeprefix(TOPIC))
@@ -171,13 +167,11 @@ class ShardedNamespace(ABC):
         parts: list[Grant | None] = []
         for shard in range(self.shards):
             here = partitions_on(shard, self.shards, topic, partitions)
-            part = gates.part_of_topic(limits, here, partitions)
+            number = first_partition_on(shard, self.shards, topic)
+            count = min(self.shards, partitions)
+            part = gates.part_of_topic(limits, here, partitions, number, count)
             parts.append(Grant(part.rate, part.burst, part.concurrency) if here else None)
         return parts
-
-    def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
-        """Set the grants of all shards."""
-        return [self.grant(gate, shard, each) for shard, each in enumerate(grants)]
 
     # Several shards: an engine on servers does each of these in one round trip to a server
 

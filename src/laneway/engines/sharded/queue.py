@@ -359,7 +359,8 @@ class ShardedQueue(ABC):
         )
         if self._namespace.shards == 1:
             return self._lease_on(0, request, n, startable, now_us)
-        self._grants.renew()
+        self._grants.renew(now_us)
+        self._visits.forget(self._grants.take_grown())
         self._namespace.refresh_tiers()
         whole = WholeBatch(n, startable)
         if request.takes_all and now_us is None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from laneway.engines.shared import adaptive, fairness
 from laneway.policy import Gate
 from laneway.topic_groups import GROUP
@@ -46,6 +48,8 @@ def room(limits: Gate, tat: int, leased: int, now_us: int, need: int = 1, owes: 
             admitted = 0
     if limits.concurrency is not None:
         admitted = min(admitted, limits.concurrency - leased)
+    if limits.left is not None:
+        admitted = min(admitted, limits.left)
     return max(admitted, 0)
 
 
@@ -98,7 +102,7 @@ NO_DEBT = Debt()
 
 def opens_us(limits: Gate, tat: int, leased: int, now_us: int, debt: Debt = NO_DEBT) -> int | None:
     """When a shut gate opens by the clock; None: it is open, or opens when a lease ends."""
-    if limits.concurrency is not None and leased >= limits.concurrency:
+    if limits.left == 0 or (limits.concurrency is not None and leased >= limits.concurrency):
         return None
     at = next_permit_us(limits, tat, now_us, 1, debt.owes)
     if at is not None and now_us < debt.held_until:
@@ -112,17 +116,25 @@ def of_gates(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in views if not each["name"].startswith(GROUP)]
 
 
-def part_of_topic(limits: Gate, here: int, partitions: int) -> Gate:
+def rate_places(limits: Gate) -> int:
+    """On how many shards the rate can be used at the same time, see `sharded.grants.places`."""
+    return 1 + int((limits.effective_burst - 1) // 2)
+
+
+def part_of_topic(limits: Gate, here: int, partitions: int, number: int, shards: int) -> Gate:
     """
     What a shard with `here` of a topic's partitions admits while it has no grant: the parts of all
-    shards together are at most the limits, except that each has a burst of at least 1.
+    shards together are at most the limits. `number`: which of the topic's `shards` it is. If the
+    burst has a whole permit only for some, the first of them have the rate, and the others none.
     """
     if here == partitions:
         return limits
-    share = here / partitions
+    count = min(shards, rate_places(limits)) if limits.rate is not None else shards
+    if number >= count:
+        return Gate(concurrency=0)
     return Gate(
-        limits.rate * share if limits.rate is not None else None,
-        max(1.0, limits.effective_burst * share) if limits.rate is not None else None,
+        limits.rate / count if limits.rate is not None else None,
+        limits.effective_burst / count if limits.rate is not None else None,
         limits.concurrency * here // partitions if limits.concurrency is not None else None,
     )
 
@@ -145,20 +157,27 @@ def of_groups(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def granted_tat(before: Gate, after: Gate, tat: int, now_us: int) -> int:
+def permits(limits: Gate, tat: int, now_us: int, owes: int = 0) -> float:
     """
-    The TAT of a shard whose grant of a topic's limits has moved: it has as many permits as before,
-    so that permits that another shard used are not used again.
+    The permits of a shard, which may be a fraction, or less than 0 after a high cost. A shut one
+    has none.
     """
-    if before.rate is None or after.rate is None:
-        return tat
-    now, permits = now_us * fairness.TICKS, 0.0
-    if before.concurrency != 0:
-        left = now + fairness.depth(before.rate, before.effective_burst) - max(tat, now)
-        permits = left / fairness.interval(before.rate)
-    used = fairness.depth(after.rate, after.effective_burst)
-    same = math.ceil(now + used - permits * fairness.interval(after.rate))
-    return max(tat, min(same, fairness.MOST_TAT))
+    if limits.rate is None or limits.concurrency == 0:
+        return 0.0
+    now, tat = now_us * fairness.TICKS, rebase(limits, tat, now_us, owes)
+    left = now + fairness.depth(limits.rate, limits.effective_burst) - max(tat, now)
+    return left / fairness.interval(limits.rate)
+
+
+def with_permits(limits: Gate, permits: float, now_us: int) -> tuple[int, int]:
+    """The TAT of a shard with so many permits, at most its burst, and what it owes then."""
+    if limits.rate is None:
+        return 0, 0
+    burst, step = limits.effective_burst, fairness.interval(limits.rate)
+    most = fairness.depth(limits.rate, burst)
+    ahead = max(0, math.ceil(most - permits * step))
+    owes = math.ceil(ahead / step) if ahead > most else 0
+    return min(now_us * fairness.TICKS + ahead, fairness.MOST_TAT), owes
 
 
 def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
@@ -172,16 +191,17 @@ def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
         most = least(granted.concurrency, part.concurrency), granted.out_of
         if now.least is not None and _is_more(granted, part, now):
             most = part.concurrency, None
-        return Gate(
-            least(granted.rate, part.rate),
-            least(granted.burst, part.burst),
-            most[0],
+        return msgspec.structs.replace(
+            granted,
+            rate=least(granted.rate, part.rate),
+            burst=least(granted.burst, part.burst),
+            concurrency=most[0],
             out_of=most[1],
         )
     rate, burst, concurrency, out_of = part.rate, part.burst, part.concurrency, None
-    if now.rate is not None and granted.rate is not None and before.rate is not None:
-        share = granted.rate / before.rate
-        rate, burst = now.rate * share, max(1.0, now.effective_burst * share)
+    if now.rate is not None and before.rate is not None:
+        share = (granted.rate or 0.0) / before.rate
+        rate, burst = (now.rate * share, now.effective_burst * share) if share else (None, None)
     whole = granted.out_of or before.concurrency
     if granted.concurrency == 0:
         concurrency = 0
@@ -189,7 +209,9 @@ def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
         concurrency = granted.concurrency * now.concurrency // whole
         if now.least is not None:
             concurrency, out_of = granted.concurrency, whole
-    return Gate(rate, burst, concurrency, out_of=out_of)
+    return msgspec.structs.replace(
+        granted, rate=rate, burst=burst, concurrency=concurrency, out_of=out_of
+    )
 
 
 def _is_more(granted: Gate, part: Gate, limits: Gate) -> bool:
@@ -204,7 +226,7 @@ def adapted(limits: Gate, here: Gate, flow: Flow | None) -> Gate:
         return here
     limit = adaptive.limit_of(flow, limits.least, limits.concurrency)
     part = adaptive.part_of(limit, here.concurrency, limits.concurrency, here.out_of)
-    return Gate(here.rate, here.burst, part)
+    return msgspec.structs.replace(here, concurrency=part, out_of=None)
 
 
 def share_of(limits: Gate, here: Gate, flow: Flow | None, leased: int) -> adaptive.Share | None:

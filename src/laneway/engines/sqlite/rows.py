@@ -338,6 +338,7 @@ class GateState(msgspec.Struct, gc=False):
     owes: int = 0
     flow: Any = None  # a Flow; as it is stored: JSON
     granted: str | None = None
+    has_new_grant: bool = False
     whole: Gate = Gate()
     here: Gate = Gate()
     limits: Gate = Gate()
@@ -366,6 +367,28 @@ class GateState(msgspec.Struct, gc=False):
         if self.granted is not None:
             self.here = msgspec.json.decode(self.granted, type=Gate)
         self.adapt()
+
+    def grant(self, granted: Gate | None, now: int, more: float = 0.0) -> float:
+        """
+        Set or end the file's grant. It has as many permits as before, and `more`, so that permits
+        that another file used are not used again. Returns those that it has no more.
+        """
+        had = gates.permits(self.limits, self.tat, now, self.owes)
+        self.granted = None if granted is None else _dumps(granted).decode()
+        self.has_new_grant = granted is not None
+        self.set_limits()
+        limits = self.limits
+        has = min(had + more, limits.effective_burst) if limits.rate is not None else 0.0
+        self.tat, self.owes = gates.with_permits(limits, has, now)
+        return had + more - has
+
+    def _use_turn(self, taken: int) -> None:
+        """So many deliveries are from its turn, see `sharded.grants`."""
+        if self.here.left is not None:
+            left = max(0, self.here.left - taken)
+            self.granted = _dumps(msgspec.structs.replace(self.here, left=left)).decode()
+            self.has_new_grant = True
+            self.set_limits()
 
     def adapt(self) -> None:
         """The limit that adapts may have changed."""
@@ -407,6 +430,7 @@ class GateState(msgspec.Struct, gc=False):
     def take(self, taken: int, permits: int, largest: int, now: int) -> None:
         """So many deliveries go through it; they use so many permits, one of them `largest`."""
         self.leased += taken
+        self._use_turn(taken)
         if self.limits.rate is not None:
             self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
             self.owes = largest if largest > 1 else 0
@@ -463,6 +487,8 @@ class LaneGates:
 def _names(row: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(row))
 
+
+_dumps = msgspec.json.Encoder(order="sorted").encode
 
 _LANE = _names(Lane)
 LANE_COLUMNS = _LANE[: _LANE.index("retried")]

@@ -8,6 +8,7 @@ wait for each other. `laneway.engines.sharded` splits the calls.
 from __future__ import annotations
 
 import heapq
+import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -271,7 +272,7 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
     def _look(self, pool: str, topics: Sequence[str] | None) -> float:
         """In how many seconds a pool may have something to lease in a file; 0: it has now."""
         self._grants.renew()
-        soonest = float("inf")
+        soonest = max(0.001, self._grants.look_at - time.monotonic())
         for shard, file in enumerate(self._space.files):
             soon = file.has_work(pool, topics)
             if soon <= 0:

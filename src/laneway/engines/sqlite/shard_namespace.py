@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, no_share, topic_usage
+from laneway.engines.sharded.grants import (
+    MOST_WAITED,
+    Answer,
+    Grant,
+    Usage,
+    no_share,
+    topic_usage,
+)
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -40,7 +47,7 @@ from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import Settings
     from laneway.engines.sqlite.wakeup import Wakeup
@@ -379,6 +386,11 @@ class FileNamespace(ShardedNamespace):
             tx.run("setting_write", CLAIM, str(now + length))
             return True
 
+    def hold_grants(self, seconds: float) -> None:
+        until = time.time_ns() // 1000 + round(seconds * SECOND)
+        with self.files[0].transaction_at_any_version(None, durable=False) as tx:
+            tx.run("setting_write", CLAIM, str(until))
+
     def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
         return [self._gate_usage(gate) for gate in gates]
 
@@ -394,8 +406,11 @@ class FileNamespace(ShardedNamespace):
                     return None
                 limits = state.whole
                 waiting = tx.one("gate_lanes", gate, shared.COUNTED)[0]
-                granted = state.limits.concurrency if state.granted is not None else None
-                usage.append(Usage(state.leased, waiting, granted))
+                if state.granted is None:
+                    usage.append(Usage(state.leased, waiting, None))
+                else:
+                    granted = state.limits.concurrency
+                    usage.append(Usage(state.leased, waiting, granted, state.here))
         return (limits, usage) if limits is not None else None
 
     def _topic_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
@@ -411,6 +426,7 @@ class FileNamespace(ShardedNamespace):
         return limits, [
             topic_usage(
                 part,
+                state.here if state is not None else None,
                 state.limits if state is not None else None,
                 state.share if state is not None else no_share(limits, part),
                 state.leased if state is not None else 0,
@@ -419,46 +435,34 @@ class FileNamespace(ShardedNamespace):
             for part, state, lanes in zip(parts, states, waiting, strict=True)
         ]
 
-    def end_grant(self, gate: str, shard: int) -> None:
-        with self.files[shard].transaction_at_any_version(None) as tx:
+    def end_grant(self, gate: str, shard: int, now_us: int | None) -> None:
+        with self.files[shard].transaction_at_any_version(now_us) as tx:
             tx.run("setting_delete", GRANT + gate)
             state = tx.gate(gate)
             if state is not None:
-                state.granted = None
-                state.set_limits()
+                state.grant(None, tx.now)
                 tx.touch_gate(state)
                 tx.topic_left(gate.removeprefix(TOPIC))
 
-    def grant(self, gate: str, shard: int, grant: Grant) -> int:
-        with self.files[shard].transaction_at_any_version(None) as tx:
-            is_topic = gate.startswith(TOPIC)
-            state = tx.ensure_gate(gate) if is_topic else tx.gate(gate)
+    def grant_on(self, gate: str, grants: Mapping[int, Grant], now_us: int | None) -> list[Answer]:
+        return [self._grant(gate, shard, grant, now_us) for shard, grant in grants.items()]
+
+    def _grant(self, gate: str, shard: int, grant: Grant, now_us: int | None) -> Answer:
+        with self.files[shard].transaction_at_any_version(now_us) as tx:
+            state = tx.ensure_gate(gate) if gate.startswith(TOPIC) else tx.gate(gate)
             if state is None:
-                return -1
-            concurrency = grant.concurrency
-            if concurrency is not None:
-                concurrency = max(concurrency, state.leased)
-            part = Gate(grant.rate, grant.burst, concurrency, out_of=grant.out_of)
-            granted = _dumps(part).decode()
+                return Answer(0, 0.0)
             if grant.moves:
                 state.flow = gates.moved(state.whole, state.flow, grant.moves)
-            if granted != state.granted or grant.moves:
-                tx.run("setting_write", GRANT + gate, granted)
-                before, state.granted = state.limits, granted
-                state.set_limits()
-                state.rebase(tx.now)
-                if is_topic:
-                    state.tat = gates.granted_tat(before, state.limits, state.tat, tx.now)
-                tx.touch_gate(state)
-            return concurrency if concurrency is not None else -1
+            gave_up = state.grant(grant.gate, tx.now, grant.permits)
+            tx.touch_gate(state)
+            return Answer(max(state.limits.concurrency or 0, state.leased), gave_up)
 
     def set_gate(self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
         """Set a gate's limits in a file. With several files it is shut until it has a grant."""
         with self.files[shard].transaction_at_any_version(now_us) as tx:
             if self.shards > 1 and tx.gate(name) is None:
-                shut = _dumps(Gate(concurrency=0)).decode()
-                tx.run("setting_write", GRANT + name, shut)
-                tx.ensure_gate(name).granted = shut
+                tx.ensure_gate(name).grant(Gate(concurrency=0), tx.now)
             policies.set_gate(tx, name, gate, layer)
 
 

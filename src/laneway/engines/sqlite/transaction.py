@@ -756,7 +756,9 @@ class Transaction(Statements):
         if place is not None and is_divided:  # copies are where their messages are
             partitions = self.policy(base_of(topic)).partitions
             here = partitions_on(place.shard, place.shards, topic, partitions)
-            part = gates.part_of_topic(limits, here, partitions)
+            number = first_partition_on(place.shard, place.shards, topic)
+            count = min(place.shards, partitions)
+            part = gates.part_of_topic(limits, here, partitions, number, count)
         operator = None if part is limits else _dumps(part).decode()
         if gate is not None and gate.whole == limits and gate.operator == operator:
             return gate
@@ -764,7 +766,7 @@ class Transaction(Statements):
         if gate.granted is not None:
             granted = gates.rescaled(gate.here, gate.whole, limits, part)
             gate.granted = _dumps(granted).decode()
-            self.run("setting_write", GRANT + name, gate.granted)
+            gate.has_new_grant = True
         gate.code, gate.operator = _dumps(limits).decode(), operator
         gate.set_limits()
         gate.rebase(self.now)
@@ -1096,6 +1098,9 @@ class Transaction(Statements):
             self.reopen(gate)
         self._write_gate_entries()
         for gate in self._dirty_gates.values():
+            if gate.has_new_grant:
+                self.run("setting_write", GRANT + gate.name, gate.granted)
+                gate.has_new_grant = False
             self.run(
                 "gate_write",
                 gate.name,

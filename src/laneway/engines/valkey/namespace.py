@@ -12,7 +12,14 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.engines.base import Settings
-from laneway.engines.sharded.grants import MOST_WAITED, Grant, Usage, no_share, topic_usage
+from laneway.engines.sharded.grants import (
+    MOST_WAITED,
+    Answer,
+    Grant,
+    Usage,
+    no_share,
+    topic_usage,
+)
 from laneway.engines.sharded.namespace import (
     Behind,
     InUse,
@@ -36,7 +43,7 @@ from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from laneway.policy import Gate, Layers
 
@@ -555,48 +562,77 @@ class Namespace(ShardedNamespace):
 
     def waited_gates(self) -> set[str]:
         names: set[str] = set()
-        for shard in range(self.shards):
-            for member in self.read(shard, "ZRANDMEMBER", "waited_gates", MOST_WAITED):
+        answers = self._read_all(
+            [
+                ("ZRANDMEMBER", "waited_gates", MOST_WAITED),
+                ("ZRANDMEMBER", "topic_grants", MOST_WAITED),
+            ]
+        )
+        for waited, granted in answers:
+            for member in waited:
                 names.update(gate_names(member.decode().partition(":")[2]))
-            for member in self.read(shard, "ZRANDMEMBER", "topic_grants", MOST_WAITED):
-                names.add(member.decode())
+            names.update(member.decode() for member in granted)
         return names
+
+    def _read_all(
+        self, commands: Sequence[tuple[Any, ...]], more: Sequence[Sequence[tuple[Any, ...]]] = ()
+    ) -> list[list[Any]]:
+        """
+        Send the same commands on keys of all shards, in one round trip to each server; after them
+        those of each shard in `more`.
+        """
+        every = [[*commands, *own] for own in more or [()] * self.shards]
+        reads = [
+            (shard, (command, self.key(shard, key), *arguments))
+            for shard, each in enumerate(every)
+            for command, key, *arguments in each
+        ]
+        answers = iter(self.server.read_each(ShardReads(reads)) if reads else [])
+        return [list(itertools.islice(answers, len(each))) for each in every]
 
     def claim_grants(self, seconds: float) -> bool:
         claim = self.read(0, "SET", "granting", "1", "NX", "PX", round(seconds * 1000))
         return claim is not None
 
+    def hold_grants(self, seconds: float) -> None:
+        self.read(0, "SET", "granting", "1", "PX", max(1, round(seconds * 1000)))
+
     def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
-        by_shard = [self._gates_on(shard, gates) for shard in range(self.shards)]
+        stored = self._read_all(
+            [
+                ("GET", "shard"),
+                *(
+                    command
+                    for gate in gates
+                    for command in (("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1))
+                ),
+            ]
+        )
+        keys = [
+            [
+                records.gate_lanes(gate, len(records.read_counters(counters).tier_queues), sets)
+                for gate, sets in zip(gates, found[1::2], strict=True)
+            ]
+            for counters, *found in stored
+        ]
+        counts = self._read_all(
+            (), [[("ZCARD", key) for each in of_shard for key in each] for of_shard in keys]
+        )
+        by_shard = []
+        for (_, *found), of_shard, lanes in zip(stored, keys, counts, strict=True):
+            numbers = iter(lanes)
+            by_shard.append(
+                [
+                    (
+                        records.read_gate(record) if record is not None else None,
+                        sum(itertools.islice(numbers, len(each))),
+                    )
+                    for record, each in zip(found[::2], of_shard, strict=True)
+                ]
+            )
         return [
             self._topic_usage(gate, found) if gate.startswith(TOPIC) else _usage(gate, found)
             for gate, found in zip(gates, zip(*by_shard, strict=True), strict=True)
-        ]
-
-    def _gates_on(
-        self, shard: int, gates: Sequence[str]
-    ) -> list[tuple[records.GateRecord | None, int]]:
-        """Gates on a shard, and how many lanes wait at each there."""
-        counters = records.read_counters(self.read(shard, "GET", "shard"))
-        stored = self.read_many(
-            shard,
-            [
-                command
-                for gate in gates
-                for command in (("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1))
-            ],
-        )
-        keys = [
-            records.gate_lanes(gate, len(counters.tier_queues), sets)
-            for gate, sets in zip(gates, stored[1::2], strict=True)
-        ]
-        counts = iter(self.read_many(shard, [("ZCARD", key) for each in keys for key in each]))
-        return [
-            (
-                records.read_gate(record) if record is not None else None,
-                sum(itertools.islice(counts, len(each))),
-            )
-            for record, each in zip(stored[::2], keys, strict=True)
         ]
 
     def _topic_usage(
@@ -609,6 +645,7 @@ class Namespace(ShardedNamespace):
         return limits, [
             topic_usage(
                 part,
+                record.here if record is not None else None,
                 record.limits_here if record is not None else None,
                 (record.share if record is not None else None) or no_share(limits, part),
                 record.leased if record is not None else 0,
@@ -617,23 +654,29 @@ class Namespace(ShardedNamespace):
             for part, (record, waiting) in zip(self.parts_of(gate, limits), found, strict=True)
         ]
 
-    def end_grant(self, gate: str, shard: int) -> None:
-        self.write_many([(shard, "gate", (gate, "no grant", b""))], None)
+    def end_grant(self, gate: str, shard: int, now_us: int | None) -> None:
+        self.write_many([(shard, "gate", (gate, "no grant", b""))], now_us)
 
-    def grant(self, gate: str, shard: int, grant: Grant) -> int:
-        return self._write_grants(gate, [(shard, grant)])[0]
-
-    def grant_each(self, gate: str, grants: Sequence[Grant]) -> list[int]:
-        return self._write_grants(gate, list(enumerate(grants)))
-
-    def _write_grants(self, gate: str, grants: Sequence[tuple[int, Grant]]) -> list[int]:
+    def grant_on(self, gate: str, grants: Mapping[int, Grant], now_us: int | None) -> list[Answer]:
         calls: list[Call] = []
-        for shard, grant in grants:
-            limits = (grant.rate or None, grant.burst, grant.concurrency, None, None, grant.out_of)
-            values = [False if limit is None else limit for limit in limits]
-            packed = records.pack([*values, grant.moves])
-            calls.append((shard, "gate", (gate, "grant", packed)))
-        return self.write_many(calls, None)
+        for shard, grant in grants.items():
+            values = (
+                grant.rate or None,
+                grant.burst,
+                grant.concurrency,
+                None,
+                None,
+                grant.out_of,
+                None,  # the largest cost is not divided
+                grant.start,
+                grant.finish,
+                grant.left,
+            )
+            limits = records.pack([False if value is None else value for value in values])
+            more = records.pack([grant.moves, grant.permits])
+            calls.append((shard, "gate", (gate, "grant", limits, more)))
+        answers = self.write_many(calls, now_us)
+        return [Answer(held, float(gave_up)) for held, gave_up in answers]
 
 
 def _usage(
@@ -646,7 +689,9 @@ def _usage(
         if record is None:
             return None
         limits = records.settings_of(gate, record)
-        usage.append(Usage(record.leased, waiting, record.granted_concurrency))
+        here = record.here if record.grant else None
+        granted = here.concurrency if here is not None else None
+        usage.append(Usage(record.leased, waiting, granted, here))
     return (limits, usage) if limits is not None else None
 
 

@@ -943,7 +943,7 @@ class GateRecord(msgspec.Struct, array_like=True):
     @property
     def share(self) -> Share | None:
         """What the shard has of a limit that adapts."""
-        limits, here = gate_of(self.code or _NO_LIMITS), self._divided
+        limits, here = gate_of(self.code or _NO_LIMITS), self.here
         return gates.share_of(limits, here, self.known_flow, self.leased)
 
     @property
@@ -960,15 +960,12 @@ class GateRecord(msgspec.Struct, array_like=True):
     def limits_here(self) -> Gate:
         """The part of the limits that this shard has."""
         limits = gate_of(self.code or _NO_LIMITS)
-        return gates.adapted(limits, self._divided, self.known_flow)
+        return gates.adapted(limits, self.here, self.known_flow)
 
     @property
-    def _divided(self) -> Gate:
+    def here(self) -> Gate:
+        """The same without what adapts."""
         return gate_of(self.grant or self.operator or self.code or _NO_LIMITS)
-
-    @property
-    def granted_concurrency(self) -> int | None:
-        return int(self.grant[2]) if self.grant and self.grant[2] is not False else None
 
 
 _ABSENT = (False,) * 4
@@ -977,7 +974,8 @@ _ABSENT = (False,) * 4
 
 def gate_of(limits: Sequence[Any]) -> Gate:
     """The gate of a layer."""
-    rate, burst, concurrency, weight, least, out_of, max_cost = [*limits, *_ABSENT][:7]
+    every = [*limits, *[False] * (10 - len(limits))]
+    rate, burst, concurrency, weight, least, out_of, max_cost, start, finish, left = every
     return Gate(
         rate or None,
         burst if rate and burst is not False else None,
@@ -986,6 +984,9 @@ def gate_of(limits: Sequence[Any]) -> Gate:
         least or None,
         out_of or None,
         max_cost or None,
+        start or 0.0,
+        finish or 0.0,
+        left if left is not False else None,
     )
 
 

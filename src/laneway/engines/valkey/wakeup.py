@@ -17,7 +17,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from laneway.engines.sharded.grants import EVERY
 from laneway.engines.valkey import records
 from laneway.errors import EngineUnavailable
 from laneway.message import Batch
@@ -260,10 +259,12 @@ class StoreWorkListener:
             if now < self._rest_until:
                 look_at = self._rest_until
             else:
+                if self._grants.look_at <= now and self._grants.renew():
+                    return True
                 is_due = now >= self._look_at
                 if (is_due or self._absent) and self._look(startable, is_all=is_due):
                     return True
-                look_at, now = self._look_at, time.monotonic()
+                look_at, now = min(self._look_at, self._grants.look_at), time.monotonic()
             if now >= deadline:
                 return False
             found = self._received(min(deadline, look_at) - now)
@@ -276,7 +277,8 @@ class StoreWorkListener:
 
     @property
     def look_at(self) -> float:
-        return self._rest_until if self._absent else self._look_at
+        look_at = min(self._look_at, self._grants.look_at)
+        return self._rest_until if self._absent else look_at
 
     def duplicate_file(self) -> int:
         subscription = self._channel.subscription
@@ -350,9 +352,7 @@ class StoreWorkListener:
         shards = sorted(self._shards if is_all else self._absent)
         look_again = self._look_again * random.uniform(0.8, 1.2)
         due = time.monotonic() + look_again if is_all else self._look_at
-        if self._grants.renew():
-            # The grant of a shut gate may grow then.
-            due = min(due, time.monotonic() + EVERY)
+        self._grants.renew()
         seconds, own = round(self._look_again * 1.2) + 2, self._own(self._pool)
         answers = self._space.run_many(
             [

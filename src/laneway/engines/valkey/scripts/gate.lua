@@ -1,40 +1,39 @@
 -- Set the limits of a gate, or a topic group's settings: those of the code, of the operator, or
--- this shard's grant. A grant never goes below what is leased. Or end the grant of a topic's gate,
--- or forget what a gate owes.
+-- this shard's grant. Or end the grant of a topic's gate, or forget what a gate owes.
 --
 -- ARGV[3]: the gate's name
 -- ARGV[4]: "code", "operator", "grant", "no grant" or "reset"
 -- ARGV[5]: {rate or false, burst or false, concurrency or false, weight or false, false, false,
---   largest cost or false} (packed). Of a grant: {rate, burst, concurrency, false, false, the limit
---   that was divided or false, by how much the shard's own changes}; the last two if it adapts.
+--   largest cost or false} (packed). A grant as in gates.lua
+-- ARGV[6]: of a grant: {by how much the limit that adapts changes here, the permits that it gets}
+--   (packed)
 --
--- Answers the concurrency that is in force then; -1: none.
+-- Answers the slots that the shard holds then, granted or leased, and the permits that it has no
+-- more.
 
-if ARGV[4] == 'no grant' then
-    gates.end_grant(ARGV[3])
-    lanes.topic_left(string.sub(ARGV[3], 2))
+local name, layer = ARGV[3], ARGV[4]
+if layer == 'no grant' then
+    gates.end_grant(name)
+    lanes.topic_left(string.sub(name, 2))
     save(true)
     return -1
 end
-if ARGV[4] == 'reset' then
-    gates.reset(ARGV[3])
+if layer == 'reset' then
+    gates.reset(name)
     save(true)
     return -1
 end
-local limits = values_of(ARGV[5])
-local moves = ARGV[4] == 'grant' and table.remove(limits)
-local gate = gates.find(ARGV[3])
-if ARGV[4] == 'grant' and gate and limits[3] then
-    limits[3] = math.max(limits[3], gate.leased)
-end
-if ARGV[4] == 'grant' and string.byte(ARGV[3]) == 28 then
-    gates.grant(ARGV[3], limits, moves)
+local limits, gave_up = values_of(ARGV[5]), 0
+if layer == 'grant' then
+    local moves, more = unpack(values_of(ARGV[6]))
+    gave_up = gates.grant(name, limits, moves, more)
 else
-    gates.set(ARGV[3], ARGV[4], limits)
+    gates.set(name, layer, limits)
 end
-gate = gates.find(ARGV[3])
-if string.byte(ARGV[3]) == 29 then
-    groups.set_up(string.sub(ARGV[3], 2), gate.code, gate.operator)
+local gate = gates.find(name)
+if gate and string.byte(name) == 29 then
+    groups.set_up(string.sub(name, 2), gate.code, gate.operator)
 end
 save(true)
-return limits[3] or -1
+local held = gate and math.max(gate.concurrency or 0, gate.leased) or 0
+return { held, string.format('%.17g', gave_up) }

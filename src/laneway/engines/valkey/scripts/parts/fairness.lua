@@ -68,9 +68,9 @@ local fairness = part(function(fairness)
         return min(max(tat, now * TICKS) + taken * step, MOST_TAT)
     end
 
-    -- The clock under other limits that has as many permits, which may be a fraction.
-    function fairness.with_permits(permits, now, step, depth)
-        return min(math.ceil(now * TICKS + depth - permits * step), MOST_TAT)
+    -- The clock that is so far ahead of now.
+    function fairness.after(ahead, now)
+        return min(now * TICKS + ahead, MOST_TAT)
     end
 
     function fairness.return_permits(tat, step, returned, since)

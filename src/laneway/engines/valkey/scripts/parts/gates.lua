@@ -15,7 +15,11 @@
 -- forgotten with the last one: `code` is the limits of the topic, `operator` this shard's part of
 -- them while there is no grant. If the concurrency adapts, the limits have its least too, `flow` is
 -- what the shard knows of the destination (false: nothing yet), and grants have the topic's limit
--- that was divided: {rate, burst, concurrency, weight, least, out of}.
+-- that was divided.
+--
+-- A grant is {rate, burst, concurrency, false, false, out of, false, start, finish, left}. The last
+-- three are the shard's turn, see sharded/grants.py: virtual times, and how many deliveries are
+-- left of it; false: no turn.
 --
 -- uses: fairness, adaptive, groups
 
@@ -72,6 +76,9 @@ local gates = part(function(gates)
             gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
                 true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0, flow = false }
             known[name], by_key = gate, {}
+            if shard.shards > 1 and string.byte(name) ~= 28 then
+                gate.grant = { false, false, 0 } -- until it gets one
+            end
         end
         gate[layer] = limits
         limits_of(gate)
@@ -90,6 +97,26 @@ local gates = part(function(gates)
         end
     end
 
+    -- Set or end this shard's grant. It has as many permits as before, and `more`, so that permits
+    -- that another shard used are not used again. Returns those that it has no more.
+    local function regrant(gate, grant, more)
+        local now, had = shard.now * TICKS, more
+        if gate.rate and gate.concurrency ~= 0 then
+            had = had + (now + gate.depth - max(tat_of(gate), now)) / gate.step
+        end
+        gate.grant, gate.tat, gate.owes = grant, 0, 0
+        limits_of(gate)
+        changed[gate] = true
+        if not gate.rate then
+            return had
+        end
+        local has = min(had, gate.depth / gate.step)
+        local ahead = max(0, math.ceil(gate.depth - has * gate.step))
+        gate.tat = fairness.after(ahead, shard.now)
+        gate.owes = ahead > gate.depth and math.ceil(ahead / gate.step) or 0
+        return had - has
+    end
+
     local function are_same(one, other)
         return one and other and one[1] == other[1] and one[2] == other[2] and one[3] == other[3]
             and (one[5] or false) == (other[5] or false) or one == other
@@ -103,19 +130,20 @@ local gates = part(function(gates)
     -- proportion. `part`: what it has of a limit that is new; if only that has changed, the grant
     -- is at most this. As `gates.rescaled` in Python.
     local function rescaled(grant, was, limits, part)
+        local start, finish, left = grant[8], grant[9], grant[10]
         if are_same(limits, was) then
             local most, out_of = least(grant[3], part[3]), grant[6]
             if limits[5] and grant[3] * limits[3] > part[3] * (out_of or limits[3]) then
                 most, out_of = part[3], false
             end
             return { least(grant[1], part[1]), least(grant[2], part[2]), most, false, false,
-                out_of }
+                out_of, false, start, finish, left }
         end
         local rate, burst, concurrency, out_of = part[1], part[2], part[3], false
         local whole = grant[6] or was[3]
-        if limits[1] and grant[1] and was[1] then
-            local share = grant[1] / was[1]
-            rate, burst = limits[1] * share, math.max(1, limits[2] * share)
+        if limits[1] and was[1] then
+            local share = grant[1] and grant[1] / was[1]
+            rate, burst = share and limits[1] * share, share and limits[2] * share
         end
         if grant[3] == 0 then
             concurrency = 0
@@ -125,7 +153,7 @@ local gates = part(function(gates)
                 concurrency, out_of = grant[3], whole
             end
         end
-        return { rate, burst, concurrency, false, false, out_of }
+        return { rate, burst, concurrency, false, false, out_of, false, start, finish, left }
     end
 
     -- The gate that the partitions of a topic share, if it has these limits.
@@ -146,11 +174,15 @@ local gates = part(function(gates)
         changed[gate] = true
     end
 
-    -- Set that gate. `here`: how many of the partitions are on this shard.
-    function gates.share(topic, limits, here, partitions)
-        local name, part, share = TOPIC_GATE .. topic, limits, here / partitions
+    -- Set that gate. `here`: how many of the partitions are on this shard; `number`: which of the
+    -- topic's shards it is. As `gates.part_of_topic` in Python.
+    function gates.share(topic, limits, here, partitions, number)
+        local name, part = TOPIC_GATE .. topic, limits
         if here < partitions then
-            part = { limits[1] and limits[1] * share, limits[1] and math.max(1, limits[2] * share),
+            local count = min(shard.shards, partitions)
+            count = limits[1] and min(count, 1 + floor((limits[2] - 1) / 2)) or count
+            part = number >= count and { false, false, 0 } or { limits[1] and limits[1] / count,
+                limits[1] and limits[2] / count,
                 limits[3] and math.floor(limits[3] * here / partitions) }
         end
         local gate, operator = gates.find(name), here < partitions and part
@@ -165,31 +197,31 @@ local gates = part(function(gates)
         return gates.find(name)
     end
 
-    -- Set this shard's grant of a topic's gate. It has as many permits as before, so that permits
-    -- that another shard used are not used again.
-    -- `moves`: by how much the shard's limit changes, if it adapts.
-    function gates.grant(name, limits, moves)
-        local gate, now, permits = gates.find(name), shard.now * TICKS, nil
-        if gate and gate.rate then
-            permits = gate.concurrency == 0 and 0
-                or (now + gate.depth - math.max(tat_of(gate), now)) / gate.step
+    -- Set this shard's grant. `moves`: by how much the shard's limit changes, if it adapts; `more`:
+    -- how many permits it gets. Returns those that it has no more.
+    function gates.grant(name, limits, moves, more)
+        local gate, is_topic = gates.find(name), string.byte(name) == 28
+        if not gate and is_topic then
+            gates.set(name, 'grant', { false, false, 0 })
+            gate = gates.find(name)
         end
-        if gate and gate.least and moves ~= 0 then
+        if not gate then
+            return 0
+        end
+        if gate.least and moves ~= 0 then
             gate.flow = gate.flow or adaptive.begin(0)
             gate.flow.limit = adaptive.limit(gate.flow, gate) + moves
         end
-        gates.set(name, 'grant', limits)
-        gate = gates.find(name)
-        if permits and gate.rate then
-            gate.tat = max(gate.tat, fairness.with_permits(permits, shard.now, gate.step,
-                gate.depth))
+        if is_topic then
+            call('ZADD', keys.topic_grants, 0, name)
         end
-        call('ZADD', keys.topic_grants, 0, name)
+        return regrant(gate, limits, more)
     end
 
     function gates.end_grant(name)
-        if gates.find(name) then
-            gates.set(name, 'grant', false)
+        local gate = gates.find(name)
+        if gate then
+            regrant(gate, false, 0)
         end
         call('ZREM', keys.topic_grants, name)
     end
@@ -239,6 +271,9 @@ local gates = part(function(gates)
         if gate.concurrency then
             room = math.min(room, gate.concurrency - gate.leased)
         end
+        if gate.grant and gate.grant[10] then
+            room = math.min(room, gate.grant[10])
+        end
         return math.max(room, 0)
     end
 
@@ -259,6 +294,9 @@ local gates = part(function(gates)
     function gates.take(name, taken, permits, largest)
         for _, gate in ipairs(of_key(name)) do
             gate.leased = gate.leased + taken
+            if gate.grant and gate.grant[10] then
+                gate.grant[10] = max(0, gate.grant[10] - taken)
+            end
             if largest >= gate.need then
                 gate.need, gate.held_until = 0, 0
             end
@@ -401,8 +439,9 @@ local gates = part(function(gates)
     local function look(gate)
         local is_open = room_of(gate) > 0
         gate.wake = 0
-        if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency)
-            then
+        local is_spent = gate.grant and gate.grant[10] == 0
+        if not is_open and gate.rate and not is_spent
+            and (not gate.concurrency or gate.leased < gate.concurrency) then
             gate.tat = tat_of(gate)
             gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth, 1)
             if shard.now < gate.held_until then

@@ -309,7 +309,7 @@ local lanes = part(function(lanes)
             local partitions, shards = rules.of(base).partitions, shard.shards
             local first = (shard.index - crc32(base)) % shards
             gate = gates.share(topic, policy.shared, max(0, math.ceil((partitions - first)
-                / shards)), partitions)
+                / shards)), partitions, first)
         end
         return gate
     end
