@@ -348,6 +348,14 @@ def own_backlog(driver: EngineDriver) -> None:
     assert driver.run() == ["1"]
 
 
+def time_limit(driver: EngineDriver) -> None:
+    """Workers read it while a handler runs; an engine stores it."""
+    driver.put("a", "1")
+    driver.policy("a", time_limit=5)
+    assert driver.engine.policy_of("a").time_limit == 5_000_000
+    assert driver.run() == ["1"]
+
+
 CHANGES: dict[str, Callable[[EngineDriver], None]] = {
     change.__name__: change
     for change in (
@@ -360,6 +368,7 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
         pool,
         lease,
         retries,
+        time_limit,
         backoff,
         ttl,
         on_expiry,
