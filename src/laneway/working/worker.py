@@ -627,7 +627,8 @@ class Worker:
 
     def begin_others(self) -> None:
         """Begin messages that are no suspects."""
-        slots, running, buffer = self._options.concurrency, self._running, self._buffer
+        running, buffer = self._running, self._buffer
+        every = slots = self._options.concurrency
         if self._trials.blocks_others:
             return  # the end of the trial calls dispatch
         if self._has_max_messages:
@@ -637,7 +638,10 @@ class Worker:
         now = time.monotonic()  # once: all of these begin within a millisecond
         reserved = self._still_reserved()
         while True:
-            if len(running) < slots - reserved and (queue := buffer.next_queue()) is not None:
+            if (
+                len(running) < min(slots, every - reserved)
+                and (queue := buffer.next_queue()) is not None
+            ):
                 delivery = queue.pop()
             elif (
                 reserved
