@@ -292,7 +292,7 @@ class Model(Engine):
         if name not in self.gates:
             return False
         gate = self.gates[name]
-        gate.tat, gate.need, gate.held_until, gate.owes = 0, 0, 0, 1
+        gate.tat, gate.holder, gate.need, gate.held_until, gate.owes = 0, 0, 0, 0, 1
         self._set_gate_wake(gate)
         return True
 

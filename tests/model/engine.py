@@ -27,12 +27,11 @@ from laneway.topic_groups import GROUP, TOPIC, group_of
 from tests.model.lanes import Lanes
 from tests.model.state import (
     FIRST_COST_US,
-    HOLD_US,
     MAX_WAIT_WINDOWS,
     RATE_WINDOW_US,
     STEP,
     Call,
-    GateState,
+    Candidate,
     GroupQueue,
     HeldLease,
     Lane,
@@ -592,26 +591,49 @@ class Engine(Lanes):
         ]
         for tier_queue in tier_queues:
             if self.tiers[tier_queue.tier].share == "strict":
-                room -= self._serve(call, self._deliverable(tier_queue), room)
+                room -= self._serve(call, tier_queue, room)
                 if call.withheld:
                     return
-        candidates: dict[str, list[Lane | GroupQueue]] = {}
+        call.tier_queues = [
+            tier_queue
+            for tier_queue in tier_queues
+            if self.tiers[tier_queue.tier].share != "strict"
+        ]
         shares: dict[str, float] = {}
+        without_work: list[TierQueue] = []
         for tier_queue in tier_queues:
             share = self.tiers[tier_queue.tier].share
             if share == "strict":
                 continue
-            if self._deliverable(tier_queue):
+            if self._count_deliverable(call, tier_queue):
                 shares[tier_queue.tier] = float(share)
             else:
-                tier_queue.carry = 0
-        while room > 0 and shares and not call.withheld:
+                without_work.append(tier_queue)
+        everything = sum(map(self._tier_share, call.tier_queues))
+        begin = room
+        every = dict(shares)
+        while room > 0 and (shares or call.yielded) and not call.withheld:
+            if not shares:  # nobody took what they left
+                shares, call.yielded, call.yields = call.yielded, {}, False
             step = (
                 room
                 if len(shares) == 1 or call.startable >= room
                 else call.startable or min(room, STEP)
             )
-            room -= self._serve_shares(call, pool, step, shares, candidates)
+            took = self._serve_shares(call, pool, step, shares)
+            room -= took
+            if took:
+                back = shares.keys() | call.yielded.keys()
+                shares = {tier: share for tier, share in every.items() if tier in back}
+                call.yielded = {}
+        for tier_queue in without_work:
+            earned = round(
+                (begin - room) * fairness.CARRY_SCALE * self._tier_share(tier_queue) / everything
+            )
+            tier_queue.carry = min(fairness.CARRY_SCALE, tier_queue.carry + earned)
+
+    def _tier_share(self, tier_queue: TierQueue) -> float:
+        return float(self.tiers[tier_queue.tier].share)
 
     def _mix(self, call: Call) -> None:
         """
@@ -645,7 +667,6 @@ class Engine(Lanes):
         pool: str,
         room: int,
         shares: dict[str, float],
-        candidates: dict[str, list[Lane | GroupQueue]],
     ) -> int:
         """Divide `room` once. Tiers that cannot use their part are removed from `shares`."""
         tier_queues = {tier: self.tier_queues[pool, tier] for tier in shares}
@@ -655,59 +676,136 @@ class Engine(Lanes):
         )
         parts, carried = fairness.split(room, divided, carries)
         taken: dict[str, int] = {}
+        call.left = {tier_queues[tier]: part for tier, part in parts.items()}
         for tier, part in parts.items():
-            tier_queues[tier].carry = carried[tier]
+            tier_queue = tier_queues[tier]
+            tier_queue.carry = carried[tier]
             if part == 0:
                 continue
-            candidates.setdefault(tier, self._deliverable(tier_queues[tier]))
-            taken[tier] = self._serve(call, candidates[tier], part)
+            call.has_yielded = False
+            taken[tier] = self._serve(call, tier_queue, part)
+            call.left[tier_queue] -= taken[tier]
             if call.withheld:
                 break
             if taken[tier] < part:
-                del shares[tier]
-                tier_queues[tier].carry = 0
+                unused = (part - taken[tier]) * fairness.CARRY_SCALE
+                tier_queue.carry = min(fairness.CARRY_SCALE, tier_queue.carry + unused)
+                share = shares.pop(tier)
+                if call.has_yielded:
+                    call.yielded[tier] = share
         if call.withheld:
             for tier, owed in fairness.settle_carry(divided, carries, taken).items():
                 tier_queues[tier].carry = owed
         return sum(taken.values())
 
-    def _deliverable(self, tier_queue: TierQueue) -> list[Lane | GroupQueue]:
-        """The lanes without a group and the groups of a tier that can deliver now."""
-        lanes = [
-            lane
+    def _deliverable(self, call: Call, tier_queue: TierQueue) -> list[Candidate]:
+        """
+        What can deliver now, in order: lanes without a group, groups of lanes without gates, and
+        the first lane at each open gate, which has the position of its entry.
+        """
+        found = [
+            Candidate(*self._order_in_tier(lane), lane, None)
             for lane in self.lanes.values()
-            if lane.tier_queue is tier_queue and self._can_deliver(lane)
+            if lane.tier_queue is tier_queue
+            and lane.place == "runnable"
+            and lane not in call.left_out
         ]
-        # A group counts once for its runnable lanes, and once for each gate that it has lanes at.
-        groups = dict.fromkeys((lane.group, lane.gates) for lane in lanes if lane.group is not None)
+        for name in self.gates:
+            first = self._first_at(call, name, tier_queue)
+            if first is not None:
+                found.append(Candidate(*self._order_in_tier(first), first, name))
+        return sorted(found, key=lambda one: one[:4])
+
+    @staticmethod
+    def _order_in_tier(lane: Lane) -> tuple[int, int, int, int]:
+        if lane.group is None:
+            return lane.virtual, lane.number, 0, 0
+        return lane.group.virtual, lane.group.number, lane.virtual, lane.number
+
+    def _lanes_left(self, call: Call, group: GroupQueue) -> list[Lane]:
+        """The lanes of the group without gates that can deliver more in this call."""
         return [
-            *(lane for lane in lanes if lane.group is None),
-            *(group for group, _ in groups if group is not None),
+            lane
+            for lane in self._lanes_in(group)
+            if lane.place == "runnable" and lane not in call.left_out
         ]
+
+    def _first_at(self, call: Call, name: str, tier_queue: TierQueue) -> Lane | None:
+        """
+        The first lane at a gate that admits it; None if it is the turn of another tier that this
+        call serves, too.
+        """
+        first = self._first_in(call, name, tier_queue)
+        if first is None or not self._gate_room(name, first):
+            return None
+        if call.yields and any(
+            self._goes_before(call, name, first, each) for each in call.tier_queues
+        ):
+            call.has_yielded = True
+            return None
+        return None if self._waits_for_pool(call, name, first) else first
+
+    def _goes_before(self, call: Call, name: str, lane: Lane, tier_queue: TierQueue) -> bool:
+        """
+        Whether a lane of another tier precedes the lane at a gate, and can be served in this call,
+        or would be the next of its tier and needs the last that the gate admits.
+        """
+        other = self._first_in(call, name, tier_queue)
+        if other is None or lane.tier_queue is tier_queue:
+            return False
+        is_next = all(
+            self._order_in_tier(other) <= self._order_in_tier(one)
+            for one in self.lanes.values()
+            if one.tier_queue is tier_queue and one.place == "runnable" and one not in call.left_out
+        )
+        return self._order_at(other) < self._order_at(lane) and (
+            call.left.get(tier_queue, 0) > 0 or (is_next and self._gate_room(name, lane) == 1)
+        )
+
+    def _first_in(self, call: Call, name: str, tier_queue: TierQueue) -> Lane | None:
+        waiting = [lane for lane in self._waiting_at(name, tier_queue) if lane not in call.left_out]
+        return min(waiting, key=self._order_at, default=None)
+
+    def _count_deliverable(self, call: Call, tier_queue: TierQueue) -> int:
+        """How many lanes and groups compete; a group counts once at each gate."""
+        runnable = {
+            lane.group or lane
+            for lane in self.lanes.values()
+            if lane.tier_queue is tier_queue
+            and lane.place == "runnable"
+            and lane not in call.left_out
+        }
+        at_gates = 0
+        for name in self.gates:
+            first = self._first_in(call, name, tier_queue)
+            if first is not None and self._gate_room(name, first):
+                waiting = self._waiting_at(name, tier_queue)
+                left = [lane for lane in waiting if lane not in call.left_out]
+                at_gates += len({self._entry(lane, name) for lane in left})
+        return len(runnable) + at_gates
 
     def _can_deliver(self, lane: Lane) -> bool:
         return lane.place == "runnable" or (
-            lane.place == "at_gate" and self._gates_room(lane.gates) > 0
+            lane.place == "at_gate" and self._gates_room(lane, lane.gates) > 0
         )
 
-    def _serve(self, call: Call, candidates: list[Lane | GroupQueue], room: int) -> int:
+    def _serve(self, call: Call, tier_queue: TierQueue, room: int) -> int:
         """
         Visit the lane or group with the smallest virtual time until room or lanes are used up.
         """
-        entries, taken = min(room, len(candidates)), 0
-        while taken < room and candidates and not call.withheld:
-            entry = min(candidates, key=lambda one: (one.virtual, one.number))
-            while entry in candidates:
-                candidates.remove(entry)
-            if isinstance(entry, GroupQueue):
-                got = self._serve_group(call, entry, room - taken, entries)
-                has_more = bool(call.in_groups[entry])
+        taken = 0
+        entries = min(room, self._count_deliverable(call, tier_queue))
+        while taken < room and not call.withheld:
+            candidates = self._deliverable(call, tier_queue)
+            if not candidates:
+                break
+            first = candidates[0]
+            if first.gate is not None:
+                taken += self._serve_gate(call, first.lane, first.gate, room - taken, entries)
+            elif first.lane.group is not None:
+                taken += self._serve_group(call, first.lane.group, room - taken, entries)
             else:
-                got = self._serve_lane(call, entry, room - taken, entries)
-                has_more = self._allowance(entry, self._policy(entry)) > 0
-            taken += got
-            if got and has_more:
-                candidates.append(entry)
+                taken += self._serve_lane(call, first.lane, room - taken, entries)
         return taken
 
     def _serve_lane(self, call: Call, lane: Lane, room: int, lanes: int) -> int:
@@ -715,26 +813,38 @@ class Engine(Lanes):
             # Passed over, the lane would starve while this caller keeps its buffer full.
             call.withheld = True
             return 0
-        return self._visit(call, lane, room, lanes)
+        got = self._visit(call, lane, room, lanes)
+        if not got or not self._allowance(lane, self._policy(lane)):
+            call.left_out.add(lane)
+        return got
+
+    def _serve_gate(self, call: Call, lane: Lane, name: str, room: int, entries: int) -> int:
+        """Visit the first lane at a gate. If others do not admit it, it goes to one of them."""
+        group = lane.group
+        if group is not None:
+            room = fairness.chunk(room, entries, self._group_weight(group))
+        got = self._serve_lane(call, lane, room, entries)
+        if not call.withheld and lane.gate != name:
+            call.moves[lane] += 1
+            if call.moves[lane] <= 2 * len(lane.gates):
+                call.left_out.discard(lane)
+        if got and group is not None:
+            group.virtual = max(group.virtual, group.tier_queue.virtual)
+            self._charge_group(group, got, got * self._expected_cost(lane), alone=entries <= 1)
+        return got
 
     def _serve_group(self, call: Call, group: GroupQueue, room: int, entries: int) -> int:
         """
         Visit the group's lanes for as many messages as a lane of its weight would get.
         """
         room = fairness.chunk(room, entries, self._group_weight(group))
-        competing = self._competing_in(group)
+        competing = sum(lane.place == "runnable" for lane in self._lanes_in(group))
         lanes = max(competing, entries) if competing > 1 else 1
-        candidates = call.in_groups.setdefault(
-            group, [lane for lane in self._lanes_in(group) if self._can_deliver(lane)]
-        )
         taken, work = 0, 0
-        while taken < room and candidates and not call.withheld:
-            lane = min(candidates, key=lambda one: (one.virtual, one.number))
-            candidates.remove(lane)
+        while taken < room and not call.withheld and (left := self._lanes_left(call, group)):
+            lane = min(left, key=lambda one: (one.virtual, one.number))
             got = self._serve_lane(call, lane, room - taken, lanes)
             taken, work = taken + got, work + got * self._expected_cost(lane)
-            if got and self._allowance(lane, self._policy(lane)):
-                candidates.append(lane)
         if taken:
             self._charge_group(group, taken, work, alone=entries <= 1)
         return taken
@@ -754,15 +864,24 @@ class Engine(Lanes):
             tier_queue.virtual = fairness.reached(before, group.virtual, one_chunk)
 
     def _visit(
-        self, call: Call, lane: Lane, room: int, lanes: int, topic: str | None = None
+        self,
+        call: Call,
+        lane: Lane,
+        room: int,
+        lanes: int,
+        topic: str | None = None,
+        *,
+        in_order: bool = True,
     ) -> int:
         """
         Take what all limits admit, and advance the lane's virtual time.
 
-        `topic`: only this topic's messages of a bucket.
+        `topic`: only this topic's messages of a bucket. `in_order`: only if it is the lane's turn
+        at its gates.
         """
         policy = self._policy(lane)
         call.visited.append(lane)
+        here = lane.gate if lane.place == "at_gate" else None
         ready = [
             message
             for message in self._ready(lane)
@@ -775,23 +894,33 @@ class Engine(Lanes):
             fairness.chunk(room, lanes, policy.weight),
             self._allowance(lane, policy),
         )
-        gates = self._gates_of(lane, policy)
-        take = min(take, self._gates_room(gates))
         if self._is_limited(lane, policy):
             take = min(take, call.startable)
         if take <= 0:
             return 0
+        gates = self._gates_of(lane, policy)
+        blocked = [
+            name
+            for name in gates
+            if not self._gate_room(name, lane)
+            or (in_order and name != here and not self._is_turn(call, lane, name))
+        ]
+        if blocked:
+            if here is not None and in_order and here not in blocked:
+                self._move_to_gate(lane, blocked)
+            return 0
+        take = min(take, self._gates_room(lane, gates))
         ready = self._within_key_limits(lane, ready, take, policy)
         if not ready:
             return 0
         largest = self._largest_cost(gates, policy)
-        costs = self._admitted(lane, policy, [min(message.cost, largest) for message in ready])
+        costs = [min(message.cost, largest) for message in ready]
+        costs = self._admitted(lane, policy, gates, costs)
         take = len(costs)
         if take == 0:
             return 0
         call.startable -= take if self._is_limited(lane, policy) else 0
-        for name in gates:
-            self._take_from_gate(self.gates[name], costs)
+        self._pass_gates(lane, gates, costs, policy.weight)
         self._charge(lane, policy, costs, alone=lanes <= 1)
         shared = policy.shared
         if shared is not None and shared.rate is not None and take < len(self._ready(lane)):
@@ -809,17 +938,15 @@ class Engine(Lanes):
             self._deliver(call, message, policy)
         return take
 
-    def _admitted(self, lane: Lane, policy: Resolved, costs: list[int]) -> list[int]:
+    def _admitted(
+        self, lane: Lane, policy: Resolved, gates: Sequence[str], costs: list[int]
+    ) -> list[int]:
         """
         The costs of the first messages, as many as all rates admit.
 
-        What stops the next message waits for its permits: the lane, or else the gates.
+        What stops the first message waits for its permits: the lane, or else a gate.
         """
-        rated = [
-            self.gates[name]
-            for name in self._gates_of(lane, policy)
-            if self.gates[name].limits.rate is not None
-        ]
+        rated = [self.gates[name] for name in gates if self.gates[name].limits.rate is not None]
         if not policy.lane_rate and not rated:
             return costs
         taken: list[int] = []
@@ -834,9 +961,10 @@ class Engine(Lanes):
             ):
                 lane.need = cost
                 break
-            if not all(self._gate_admits(gate, sum(taken), cost) for gate in rated):
-                for gate in rated:
-                    self._hold_gate(gate, cost)
+            short = [gate for gate in rated if not self._gate_admits(gate, sum(taken), cost)]
+            if short:
+                if not taken:
+                    self._wait_for_permits(lane, short, cost)
                 break
             taken.append(cost)
         return taken
@@ -850,40 +978,16 @@ class Engine(Lanes):
         ]
         return min([policy.largest_cost, *of_gates])
 
-    def _gate_admits(self, gate: GateState, taken: int, cost: int) -> bool:
-        """Whether the gate's rate admits a delivery after others that took so many permits."""
-        limits = gate.limits
-        assert limits.rate is not None
-        tat = fairness.take_permits(gate.tat, self.now, limits.rate, taken)
-        return fairness.admits(tat, self.now, limits.rate, limits.effective_burst, cost)
-
-    def _hold_gate(self, gate: GateState, cost: int) -> None:
-        """The gate stays shut for a minute, until it has permits for this cost."""
-        if self.now >= gate.held_until or cost > gate.need:
-            gate.need = cost
-        gate.held_until = self.now + HOLD_US
-        self._set_gate_wake(gate)
-
-    def _take_from_gate(self, gate: GateState, costs: list[int]) -> None:
-        gate.leased += len(costs)
-        if max(costs) >= gate.need:
-            gate.need = gate.held_until = 0
-        if gate.limits.rate is not None:
-            gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))
-            gate.owes = max(costs)
-        if gate.limits.least is not None:
-            gate.flow = gate.flow or adaptive.Flow(changed=self.now)
-            adaptive.delivered(gate.flow, gate.leased, gate.concurrency or 0)
-        self._set_gate_wake(gate)
-
     def _charge(self, lane: Lane, policy: Resolved, costs: list[int], *, alone: bool) -> None:
         take = len(costs)
+        tier_queue = lane.tier_queue
+        if lane.place == "at_gate":  # waiting earns no credit
+            lane.virtual = max(lane.virtual, self._inner(lane))
         reached = lane.virtual
         lane.virtual += self._stride(lane, policy, take)
         if alone:
             one_chunk = self._stride(lane, policy, fairness.chunk(take, 2, policy.weight))
             reached = fairness.reached(reached, lane.virtual, one_chunk)
-        tier_queue = lane.tier_queue
         if lane.group is not None:
             lane.group.inner = reached
         else:
@@ -991,7 +1095,7 @@ class Engine(Lanes):
                     continue
                 if not call.startable and self._is_limited(lane, self._policy(lane)):
                     return
-                got = self._visit(call, lane, room, 1, topic)
+                got = self._visit(call, lane, room, 1, topic, in_order=False)
                 room -= got
                 if got and lane.group is not None:
                     work = got * self._expected_cost(lane)

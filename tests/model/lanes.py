@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -14,9 +14,10 @@ from laneway.engines.shared import adaptive, fairness, key_limits
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.refusals import EXPIRED
-from laneway.policy import FOREVER, Gate, PolicyTable, Resolved, gate_names
+from laneway.policy import FOREVER, Gate, PolicyTable, Resolved
 from laneway.tiers import Tier, TierLayers, Tiers
-from laneway.topic_groups import GROUP, TOPIC, group_of
+from laneway.topic_groups import TOPIC, group_of
+from tests.model.gates import Gates
 from tests.model.state import (
     CAN_DELIVER,
     HISTORY,
@@ -34,7 +35,7 @@ from tests.model.state import (
 )
 
 
-class Lanes:
+class Lanes(Gates):
     """The state, and the steps that operations share."""
 
     def __init__(
@@ -162,10 +163,6 @@ class Lanes:
     def _competing_in(self, group: GroupQueue) -> int:
         """How many of its lanes are runnable or at a gate."""
         return sum(lane.place in CAN_DELIVER for lane in self._lanes_in(group))
-
-    def _group_weight(self, group: GroupQueue) -> float:
-        weight = self._group_settings(group).weight
-        return 1.0 if weight is None else weight
 
     def _forget(self, lane: Lane) -> None:
         del self.lanes[lane.name]
@@ -336,6 +333,9 @@ class Lanes:
             lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
             lane.group = self._group_queue(lane.tier_queue, group)
             lane.virtual, lane.place, lane.wake = self._inner(lane), "idle", None
+            lane.turns = {}
+            self._end_holds(lane)
+            lane.gates = ()
         if lane.key_limits != policy.key_limits and any(
             state.parked for state in lane.key_states.values()
         ):
@@ -356,8 +356,13 @@ class Lanes:
             if lane.group is not None and not self._competing_in(lane.group):
                 lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
             lane.virtual = max(lane.virtual, self._inner(lane))
+        was_at_gate = lane.place == "at_gate"
+        if was_at_gate and place != "at_gate":
+            self._end_holds(lane)
         lane.place, lane.wake = place, wake
         lane.gates = self._gates_of(lane, policy) if place == "at_gate" else ()
+        if place == "at_gate" and (not was_at_gate or lane.gate not in lane.gates):
+            self._come_to_gate(lane, self._choose_gate(lane))
 
     @staticmethod
     def _inner(lane: Lane) -> int:
@@ -429,18 +434,6 @@ class Lanes:
 
     # Gates
 
-    def _gates_of(self, lane: Lane, policy: Resolved) -> tuple[str, ...]:
-        """
-        A delivery goes through all of these gates, or is not made. What the partitions of a topic
-        share is one, and a group with limits.
-        """
-        names = tuple(gate_names(policy.gate))
-        if policy.shared is not None:
-            names += (TOPIC + lane.rule,)
-        if lane.group is not None and self._group_settings(lane.group).is_limited:
-            names += (GROUP + lane.group.name,)
-        return names
-
     def _flow_of(self, lane: Lane, policy: Resolved) -> Flow | None:
         """What is known of the destination, by the lane or by what its topic's partitions share."""
         if policy.shared is not None and TOPIC + lane.rule in self.gates:
@@ -459,46 +452,6 @@ class Lanes:
 
     def _is_limited(self, lane: Lane, policy: Resolved) -> bool:
         return policy.limited or bool(self._gates_of(lane, policy))
-
-    def _group_settings(self, group: GroupQueue) -> Gate:
-        name = GROUP + group.name
-        return self.gates[name].limits if name in self.gates else Gate()
-
-    def _gates_room(self, names: Sequence[str]) -> int:
-        """How many deliveries all of these gates admit now."""
-        return min((self._gate_room(name) for name in names), default=1 << 30)
-
-    def _gate_room(self, name: str) -> int:
-        """How many deliveries the gate admits now."""
-        gate = self.gates[name]
-        room = 1 << 30
-        if gate.limits.rate is not None:
-            clock = (gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst)
-            need = gate.need if self.now < gate.held_until else 1
-            room = fairness.permits(*clock) if fairness.admits(*clock, need) else 0
-        if gate.concurrency is not None:
-            room = min(room, gate.concurrency - gate.leased)
-        return max(room, 0)
-
-    def _set_gate_wake(self, gate: GateState) -> None:
-        """Set when the gate opens by the clock: only if its rate alone shuts it."""
-        limits = gate.limits
-        gate.wake = None
-        if (
-            not self._gate_room(gate.name)
-            and limits.rate is not None
-            and (gate.concurrency is None or gate.leased < gate.concurrency)
-        ):
-            clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
-            gate.wake = fairness.next_permit_us(*clock)
-            if self.now < gate.held_until:
-                for_need = fairness.next_permit_us(*clock, gate.need)
-                gate.wake = max(gate.wake, min(for_need, gate.held_until))
-
-    def _free_gates(self, lease: HeldLease) -> None:
-        for name in lease.gates:
-            self.gates[name].leased -= 1
-            self._set_gate_wake(self.gates[name])
 
     # Ends of messages
 

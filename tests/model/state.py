@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -144,7 +144,9 @@ class Lane:
     virtual: int
     place: LaneState = "idle"
     wake: int | None = None  # asleep: until when; idle: when it is forgotten
-    gates: tuple[str, ...] = ()  # while it is at a gate
+    gates: tuple[str, ...] = ()  # while it is at a gate: all that its deliveries go through
+    gate: str = ""  # that at which it waits
+    turns: dict[str, int] = field(default_factory=dict)  # its virtual times at gates
     tat: int = 0
     need: int = 1  # the permits that its next message needs, if the rate stopped it
     owes: int = 1  # the cost of its last delivery
@@ -192,6 +194,8 @@ class GroupQueue:
     tier_queue: TierQueue
     virtual: int
     inner: int = 0
+    turns: dict[str, int] = field(default_factory=dict)  # its virtual times at gates
+    inner_turns: dict[str, int] = field(default_factory=dict)  # of its lanes served last there
 
 
 @dataclass(eq=False)
@@ -204,7 +208,10 @@ class GateState:
     tat: int = 0
     leased: int = 0
     wake: int | None = None  # when it opens by the clock
-    need: int = 0  # the permits for which it is held
+    turn: int = 0  # the virtual time there of the entry served last
+    mean: int = 0  # moving mean of the time between a lease and its end; 0: unknown
+    holder: int = 0  # the number of the lane that it is held for
+    need: int = 0  # the permits that are held
     held_until: int = 0
     owes: int = 1  # the cost of its last delivery
     flow: Flow | None = None  # of a topic whose partitions share a concurrency that adapts
@@ -222,6 +229,20 @@ class GateState:
         return self.operator or self.code or Gate()
 
 
+class Candidate(NamedTuple):
+    """
+    A lane that can deliver, and its position: the virtual time and number of the lane or its group,
+    those of the lane in its group. `gate`: where it waits.
+    """
+
+    virtual: int
+    number: int
+    inner: int
+    inner_number: int
+    lane: Lane
+    gate: str | None
+
+
 @dataclass
 class Call:
     """One call of `lease`: what it may still take, and what it has taken."""
@@ -234,8 +255,19 @@ class Call:
     taken: list[tuple[str, Lease | None]] = field(default_factory=list)
     """By tier; None: the message had expired."""
     visited: list[Lane] = field(default_factory=list)
-    in_groups: dict[GroupQueue, list[Lane]] = field(default_factory=dict)
-    """The lanes of the groups that were visited, as far as they can deliver more."""
+    left_out: set[Lane] = field(default_factory=set)
+    """Lanes that deliver nothing more."""
+    moves: Counter[Lane] = field(default_factory=Counter)
+    """How often lanes have moved from one gate to another."""
+    tier_queues: list[TierQueue] = field(default_factory=list)
+    """Those that have shares, whose lanes take turns at gates."""
+    left: dict[TierQueue, int] = field(default_factory=dict)
+    """How many messages tiers may still take of the part that they were given."""
+    yields: bool = True
+    """Whether a lane lets one of another tier go before it at a gate."""
+    has_yielded: bool = False
+    yielded: dict[str, float] = field(default_factory=dict)
+    """Tiers that have let others go first, and their shares."""
     withheld: bool = False
 
 

@@ -110,7 +110,7 @@ class Shards:
         while state.room(self.now) and (ready := [lane for lane, count in lanes.items() if count]):
             lane = min(ready, key=lambda lane: self.got[lane])
             lanes[lane] -= lanes[lane] > 0
-            state.take(1, 1, 1, self.now)
+            state.take(0, 1, 1, 1, self.now)
             self.got[lane] += 1
             self.delivered.append((self.now, lane))
             self.most_leased = max(self.most_leased, sum(each.leased for each in self.states))

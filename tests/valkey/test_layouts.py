@@ -194,6 +194,49 @@ def test_a_namespace_of_layout_13_gets_a_count_of_left_copies(opened: Opened) ->
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+LAYOUT_14 = {
+    "one.a": ["one.a 0", "one.a 1"],
+    "one.b": ["one.b 0", "one.b 1"],
+    "two.a": ["two.a 0", "two.a 1"],
+    "grouped.a": ["grouped.a 0", "grouped.a 1"],
+    "grouped.b": ["grouped.b 0", "grouped.b 1"],
+    "limited.a": ["limited.a 0", "limited.a 1"],
+    "parts": ["parts 0", "parts 1"],
+}
+"""
+What waits in the namespace of layout 14: at the gate "g"; at "g" and "h"; in groups at "g"; in a
+group with a concurrency; at what partitions share.
+"""
+
+
+@pytest.mark.parametrize("layout", [10, 14])
+def test_lanes_at_gates_of_layout_14_are_placed_again(opened: Opened, layout: int) -> None:
+    """Even if an older step has placed them before: each waits at one of its gates."""
+    with Server() as server:
+        load_layout(server, 14)
+        if layout < 14:
+            with client(server) as raw:
+                for shard in range(2):
+                    set_counters_back(raw, f"laneway:{{before/{shard}}}:shard", layout)
+                raw.hset("laneway:{before/0}:settings", "layout", layout)
+        engine = opened(server.url, namespace="before")
+        assert [check for check in engine.doctor() if not check.ok] == []
+        assert {gate["name"]: gate["waiting"] for gate in engine.gate_list()} == {"g": 5, "h": 1}
+        with client(server) as raw:
+            for shard in range(2):
+                names = raw.keys(f"laneway:{{before/{shard}}}:*gate*:*".replace("{", "?"))
+                assert not [name for name in names if b"\x1f" in name or b"gate_sets" in name]
+        for name in ("g", "h"):
+            engine.gate_set(name, Gate(concurrency=100))
+        got: dict[str, list[str]] = {}
+        while leases := engine.lease(100).leases:
+            for lease in leases:
+                got.setdefault(lease.topic, []).append(lease.body.decode())
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+        assert {topic: sorted(bodies) for topic, bodies in got.items()} == LAYOUT_14
+        assert {gate["name"]: gate["waiting"] for gate in engine.gate_list()} == {"g": 0, "h": 0}
+
+
 def test_a_namespace_of_layout_6_gets_groups(opened: Opened) -> None:
     """What waits in it moves to a group when its policy names one."""
     with Server() as server:

@@ -27,30 +27,80 @@ UNLIMITED = 1 << 30
 """The room of a gate that limits nothing."""
 
 HOLD_US = 60_000_000
-"""
-For how long a gate stays shut until it has the permits that a delivery of a high cost needs.
+"""For how long at most a gate is held for a lane."""
 
-The lane whose turn it is could not pass otherwise while others use each permit at once; with
-several gates, not before all of them have these permits at the same time.
-"""
+LATE_US = 5_000
+"""By how much a worker may come late for what is held."""
+
+FOREVER_US = 1 << 62
+
+POOL_PART = 8
+"""For this part of the time of one delivery a gate is held for a lane of another pool."""
 
 
-def room(limits: Gate, tat: int, leased: int, now_us: int, need: int = 1, owes: int = 0) -> int:
+class Debt(NamedTuple):
     """
-    How many deliveries the gate admits now; `need`: the permits for which it is held; `owes`: the
-    cost of its last delivery.
+    What a gate owes and keeps. Until `held_until` it keeps `need` permits, or a slot, for the lane
+    `holder`. `owes`: the cost of its last delivery, if above 1.
+    """
+
+    need: int = 0
+    held_until: int = 0
+    owes: int = 0
+    holder: int = 0
+
+    def kept(self, now_us: int) -> int:
+        """How many permits are kept now; 0: nothing."""
+        return self.need if now_us < self.held_until else 0
+
+
+NO_DEBT = Debt()
+
+
+def room(
+    limits: Gate,
+    tat: int,
+    leased: int,
+    now_us: int,
+    owes: int = 0,
+    kept: int = 0,
+    *,
+    is_holder: bool = False,
+) -> int:
+    """
+    How many deliveries of a lane the gate admits now. `kept`: the permits that are kept for a lane,
+    `is_holder`: for this one, which waits until the gate has all of them; others get what is beyond
+    these.
     """
     admitted = UNLIMITED
     if limits.rate is not None:
         burst, tat = limits.effective_burst, rebase(limits, tat, now_us, owes)
         admitted = fairness.permits(tat, now_us, limits.rate, burst)
-        if need > 1 and not fairness.admits(tat, now_us, limits.rate, burst, need):
+        if not is_holder:
+            admitted -= kept
+        elif not fairness.admits(tat, now_us, limits.rate, burst, kept):
             admitted = 0
     if limits.concurrency is not None:
-        admitted = min(admitted, limits.concurrency - leased)
+        slot = 1 if kept and not is_holder else 0
+        admitted = min(admitted, limits.concurrency - leased - slot)
     if limits.left is not None:
         admitted = min(admitted, limits.left)
     return max(admitted, 0)
+
+
+def opens_us(limits: Gate, tat: int, leased: int, now_us: int, debt: Debt = NO_DEBT) -> int | None:
+    """When the gate may admit more by the clock alone; None: only when a lease ends, or now."""
+    if limits.left == 0 or (limits.concurrency is not None and leased >= limits.concurrency):
+        return None
+    times = [debt.held_until]
+    if limits.rate is not None:
+        kept = debt.kept(now_us)  # for the lane that it is held for; others need one more
+        times += [
+            next_permit_us(limits, tat, now_us, cost, debt.owes) or now_us
+            for cost in (1, kept, kept + 1)
+            if cost
+        ]
+    return min((at for at in times if at > now_us), default=None)
 
 
 def rebase(limits: Gate, tat: int, now_us: int, owes: int = 0) -> int:
@@ -80,35 +130,6 @@ def next_permit_us(limits: Gate, tat: int, now_us: int, cost: int = 1, owes: int
         return None
     burst, tat = limits.effective_burst, rebase(limits, tat, now_us, owes)
     return fairness.next_permit_us(tat, now_us, limits.rate, burst, cost)
-
-
-class Debt(NamedTuple):
-    """
-    What costs leave at a gate. Until `held_until` it stays shut while it has fewer permits than
-    `need`; `owes`: the cost of its last delivery.
-    """
-
-    need: int = 0
-    held_until: int = 0
-    owes: int = 0
-
-    def need_at(self, now_us: int) -> int:
-        """The permits for which it is held now."""
-        return self.need if now_us < self.held_until else 1
-
-
-NO_DEBT = Debt()
-
-
-def opens_us(limits: Gate, tat: int, leased: int, now_us: int, debt: Debt = NO_DEBT) -> int | None:
-    """When a shut gate opens by the clock; None: it is open, or opens when a lease ends."""
-    if limits.left == 0 or (limits.concurrency is not None and leased >= limits.concurrency):
-        return None
-    at = next_permit_us(limits, tat, now_us, 1, debt.owes)
-    if at is not None and now_us < debt.held_until:
-        for_need = next_permit_us(limits, tat, now_us, debt.need, debt.owes)
-        at = max(at, min(for_need or 0, debt.held_until))
-    return at if at is not None and at > now_us else None
 
 
 def of_gates(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]
     if before[:_PLACED] == lane.stored_index[:_PLACED]:
         written[f"lane_count{mark}"].append((*lane.counts(), *changed, lane.lane))
     else:
-        placing = (lane.tier_queue, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
+        placing = [value or 0 for value in lane.stored_index[:_PLACED]]
         written[f"lane_place{mark}"].append((*placing, *lane.counts(), *changed, lane.lane))
 
 

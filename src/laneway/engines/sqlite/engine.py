@@ -48,6 +48,7 @@ from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
 from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
+from laneway.engines.sqlite.wanted import Only, Wanted
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
 from laneway.safetext import redacted
@@ -344,7 +345,7 @@ class Core:
         priority: int | None = None,
         now_us: int | None = None,
     ) -> Batch:
-        wanted = serving.Wanted.of(only, without, tiers, priority)
+        wanted = Wanted.of(only, without, tiers, priority)
         while True:
             batch, goes_on = self._lease(
                 n,
@@ -367,7 +368,7 @@ class Core:
         startable: int | None,
         *,
         record_start: bool,
-        wanted: serving.Wanted | None,
+        wanted: Wanted | None,
         max_lease_us: int | None,
         now_us: int | None,
     ) -> tuple[Batch, bool]:
@@ -380,7 +381,7 @@ class Core:
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
-            filter_ = serving.Only.of(wanted, tx)
+            filter_ = Only.of(wanted, tx)
             leases, withheld, goes_on = serving.lease(
                 tx,
                 n,

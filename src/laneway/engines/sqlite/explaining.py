@@ -123,12 +123,12 @@ def _gates(
     return [
         GateFacts(
             name=gate.name,
-            room=gate.room(tx.now),
+            room=gate.room(tx.now, lane.lane),
             leased=gate.leased,
             wake_us=gate.wake,
-            need=gate.need if tx.now < gate.held_until else 1,
+            need=gate.need if gate.is_held(tx.now) else 1,
             owes=gate.owes,
             shares=shares if gate.name.startswith(TOPIC) else (),
         )
-        for gate in (tx.lane_gates(key).defined if key is not None else ())
+        for gate in tx.gates_in(key)
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from laneway.engines.shared.states import AT_GATE, RUNNABLE
-from laneway.engines.sqlite.rows import GROUP_COLUMNS, GroupQueue
+from laneway.engines.sqlite.rows import GROUP_COLUMNS, GroupQueue, GroupTurn
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
@@ -108,6 +108,23 @@ class GroupQueues:
         self.dirty[group.number] = group
         return group
 
+    def find(self, tier_queue: int, name: str) -> GroupQueue | None:
+        """The group of a name in a tier queue, if it exists."""
+        number = self._cache.group_numbers.get((tier_queue, name))
+        if number is not None:
+            return self._cache.groups[number]
+        row = self._tx.one("group_find", name, tier_queue)
+        if row is None:
+            return None
+        return self._cache.groups.get(row[0]) or self._add(GroupQueue(*row))
+
+    def turn(self, group: GroupQueue, gate: str) -> GroupTurn:
+        """The virtual times of a group at a gate."""
+        if group.turns is None:
+            rows = self._tx.all("group_turns", group.number) if group.is_stored else ()
+            group.turns = {name: GroupTurn(*values) for name, *values in rows}
+        return group.turns.setdefault(gate, GroupTurn())
+
     def set_up(self, name: str, settings: Gate) -> None:
         """The settings of the groups of this name were changed."""
         for row in self._tx.all("groups_of_name", name):
@@ -159,24 +176,42 @@ class GroupQueues:
 
     def write(self, moved: set[tuple[str, int]]) -> None:
         """
-        Write what changed. Adds to `moved` the gates and tier queues whose first lane or group may
-        have changed.
+        Write what changed. Adds to `moved` the gates and tier queues where the position of the
+        first entry may have changed.
         """
         if not self.dirty:
             return
         tx = self._tx
         written: list[tuple[Any, ...]] = []
+        turns: list[tuple[Any, ...]] = []
         for number, group in self.dirty.items():
             if group.lanes <= 0:
                 if group.is_stored:
                     tx.run("group_delete", number)
+                    tx.run("group_turns_delete", number)
                 continue
+            if group.at_gate or group.turns:
+                turns += self._turns(group, moved)
             group.is_stored = True
             written.append(_columns(group))
-            if group.at_gate and tx.run("gate_entry_group_vt", group.vt, -number):
-                moved.update((gate, group.tier_queue) for (gate,) in tx.all("group_gates", -number))
         self.dirty.clear()
         tx.insert("group_write", written)
+        tx.insert("group_turn_write", turns)
+
+    def _turns(self, group: GroupQueue, moved: set[tuple[str, int]]) -> list[tuple[Any, ...]]:
+        """The rows of its virtual times at gates."""
+        tier_queue = group.tier_queue
+        if group.limited:
+            moved.add((GROUP + group.name, tier_queue))
+        if group.turns is None:
+            self.turn(group, GROUP + group.name)
+        turns = group.turns or {}
+        moved.update((gate, tier_queue) for gate, its in turns.items() if its.waiting)
+        return [
+            (group.number, gate, tier_queue, its.turn, its.inner, its.waiting)
+            for gate, its in turns.items()
+            if its != GroupTurn()
+        ]
 
 
 def _apply(group: GroupQueue, settings: Gate) -> None:

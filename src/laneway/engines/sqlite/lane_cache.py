@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import sqlite3
 
     from laneway.engines.sqlite.rows import Ended, GroupQueue, Lane, Shard, TierQueue
-    from laneway.engines.sqlite.serving import Wanted
     from laneway.engines.sqlite.tallies import TallyBook
 
 CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
@@ -53,7 +52,7 @@ class LaneCache:
         """By topic: the number of its own policies (0: none), for topics without a lane."""
         self.leases: dict[int, CachedLease] = {}
         """By fence: the leases that this object delivered, as far as they need not be read."""
-        self.positions: dict[Wanted, dict[tuple[int, str], tuple[Any, ...]]] = {}
+        self.positions: dict[tuple[Any, ...], dict[tuple[int, str], tuple[Any, ...]]] = {}
         """
         Where the next lease with this filter continues, by tier queue or group and one of its
         indexes.

@@ -14,7 +14,7 @@ from laneway.engines import base
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US
 from laneway.engines.sqlite import key_limits
-from laneway.engines.sqlite.rows import Held
+from laneway.engines.sqlite.rows import MEAN_OVER, Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from laneway.message import Settlement
 
 _dumps = msgspec.json.Encoder().encode
-
-MEAN_OVER = 8
-"""A mean duration moves by this part of each new one's difference."""
 
 
 def by_fence(tx: Transaction, fences: Iterable[int]) -> dict[int, Held]:
@@ -79,7 +76,7 @@ def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None
     lane.leased -= 1
     tx.shard.leased -= 1
     if held.gate is not None:
-        tx.free_gates(held.gate)
+        tx.free_gates(held.gate, tx.now - held.granted)
     if held.slot is not None:
         key_limits.free(tx, lane, held.slot)
     if held.charge:
@@ -154,10 +151,10 @@ def _moved_mean(mean: int, cost: int) -> int:
 def return_permits(tx: Transaction, lane: Lane, held: Held, cost: int) -> None:
     """The delivery never began: return its permits of the lane's rate and of its gates."""
     policy, since = tx.policy_of(lane), tx.now - held.granted
-    cost = min(cost, tx.largest_cost(policy, held.gate))
+    cost = min(cost, tx.largest_cost(policy, tx.gates_in(held.gate)))
     if policy.lane_rate:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, cost, since)
-    for gate in tx.lane_gates(held.gate).defined if held.gate is not None else ():
+    for gate in tx.gates_in(held.gate):
         gate.give_back(cost, since)
     if held.slot is not None:
         key_limits.give_back(tx, lane, held.slot, since)

@@ -86,7 +86,7 @@ def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     lane.leased -= 1
     tx.shard.leased -= 1
     if held.gate is not None:
-        tx.free_gates(held.gate)
+        tx.free_gates(held.gate, tx.now - held.granted)
     if held.slot is not None:
         key_limits.free(tx, lane, held.slot)
     if row is not None:

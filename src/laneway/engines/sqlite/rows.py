@@ -15,13 +15,11 @@ import msgspec
 from laneway.engines.shared import adaptive, fairness, gates
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
-from laneway.engines.shared.states import IDLE
+from laneway.engines.shared.states import AT_GATE, IDLE
 from laneway.policy import Gate, Resolved
 from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from laneway.engines.base import Tally
     from laneway.engines.shared.adaptive import Share
 
@@ -42,7 +40,8 @@ class Lane:
     place: int = IDLE
     wake: int | None = None
     vt: int = 0
-    gate: str | None = None
+    gate: str | None = None  # at gates: where it waits; else where it waited last
+    turn: int = 0  # its virtual time there
     tat: int = 0
     ready: int = 0
     delayed: int = 0
@@ -78,6 +77,8 @@ class Lane:
     flow: Flow | None = None  # with concurrency="auto", from its first delivery on
     key_limits: str = ""  # under which messages were parked last, see `Resolved.key_limits`
     keys_recover: int = 0  # when the rates of all its keys have recovered
+    gates: str | None = None  # at several gates: all of them, see `gates_key`
+    turns: dict[str, int] | None = None  # its virtual times at others than `gate`
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
     # what tallies.py has counted of this lane
@@ -101,6 +102,34 @@ class Lane:
         """Its topic; None for a bucket."""
         return None if self.name[0] == BUCKET else self.rule
 
+    @property
+    def gates_key(self) -> str:
+        """All gates that its deliveries go through, as it was placed; "": it is at none."""
+        return (self.gates or self.gate or "") if self.place == AT_GATE else ""
+
+    def turn_at(self, gate: str) -> int:
+        """Its virtual time at a gate."""
+        if gate == self.gate:
+            return self.turn
+        return self.turns.get(gate, 0) if self.turns is not None else 0
+
+    def set_turn(self, gate: str, turn: int) -> None:
+        """Set its virtual time at a gate."""
+        if gate == self.gate:
+            self.turn = turn
+        else:
+            self.turns = {**(self.turns or {}), gate: turn}
+
+    def wait_at(self, gate: str) -> None:
+        """It waits at this one of its gates from now on."""
+        if gate == self.gate:
+            return
+        turn, turns = self.turn_at(gate), dict(self.turns or {})
+        turns.pop(gate, None)
+        if self.gate is not None and self.turn:
+            turns[self.gate] = self.turn
+        self.gate, self.turn, self.turns = gate, turn, turns or None
+
     def index_columns(self) -> tuple[Any, ...]:
         """The columns that indexes have: PLACING, then CLASSES."""
         return (
@@ -109,6 +138,7 @@ class Lane:
             self.wake,
             self.vt,
             self.gate,
+            self.turn,
             self.big,
             self.old,
             self.busy,
@@ -165,6 +195,10 @@ class Lane:
             self.need,
             self.owes,
         )
+        if self.gates or self.turns:
+            rest = (self.flow, self.key_limits, self.keys_recover, self.gates, self.turns)
+            self.more = msgspec.json.encode((*values, *rest)).decode()
+            return
         if self.key_limits or self.keys_recover:
             keys = (self.key_limits, self.keys_recover)
             self.more = msgspec.json.encode((*values, self.flow, *keys)).decode()
@@ -188,6 +222,17 @@ class TierQueue:
     delivered: int
 
 
+class GroupTurn(msgspec.Struct, gc=False):
+    """
+    A row of `group_turn`: the virtual times of a group at a gate, its own and that of its lane
+    served last there; and how many of its lanes wait there.
+    """
+
+    turn: int = 0
+    inner: int = 0
+    waiting: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class GroupQueue:
     """A row of `group_queue`: the lanes of one group in a tier queue."""
@@ -204,11 +249,17 @@ class GroupQueue:
     limited: int = 0
 
     is_stored: bool = True
+    turns: dict[str, GroupTurn] | None = None
+    """By gate; None: not read yet. At its own gate a group is no entry."""
 
     @property
     def competing(self) -> int:
         """How many of its lanes are runnable or at a gate."""
         return self.runnable + self.at_gate
+
+
+MEAN_OVER = 8
+"""A mean duration moves by this part of each new one's difference."""
 
 
 class Row(msgspec.Struct, gc=False):
@@ -264,8 +315,8 @@ def line_of(topic: str | None, key: str | None) -> str | None:
 
 class Ended(msgspec.Struct, gc=False):
     """
-    What the end of an acked message needs to know of it, see `leases_and_messages`. `gate`, `slot`:
-    those of its lease, if the lease is cached.
+    What the end of an acked message needs to know of it, see `leases_and_messages`. `gate`, `slot`,
+    `granted`: those of its lease, if the lease is cached.
     """
 
     mid: int
@@ -280,6 +331,7 @@ class Ended(msgspec.Struct, gc=False):
     has_note: int
     gate: str | None = None
     slot: str | None = None
+    granted: int = 0
 
     @property
     def line(self) -> str | None:
@@ -317,7 +369,9 @@ class GateState(msgspec.Struct, gc=False):
     """
     A row of `gate`, with the limits in force.
 
-    `need`, `held_until`, `owes`: see `gates.Debt`.
+    `turn`: the virtual time there of the entry that was served last. `mean`: of the time between a
+    lease and its end. `holder`, `need`, `held_until`: see `room`. `owes`: the cost of its last
+    delivery, if above 1. `waiting`: how many lanes at gates go through it.
     `granted`: this file's part of the gate, where the namespace has several files. `whole`: the
     limits of the gate, `limits`: those of this file, and `here` these without what adapts. `flow`:
     of a topic whose concurrency adapts, from its first delivery on.
@@ -337,6 +391,10 @@ class GateState(msgspec.Struct, gc=False):
     held_until: int = 0
     owes: int = 0
     flow: Any = None  # a Flow; as it is stored: JSON
+    turn: int = 0
+    mean: int = 0
+    holder: int = 0
+    waiting: int = 0
     granted: str | None = None
     has_new_grant: bool = False
     whole: Gate = Gate()
@@ -394,15 +452,56 @@ class GateState(msgspec.Struct, gc=False):
         """The limit that adapts may have changed."""
         self.limits = gates.adapted(self.whole, self.here, self.flow)
 
-    def room(self, now: int) -> int:
-        """How many deliveries it admits now."""
-        need = self.need if now < self.held_until else 1
-        return gates.room(self.limits, self.tat, self.leased, now, need, self.owes)
+    def is_held(self, now: int) -> bool:
+        """Whether something is held for the lane `holder`."""
+        return now < self.held_until
+
+    def room(self, now: int, lane: int = 0) -> int:
+        """How many deliveries of a lane it admits now, see `gates.room`."""
+        kept = self.need if now < self.held_until else 0
+        is_holder = kept > 0 and self.holder == lane
+        return gates.room(
+            self.limits, self.tat, self.leased, now, self.owes, kept, is_holder=is_holder
+        )
+
+    @property
+    def debt(self) -> gates.Debt:
+        """What it owes and keeps."""
+        return gates.Debt(self.need, self.held_until, self.owes, self.holder)
+
+    def is_open(self, now: int) -> bool:
+        """Whether it admits a delivery of some lane."""
+        return self.room(now) > 0 or (now < self.held_until and self.room(now, self.holder) > 0)
 
     def opens(self, now: int) -> int | None:
-        """When it opens by the clock, see `gates.opens_us`."""
-        debt = gates.Debt(self.need, self.held_until, self.owes)
-        return gates.opens_us(self.limits, self.tat, self.leased, now, debt)
+        """When it may admit more by the clock alone, see `gates.opens_us`."""
+        return gates.opens_us(self.limits, self.tat, self.leased, now, self.debt)
+
+    @property
+    def interval(self) -> int:
+        """Microseconds between two deliveries that it admits, if it is used up."""
+        rate_us = 0
+        if self.limits.rate is not None:
+            rate_us = fairness.interval(self.limits.rate) // fairness.TICKS * max(self.owes, 1)
+        return max(rate_us, self.mean // max(self.limits.concurrency or 1, 1))
+
+    def time_to_open(self, now: int, lane: int, need: int = 1) -> int:
+        """
+        Microseconds until it is expected to admit a delivery of the lane that uses `need` permits;
+        `gates.FOREVER_US`: not known, or it cannot while it is held for another lane.
+        """
+        limits, wait = self.limits, 0
+        is_kept = now < self.held_until and self.holder != lane
+        if limits.rate is not None:
+            need += self.need if is_kept else 0
+            if is_kept and need > limits.effective_burst:
+                return gates.FOREVER_US
+            wait = (gates.next_permit_us(limits, self.tat, now, need, self.owes) or now) - now
+        if limits.concurrency is not None and self.leased + is_kept >= limits.concurrency:
+            if not self.mean:
+                return gates.FOREVER_US
+            wait = max(wait, self.mean // max(limits.concurrency, 1) // 2)
+        return wait
 
     def shut_for(self, now: int) -> int:
         """For how long its rate shuts it, as it is counted."""
@@ -417,71 +516,64 @@ class GateState(msgspec.Struct, gc=False):
         tat = gates.rebase(limits, self.tat, now, self.owes)
         return tat, limits.rate, limits.effective_burst
 
-    def hold(self, cost: int, now: int) -> None:
-        """Keep its permits for a delivery of that cost."""
-        if now >= self.held_until or cost > self.need:
-            self.need = cost
-        self.held_until = now + gates.HOLD_US
+    def hold(self, now: int, lane: int, need: int, for_us: int) -> None:
+        """Keep so many permits, or a slot, for the lane."""
+        self.holder, self.need, self.held_until = lane, need, now + for_us
+
+    def hold_for(self, now: int, lane: int, wait: int, need: int = 1) -> None:
+        """
+        Keep what is free for the lane while it waits for another gate, if that opens within a part
+        of the time of one delivery through this one: so little is lost.
+        """
+        is_holder = now < self.held_until and self.holder == lane
+        if wait >= gates.FOREVER_US or not (is_holder or 5 * wait <= 3 * self.interval):
+            return
+        for_us = min(3 * wait + gates.LATE_US, gates.HOLD_US)
+        if is_holder:  # it may need more permits
+            need, for_us = max(need, self.need), max(for_us, self.held_until - now)
+        self.hold(now, lane, need, for_us)
+
+    def end_hold(self, lane: int) -> bool:
+        """End what is held for the lane; answers whether something was."""
+        if self.holder != lane:
+            return False
+        self.holder = self.need = self.held_until = 0
+        return True
 
     def rebase(self, now: int) -> None:
         """Its rate was changed."""
         self.tat = gates.rebase(self.limits, self.tat, now, self.owes)
 
-    def take(self, taken: int, permits: int, largest: int, now: int) -> None:
-        """So many deliveries go through it; they use so many permits, one of them `largest`."""
+    def take(self, lane: int, taken: int, permits: int, largest: int, now: int) -> None:
+        """
+        So many deliveries of a lane go through it; they use so many permits, one of them `largest`.
+        """
         self.leased += taken
         self._use_turn(taken)
         if self.limits.rate is not None:
             self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
             self.owes = largest if largest > 1 else 0
-        if largest >= self.need:
-            self.need = self.held_until = 0
+        if self.holder == lane and largest >= self.need:
+            self.end_hold(lane)
         if self.whole.least is not None:
             self.flow = self.flow or Flow(changed=now)
             adaptive.delivered(self.flow, self.leased, self.limits.concurrency or 0)
 
+    def free(self, took_us: int) -> None:
+        """A lease ended, after so many microseconds."""
+        self.leased -= 1
+        if self.limits.concurrency is not None:
+            took = max(took_us, 1)
+            self.mean = max(1, self.mean + (took - self.mean) // MEAN_OVER) if self.mean else took
+
     def reset(self) -> None:
         """Forget what deliveries have used and costs owe; its leases stay."""
-        self.tat = self.need = self.held_until = self.owes = 0
+        self.tat = self.owes = 0
+        self.end_hold(self.holder)
 
     def give_back(self, returned: int, since_us: int) -> None:
         """Return the permits of a delivery that never began, taken `since_us` ago."""
         self.tat = gates.give_back(self.limits, self.tat, returned, since_us)
-
-
-class LaneGates:
-    """
-    The gates of a lane. A delivery goes through all of them in one step, or is not made.
-
-    `key`: the value of `lane.gate`, `lease.gate` and `gate_entry.gate`: their names, joined by
-    `GATE_SEPARATOR`. Lanes with the same gates wait in one index. None among the `states`: a gate
-    that is not defined, which admits nothing.
-    """
-
-    __slots__ = ("key", "states")
-
-    def __init__(self, key: str, states: Sequence[GateState | None]) -> None:
-        self.key = key
-        self.states = states
-
-    def room(self, now: int) -> int:
-        """How many deliveries all of them admit now."""
-        return min([0 if state is None else state.room(now) for state in self.states])
-
-    def largest_cost(self, by_policy: int) -> int:
-        """
-        The most that a delivery is charged. What the partitions of a topic share says nothing: the
-        policy does.
-        """
-        of_gates = [
-            state.whole.largest_cost for state in self.defined if not state.name.startswith(TOPIC)
-        ]
-        return min([by_policy, *of_gates])
-
-    @property
-    def defined(self) -> list[GateState]:
-        """Those that are defined."""
-        return [state for state in self.states if state is not None]
 
 
 def _names(row: type[Any]) -> tuple[str, ...]:
@@ -495,7 +587,7 @@ LANE_COLUMNS = _LANE[: _LANE.index("retried")]
 MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_index")]
 _NOTHING_MORE = (0,) * MORE.index("flow")  # `flow` and what follows are seldom stored
 TIER_QUEUE_COLUMNS = _names(TierQueue)
-GROUP_COLUMNS = _names(GroupQueue)[:-1]
+GROUP_COLUMNS = _names(GroupQueue)[:-2]
 ROW_COLUMNS = Row.__struct_fields__
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import MAX_PASSED_OVER
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
-from laneway.engines.sqlite import key_limits, messages
+from laneway.engines.sqlite import gate_order, key_limits, messages
+from laneway.engines.sqlite.gate_lines import FEW, GateLine, GateLines
 from laneway.engines.sqlite.rows import (
     Ended,
     GroupQueue,
@@ -27,18 +27,18 @@ from laneway.engines.sqlite.rows import (
     Row,
     TierQueue,
     line_of,
-    rank_of,
 )
 from laneway.engines.sqlite.tallies import noise_of
 from laneway.engines.sqlite.transaction import rebased
+from laneway.engines.sqlite.wanted import START
 from laneway.message import Lease
-from laneway.policy import handling_patterns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from laneway.engines.sqlite.rows import LaneGates
+    from laneway.engines.sqlite.rows import GateState
     from laneway.engines.sqlite.transaction import Transaction
+    from laneway.engines.sqlite.wanted import Only, Position
     from laneway.policy import Resolved
 
 FIRST_PAGE = 16
@@ -47,20 +47,17 @@ FIRST_PAGE = 16
 MAX_PAGE = 256
 """Most lanes that are read at once by a call that passes lanes over."""
 
-Position = tuple[Any, ...]
-"""Virtual time and number of a lane or group in an index; among gates, also the gate's key."""
+Place = tuple[int, int, int, int]
+"""
+A position in a tier queue: virtual time and number of a lane or group, and those of a lane in the
+group.
+"""
 
-START: Position = (-1, -1)
-"""The position before all lanes of an index."""
+ANYWHERE: Place = (-1, -1, -1, -1)
+"""Before all positions: that of a gate that has still to be seen."""
 
 GATES = "gates"
 """The name of the index of open gates, beside those of the lanes at each of them."""
-
-SEEN: Position = (-2, -2)
-"""Instead of a position: all lanes of the index were seen, in the last calls."""
-
-MAX_FILTERS = 1_000
-"""Filters of calls that pass lanes over, for which positions are remembered."""
 
 MOST_REFUSING = 100
 """
@@ -134,254 +131,93 @@ def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: i
     tx.place(lane)
 
 
-class Wanted(NamedTuple):
-    """What a caller takes, as it names it in a lease; see `Queue.lease`."""
-
-    only: frozenset[str] | None
-    without: frozenset[str]
-    tiers: frozenset[str] | None
-    last_rank: int | None
-    """The largest rank that it takes; None: any."""
-
-    @staticmethod
-    def of(
-        only: Sequence[str] | None,
-        without: Sequence[str] | None,
-        tiers: Sequence[str] | None,
-        priority: int | None,
-    ) -> Wanted | None:
-        """What a lease call names; None: it takes everything."""
-        if only is None and not without and tiers is None and priority is None:
-            return None
-        return Wanted(
-            None if only is None else frozenset(only),
-            frozenset(without or ()),
-            None if tiers is None else frozenset(tiers),
-            None if priority is None else rank_of(priority, at_front=False),
-        )
-
-    def takes(self, lane: Lane) -> bool:
-        """Whether it takes messages of the lane, by the most specific pattern that matches."""
-        if self.only is None and not self.without:
-            return True
-        is_bucket = lane.topic is None
-        for pattern in handling_patterns(lane.rule if is_bucket else lane.topic or ""):
-            if pattern in self.without:
-                return False
-            if self.only is not None and pattern in self.only:
-                return True
-        return self.only is None or is_bucket
-
-
-class Only:
-    """
-    What a caller takes: the messages that it wants; and the positions at which its calls continue.
-
-    A call passes over a bounded number of lanes that have nothing for it; the next call continues
-    behind them, in each index by itself. An index of which all was seen is read from the start, but
-    only a page of it, until all others were seen, too.
-    """
-
-    def __init__(self, wanted: Wanted, tx: Transaction) -> None:
-        self.wanted = wanted
-        self.last_rank = wanted.last_rank
-        self._tx = tx
-        self._begins = tx.lane_cache.positions.get(wanted, {})
-        self._begun: set[tuple[int, str]] = set()
-        self._seen: set[tuple[int, str]] = set()
-        self._stopped: dict[tuple[int, str], Position] = {}
-        self._groups: dict[int, tuple[tuple[int, str], tuple[int, int]]] = {}
-        """By number of a group, below 0: the index that lists it, and the position before it."""
-        self._left = MAX_PASSED_OVER
-        self.passed_over = False
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether lanes are left that this call and the last ones have not seen."""
-        return bool(self._stopped)
-
-    @property
-    def leaves_some(self) -> bool:
-        """
-        Whether it passed over what another worker should learn of. What a worker leaves for its
-        common slots is none of that.
-        """
-        return self.passed_over and not self.wanted.without
-
-    @staticmethod
-    def of(wanted: Wanted | None, tx: Transaction) -> Only | None:
-        """Begin a call; None: it takes everything."""
-        if len(tx.lane_cache.positions) > MAX_FILTERS:
-            tx.lane_cache.positions.clear()
-        return None if wanted is None else Only(wanted, tx)
-
-    def takes(self, lane: Lane) -> bool:
-        """Whether the lane has something for the caller; if not, it counts as passed over."""
-        if self.wanted.takes(lane) and (self.last_rank is None or self.ready(lane, 1)):
-            return True
-        self.passed_over = True
-        self._left -= 1
-        return False
-
-    def ready(self, lane: Lane, most: int) -> int:
-        """How many of its ready messages have the priority, counted up to `most`."""
-        return int(self._tx.one("ready_up_to", lane.lane, self.last_rank, most)[0])
-
-    def begin(self, number: int, index: str) -> Position:
-        """
-        The position at which this call begins to read one of the indexes of a tier queue or group.
-        """
-        self._begun.add((number, index))
-        position = self._begins.get((number, index), START)
-        return START if position == SEEN else position
-
-    def enter_group(self, number: int, listed: tuple[int, str], before: tuple[int, int]) -> None:
-        """Lanes of a group (below 0) are read, that this index lists behind this position."""
-        self._groups[number] = listed, before
-
-    def _was_seen(self, number: int, index: str) -> bool:
-        listed = self._groups[number][0] if number < 0 else (number, index)
-        return self._begins.get(listed) == SEEN
-
-    def _stop(self, index: tuple[int, str], position: Position) -> None:
-        self._stopped[index] = min(self._stopped.get(index, position), position)
-
-    def may_go_on(self, number: int, index: str, after: Position) -> bool:
-        """Whether this call may read more; if not, the next one continues at `after`."""
-        if self._was_seen(number, index):
-            return False
-        if self._left > 0:
-            return True
-        self._stop((number, index), after)
-        if number < 0:
-            self._stop(*self._groups[number])
-        return False
-
-    def ended(self, number: int, index: str) -> None:
-        """Everything was read, in this call and earlier ones."""
-        if number > 0:
-            self._seen.add((number, index))
-
-    def skips(self, number: int, index: str, before: tuple[int, int]) -> bool:
-        """Whether this call may look at no further group; the next one continues at `before`."""
-        if self._left > 0:
-            return False
-        if not self._was_seen(number, index):
-            self._stop((number, index), before)
-        return True
-
-    def end(self, *, is_full: bool) -> None:
-        """
-        Remember where the next call begins: at the start, if this one has seen the rest of all
-        indexes. `is_full`: it leased as many messages as it could; then the next one begins also
-        those at the start of which it has seen all.
-        """
-        positions = self._tx.lane_cache.positions
-        if not self._stopped:
-            positions.pop(self.wanted, None)
-            return
-        kept = {
-            index: position
-            for index, position in self._begins.items()
-            if index not in self._begun or (position == SEEN and not is_full)
-        }
-        if not is_full:
-            kept |= dict.fromkeys(self._seen, SEEN)
-        positions[self.wanted] = kept | self._stopped
-
-
 def can_deliver(tx: Transaction, lane: Lane) -> bool:
-    """Whether the lane is runnable, or at an open gate."""
+    """Whether the lane is runnable, or all of its gates admit it."""
     if lane.forgotten:
         return False
     if lane.place == AT_GATE:
-        return tx.lane_gates(lane.gate or "").room(tx.now) > 0
+        return all(state.room(tx.now, lane.lane) for state in tx.gates_in(lane.gates_key))
     return lane.place == RUNNABLE
 
 
-class _Source(NamedTuple):
-    """An index that candidates are read from: lanes or groups, those at gates or the others."""
+_LANES, _GROUPS = "", "groups "
+"""Names of the indexes of runnable lanes and groups."""
 
-    gates: LaneGates | None = None
-    of_groups: bool = False
-
-    @property
-    def name(self) -> str:
-        """Names the index among those of a tier queue."""
-        name = "" if self.gates is None else f"gates {self.gates.key}"
-        return f"groups {name}" if self.of_groups else name
-
-
-_RUNNABLE = _Source()
-_GROUPS = _Source(of_groups=True)
+Found = Lane | GroupQueue | GateLine
 
 
 class _Candidates:
     """
     The lanes and groups of a tier queue, or the lanes of a group, that can deliver now, in the
-    order of (virtual time, number).
+    order of (virtual time, number); of each open gate the first lane.
 
-    They are read from the indexes page by page, from several sources: the runnable lanes, those at
-    each open gate, and the same of groups. In the heap each source has a marker behind its last
-    member; when the marker is the smallest entry, the source's next page is read. Of open gates, by
-    their first lanes, only a page is read as long as the lanes there are enough.
+    Those without gates are read from their indexes page by page. In the heap each index has a
+    marker behind its last member; when the marker is the smallest entry, the next page is read. Of
+    open gates, by their first lanes, only a page is read as long as the lanes there are enough.
 
     `number`: the tier queue's; below 0, the group's. `first`: lanes of a group that were read.
     """
 
     def __init__(
         self,
-        tx: Transaction,
+        plan: _Plan,
         number: int,
         room: int,
-        only: Only | None = None,
         first: Sequence[int] | None = None,
     ) -> None:
         self.number = number
         self.in_groups: dict[int, _Candidates] = {}
         """By number of a group: its lanes, as far as they can deliver more in this call."""
-        self._only = only
-        self._transaction = tx
+        self.has_yielded = False
+        """Whether a lane let one of another tier go before it at a gate."""
+        self._plan, self._tx, self._only = plan, plan.tx, plan.only
         self._heap: list[tuple[int, int, int, Any]] = []
         self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
         self._seen: set[int] = set()
-        self._listed_again: dict[int, int] = {}
-        """
-        By number of a group: how many other indexes have listed it. A group counts once in each
-        until its first visit, and from then on once.
-        """
-        self._visited: set[int] = set()
-        self._listed_in: dict[int, str] = {}
-        """By number of a group: the index that it was read from."""
+        self._entries = 0
         self._first_in: dict[int, list[int]] = {}
         """By number of a group: its first lanes, if they were read with the group."""
+        self._lines: dict[str, GateLine] = {}
+        """By gate: the order of the lanes there, if it may admit one."""
+        self._heads: list[tuple[Place, str]] = []
+        """A heap of the gates by the positions of their first lanes."""
+        self._shut: set[str] = set()
+        """Gates that are not in the heap, because they admitted nothing."""
         self._gates_after: Position | None = None
         """The position of the last open gate that was read, if there may be more."""
         if first is None:
-            self._begin(_RUNNABLE)
+            self._read_more(_LANES, self._begins(_LANES))
         else:
             self._begin_with(first)
-            if number < 0 and not tx.groups.get(-number).at_gate:
-                return
         if number > 0:
-            for lane in tx.came_up:
+            for lane in self._tx.came_up:
                 self._offer(lane)
-            if tx.groups.exist():
-                self._begin(_GROUPS)
-            begins = START if only is None else only.begin(number, GATES)
-            self._read_gates(begins)
-        elif tx.groups.get(-number).at_gate:
-            self._begin_at([key for (key,) in tx.all("group_gates", number)])
+            if self._tx.groups.exist():
+                self._read_more(_GROUPS, self._begins(_GROUPS))
+            self._read_gates(self._begins(GATES))
+            for lane in self._tx.came_up:
+                if lane.place == AT_GATE and self._tx.tier_queue_of(lane).number == number:
+                    self.add_line(self._tx.gates_in(lane.gate)[0])
+
+    def _begins(self, index: str) -> Position:
+        return START if self._only is None else self._only.begin(self.number, index)
+
+    # Gates
 
     def _read_gates(self, after: Position) -> None:
         """Begin with the lanes at the next open gates, a page of them."""
         behind = after if len(after) > len(START) else (*after, "")
-        rows = self._transaction.all("gate_entries_open", self.number, *behind, self._page)
-        self._begin_at([key for key, _, _ in rows])
+        rows = self._tx.all("gate_entries_open", self.number, *behind, self._page)
+        few = len(rows) > MANY_GATES
+        page = max(8, self._page // len(rows)) if few else self._page
+        for name, _, _ in rows:
+            gate = self._tx.gate(name)
+            if gate is not None:
+                self.add_line(gate, page)
         self._gates_after = None
         if len(rows) == self._page:
-            key, vt, head = rows[-1]
-            self._gates_after = vt, head, key
+            name, vt, head = rows[-1]
+            self._gates_after = vt, head, name
         elif self._only is not None:
             self._only.ended(self.number, GATES)
 
@@ -396,24 +232,70 @@ class _Candidates:
         self._read_gates(after)
         return True
 
-    def _begin_at(self, keys: Sequence[str]) -> None:
-        """Begin with the lanes at these gates."""
-        tx = self._transaction
-        page = self._page if len(keys) <= MANY_GATES else max(8, self._page // len(keys))
-        for key in keys:
-            gates = tx.lane_gates(key)
-            if gates.room(tx.now):
-                self._begin(_Source(gates), page)
-                if self.number > 0 and tx.groups.exist():
-                    self._begin(_Source(gates, of_groups=True), page)
+    def add_line(self, gate: GateState, page: int = FEW) -> None:
+        """Add the order of the lanes at a gate."""
+        if gate.name not in self._lines and gate.is_open(self._tx.now):
+            self._lines[gate.name] = self._plan.lines.line(gate, self.number, page)
+        if gate.name in self._lines:
+            heapq.heappush(self._heads, (ANYWHERE, gate.name))
 
-    def _begin(self, source: _Source, page: int | None = None) -> None:
-        begins = START if self._only is None else self._only.begin(self.number, source.name)
-        self._read_more(source, begins, page)
+    @property
+    def has_shut(self) -> bool:
+        """Whether gates admitted nothing when they were seen."""
+        return bool(self._shut)
+
+    def look_at(self, gates: Iterable[GateState]) -> None:
+        """These gates may admit again what they did not admit."""
+        for gate in gates:
+            if gate.name in self._shut:
+                self._shut.discard(gate.name)
+                heapq.heappush(self._heads, (ANYWHERE, gate.name))
+
+    def look_at_all(self) -> None:
+        """As `look_at`, of all gates."""
+        self._heads = [(ANYWHERE, name) for name in self._lines]
+        self._shut.clear()
+
+    def _first_line(self) -> tuple[Place, GateLine] | None:
+        """
+        The gate whose first lane is served next, and its position. In the heap a gate has the
+        position at which it was seen last. That only grows, unless a lane comes there, so the first
+        one that is still right is the first of all.
+        """
+        heads, now, aside = self._heads, self._tx.now, []
+        found = None
+        while heads and found is None:
+            place, name = heads[0]
+            line = self._lines[name]
+            lane = line.head = line.first()
+            if lane is None or not line.gate.room(now, lane.lane):
+                heapq.heappop(heads)
+                self._shut.add(name)
+            elif (position := self.position(lane)) != place:
+                heapq.heapreplace(heads, (position, name))
+            elif self._plan.lets_others_go_first(line, lane):
+                self.has_yielded = True
+                aside.append(heapq.heappop(heads))
+            elif self._plan.lines.waits_for_pool(line, lane):
+                aside.append(heapq.heappop(heads))
+            else:
+                found = place, line
+        for each in aside:
+            heapq.heappush(heads, each)
+        return found
+
+    def position(self, lane: Lane) -> Place:
+        """The lane's position in the tier queue."""
+        group = self._tx.group_of(lane)
+        if group is None:
+            return lane.vt, lane.lane, 0, 0
+        return group.vt, group.number, lane.vt, lane.lane
+
+    # Lanes and groups
 
     def _begin_with(self, first: Sequence[int]) -> None:
         """Begin with these lanes, the first runnable ones, as far as a visit needs them."""
-        tx = self._transaction
+        tx = self._tx
         if not first:
             return
         last = tx.lane(first[0])
@@ -423,20 +305,17 @@ class _Candidates:
             last = tx.lane(number)
             self._offer(last)
         if (is_enough and len(first) > 1) or len(first) >= LANES_OF_GROUP:
-            heapq.heappush(self._heap, (last.vt, last.lane, 1, (_RUNNABLE, (last.vt, last.lane))))
+            heapq.heappush(self._heap, (last.vt, last.lane, 1, _LANES))
 
-    def _read_more(self, source: _Source, after: Position, page: int | None = None) -> None:
-        tx, page = self._transaction, page or self._page
+    def _read_more(self, index: str, after: Position) -> None:
+        tx, page = self._tx, self._page
         if self._only is not None:  # SQLite reads all entries of the same time for each page
             self._page = min(2 * page, MAX_PAGE)
-        kind = "groups" if source.of_groups else "lanes"
-        if source.gates is None:
-            rows = tx.all(f"{kind}_runnable", self.number, *after, page)
-        else:
-            rows = tx.all(f"{kind}_at_gate", source.gates.key, self.number, *after, page)
+        kind = "lanes_runnable" if index == _LANES else "groups_runnable"
+        rows = tx.all(kind, self.number, *after, page)
         numbers = [number for number, _ in rows]
-        if source.of_groups:
-            self._read_groups(numbers, source)
+        if index == _GROUPS:
+            self._read_groups(numbers)
         else:
             tx.load_numbers(numbers)
             lanes = tx.lane_cache.lanes
@@ -444,24 +323,19 @@ class _Candidates:
                 self._offer(lanes[number])
         if len(rows) == page:
             number, vt = rows[-1]
-            heapq.heappush(self._heap, (vt, number, 1, (source, (vt, number))))
+            heapq.heappush(self._heap, (vt, number, 1, index))
         elif self._only is not None:
-            self._only.ended(self.number, source.name)
+            self._only.ended(self.number, index)
 
-    def _read_groups(self, numbers: list[int], source: _Source) -> None:
+    def _read_groups(self, numbers: list[int]) -> None:
         """Read groups, and the lanes that a visit of each needs at least."""
-        tx, again = self._transaction, self._listed_again
-        for number in numbers:
-            if -number in self._seen and number not in self._visited:
-                again[number] = again.get(number, 0) + 1
+        tx = self._tx
         numbers = [number for number in numbers if -number not in self._seen]
         tx.groups.load(numbers)
-        name = source.name
         for number in numbers:
             self._seen.add(-number)
-            self._listed_in[number] = name
             self.push(tx.groups.get(number))
-        if source.gates is None and self._only is None and numbers:
+        if self._only is None and numbers:
             found = tx.all("group_heads", _dumps(numbers), LANES_OF_GROUP)
             self._first_in.update((number, _loads(lanes)) for number, lanes in found)
             heads = [lanes for number in numbers if (lanes := self._first_in[number])]
@@ -474,49 +348,87 @@ class _Candidates:
         number = lane.lane
         if (
             number not in self._seen
+            and lane.place == RUNNABLE
             and lane.tier_queue == self.number
-            and can_deliver(self._transaction, lane)
+            and not lane.forgotten
         ):
             self._seen.add(number)
             if self._only is None or self._only.takes(lane):
-                heapq.heappush(self._heap, (lane.vt, number, 0, lane))
+                self.push(lane)
 
     def push(self, entry: Lane | GroupQueue) -> None:
         """Add a lane or group at its present virtual time."""
         number = entry.lane if isinstance(entry, Lane) else entry.number
         heapq.heappush(self._heap, (entry.vt, number, 0, entry))
+        self._entries += 1
 
-    def pop(self) -> Lane | GroupQueue | None:
-        """The next lane or group, or None."""
-        while self._heap or self._read_more_gates():
-            if not self._heap:
+    def peek(self) -> Lane | GroupQueue | None:
+        """The next lane or group without gates, or None; it stays."""
+        while self._heap:
+            vt, number, is_marker, entry = self._heap[0]
+            if not is_marker and entry.vt == vt:
+                return entry  # type: ignore[no-any-return]
+            heapq.heappop(self._heap)
+            if not is_marker:  # a group of which a lane at a gate was served
+                heapq.heappush(self._heap, (entry.vt, number, 0, entry))
                 continue
-            _, _, is_marker, entry = heapq.heappop(self._heap)
-            if not is_marker:
-                found: Lane | GroupQueue = entry
-                if isinstance(found, GroupQueue):
-                    self._visited.add(found.number)
-                    self._listed_again.pop(found.number, None)
-                return found
-            source, after = entry
-            if self._only is not None and not self._only.may_go_on(self.number, source.name, after):
-                continue
-            if source.gates is None or source.gates.room(self._transaction.now):
-                self._read_more(source, after)
+            after = vt, number
+            if self._only is None or self._only.may_go_on(self.number, entry, after):
+                self._read_more(entry, after)
         return None
 
+    def runnable_position(self) -> Place | None:
+        """The position of the next lane or group without gates."""
+        entry = self.peek()
+        if entry is None:
+            return None
+        if isinstance(entry, Lane):
+            return entry.vt, entry.lane, 0, 0
+        lane = self.of_group(entry).peek()
+        if lane is None:
+            return entry.vt, entry.number, 0, 0
+        assert isinstance(lane, Lane)
+        return entry.vt, entry.number, lane.vt, lane.lane
+
+    def pop(self) -> Found | None:
+        """What is served next, or None: a lane or group, or a gate, which stays."""
+        while True:
+            entry = self.peek()
+            line = self._first_line() if self._heads else None
+            if entry is None and line is None:
+                if self._read_more_gates():
+                    continue
+                return None
+            if line is not None and (entry is None or self._is_before(line[0], entry)):
+                return line[1]
+            heapq.heappop(self._heap)
+            self._entries -= 1
+            return entry
+
+    def _is_before(self, position: Place, entry: Lane | GroupQueue) -> bool:
+        """Whether a position is before a lane or group without gates."""
+        number = entry.lane if isinstance(entry, Lane) else entry.number
+        if position[:2] != (entry.vt, number):
+            return position[:2] < (entry.vt, number)
+        return position < (self.runnable_position() or position)
+
     def count(self, most: int) -> int:
-        """How many lanes and groups it has, as far as they were read."""
-        return min(most, len(self._heap) + sum(self._listed_again.values()))
+        """How many lanes and groups it has, as far as they were read; at least one, if any."""
+        while True:
+            found = self._entries
+            for line in self._lines.values():
+                lane = line.first()
+                if lane is not None and line.gate.room(self._tx.now, lane.lane):
+                    found += line.count
+            if found or not self._read_more_gates():
+                return min(most, found)
 
     def skips(self, group: GroupQueue) -> bool:
         """Whether the group is left to a later call: this one has passed over enough lanes."""
         return (
             self._only is not None
             and group.number not in self.in_groups
-            and self._only.skips(
-                self.number, self._listed_in[group.number], (group.vt, group.number - 1)
-            )
+            and self._only.skips(self.number, _GROUPS, (group.vt, group.number - 1))
         )
 
     def of_group(self, group: GroupQueue) -> _Candidates:
@@ -525,9 +437,9 @@ class _Candidates:
         if found is None:
             first = self._first_in.get(group.number)
             if self._only is not None:
-                listed = self.number, self._listed_in[group.number]
+                listed = self.number, _GROUPS
                 self._only.enter_group(-group.number, listed, (group.vt, group.number - 1))
-            found = _Candidates(self._transaction, -group.number, 0, self._only, first)
+            found = _Candidates(self._plan, -group.number, 0, first)
             self.in_groups[group.number] = found
         return found
 
@@ -553,6 +465,15 @@ class _Plan:
         self.keyed: dict[int, list[key_limits.Next]] = {}
         """By lane with limits per key: its messages that this call takes, in their order."""
         self.withheld = False
+        self.lines = GateLines(tx, only)
+        self._moves: dict[int, int] = {}
+        """By lane: how often it went from one gate to another."""
+        self._shared: dict[int, _Candidates | None] = {}
+        """By number of a tier queue with a share: what it can deliver, once it was read."""
+        self._left: dict[int, int] = {}
+        """By number of a tier queue: what it may take of the part that it was given."""
+        self._yields = False
+        """Whether a lane lets one of another tier go before it at a gate."""
         self.by_time = {
             tier_queue.number
             for tier_queue in tx.tier_queues.values()
@@ -585,72 +506,127 @@ class _Plan:
     ) -> None:
         for share, tier_queue in tier_queues:
             if share == "strict":
-                candidates = _Candidates(self.tx, tier_queue.number, room, self.only)
+                candidates = _Candidates(self, tier_queue.number, room)
                 room -= self._serve(candidates, tier_queue, room)
                 if self.withheld:
                     return
-        by_tier: dict[str, _Candidates | None] = {}
-        shares: dict[str, float] = {}
-        for share, tier_queue in tier_queues:
-            if share == "strict":
-                continue
-            if self._has_work(tier_queue):
-                shares[tier_queue.tier] = float(share)
-                by_tier[tier_queue.tier] = None  # read when its room is known
-            else:
-                tier_queue.carry = 0
-        while room > 0 and shares and not self.withheld:
+        shared = {queue.tier: float(share) for share, queue in tier_queues if share != "strict"}
+        self._serve_shared(pool, room, shared)
+
+    def _serve_shared(self, pool: str, room: int, shared: dict[str, float]) -> None:
+        """
+        Serve the tiers that have shares. A tier whose lane lets one of another tier go before it
+        at a gate is served again after that; if no other takes what it left, it goes on.
+        """
+        queues = {name: self.tx.tier_queue(pool, name) for name in shared}
+        self._shared = dict.fromkeys(queue.number for queue in queues.values())
+        shares = {name: share for name, share in shared.items() if self._has_work(queues[name])}
+        absent = [name for name in shared if name not in shares]
+        every, begin, yielded = dict(shares), room, dict[str, float]()
+        self._yields = len(shared) > 1
+        while room > 0 and (shares or yielded) and not self.withheld:
+            if not shares:  # nobody took what they left
+                shares, yielded, self._yields = yielded, {}, False
             step = (
                 room
                 if len(shares) == 1 or self.startable >= room
                 else self.startable or min(room, STEP)
             )
-            room -= self._serve_shares(pool, step, shares, by_tier)
+            took = self._serve_shares(queues, step, shares, yielded)
+            room -= took
+            if took:
+                back = shares.keys() | yielded.keys()
+                shares = {name: share for name, share in every.items() if name in back}
+                yielded = {}
+        everything = sum(shared.values())
+        for name in absent:
+            earned = round((begin - room) * fairness.CARRY_SCALE * shared[name] / everything)
+            queues[name].carry = min(fairness.CARRY_SCALE, queues[name].carry + earned)
 
     def _has_work(self, tier_queue: TierQueue) -> bool:
         tx = self.tx
         if (
             any(
-                lane.tier_queue == tier_queue.number and can_deliver(tx, lane)
+                lane.place == RUNNABLE and self._is_in(lane, tier_queue) and not lane.forgotten
                 for lane in tx.came_up
             )
             or tx.one("tier_queue_has_runnable", tier_queue.number)[0]
         ):
             return True
+        return self._candidates(tier_queue, FIRST_PAGE).count(1) > 0
+
+    def _is_in(self, lane: Lane, tier_queue: TierQueue) -> bool:
+        return self.tx.tier_queue_of(lane) is tier_queue
+
+    def _candidates(self, tier_queue: TierQueue, room: int) -> _Candidates:
+        """What a tier queue with a share can deliver."""
+        found = self._shared[tier_queue.number]
+        if found is None:
+            found = self._shared[tier_queue.number] = _Candidates(self, tier_queue.number, room)
+        return found
+
+    def lets_others_go_first(self, line: GateLine, lane: Lane) -> bool:
+        """
+        Whether a lane of another tier precedes the first one of a gate, and can be served in this
+        call, or would be the next of its tier and needs the last that the gate admits.
+        """
+        if not self._yields:
+            return False
         return any(
-            tx.lane_gates(key).room(tx.now)
-            for key, *_ in tx.all("gate_entries_open", tier_queue.number, *START, "", FIRST_PAGE)
+            other.tier_queue != line.tier_queue
+            and other.tier_queue in self._shared
+            and self._goes_before(other, line, lane)
+            for other in self.lines.at(line.gate)
         )
+
+    def _goes_before(self, other: GateLine, line: GateLine, lane: Lane) -> bool:
+        first = other.first()
+        if first is None or other.order(first) >= line.order(lane):
+            return False
+        if self._left.get(other.tier_queue, 0) > 0:
+            return True
+        if line.gate.room(self.tx.now, lane.lane) != 1:
+            return False
+        candidates = self._candidates(self.tx.tier_queues[other.tier_queue], FIRST_PAGE)
+        before = candidates.runnable_position()
+        return before is None or candidates.position(first) <= before
 
     def _serve_shares(
         self,
-        pool: str,
+        queues: dict[str, TierQueue],
         room: int,
         shares: dict[str, float],
-        candidates: dict[str, _Candidates | None],
+        yielded: dict[str, float],
     ) -> int:
-        tier_queues = {name: self.tx.tier_queue(pool, name) for name in shares}
-        before = {name: tier_queue.carry for name, tier_queue in tier_queues.items()}
+        """
+        Divide `room` once. Tiers that cannot use their part are removed from `shares`; those of
+        them that have let others go first are added to `yielded`.
+        """
+        before = {name: queues[name].carry for name in shares}
         all_shares = dict(shares)
         given, carry = fairness.split(room, shares, before)
+        self._left = {queues[name].number: part for name, part in given.items()}
         taken: dict[str, int] = {}
         for name, part in given.items():
-            tier_queues[name].carry = carry[name]
+            tier_queue = queues[name]
+            tier_queue.carry = carry[name]
             if part == 0:
                 continue
-            queue = candidates[name]
-            if queue is None:
-                number = tier_queues[name].number
-                queue = candidates[name] = _Candidates(self.tx, number, part, self.only)
-            taken[name] = self._serve(queue, tier_queues[name], part)
+            candidates = self._candidates(tier_queue, part)
+            candidates.has_yielded = False
+            taken[name] = self._serve(candidates, tier_queue, part)
+            self._left[tier_queue.number] -= taken[name]
             if self.withheld:
                 break
             if taken[name] < part:
-                del shares[name]
-                tier_queues[name].carry = 0
+                unused = (part - taken[name]) * fairness.CARRY_SCALE
+                tier_queue.carry = min(fairness.CARRY_SCALE, tier_queue.carry + unused)
+                share = shares.pop(name)
+                if candidates.has_yielded:
+                    yielded[name] = share
         if self.withheld:
             for name, owed in fairness.settle_carry(all_shares, before, taken).items():
-                tier_queues[name].carry = owed
+                queues[name].carry = owed
         return sum(taken.values())
 
     def _serve(self, candidates: _Candidates, tier_queue: TierQueue, room: int) -> int:
@@ -658,12 +634,16 @@ class _Plan:
         Visit candidates until `room` is used up, none is left, or the next one has a limit and the
         caller cannot start more messages with limits.
         """
+        candidates.look_at_all()
         entries = candidates.count(room)
         taken = 0
         while taken < room and not self.withheld:
             entry = candidates.pop()
             if entry is None:
                 break
+            if isinstance(entry, GateLine):
+                taken += self._serve_gate(entry, candidates, tier_queue, room - taken, entries)
+                continue
             if isinstance(entry, GroupQueue):
                 if candidates.skips(entry):
                     continue
@@ -676,6 +656,43 @@ class _Plan:
             if got and has_more:
                 candidates.push(entry)
         return taken
+
+    def _serve_gate(
+        self,
+        line: GateLine,
+        candidates: _Candidates,
+        tier_queue: TierQueue,
+        room: int,
+        entries: int,
+    ) -> int:
+        """Visit the first lane at a gate. If others do not admit it, it goes to one of them."""
+        tx, lane = self.tx, line.head
+        assert lane is not None
+        group = tx.group_of(lane)
+        if group is not None:
+            room = fairness.chunk(room, entries, group.weight)
+        got, has_more = self._serve_lane(lane, tier_queue, room, entries)
+        if self.withheld:
+            return 0
+        if lane.gate != line.gate.name:
+            to = tx.gates_in(lane.gate)[0]
+            self._moves[lane.lane] = self._moves.get(lane.lane, 0) + 1
+            if self._moves[lane.lane] > 2 * len(tx.gates_in(lane.gates_key)):
+                self.lines.left_out.add(lane.lane)
+                self.cut = True
+            self.lines.lane_moved(lane, to)
+            candidates.add_line(to)
+        elif got and has_more:
+            line.add(lane)
+        else:
+            self.lines.left_out.add(lane.lane)
+        if candidates.has_shut:
+            candidates.look_at(tx.gates_in(lane.gates_key))
+        if got and group is not None:
+            group.vt = max(group.vt, tier_queue.vt)
+            work = got * self._expected_cost(lane, tier_queue)
+            self._charge_group(group, tier_queue, got, work, alone=entries <= 1)
+        return got
 
     def _serve_lane(
         self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int
@@ -704,7 +721,7 @@ class _Plan:
         would get. Among many lanes and groups a visit of a lane takes as many as without groups.
         """
         room = fairness.chunk(room, entries, group.weight)
-        competing = group.competing
+        competing = group.runnable
         count = max(competing, entries) if competing > 1 else 1
         taken = work = refusing = 0
         while taken < room and refusing < MOST_REFUSING and not self.withheld:
@@ -753,7 +770,7 @@ class _Plan:
     ) -> int:
         """Visit a lane that was not chosen by its virtual time; its group pays, too."""
         tier_queue, group = self.tx.tier_queue_of(lane), self.tx.group_of(lane)
-        taken = self.visit(lane, tier_queue, room, 1, mids, folded)
+        taken = self.visit(lane, tier_queue, room, 1, mids, folded, in_order=False)
         if taken and group is not None:
             work = taken * self._expected_cost(lane, tier_queue)
             self._charge_group(group, tier_queue, taken, work, alone=True)
@@ -767,43 +784,49 @@ class _Plan:
         lanes: int,
         mids: Sequence[int] | None = None,
         folded: str | None = None,
+        *,
+        in_order: bool = True,
     ) -> int:
         """
         Take what all limits admit from the lane, and advance its virtual time by that.
 
         `mids`: the messages to take, if they are not the lane's first ones. `folded`: only messages
-        of this topic, in a bucket whose keys have limits; they are added to `picked`.
+        of this topic, in a bucket whose keys have limits; they are added to `picked`. `in_order`:
+        only if it is the lane's turn at its gates.
         """
         tx = self.tx
         policy = tx.policy_of(lane)
         limited, gate = tx.limits_of(lane, policy)
+        self.visited[lane.lane] = lane
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         if self.only is not None and self.only.last_rank is not None:
             planned = sum(count for each, count in self.visits if each is lane)
             take = min(take, self.only.ready(lane, planned + take) - planned)
-        if gate is not None:
-            take = min(take, tx.lane_gates(gate).room(tx.now))
         if limited:
             take = min(take, self.startable)
         if policy.paused or (lane.back_off_step and lane.back_off_until > tx.now):
             take = 0
-        if take <= 0:
-            # The lane's policy changed since it was placed, or its gate shut: place it again.
-            self.visited[lane.lane] = lane
+        if take <= 0:  # the lane's policy changed since it was placed
             return 0
+        gates: Sequence[GateState] = ()
+        if gate is not None:
+            gates = tx.gates_in(gate)
+            if lane.place == AT_GATE and lane.gates_key != gate:
+                gate_order.change(tx, lane, gate)
+            take = min(take, self._room_at(lane, gates, in_order=in_order))
+            if take == 0:
+                return 0
         keyed: list[key_limits.Next] = []
         if policy.key_limited:
             keyed = self._within_key_limits(lane, policy, take, folded)
             mids = None if folded is None else [each.mid for each in keyed]
             take = len(keyed)
             if take == 0:
-                self.visited[lane.lane] = lane
                 return 0
         permits, largest = take, 1
-        if lane.need and (policy.lane_rate or gate is not None):
-            take, permits, largest = self._admit(lane, policy, gate, take, mids)
+        if lane.need and (policy.lane_rate or gates):
+            take, permits, largest = self._admit(lane, policy, gates, take, mids)
             if take == 0:
-                self.visited[lane.lane] = lane
                 return 0
         if policy.key_limited:
             key_limits.take(tx, lane, policy, keyed[:take])
@@ -813,8 +836,8 @@ class _Plan:
                 self.picked[lane.lane] += (each.mid for each in keyed[:take])
         if limited:
             self.startable -= take
-        if gate is not None:
-            tx.take_from_gates(gate, take, permits, largest)
+        if gates:
+            gate_order.take(tx, lane, gates, take, permits, largest, policy.weight)
         self._charge(lane, tier_queue, policy, take, permits, alone=lanes <= 1)
         if policy.lane_rate and (largest > 1 or lane.owes):
             lane.owes = largest if largest > 1 else 0
@@ -822,8 +845,26 @@ class _Plan:
             shared = tx.topic_gate(lane.rule, policy)
             lane.throttled += shared.shut_for(tx.now) if shared is not None else 0
         self.visits.append((lane, take))
-        self.visited[lane.lane] = lane
         return take
+
+    def _room_at(self, lane: Lane, gates: Sequence[GateState], *, in_order: bool) -> int:
+        """
+        How many deliveries of the lane its gates admit. If another one than that where it waits
+        admits none, or it is not its turn there, the lane goes there.
+        """
+        tx = self.tx
+        here = lane.gate if lane.place == AT_GATE else None
+        rooms = [state.room(tx.now, lane.lane) for state in gates]
+        blocked = [
+            state
+            for state, room in zip(gates, rooms, strict=True)
+            if not room or (in_order and state.name != here and not self.lines.is_turn(lane, state))
+        ]
+        if not blocked:
+            return min(rooms)
+        if here is not None and in_order and all(state.name != here for state in blocked):
+            gate_order.move(tx, lane, gates, blocked)
+        return 0
 
     def _within_key_limits(
         self, lane: Lane, policy: Resolved, most: int, folded: str | None
@@ -839,35 +880,38 @@ class _Plan:
         return found
 
     def _admit(
-        self, lane: Lane, policy: Resolved, gate: str | None, most: int, mids: Sequence[int] | None
+        self,
+        lane: Lane,
+        policy: Resolved,
+        gates: Sequence[GateState],
+        most: int,
+        mids: Sequence[int] | None,
     ) -> tuple[int, int, int]:
         """
         How many of the lane's next messages the rates of lane and gates admit by their costs; the
         sum of these costs and the largest.
 
-        What stops the next message waits for its permits: the lane, or else the gates.
+        What stops the first message waits for its permits: the lane, or else a gate.
         """
         tx = self.tx
         clocks = []
         if policy.lane_rate:
             tat = rebased(lane, policy, tx.now)
             clocks.append((tat, policy.lane_rate, policy.lane_burst))
-        states = tx.lane_gates(gate).defined if gate is not None else []
-        rated = [state for state in states if state.limits.rate is not None]
+        rated = [state for state in gates if state.limits.rate is not None]
         clocks += [clock for state in rated if (clock := state.clock(tx.now)) is not None]
         if not clocks:
             return most, most, 1
         costs = self._costs(lane, most) if mids is None else costs_of(tx, mids[:most])
-        largest = tx.largest_cost(policy, gate)
+        largest = tx.largest_cost(policy, gates)
         costs = [min(cost, largest) for cost in costs]
         count, stopped = fairness.admitted(clocks, tx.now, costs)
         lane.need = 1
-        if policy.lane_rate and stopped[0]:
+        if policy.lane_rate and stopped.pop(0):
             lane.need = costs[count]
-        elif any(stopped):
-            for state in rated:
-                state.hold(costs[count], tx.now)
-                tx.touch_gate(state)
+        elif count == 0:
+            short = [state for state, is_short in zip(rated, stopped, strict=True) if is_short]
+            gate_order.wait_for_permits(tx, lane, gates, short, costs[0])
         if mids is None:
             self._passed[lane.lane] = self._passed.get(lane.lane, 0) + count
         return count, sum(costs[:count]), max(costs[:count], default=1)
@@ -888,6 +932,9 @@ class _Plan:
         alone: bool,
     ) -> None:
         tx = self.tx
+        if lane.place == AT_GATE:  # waiting earns no credit
+            group = tx.group_of(lane)
+            lane.vt = max(lane.vt, tier_queue.vt if group is None else group.inner_vt)
         reached = lane.vt
         lane.vt += self._stride(lane, tier_queue, policy, take)
         if alone:
@@ -1241,9 +1288,9 @@ class _Deliveries:
             messages.free_key(tx, lane, row.line, row.mid)
 
     def _free_gates(self, lane: Lane, policy: Resolved) -> None:
-        gate = self.tx.gate_of(lane, policy)
-        if gate is not None:
-            self.tx.free_gates(gate)
+        for state in self.tx.gates_in(self.tx.gate_of(lane, policy)):
+            state.leased -= 1
+            self.tx.touch_gate(state)
 
     def _end_waiting(self, lane: Lane, row: Row) -> None:
         """The message no longer waits; its row in `ready` is deleted with those of the others."""
@@ -1328,6 +1375,7 @@ class _Deliveries:
                         row.deliveries,
                         gate,
                         slot,
+                        now,
                     ),
                 )
             if gate is None and empty is None and not (charge or started):

@@ -121,7 +121,8 @@ def _held_in_cache(fence: int, cached: CachedLease) -> tuple[Held, Ended]:
     """As `_held`; its deadline is unknown, which only leases with a charge need."""
     mid, lane, message = cached
     message = message or _plain(mid)
-    return Held(fence, mid, lane, 0, 0, 0, 0, message.gate, None, 0, message.slot), message
+    held = Held(fence, mid, lane, 0, message.granted, 0, 0, message.gate, None, 0, message.slot)
+    return held, message
 
 
 def _plain(mid: int) -> Ended:
@@ -252,7 +253,7 @@ def _free_held(tx: Transaction, ended: list[tuple[Lane, Ended]]) -> None:
     slots: list[tuple[Lane, str]] = []
     for lane, message in ended:
         if message.gate is not None:
-            tx.free_gates(message.gate)
+            tx.free_gates(message.gate, tx.now - message.granted)
         if message.slot is not None:
             slots.append((lane, message.slot))
         if message.serial and (line := message.line) is not None:
@@ -380,6 +381,7 @@ def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
             or lane.back_off_step
             or lane.flow is not None
             or (not lane.ready and lane.place != IDLE)
+            or (lane.tier_queue < 0 and tx.groups.get(-lane.tier_queue).limited)
         ):
             tx.place(lane)
         else:

@@ -41,7 +41,7 @@ from laneway.engines.sqlite.address import Place, file_in, has_others, own_bits,
 from laneway.engines.sqlite.shard_file import OtherVersion, ShardFile
 from laneway.engines.sqlite.statements import GRANT
 from laneway.errors import EngineCorrupt, EngineUnavailable, UsageError
-from laneway.policy import Gate, gate_names
+from laneway.policy import Gate
 from laneway.safetext import redacted
 from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
@@ -370,8 +370,7 @@ class FileNamespace(ShardedNamespace):
         names: set[str] = set()
         for file in self.files:
             with file.view() as tx:
-                for (key,) in tx.all("gates_waited_at", MOST_WAITED):
-                    names.update(gate_names(key))
+                names.update(name for (name,) in tx.all("gates_waited_at", MOST_WAITED))
                 granted = tx.all("settings_between", TOPIC_GRANT, AFTER_TOPICS, MOST_WAITED)
                 names.update(name.removeprefix(GRANT) for (name,) in granted)
         return names
@@ -405,7 +404,7 @@ class FileNamespace(ShardedNamespace):
                 if state is None:
                     return None
                 limits = state.whole
-                waiting = tx.one("gate_lanes", gate, shared.COUNTED)[0]
+                waiting = min(state.waiting, shared.COUNTED)
                 if state.granted is None:
                     usage.append(Usage(state.leased, waiting, None))
                 else:
@@ -417,8 +416,9 @@ class FileNamespace(ShardedNamespace):
         states, waiting = [], []
         for file in self.files:
             with file.view() as tx:
-                states.append(tx.gate(gate))
-                waiting.append(tx.one("gate_lanes", gate, shared.COUNTED)[0])
+                state = tx.gate(gate)
+                states.append(state)
+                waiting.append(min(state.waiting, shared.COUNTED) if state is not None else 0)
         limits = next((each.whole for each in states if each is not None and each.code), None)
         if limits is None:
             return None

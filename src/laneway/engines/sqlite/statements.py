@@ -64,11 +64,12 @@ GRANT = "grant:"
 """The name of the setting with a file's part of a gate is this and the gate's name."""
 
 _GATE = (
-    "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow,"
+    "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn, mean,"
+    " holder, waiting,"
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)"
 )
 
-PLACING = ("tier_queue", "place", "wake", "vt", "gate")
+PLACING = ("tier_queue", "place", "wake", "vt", "gate", "turn")
 """Columns of `lane` that indexes have, besides the size classes."""
 
 CLASSES = ("big", "old", "busy", "slow")

@@ -27,7 +27,7 @@ from laneway.engines.shared.naming import (
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
-from laneway.engines.sqlite import key_limits
+from laneway.engines.sqlite import gate_order, key_limits
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.group_queues import GroupQueues
 from laneway.engines.sqlite.lane_cache import LaneCache
@@ -35,7 +35,6 @@ from laneway.engines.sqlite.rows import (
     TIER_QUEUE_COLUMNS,
     GateState,
     Lane,
-    LaneGates,
     Row,
     Shard,
     TierQueue,
@@ -198,6 +197,11 @@ class _ByTopic(dict[str, Resolved]):
         return policy
 
 
+def _undefined(name: str) -> GateState:
+    """A gate that is not defined: it admits nothing."""
+    return GateState(name, '{"concurrency": 0}', None, 0, 0, 0, None)
+
+
 def rebased(lane: Lane, policy: Resolved, now: int) -> int:
     """The lane's TAT under its policy's rate, which may have changed."""
     return fairness.rebase(lane.tat, now, policy.lane_rate, policy.lane_burst, lane.owes)
@@ -252,7 +256,7 @@ class Transaction(Statements):
         self._changes = LaneChanges()
         self.groups = GroupQueues(self)
         self._gates: dict[str, GateState | None] = {}
-        self._lane_gates: dict[str, LaneGates] = {}
+        self._gates_in: dict[str, list[GateState]] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_tier_queues: set[tuple[str, int]] = set()
         self._left_topics: set[str] = set()
@@ -663,8 +667,8 @@ class Transaction(Statements):
 
     def gate_of(self, lane: Lane, policy: Resolved) -> str | None:
         """
-        The key of the lane's gates, see `LaneGates`; None: it has none. What the partitions of its
-        topic share is one, and a group with limits.
+        The key of the lane's gates: their names, joined by `GATE_SEPARATOR`; None: it has none.
+        What the partitions of its topic share is one, and a group with limits.
         """
         key = policy.gate
         if policy.shared is not None:
@@ -691,35 +695,33 @@ class Transaction(Statements):
             return self.is_limited(lane, policy), self.gate_of(lane, policy)
         return policy.limited, policy.gate
 
-    def lane_gates(self, key: str) -> LaneGates:
-        """The gates of a key."""
-        found = self._lane_gates.get(key)
+    def gates_in(self, key: str | None) -> list[GateState]:
+        """The gates of a key; None: none. One that is not defined admits nothing."""
+        if key is None:
+            return []
+        found = self._gates_in.get(key)
         if found is None:
-            states = [self.gate(name) for name in gate_names(key)]
-            found = self._lane_gates[key] = LaneGates(key, states)
+            found = self._gates_in[key] = [
+                self.gate(name) or _undefined(name) for name in gate_names(key)
+            ]
         return found
 
-    def largest_cost(self, policy: Resolved, key: str | None) -> int:
+    @staticmethod
+    def largest_cost(policy: Resolved, states: Iterable[GateState]) -> int:
         """
         The most that a delivery of a lane with this policy and these gates is charged. A message
-        may cost more if it was accepted before the limit was lowered.
+        may cost more if it was accepted before the limit was lowered. What the partitions of a
+        topic share says nothing: the policy does.
         """
-        most = policy.largest_cost
-        return most if key is None else self.lane_gates(key).largest_cost(most)
+        of_gates = [
+            state.whole.largest_cost for state in states if not state.name.startswith(TOPIC)
+        ]
+        return min([policy.largest_cost, *of_gates])
 
-    def take_from_gates(self, key: str, taken: int, permits: int, largest: int) -> None:
-        """
-        So many deliveries go through the gates of this key, and use so many permits; one of them
-        uses `largest`.
-        """
-        for state in self.lane_gates(key).defined:
-            state.take(taken, permits, largest, self.now)
-            self._dirty_gates[state.name] = state
-
-    def free_gates(self, key: str) -> None:
-        """A lease that went through the gates of this key ended."""
-        for state in self.lane_gates(key).defined:
-            state.leased -= 1
+    def free_gates(self, key: str, took_us: int) -> None:
+        """A lease that went through the gates of this key ended, after that time."""
+        for state in self.gates_in(key):
+            state.free(took_us)
             self._dirty_gates[state.name] = state
 
     def cached_gate(self, row: Sequence[Any]) -> GateState:
@@ -734,7 +736,7 @@ class Transaction(Statements):
         gate = self.gate(name)
         if gate is None:
             gate = self._gates[name] = GateState(name, None, None, 0, 0, 1, None)
-            self._lane_gates.clear()
+            self._gates_in.clear()
         self._dirty_gates[name] = gate
         return gate
 
@@ -783,7 +785,7 @@ class Transaction(Statements):
                 self.run("gate_delete", gate.name)
                 self._gates[gate.name] = None
                 self._dirty_gates.pop(gate.name, None)
-                self._lane_gates.clear()
+                self._gates_in.clear()
 
     def topic_left(self, topic: str) -> None:
         """Delete the gate that the topic's partitions shared at the end, unless it has some."""
@@ -813,20 +815,41 @@ class Transaction(Statements):
         place, wake = self._place_of(lane, policy, tier_queue)
         if lane.tier_queue < 0 and place != lane.place:
             self._place_in_group(lane, place, tier_queue)
-        gate = self.gate_of(lane, policy) if place == AT_GATE else None
-        if lane.place in (RUNNABLE, AT_GATE) and (place != lane.place or gate != lane.gate):
+        key = (self.gate_of(lane, policy) or "") if place == AT_GATE else ""
+        was, before = lane.place, lane.gates_key if lane.place == AT_GATE else ""
+        if was in (RUNNABLE, AT_GATE) and (place != was or key != before):
             self._has_departures = True
-        if lane.place == AT_GATE and (place != AT_GATE or gate != lane.gate):
-            self._moves_at_gate(lane.gate or "", lane)
-        if place in (RUNNABLE, AT_GATE):
-            if lane.place != place:
-                self.came_up.append(lane)
-                if lane.place not in (RUNNABLE, AT_GATE) and lane.tier_queue > 0:
-                    lane.vt = max(lane.vt, tier_queue.vt)
-                self._notify_pool(tier_queue, gate)
-            if gate is not None:
-                self._moves_at_gate(gate, lane)
-        lane.place, lane.wake, lane.gate = place, wake, gate
+        if place in (RUNNABLE, AT_GATE) and was != place:
+            self.came_up.append(lane)
+            if was not in (RUNNABLE, AT_GATE) and lane.tier_queue > 0:
+                lane.vt = max(lane.vt, tier_queue.vt)
+        if key or before:
+            self._place_at_gates(lane, before, key, place)
+        if place in (RUNNABLE, AT_GATE) and was != place:
+            self._notify_pool(tier_queue, lane.gate if key else None)
+        lane.place, lane.wake = place, wake
+
+    def _place_at_gates(self, lane: Lane, before: str, key: str, place: int) -> None:
+        """The lane leaves its gates, comes to some, or stays: `before` and `key` are their keys."""
+        if before and key != before:
+            self.moves_at_gate(lane)
+            if not key:
+                gate_order.end_holds(self, lane, before)
+        if key == before:
+            pass
+        elif before and key and lane.gate in gate_names(key):
+            gate_order.change(self, lane, key)
+        else:
+            if before:
+                gate_order.leave(self, lane)
+                gate_order.count(self, before, -1)
+            lane.gates = None
+            if key:
+                gate_order.arrive(self, lane, key)
+                gate_order.count(self, key, 1)
+        if key:
+            lane.place = place
+            self.moves_at_gate(lane)
 
     def _is_elsewhere(self, lane: Lane, policy: Resolved) -> bool:
         """Whether the lane is not in the tier queue, or not in the group, of its policy."""
@@ -851,15 +874,13 @@ class Transaction(Statements):
         self.groups.count(group, lane.place, -1)
         self.groups.count(group, place, 1)
 
-    def _moves_at_gate(self, gate: str, lane: Lane) -> None:
-        """The lane comes to the gate, leaves it, or has another virtual time there."""
-        self._gate_tier_queues.add((gate, lane.tier_queue))
-        if lane.tier_queue < 0:
-            self._gate_tier_queues.add((gate, self.tier_queue_of(lane).number))
+    def moves_at_gate(self, lane: Lane) -> None:
+        """The lane comes to the gate where it waits, leaves it, or has another position there."""
+        self._gate_tier_queues.add((lane.gate or "", self.tier_queue_of(lane).number))
 
     def _notify_pool(self, tier_queue: TierQueue, gate: str | None) -> None:
         """Wake a worker of the pool, unless the lane came to a gate that is shut."""
-        if gate is not None and not self.lane_gates(gate).room(self.now):
+        if gate is not None and not all(state.is_open(self.now) for state in self.gates_in(gate)):
             return
         self.pools_to_notify.add(tier_queue.pool)
 
@@ -932,8 +953,13 @@ class Transaction(Statements):
         """
         Move the lane to the pool, tier and group of its policy; it begins there like a new one.
         """
-        if lane.place == AT_GATE:
-            self._moves_at_gate(lane.gate or "", lane)
+        if key := lane.gates_key:
+            self.moves_at_gate(lane)
+            gate_order.end_holds(self, lane, key)
+            gate_order.leave(self, lane)
+            gate_order.count(self, key, -1)
+        lane.gates = lane.turns = None
+        lane.turn = 0
         self._has_departures = True
         if lane.tier_queue < 0:
             self.groups.leave(lane)
@@ -1114,49 +1140,44 @@ class Transaction(Statements):
                 gate.held_until,
                 gate.owes,
                 _dumps(gate.flow).decode() if gate.flow is not None else None,
+                gate.turn,
+                gate.mean,
+                gate.holder,
+                gate.waiting,
             )
         self._dirty_gates.clear()
 
     def _write_gate_entries(self) -> None:
-        """Write the first lane, or group with a lane, at each gate where it may have changed."""
+        """Write the position of the first entry at each gate where it may have changed."""
         if not (self._gate_tier_queues or self.groups.dirty):
             return
         moved, self._gate_tier_queues = self._gate_tier_queues, set()
         self.groups.write(moved)
-        for name, number in [each for each in moved if each[1] < 0]:
-            group = self.lane_cache.groups.get(-number)
-            head = self.one("gate_head", name, number)
-            if head is None:
+        for name, number in moved:
+            first = self._first_at(name, number)
+            if first is None:
                 self.run("gate_entry_delete", number, name)
-            elif group is not None:
-                self.run(
-                    "gate_entry_group_write",
-                    number,
-                    name,
-                    *head,
-                    group.tier_queue,
-                    group.number,
-                    group.vt,
-                )
-        for name, number in [each for each in moved if each[1] > 0]:
-            heads = [self.one("gate_head", name, number)]
-            if self.groups.exist():
-                heads.append(self.one("gate_group_head", name, number))
-            head = min((head for head in heads if head is not None), default=None)
-            parts = gate_names(name) if GATE_SEPARATOR in name else ()
-            if head is None:
-                self.run("gate_entry_delete", number, name)
-                for part in parts:
-                    self.run("gate_part_delete", part, number, name)
             else:
-                is_open = int(self.lane_gates(name).room(self.now) > 0)
-                self.run("gate_entry_write", number, name, *head, is_open)
-                for part in parts:
-                    self.run("gate_part_insert", part, number, name)
+                gate = self.gate(name)
+                is_open = int(gate is not None and gate.is_open(self.now))
+                self.run("gate_entry_write", number, name, *first, is_open)
+
+    def _first_at(self, name: str, number: int) -> tuple[int, int] | None:
+        """The position in a tier queue of what is first at a gate: virtual time, number."""
+        own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
+        if own is not None:
+            is_there = self.one("gate_head", name, -own.number) is not None
+            return (own.vt, own.number) if is_there else None
+        lane = self.one("gate_head", name, number)
+        group = self.one("group_at_gate", name, number) if self.groups.exist() else None
+        if group is not None and (lane is None or tuple(group) < lane[:2]):
+            first = self.groups.get(group[1])
+            return first.vt, first.number
+        return None if lane is None else (lane[2], lane[1])
 
     def reopen(self, gate: GateState) -> None:
         """Determine whether the gate is open; a gate that opens wakes its pools."""
-        is_open = gate.room(self.now) > 0
+        is_open = gate.is_open(self.now)
         gate.wake = gate.opens(self.now)
         if gate.wake is not None:
             gate.rebase(self.now)
@@ -1166,8 +1187,3 @@ class Transaction(Statements):
         gate.open = int(is_open)
         self._dirty_gates[gate.name] = gate
         self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
-        for tier_queue, key in self.all("gate_parts", gate.name):
-            may_pass = int(self.lane_gates(key).room(self.now) > 0)
-            changed = self.run("gate_entry_open_set", may_pass, tier_queue, key, may_pass)
-            if may_pass and changed:
-                self.pools_to_notify.add(self.tier_queues[tier_queue].pool)

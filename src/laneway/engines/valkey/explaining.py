@@ -77,7 +77,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
         key=_key(view, shard, record, policy, lane),
         busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
         flow=lane.flow,
-        gates=_gates(view, shard, record.topic, policy, group),
+        gates=_gates(view, shard, lane, record.topic, policy, group),
         unhandled_us=record.unhandled_from or None,
     )
 
@@ -134,7 +134,12 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
 
 
 def _gates(
-    view: View, shard: int, topic: str, policy: Resolved, group: GroupRecord | None
+    view: View,
+    shard: int,
+    lane: Lane,
+    topic: str,
+    policy: Resolved,
+    group: GroupRecord | None,
 ) -> list[GateFacts]:
     names, shares = gate_names(policy.gate), views.shares_of(view, topic)
     if policy.shared is not None:
@@ -145,16 +150,23 @@ def _gates(
     for name, stored in zip(names, _stored_gates(view, shard, names), strict=True):
         if stored is not None:
             gate, now = records.read_gate(stored), view.times[shard]
-            limits = gate.limits_here
+            limits, debt = gate.limits_here, gate.debt
+            kept = debt.kept(now)
             found.append(
                 GateFacts(
                     name=name,
                     room=gates.room(
-                        limits, gate.tat, gate.leased, now, gate.debt.need_at(now), gate.owes
+                        limits,
+                        gate.tat,
+                        gate.leased,
+                        now,
+                        gate.owes,
+                        kept,
+                        is_holder=kept > 0 and gate.holder == lane.number,
                     ),
                     leased=gate.leased,
-                    wake_us=gates.opens_us(limits, gate.tat, gate.leased, now, gate.debt),
-                    need=gate.debt.need_at(now),
+                    wake_us=gates.opens_us(limits, gate.tat, gate.leased, now, debt),
+                    need=kept or 1,
                     owes=gate.owes,
                     shares=shares if name.startswith(TOPIC) else (),
                 )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from laneway.engines.sharded.policies import Policies
+from laneway.engines.shared.states import AT_GATE
 from laneway.engines.valkey import records
 from laneway.errors import SchemaMismatch
 from laneway.policy import Resolved
@@ -180,15 +181,8 @@ def _rules(space: Namespace) -> None:
     Policies(space).spread()
 
 
-def _waited_gates(space: Namespace) -> None:
-    """7 to 8: shards list the gates that lanes wait at."""
-    for shard in range(space.shards if space.shards > 1 else 0):
-        count = len(space.counters(shard)[0].tier_queues)
-        for name, _ in space.scan(shard, "HSCAN", "gates"):
-            sets = space.read(shard, "ZRANGE", f"gate_sets:{name.decode()}", 0, -1)
-            for lanes in records.gate_lanes(name.decode(), count, sets):
-                if space.read(shard, "EXISTS", lanes):
-                    space.read(shard, "ZADD", "waited_gates", 0, lanes.removeprefix("gate:"))
+def _waited_gates(_space: Namespace) -> None:
+    """7 to 8: shards list the gates that lanes wait at; so does the step to layout 15."""
 
 
 def _shared_limits(space: Namespace) -> None:
@@ -229,6 +223,47 @@ def _left_copies(_space: Namespace) -> None:
     """13 to 14: shards count the chunks of copies that are left to put."""
 
 
+TICK = 500
+"""Lanes that one call of the step to layout 15 places."""
+
+
+def _turns(space: Namespace) -> None:
+    """
+    14 to 15: a lane waits at one of its gates. All that are at gates are placed again, even those
+    that an earlier step has placed: they sleep until housekeeping wakes them now.
+    """
+    for shard in range(space.shards):
+        queues = len(space.counters(shard)[0].tier_queues)
+        gone = ["gate_lanes", "waited_gates", *(f"heads:{n}" for n in range(1, queues + 1))]
+        gone += [f"gate_sets:{name.decode()}" for name, _ in space.scan(shard, "HSCAN", "gates")]
+        queue_of: dict[int, int] = {}
+        for name, stored in space.scan(shard, "HSCAN", "group_queues"):
+            number, group = int(name), records.read_group(stored)
+            queue_of[-number] = group.tier_queue
+            gone += [f"heads:-{number}", f"group_turns:{number}"]
+            space.read(shard, "HSET", "group_queues", name, records.without_gates(group))
+        _delete(space, shard, gone)
+        for name, stored in space.scan(shard, "HSCAN", "lanes"):
+            lane = records.read_lane(name.decode(), stored)
+            if lane.place == AT_GATE:
+                gates = {lane.gate_key, *lane.gate_key.split("\x1f")}
+                queue = queue_of.get(lane.tier_queue, lane.tier_queue)
+                _delete(
+                    space,
+                    shard,
+                    [f"gate:{n}:{gate}" for n in (lane.tier_queue, queue) for gate in gates],
+                )
+                space.read(shard, "ZADD", "asleep", 1, lane.number.to_bytes(7) + name)
+                space.read(shard, "HSET", "lanes", name, records.asleep(stored))
+        while space.read(shard, "ZCOUNT", "asleep", "-inf", 1):
+            space.run("tick", shard, None, TICK, durable=True, repeatable=True)
+
+
+def _delete(space: Namespace, shard: int, keys: list[str]) -> None:
+    for first in range(0, len(keys), PAGE):
+        space.read_many(shard, [("DEL", key) for key in keys[first : first + PAGE]])
+
+
 class Step(NamedTuple):
     """The step from one layout to the next."""
 
@@ -250,4 +285,5 @@ STEPS = {
     11: Step([], _shared_flows),
     12: Step([], _long_values),
     13: Step([(33, 0)], _left_copies),  # copying
+    14: Step([], _turns),
 }

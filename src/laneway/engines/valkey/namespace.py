@@ -599,35 +599,28 @@ class Namespace(ShardedNamespace):
 
     def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
         stored = self._read_all(
-            [
-                ("GET", "shard"),
-                *(
-                    command
-                    for gate in gates
-                    for command in (("HGET", "gates", gate), ("ZRANGE", f"gate_sets:{gate}", 0, -1))
-                ),
-            ]
+            [("GET", "shard"), ("HMGET", "gates", *gates), ("HMGET", "gate_lanes", *gates)]
         )
         keys = [
             [
-                records.gate_lanes(gate, len(records.read_counters(counters).tier_queues), sets)
-                for gate, sets in zip(gates, found[1::2], strict=True)
+                records.gate_lanes(gate, len(records.read_counters(counters).tier_queues))
+                for gate in gates
             ]
-            for counters, *found in stored
+            for counters, _, _ in stored
         ]
         counts = self._read_all(
             (), [[("ZCARD", key) for each in of_shard for key in each] for of_shard in keys]
         )
         by_shard = []
-        for (_, *found), of_shard, lanes in zip(stored, keys, counts, strict=True):
+        for (_, found, elsewhere), of_shard, lanes in zip(stored, keys, counts, strict=True):
             numbers = iter(lanes)
             by_shard.append(
                 [
                     (
                         records.read_gate(record) if record is not None else None,
-                        sum(itertools.islice(numbers, len(each))),
+                        sum(itertools.islice(numbers, len(each))) + int(more or 0),
                     )
-                    for record, each in zip(found[::2], of_shard, strict=True)
+                    for record, more, each in zip(found, elsewhere, of_shard, strict=True)
                 ]
             )
         return [

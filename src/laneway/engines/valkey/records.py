@@ -19,7 +19,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.gates import Debt
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
-from laneway.engines.shared.states import RUNNABLE
+from laneway.engines.shared.states import ASLEEP, RUNNABLE
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD, split
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 14
+LAYOUT = 15
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -305,10 +305,9 @@ def gate_record(gate: Gate) -> bytes:
     )
 
 
-def gate_lanes(gate: str, tier_queues: int, sets: Iterable[bytes]) -> list[str]:
-    """The keys with the lanes of a gate; `sets`: its `gate_sets:NAME`, see `gates.lua`."""
-    alone = [f"gate:{tier_queue}:{gate}" for tier_queue in range(1, tier_queues + 1)]
-    return alone + [f"gate:{member.decode()}" for member in sets]
+def gate_lanes(gate: str, tier_queues: int) -> list[str]:
+    """The keys with the lanes that wait at a gate."""
+    return [f"gate:{tier_queue}:{gate}" for tier_queue in range(1, tier_queues + 1)]
 
 
 if FOREVER != -1:
@@ -779,7 +778,7 @@ class Lane(msgspec.Struct):
     lately: int
     before: int
     sorted: int
-    gate: str
+    gate: Bytes
     name: str = ""
     retried: int = 0
     died: int = 0
@@ -799,6 +798,13 @@ class Lane(msgspec.Struct):
     @property
     def waiting(self) -> int:
         return self.ready + self.delayed + self.parked
+
+    @property
+    def gate_key(self) -> str:
+        r"""The gates that it goes through, while it is at gates: their names, joined by \x1f."""
+        if self.gate[:1] != b"\x01":  # layout 14 has only these
+            return self.gate.decode()
+        return _counted(self.gate, 2)[0].decode()
 
     @property
     def first_of_latest(self) -> int | None:
@@ -838,7 +844,7 @@ def read_lane(name: str, stored: bytes) -> Lane:
         *_LANE_HEAD.unpack_from(stored),
         latest,
         *tail,
-        gate.decode(),
+        gate,
         name,
         *rare[:RARE],
     )
@@ -846,6 +852,15 @@ def read_lane(name: str, stored: bytes) -> Lane:
     if len(rare) > RARE and rare[RARE]:
         lane.flow = msgspec.convert(rare[RARE], Flow)
     return lane
+
+
+def asleep(stored: bytes) -> bytes:
+    """The record of a lane, changed: it sleeps until now, and never was at a gate."""
+    _, rest = _counted(stored, _LANE_HEAD.size)
+    _, at = _counted(stored, rest + _LANE_TAIL.size)
+    tier_queue, _, *others = _LANE_TAIL.unpack_from(stored, rest)
+    before = stored[:_PLACE] + bytes([ASLEEP]) + stored[_PLACE + 1 : rest]
+    return before + _LANE_TAIL.pack(tier_queue, 1, *others) + b"\0\0" + stored[at:]
 
 
 class LaneCounts(NamedTuple):
@@ -897,7 +912,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     runnable: int
     at_gate: int
     weight: float
-    at: Any
+    has_heads: Any
     limited: bool
 
 
@@ -907,6 +922,12 @@ _GROUP = msgspec.msgpack.Decoder(GroupRecord)
 def read_group(stored: bytes) -> GroupRecord:
     """Decode the record of a group."""
     return _GROUP.decode(b"\xdc" + struct.pack(">H", len(GroupRecord.__struct_fields__)) + stored)
+
+
+def without_gates(group: GroupRecord) -> bytes:
+    """The record of a group of which no lane is at a gate."""
+    values = msgspec.structs.asdict(group) | {"at_gate": 0, "has_heads": False}
+    return pack_values(*values.values())
 
 
 def read_held(stored: bytes) -> Held:
@@ -930,10 +951,15 @@ class GateRecord(msgspec.Struct, array_like=True):
     is_open: bool
     wake: int
     grant: Any
-    need: int
-    held_until: int
-    owes: int
+    need: int = 0
+    held_until: int = 0
+    owes: int = 0
     flow: Any = None
+    turn: int = 0
+    mean: int = 0
+    holder: int = 0
+    holder_name: str = ""
+    listed: Any = None
 
     @property
     def known_flow(self) -> Flow | None:
@@ -949,7 +975,7 @@ class GateRecord(msgspec.Struct, array_like=True):
     @property
     def debt(self) -> Debt:
         """What costs leave at it."""
-        return Debt(self.need, self.held_until, self.owes)
+        return Debt(self.need, self.held_until, self.owes, self.holder)
 
     @property
     def limits(self) -> Gate:
@@ -1000,19 +1026,18 @@ def settings_of(name: str, gate: GateRecord) -> Gate:
 _GATE = msgspec.msgpack.Decoder(GateRecord)
 
 
-_NO_COSTS = pack_values(0, 0, 0)
-"""What layout 5 lacks at the end of the record of a gate."""
+_GATE_FIELDS = (16, 11, 10, 7)
+"""How many fields its record has, and had in layouts 14, the same without a flow, and 5."""
 
 
 def read_gate(stored: bytes) -> GateRecord:
-    """Decode the record of a gate; also one of layout 5 that was not written again."""
-    without_flow, whole = (b"\xdc" + struct.pack(">H", count) for count in (10, 11))
-    for record in (without_flow + stored, whole + stored):
+    """Decode the record of a gate; also one of an older layout that was not written again."""
+    for count in _GATE_FIELDS:
         try:
-            return _GATE.decode(record)
+            return _GATE.decode(b"\xdc" + struct.pack(">H", count) + stored)
         except msgspec.DecodeError:
             pass
-    return _GATE.decode(without_flow + stored + _NO_COSTS)
+    raise ValueError("this is no record of a gate")
 
 
 class Counters(msgspec.Struct, array_like=True):

@@ -24,6 +24,7 @@ PARTS = (
     "writes",
     "groups",
     "gates",
+    "turns",
     "crc",
     "recent",
     "tallies",

@@ -742,9 +742,9 @@ def gates(view: View) -> list[dict[str, Any]]:
 
 def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     gate = records.read_gate(stored)
-    sets = view.space.read(shard, "ZRANGE", f"gate_sets:{name}", 0, -1)
-    lanes = records.gate_lanes(name, len(view.counters[shard].tier_queues), sets)
-    waiting = sum(_lanes_in(view, shard, key) for key in lanes)
+    lanes = records.gate_lanes(name, len(view.counters[shard].tier_queues))
+    elsewhere = int(view.space.read(shard, "HGET", "gate_lanes", name) or 0)
+    waiting = sum(_lanes_in(view, shard, key) for key in lanes) + elsewhere
     return shared_gates.view(
         name,
         records.settings_of(name, gate),

@@ -18,6 +18,7 @@ import pytest
 PARTS = (
     "test_adaptive",
     "test_clock",
+    "test_combined_limits",
     "test_coordination",
     "test_costs",
     "test_dead_letters",

@@ -169,15 +169,6 @@ SELECT l.tier_queue, l.place, l.seen, l.lately, l.before
 -- Others. Fewer than a page of lanes are large, so this looks at less than two pages.
 SELECT tier_queue, place, seen, lately, before FROM lane WHERE big IS NULL LIMIT ?;
 
--- name: gate_lanes
--- The lanes at a gate, also those with several gates.
-SELECT count(*) FROM (
-    SELECT 1 FROM lane WHERE gate = ?1 AND place = 3
-    UNION ALL
-    SELECT 1 FROM (SELECT DISTINCT entry FROM gate_part WHERE gate = ?1) p
-        CROSS JOIN lane l ON l.gate = p.entry AND l.place = 3
-    LIMIT ?2);
-
 -- name: lanes_before
 -- How many lanes of the tier are served before one. In two parts: the index is not searched by the
 -- row value (vt, lane), and all lanes with the same virtual time would be read.

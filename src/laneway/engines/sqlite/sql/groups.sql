@@ -31,30 +31,32 @@ SELECT number, vt FROM group_queue WHERE tier_queue = ? AND runnable > 0 AND (vt
     ORDER BY vt, number LIMIT ?;
 
 -- name: groups_at_gate
-SELECT group_no, group_vt FROM gate_entry WHERE gate = ? AND parent = ?
-    AND (group_vt, group_no) > (?, ?) ORDER BY group_vt, group_no LIMIT ?;
+-- The groups of a tier queue with lanes that wait at a gate, by their turns there.
+SELECT group_no, turn FROM group_turn WHERE gate = ? AND tier_queue = ? AND waiting > 0
+    AND (turn, group_no) > (?, ?) ORDER BY turn, group_no LIMIT ?;
+
+-- name: group_at_gate
+SELECT turn, group_no FROM group_turn WHERE gate = ? AND tier_queue = ? AND waiting > 0
+    ORDER BY turn, group_no LIMIT 1;
+
+-- name: group_turns
+SELECT gate, turn, inner_turn, waiting FROM group_turn WHERE group_no = ?;
+
+-- name: group_turn_write
+INSERT INTO group_turn (group_no, gate, tier_queue, turn, inner_turn, waiting)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (group_no, gate) DO UPDATE SET turn = excluded.turn,
+        inner_turn = excluded.inner_turn, waiting = excluded.waiting;
+
+-- name: group_turns_delete
+DELETE FROM group_turn WHERE group_no = ?;
+
+-- name: group_turn_delete
+DELETE FROM group_turn WHERE group_no = ? AND gate = ?;
 
 -- name: group_heads
 -- The first runnable lanes of these groups, as JSON; only the index is read.
 SELECT j.value, (SELECT json_group_array(lane) FROM (SELECT lane FROM lane
     WHERE tier_queue = -j.value AND place = 1 ORDER BY vt, lane LIMIT ?2)) FROM json_each(?1) j;
-
--- name: group_gates
--- The gates that the group has lanes at, open or not.
-SELECT gate FROM gate_entry WHERE tier_queue = ?;
-
--- name: gate_group_head
-SELECT group_vt, group_no FROM gate_entry WHERE gate = ? AND parent = ?
-    ORDER BY group_vt, group_no LIMIT 1;
-
--- name: gate_entry_group_write
-INSERT INTO gate_entry (tier_queue, gate, vt, head, open, parent, group_no, group_vt)
-    VALUES (?, ?, ?, ?, 0, ?, ?, ?)
-    ON CONFLICT (tier_queue, gate)
-        DO UPDATE SET vt = excluded.vt, head = excluded.head, group_vt = excluded.group_vt;
-
--- name: gate_entry_group_vt
-UPDATE gate_entry SET group_vt = ? WHERE tier_queue = ?;
 
 -- name: groups_before
 -- How many groups of a tier queue are served before an entry.

@@ -41,8 +41,9 @@ SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?
     ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_at_gate
-SELECT lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 AND (vt, lane) > (?, ?)
-    ORDER BY vt, lane LIMIT ?;
+-- The lanes of a tier queue, or a group, that wait at a gate, by their turns there.
+SELECT lane, turn FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3
+    AND (turn, lane) > (?, ?) ORDER BY turn, lane LIMIT ?;
 
 -- name: lanes_to_wake
 -- Lanes that are asleep. The place is a literal, because it is in the conditions of indexes: if it
@@ -113,12 +114,13 @@ SELECT {gate} FROM gate WHERE name = ?;
 SELECT {gate} FROM gate WHERE name < char(28) OR name >= char(29) ORDER BY name;
 
 -- name: gate_write
-INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes, flow)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,
+    mean, holder, waiting) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator,
         tat = excluded.tat, leased = excluded.leased, open = excluded.open, wake = excluded.wake,
         need = excluded.need, held_until = excluded.held_until, owes = excluded.owes,
-        flow = excluded.flow;
+        flow = excluded.flow, turn = excluded.turn, mean = excluded.mean, holder = excluded.holder,
+        waiting = excluded.waiting;
 
 -- name: gate_delete
 DELETE FROM gate WHERE name = ?;
@@ -128,10 +130,12 @@ SELECT {gate} FROM gate WHERE wake <= ? ORDER BY wake
     LIMIT ?;
 
 -- name: gate_head
-SELECT vt, lane FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 ORDER BY vt, lane LIMIT 1;
+-- The first lane of a tier queue, or a group, at a gate: its turn, number and virtual time.
+SELECT turn, lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3
+    ORDER BY turn, lane LIMIT 1;
 
 -- name: gate_entries_open
--- Behind one of them; several may have the same first group.
+-- Behind one of them; several may have lanes of the same group in front.
 SELECT gate, vt, head FROM gate_entry WHERE tier_queue = ? AND open = 1
     AND (vt, head, gate) > (?, ?, ?) ORDER BY vt, head, gate LIMIT ?;
 
@@ -139,11 +143,10 @@ SELECT gate, vt, head FROM gate_entry WHERE tier_queue = ? AND open = 1
 SELECT EXISTS (SELECT 1 FROM gate);
 
 -- name: gates_waited_at
--- Only gates with lanes have entries.
-SELECT gate FROM gate_entry WHERE tier_queue > 0 ORDER BY random() LIMIT ?;
+SELECT name FROM gate WHERE waiting > 0 ORDER BY random() LIMIT ?;
 
 -- name: gate_entries_of
-SELECT tier_queue FROM gate_entry WHERE gate = ? AND tier_queue > 0;
+SELECT tier_queue FROM gate_entry WHERE gate = ?;
 
 -- name: gate_entry_write
 INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
@@ -154,20 +157,7 @@ INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
 DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
 
 -- name: gate_entries_open_set
-UPDATE gate_entry SET open = ? WHERE gate = ? AND tier_queue > 0 AND open <> ?;
-
--- name: gate_entry_open_set
-UPDATE gate_entry SET open = ? WHERE tier_queue = ? AND gate = ? AND open <> ?;
-
--- name: gate_parts
--- The entries of several gates of which this one is one.
-SELECT tier_queue, entry FROM gate_part WHERE gate = ?;
-
--- name: gate_part_insert
-INSERT OR IGNORE INTO gate_part (gate, tier_queue, entry) VALUES (?, ?, ?);
-
--- name: gate_part_delete
-DELETE FROM gate_part WHERE gate = ? AND tier_queue = ? AND entry = ?;
+UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;
 
 -- name: policies
 SELECT layer, pattern, fields FROM policy;

@@ -23,7 +23,7 @@ for n, lease in ipairs(settling.read(mids)) do
     if is_meant then
         given_up = given_up + 1
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
-        gates.free(lease.gate)
+        gates.free(lease.gate, lease.granted)
         key_limits.free(lane, lease.slot)
         if record then
             results.write_end(record, 'cancelled')

@@ -39,7 +39,7 @@ end
 publishing.mark(settlements)
 
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
-local left, ended = acks.settle(simple)
+local left, ended = acks.settle(simple, #settlements > 0)
 if #left == 0 and #settlements > 0 then
     answers = settling.settle_all(settlements, ended)
     for n = 1, #settlements do

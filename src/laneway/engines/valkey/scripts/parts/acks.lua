@@ -63,10 +63,10 @@ local acks = part(function(acks)
     end
 
     -- Of a lease whose ack changes more: {the lane's name, gates, slot or nil, line or false,
-    -- whether the ack changes no more than counts, gates and keys, what is known of the message}.
-    -- The last is {topic, id, joined ids} as `messages.names` has them; nil: it need not be known;
-    -- false: the message has to be decoded.
-    local NAME, GATES, SLOT, LINE, IS_QUICK, KNOWN = 1, 2, 3, 4, 5, 6
+    -- whether the ack changes no more than counts, gates and keys, when it was granted, what is
+    -- known of the message}. The last is {topic, id, joined ids} as `messages.names` has them; nil:
+    -- it need not be known; false: the message has to be decoded.
+    local NAME, GATES, SLOT, LINE, IS_QUICK, GRANTED, KNOWN = 1, 2, 3, 4, 5, 6, 7
 
     -- Whether ids of finished messages may be known in a lane.
     local function remembers(name)
@@ -130,7 +130,8 @@ local acks = part(function(acks)
                 still_left[#still_left + 1] = n
             else
                 gone[#gone + 1] = mid
-                gates.free(lease[GATES])
+                gates.position = n
+                gates.free(lease[GATES], lease[GRANTED])
                 if lease[KNOWN] then
                     ids.finish(lease[KNOWN], true)
                     messages.forget_joined(lease[KNOWN])
@@ -151,7 +152,9 @@ local acks = part(function(acks)
 
     -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need
     -- more, and the lanes of the others that have to be placed: a runnable one stays so.
-    function acks.settle(triples)
+    -- `is_mixed`: the call has other settlements, too; then leases with gates end in the order of
+    -- all.
+    function acks.settle(triples, is_mixed)
         local mids, left, gone, ended, first = {}, {}, {}, {}, {}
         for n = 1, #triples, 3 do
             local mid, place = triples[n], #mids + 1
@@ -171,7 +174,7 @@ local acks = part(function(acks)
             if alike then
                 plain_names[n] = unpack_from('>I8', stored, 2) == triples[3 * n - 1] and alike
             elseif stored then
-                local fence, name, _, _, charge, _, gate, empty, line, is_gone, quick, last =
+                local fence, name, _, granted, charge, _, gate, empty, line, is_gone, quick, last =
                     values_of(stored)
                 local is_held = not (empty or is_gone) and charge == 0
                 local is_plain = is_held and (quick or line) and gate == ''
@@ -193,8 +196,9 @@ local acks = part(function(acks)
                             slots[#slots + 1], slot_of[n] = slot, slot
                         end
                     end
-                elseif is_held and fence == triples[3 * n - 1] and first[mids[n]] == n then
-                    held[n] = { name, gate, slot, line, quick or line }
+                elseif is_held and fence == triples[3 * n - 1] and first[mids[n]] == n
+                    and not (is_mixed and gate ~= '') then
+                    held[n] = { name, gate, slot, line, quick or line, granted }
                     rich_names[#rich_names + 1] = name
                 end
             end
@@ -254,7 +258,7 @@ local acks = part(function(acks)
             else
                 left[#left + 1] = n
                 if name and first[mid] == n and not is_brief then
-                    found_late[n] = { name, '', slot_of[n], line_of[n] or false, true }
+                    found_late[n] = { name, '', slot_of[n], line_of[n] or false, true, 0 }
                 end
             end
         end

@@ -47,13 +47,14 @@ local direct = part(function(direct)
             or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return
         end
-        local indexes, shares = {}, {}
+        local indexes, shares, everything = {}, {}, 0
         for _, tier in ipairs(tiers) do
             local each = tier_queues.find(policy.pool, tier.name)
             if each then
                 indexes[#indexes + 1], indexes[#indexes + 2] = each.runnable, each.heads
                 if not tier.strict then
-                    shares[#shares + 1] = each.number
+                    shares[#shares + 1] = { each.number, tier.share }
+                    everything = everything + tier.share
                 end
             end
         end
@@ -68,6 +69,7 @@ local direct = part(function(direct)
             queues = #tier_queues, queue = tier_queue.number,
             lease = policy.lease, stride = fairness.stride(1, policy.weight),
             waiters = key('waiters:' .. policy.pool), indexes = indexes, shares = shares,
+            everything = everything, is_strict = tiers.named[tier_queue.tier].strict,
             published = names.published, delivered = names.delivered,
             waited = tallies.wait_of_none(tier_queue.tier) }
         last_plan = nil
@@ -125,7 +127,7 @@ local direct = part(function(direct)
                 latest, its_queue, wake, vt, tat, leased, delivered, done, seen, lately, before,
                 sorted, gate, rest = unpack_from(lanes.RECORD, stored)
             if place ~= IDLE or ready + delayed + parked + listed + sorted + big + old + slow > 0
-                or its_queue ~= plan.queue or rest <= #stored then
+                or its_queue ~= plan.queue or gate ~= '' or rest <= #stored then
                 return nil
             end
         else
@@ -178,8 +180,12 @@ local direct = part(function(direct)
         -- The counters
         queue[VT], queue[QUEUE_DELIVERED] = vt, queue[QUEUE_DELIVERED] + 1
         for _, of_share in ipairs(plan.shares) do
-            if room > 1 or of_share ~= plan.queue then -- as `serving.serve_alone`
-                queues[of_share][CARRY] = 0
+            local each = queues[of_share[1]] -- as `serve_alone` in serving.lua
+            if of_share[1] == plan.queue then
+                each[CARRY] = fairness.of_one(each[CARRY], room - 1)
+            else
+                each[CARRY] = fairness.without_work(each[CARRY], plan.is_strict and 0 or 1,
+                    of_share[2], plan.everything)
             end
         end
         values[NOW], values[SEQ], values[FENCE] = now, mid, fence

@@ -5,6 +5,7 @@ local TICKS = 4
 local VT_SCALE = 100800
 local CHUNK, FEW_LANES = 4, 100
 local CARRY_SCALE = 1000000
+local MOST_CARRIED = 32 * CARRY_SCALE
 local SECOND = 1000000
 local MOST_HELD = 1209600000000
 local MOST_COST = 1000000
@@ -140,9 +141,9 @@ local fairness = part(function(fairness)
             local step = left > 0 and 1 or -1
             chosen.given, left = chosen.given + step, left - step
         end
-        local limit = 32 * CARRY_SCALE
         for _, entry in ipairs(entries) do
-            entry.kept = max(-limit, min(limit, entry.claim - entry.given * CARRY_SCALE))
+            entry.kept = max(-MOST_CARRIED, min(MOST_CARRIED, entry.claim - entry.given
+                * CARRY_SCALE))
         end
     end
 
@@ -156,6 +157,23 @@ local fairness = part(function(fairness)
             entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total)
                 - entry.taken * CARRY_SCALE
         end
+    end
+
+    -- The carry of a tier that could not use so many messages of its part: it keeps one at most.
+    function fairness.with_unused(carry, unused)
+        return min(CARRY_SCALE, carry + unused * CARRY_SCALE)
+    end
+
+    -- The carry of a tier without work, after the tiers took so many messages. `everything`: the
+    -- sum of their shares.
+    function fairness.without_work(carry, taken, share, everything)
+        return min(CARRY_SCALE, carry + round(taken * CARRY_SCALE * share / everything))
+    end
+
+    -- The carry of the only tier with work, which could not use so many messages.
+    function fairness.of_one(carry, unused)
+        local kept = max(-MOST_CARRIED, min(MOST_CARRIED, carry))
+        return unused > 0 and fairness.with_unused(kept, unused) or kept
     end
 
     -- Positions in `counts`, each spread evenly over the whole: the i-th of n stands at (i + 1/2) /

@@ -1,12 +1,17 @@
 -- Gates: limits that many topics share. A lane has a key of gates: the name of one, or the names
--- of several joined by \31; a delivery goes through all of them, or is not made. The lanes at gates
--- are in a sorted set for each tier queue and key, `gate:N:KEY`. While all gates of the key are
--- open its first lane is also in `heads:N`, so that a tier with a thousand gates is served as fast
--- as one without. `gate_sets:NAME` has N and KEY of the keys of several gates that name this one.
--- With several shards, `waited_gates` has N and KEY of those with lanes.
+-- of several joined by \31; a delivery goes through all of them, or is not made. The lane waits at
+-- one of them, see turns.lua: the lanes and groups that wait at a gate are in a sorted set for each
+-- tier queue, `gate:N:NAME`, by their turns. While the gate admits the first lane of that set it is
+-- also in `heads:N`, by that lane's position in the tier queue, so that a tier with a thousand
+-- gates is served as fast as one without. If the first lane belongs to a group, the gate is in the
+-- heads of the group, see groups.lua. `gate_lanes` has how many lanes go through a gate and wait at
+-- another one. With several shards, `waited_gates` has N and NAME of those with lanes; N is 0 if
+-- they wait at another one.
 --
--- `need`, `held_until`: until then a gate stays shut while it has fewer permits, so that a delivery
--- of that cost gets its turn; `owes`: the cost of the last delivery, 0 if it was 1.
+-- `turn`: the virtual time there of the entry that was served last; `mean`: the moving mean of the
+-- time between a lease and its end, 0: unknown. `holder`, `holder_name`: the number and name of the
+-- lane for which `need` permits, or a slot, are held until `held_until`; `owes`: the cost of the
+-- last delivery, 0 if it was 1. `listed`: by tier queue, the group in whose heads it is.
 --
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
@@ -21,14 +26,20 @@
 -- three are the shard's turn, see sharded/grants.py: virtual times, and how many deliveries are
 -- left of it; false: no turn.
 --
--- uses: fairness, adaptive, groups
+-- uses: fairness, adaptive, groups, lanes
+
+local lanes -- defined in lanes.lua, which uses gates
 
 local gates = part(function(gates)
-    local HELD_FOR = 60 * SECOND
-    local known, changed, moved, by_key, groups_moved
+    local known, changed, moved, by_key
+    local ended -- leases that have ended: {position in the call, gate, for how long it was held}
+
+    -- Where the settlement is in the call that ends leases: a mean depends on their order.
+    gates.position = 0
 
     at_begin(function()
-        known, changed, moved, by_key, groups_moved = {}, {}, {}, {}, {}
+        known, changed, moved, by_key, ended = {}, {}, {}, {}, {}
+        gates.position = 0
     end)
 
     local function limits_of(gate)
@@ -41,8 +52,8 @@ local gates = part(function(gates)
                 gate.most, limits[6])
         end
         if gate.rate then
-            gate.step = fairness.interval(gate.rate)
-            gate.depth = fairness.depth(gate.step, limits[2] or 1 + gate.rate / 20)
+            gate.step, gate.burst = fairness.interval(gate.rate), limits[2] or 1 + gate.rate / 20
+            gate.depth = fairness.depth(gate.step, gate.burst)
         end
     end
 
@@ -53,12 +64,15 @@ local gates = part(function(gates)
             if not stored then
                 return nil
             end
-            local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes, flow =
-                values_of(stored)
+            local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes, flow,
+                turn, mean, holder, holder_name, listed = values_of(stored)
             gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
-                is_open = is_open, wake = wake, grant = grant, need = need or 0, held_until =
-                    held_until or 0, owes = owes or 0, -- layout 5 has none of these three
-                flow = flow and adaptive.decode(flow) or false }
+                is_open = is_open, wake = wake, grant = grant, need = holder and need or 0,
+                held_until = holder and held_until or 0, owes = owes or 0,
+                flow = flow and adaptive.decode(flow) or false,
+                -- layout 14 has none of these, layout 5 no costs either
+                turn = turn or 0, mean = mean or 0, holder = holder or 0, holder_name = holder_name
+                    or '', listed = listed or {}, is_held_again = false }
             limits_of(gate)
             known[name] = gate
         end
@@ -74,7 +88,9 @@ local gates = part(function(gates)
         local gate = gates.find(name)
         if not gate then
             gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
-                true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0, flow = false }
+                true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0, flow = false,
+                turn = 0, mean = 0, holder = 0, holder_name = '', listed = {},
+                is_held_again = false }
             known[name], by_key = gate, {}
             if shard.shards > 1 and string.byte(name) ~= 28 then
                 gate.grant = { false, false, 0 } -- until it gets one
@@ -92,8 +108,8 @@ local gates = part(function(gates)
     function gates.reset(name)
         local gate = gates.find(name)
         if gate then
-            gate.tat, gate.need, gate.held_until, gate.owes = 0, 0, 0, 0
-            changed[gate] = true
+            gate.tat, gate.owes = 0, 0
+            gates.end_hold(gate)
         end
     end
 
@@ -257,59 +273,65 @@ local gates = part(function(gates)
         return found
     end
 
-    -- How many deliveries the gate admits now.
-    local function room_of(gate)
-        local room = 2 ^ 30
+    function gates.of_key(name)
+        return of_key(name)
+    end
+
+    -- How many deliveries the gate admits now, of the lane that it is held for or of another one.
+    local function room_of(gate, is_holder)
+        local room, need = 2 ^ 30, shard.now < gate.held_until and gate.need or 0
         if gate.rate then
             local tat = tat_of(gate)
             room = fairness.permits(tat, shard.now, gate.step, gate.depth)
-            if shard.now < gate.held_until
-                and not fairness.admits(tat, shard.now, gate.step, gate.depth, gate.need) then
+            if need == 0 or not is_holder then
+                room = room - need
+            elseif not fairness.admits(tat, shard.now, gate.step, gate.depth, need) then
                 room = 0
             end
         end
         if gate.concurrency then
-            room = math.min(room, gate.concurrency - gate.leased)
+            room = min(room, gate.concurrency - gate.leased - (need > 0 and not is_holder and 1
+                or 0))
         end
         if gate.grant and gate.grant[10] then
-            room = math.min(room, gate.grant[10])
+            room = min(room, gate.grant[10])
         end
-        return math.max(room, 0)
+        return max(room, 0)
     end
 
-    -- How many deliveries all gates of a key admit now.
-    function gates.room(name)
+    -- How many deliveries of the lane the gate (false: not defined) admits now.
+    function gates.room_of(gate, lane)
+        return gate and room_of(gate, gate.holder == lane.number) or 0
+    end
+
+    -- How many deliveries of the lane all gates of a key admit now.
+    function gates.room(name, lane)
         local room = 2 ^ 30
         for _, gate in ipairs(of_key(name)) do
-            room = math.min(room, gate and room_of(gate) or 0)
+            room = min(room, gates.room_of(gate, lane))
         end
         return room
     end
 
-    function gates.is_open(name)
-        return gates.room(name) > 0
-    end
-
-    -- `permits`: those that the deliveries use together; `largest`: the most that one uses.
-    function gates.take(name, taken, permits, largest)
-        for _, gate in ipairs(of_key(name)) do
-            gate.leased = gate.leased + taken
-            if gate.grant and gate.grant[10] then
-                gate.grant[10] = max(0, gate.grant[10] - taken)
+    -- Microseconds until the gate is expected to admit a delivery of the lane that uses `need`
+    -- permits; `FOREVER`: not known, or it cannot while it is held for another lane.
+    function gates.time_to_open(gate, lane, need)
+        local is_kept, wait = shard.now < gate.held_until and gate.holder ~= lane.number, 0
+        if gate.rate then
+            need = need + (is_kept and gate.need or 0)
+            if is_kept and need > gate.burst then
+                return gates.FOREVER
             end
-            if largest >= gate.need then
-                gate.need, gate.held_until = 0, 0
-            end
-            if gate.least then
-                gate.flow = gate.flow or adaptive.begin(shard.now)
-                adaptive.delivered(gate.flow, gate.leased, gate.concurrency)
-            end
-            if gate.rate then
-                gate.tat = fairness.take_permits(tat_of(gate), shard.now, gate.step, permits)
-                gate.owes = largest > 1 and largest or 0
-            end
-            changed[gate] = true
+            wait = fairness.next_permit(tat_of(gate), shard.now, gate.step, gate.depth, need)
+                - shard.now
         end
+        if gate.concurrency and gate.leased + (is_kept and 1 or 0) >= gate.concurrency then
+            if gate.mean == 0 then
+                return gates.FOREVER
+            end
+            wait = max(wait, floor(floor(gate.mean / max(gate.concurrency, 1)) / 2))
+        end
+        return wait
     end
 
     -- The largest cost of a message at the gates of a key, at most `most`, and which of them allows
@@ -329,38 +351,110 @@ local gates = part(function(gates)
         return most, by
     end
 
-    -- The clocks of the gates of a key that have rates, for `fairness.admitted`.
+    gates.FOREVER = 2 ^ 62
+
+    -- Microseconds between two deliveries that the gate admits, if it is used up.
+    function gates.interval(gate)
+        local by_rate = gate.rate and floor(gate.step / TICKS) or 0
+        return max(by_rate * max(gate.owes, 1), floor(gate.mean / max(gate.concurrency or 1, 1)))
+    end
+
+    function gates.touch(gate)
+        changed[gate] = true
+    end
+
+    -- Keep so many permits, or a slot, for the lane.
+    function gates.hold(gate, lane, need, for_us)
+        gate.holder, gate.holder_name, gate.need, gate.held_until = lane.number, lane.name, need,
+            shard.now + for_us
+        gate.is_held_again, changed[gate] = true, true
+    end
+
+    -- What is held for a lane is free again.
+    function gates.end_hold(gate)
+        gate.holder, gate.holder_name, gate.need, gate.held_until = 0, '', 0, 0
+        gate.is_held_again, changed[gate] = true, true
+    end
+
+    -- The lane for which the gate is held and that waits there; nil: none.
+    function gates.holder_at(gate)
+        if gate.holder == 0 or shard.now >= gate.held_until then
+            return nil
+        end
+        local lane = lanes.find(gate.holder_name)
+        return lane and lane.number == gate.holder and lanes.waits_at(lane) == gate.name and lane
+            or nil
+    end
+
+    -- Deliveries of the lane go through the gate. `permits`: those that they use together;
+    -- `largest`: the most that one uses.
+    function gates.take(gate, lane, taken, permits, largest)
+        gate.leased = gate.leased + taken
+        if gate.grant and gate.grant[10] then
+            gate.grant[10] = max(0, gate.grant[10] - taken)
+        end
+        if gate.holder == lane.number and largest >= gate.need then
+            gates.end_hold(gate)
+        end
+        if gate.rate then
+            gate.tat = fairness.take_permits(tat_of(gate), shard.now, gate.step, permits)
+            gate.owes = largest > 1 and largest or 0
+        end
+        if gate.least then
+            gate.flow = gate.flow or adaptive.begin(shard.now)
+            adaptive.delivered(gate.flow, gate.leased, gate.concurrency)
+        end
+        changed[gate] = true
+    end
+
+    -- The clocks of the gates of a key that have rates, for `fairness.admitted`, and these gates.
     function gates.clocks(name)
-        local clocks = {}
+        local clocks, rated = {}, {}
         for _, gate in ipairs(of_key(name)) do
             if gate and gate.rate then
                 clocks[#clocks + 1] = { tat_of(gate), gate.step, gate.depth }
+                rated[#rated + 1] = gate
             end
         end
-        return clocks
+        return clocks, rated
     end
 
-    -- Keep the permits of the gates of a key for a delivery of that cost.
-    function gates.hold(name, cost)
-        for _, gate in ipairs(of_key(name)) do
-            if gate and gate.rate then
-                if shard.now >= gate.held_until or cost > gate.need then
-                    gate.need = cost
-                end
-                gate.held_until = shard.now + HELD_FOR
-                changed[gate] = true
-            end
-        end
-    end
-
-    -- End a lease's use of the gates of a key ("": none).
-    function gates.free(name)
+    -- End a lease's use of the gates of a key ("": none). `granted`: when it began; nil: the
+    -- message was not delivered.
+    function gates.free(name, granted)
         for _, gate in ipairs(of_key(name)) do
             if gate then
                 gate.leased = gate.leased - 1
                 changed[gate] = true
+                if granted and gate.concurrency then
+                    ended[#ended + 1] = { gates.position, gate, max(shard.now - granted, 1),
+                        #ended }
+                end
             end
         end
+    end
+
+    local function is_earlier(one, other)
+        if one[1] ~= other[1] then
+            return one[1] < other[1]
+        end
+        return one[4] < other[4]
+    end
+
+    -- Move the means of gates by the leases that have ended, in the order of the call.
+    local function move_means()
+        for n = 2, #ended do
+            if ended[n][1] < ended[n - 1][1] then
+                table.sort(ended, is_earlier)
+                break
+            end
+        end
+        for _, each in ipairs(ended) do
+            local gate, took = each[2], each[3]
+            gate.mean = gate.mean == 0 and took or max(1, gate.mean + floor((took - gate.mean)
+                / 8))
+        end
+        ended = {}
     end
 
     function gates.give_back_permits(name, permits, since)
@@ -372,13 +466,13 @@ local gates = part(function(gates)
         end
     end
 
-    -- A lane was added to the gates of a key, or removed from them.
+    -- The first lane at a gate has changed, or its position.
     function gates.moved(name, tier_queue)
         moved[name .. '\0' .. tier_queue] = { name, tier_queue }
     end
 
     function gates.lanes_key(name, tier_queue)
-        return key('gate:' .. tier_queue .. ':' .. name)
+        return key('gate:' .. text(tier_queue) .. ':' .. name)
     end
 
     -- Clients move the grants of gates that lanes wait at.
@@ -393,119 +487,151 @@ local gates = part(function(gates)
         end
     end
 
-    -- Returns whether there are lanes.
-    local function write_head(name, tier_queue, is_open)
-        local heads = key('heads:' .. tier_queue)
-        local first = call('ZRANGE', gates.lanes_key(name, tier_queue), 0, 0, 'WITHSCORES')
-        if is_open and first[1] then
-            call('ZADD', heads, first[2], name)
-        else
-            call('ZREM', heads, name)
+    -- So many lanes more go through the gate and wait at another one.
+    function gates.count_elsewhere(name, more)
+        local count = call('HINCRBY', keys.gate_lanes, name, more)
+        if count <= 0 then
+            call('HDEL', keys.gate_lanes, name)
         end
-        return first[1] ~= nil
+        list_waited(name, 0, count > 0)
     end
 
-    local function sets_key(gate)
-        return key('gate_sets:' .. gate.name)
+    -- The first lane that waits at a gate in a tier queue, and whether the gate is held for it;
+    -- nil: none does.
+    local function first_lane(gate, tier_queue)
+        local holder = gates.holder_at(gate)
+        if holder and tier_queues[holder.tier_queue].number == tier_queue then
+            return holder, true
+        end
+        local member = call('ZRANGE', gates.lanes_key(gate.name, tier_queue), 0, 0)[1]
+        if member and byte(member, 8) == 29 then
+            member = call('ZRANGE', gates.lanes_key(gate.name, -unpack_from('>I7', member)), 0,
+                0)[1]
+        end
+        return member and lanes.find(sub(member, 8)) or nil, false
     end
 
-    -- Write the head of a key, and list it at its gates if these are several.
-    local function write_moved(name, tier_queue)
-        local has_lanes, found = write_head(name, tier_queue, gates.is_open(name)), of_key(name)
-        list_waited(name, tier_queue, has_lanes)
-        for n = 1, #found > 1 and #found or 0 do
-            local member = tier_queue .. ':' .. name
-            if found[n] and has_lanes then
-                call('ZADD', sets_key(found[n]), 0, member)
-            elseif found[n] then
-                call('ZREM', sets_key(found[n]), member)
+    -- Whether the gate admits the first lane that waits there in a tier queue.
+    function gates.is_open(gate, tier_queue)
+        if shard.now >= gate.held_until then
+            return room_of(gate, false) > 0
+        end
+        local holder = gates.holder_at(gate)
+        return room_of(gate, holder and tier_queues[holder.tier_queue].number == tier_queue) > 0
+    end
+
+    -- List the gate among the heads of its tier queue, or of the group of its first lane.
+    local function write_head(gate, tier_queue, is_new)
+        local lane, is_holder = first_lane(gate, tier_queue)
+        local is_listed = lane and room_of(gate, is_holder) > 0
+        local group = is_listed and lanes.group(lane) or nil
+        local before, number = gate.listed[tier_queue], group and group.number or nil
+        local heads = tier_queues[tier_queue].heads
+        if before and before ~= number then
+            call('ZREM', groups.heads_key(before), gate.name)
+            if groups.find(before) then
+                groups.head_moved(groups.find(before))
             end
+        elseif not before and number then
+            call('ZREM', heads, gate.name)
         end
+        if before ~= number then
+            gate.listed[tier_queue], changed[gate] = number, true
+        end
+        if group then
+            call('ZADD', groups.heads_key(number), lane.vt, gate.name)
+            groups.head_moved(group)
+        elseif is_listed then
+            call('ZADD', heads, lane.vt, gate.name)
+        elseif not before then
+            call('ZREM', heads, gate.name)
+        end
+        if is_listed and is_new then
+            pools_to_notify[tier_queues[tier_queue].pool] = true
+        end
+        list_waited(gate.name, tier_queue, lane ~= nil)
     end
 
-    -- The gate has opened or shut: write the heads of the keys of several gates that name it.
-    local function write_sets(gate)
-        for _, member in ipairs(call('ZRANGE', sets_key(gate), 0, -1)) do
-            local tier_queue, name = string.match(member, '^(%d+):(.*)$')
-            tier_queue = tonumber(tier_queue)
-            local is_open = gates.is_open(name)
-            if write_head(name, tier_queue, is_open) and is_open then
-                pools_to_notify[tier_queues[tier_queue].pool] = true
-            end
+    -- When the gate opens by the clock: only if its rate alone shuts it, or a hold; 0: never.
+    local function wake_of(gate)
+        local now, at = shard.now, nil
+        if gate.concurrency and gate.leased >= gate.concurrency then
+            return 0
         end
-    end
-
-    -- Write whether the gate is open; if only its rate shuts it, also when it opens.
-    local function look(gate)
-        local is_open = room_of(gate) > 0
-        gate.wake = 0
-        local is_spent = gate.grant and gate.grant[10] == 0
-        if not is_open and gate.rate and not is_spent
-            and (not gate.concurrency or gate.leased < gate.concurrency) then
+        if gate.grant and gate.grant[10] == 0 then
+            return 0
+        end
+        local is_held = now < gate.held_until
+        if is_held then
+            at = gate.held_until
+        end
+        if gate.rate then
             gate.tat = tat_of(gate)
-            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth, 1)
-            if shard.now < gate.held_until then
-                gate.wake = math.max(gate.wake, math.min(gate.held_until, fairness.next_permit(
-                    gate.tat, shard.now, gate.step, gate.depth, gate.need)))
+            local costs = { 1, is_held and gate.need or nil, is_held and gate.need + 1 or nil }
+            for _, cost in ipairs(costs) do
+                local permit = fairness.next_permit(gate.tat, now, gate.step, gate.depth, cost)
+                if permit > now then
+                    at = least(at, permit)
+                end
             end
         end
+        return at or 0
+    end
+
+    -- Set when the gate opens. If it has opened or shut, all its heads are to be written.
+    local function look(gate)
+        gate.wake = wake_of(gate)
         if gate.wake > 0 then
             call('ZADD', keys.gate_wakes, gate.wake, gate.name)
         else
             call('ZREM', keys.gate_wakes, gate.name)
         end
-        if is_open ~= gate.is_open then
-            gate.is_open = is_open
+        local is_open = room_of(gate, false) > 0
+        if is_open ~= gate.is_open or gate.is_held_again then
+            gate.is_open, gate.is_held_again = is_open, false
             for tier_queue = 1, #tier_queues do
-                if write_head(gate.name, tier_queue, is_open) and is_open then
-                    pools_to_notify[tier_queues[tier_queue].pool] = true
-                end
+                moved[gate.name .. '\0' .. tier_queue] = { gate.name, tier_queue, true }
             end
-            write_sets(gate)
         end
-        local stored = packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open,
-            gate.wake, gate.grant, gate.need, gate.held_until, gate.owes)
-        if gate.flow then
-            stored = stored .. packed(adaptive.encode(gate.flow))
-        end
-        call('HSET', keys.gates, gate.name, stored)
     end
 
-    -- Housekeeping: open the gates whose next permit has come.
+    local function write(gate)
+        call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
+            gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes)
+            .. packed(gate.flow and adaptive.encode(gate.flow), gate.turn, gate.mean, gate.holder,
+            gate.holder_name, next(gate.listed) ~= nil and gate.listed))
+    end
+
+    -- Housekeeping: open the gates whose next permit has come, or whose hold has ended.
     function gates.wake(most)
         for _, name in ipairs(call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT',
             0, most)) do
-            changed[gates.find(name)] = true
+            local gate = gates.find(name)
+            if gate then -- else the store lost it
+                gate.is_held_again, changed[gate] = gate.holder ~= 0, true
+            end
         end
         gates.save()
     end
 
     function gates.save()
-        for _, each in pairs(moved) do
-            if each[2] < 0 then
-                local has_lanes = call('EXISTS', gates.lanes_key(each[1], each[2])) == 1
-                local tier_queue = groups.at_gate(-each[2], each[1], has_lanes)
-                if tier_queue then
-                    groups_moved[#groups_moved + 1] = { each[1], tier_queue }
+        groups.save_turns(gates.moved)
+        if next(changed) ~= nil or next(moved) ~= nil then
+            move_means()
+            for gate in pairs(changed) do
+                look(gate)
+            end
+            for _, each in pairs(moved) do
+                local gate = gates.find(each[1])
+                if gate then
+                    write_head(gate, each[2], each[3])
                 end
             end
-        end
-        for _, each in ipairs(groups_moved) do
-            gates.moved(each[1], each[2])
-        end
-        groups_moved = {}
-        groups.save(gates.moved)
-        if next(changed) == nil and next(moved) == nil then
-            return
-        end
-        for gate in pairs(changed) do
-            look(gate)
-        end
-        for _, each in pairs(moved) do
-            if each[2] > 0 then
-                write_moved(each[1], each[2])
+            for gate in pairs(changed) do
+                write(gate)
             end
+            changed, moved = {}, {}
         end
-        changed, moved = {}, {}
+        groups.save()
     end
 end)

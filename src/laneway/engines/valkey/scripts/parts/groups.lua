@@ -1,12 +1,14 @@
 -- Groups: lanes of a tier queue that compete as one. A group is an entry of the same indexes as
--- lanes: in `run:P` of its tier queue P while it has runnable lanes, and in `gate:P:KEY` while it
--- has lanes at the gates of that key, by its own virtual time `vt`. Its lanes are in `run:-N` and
--- `gate:-N:KEY` for the group's number N, and have -N as their tier queue. A group has a record
--- (hash `group_queues`, by number) as long as it has lanes; `group_numbers` has the numbers by tier
--- queue and name.
+-- lanes: in `run:P` of its tier queue P while it has runnable lanes, and in `heads:P` while one of
+-- its lanes is the first at an open gate, by its own virtual time `vt`; these gates are in
+-- `heads:-N` for the group's number N. It is in `gate:P:NAME` by its turn there while it has lanes
+-- that wait at that gate. Its lanes are in `run:-N` and `gate:-N:NAME`, and have -N as their tier
+-- queue. A group has a record (hash `group_queues`, by number) as long as it has lanes;
+-- `group_numbers` has the numbers by tier queue and name.
 --
 -- `inner_vt`: the virtual time of the lane that was served last in it; `size`, `runnable`,
--- `at_gate`: how many lanes it has, and has there; `at`: the keys of gates that it has lanes at.
+-- `at_gate`: how many lanes it has, and has there. `group_turns:N` has for each gate that its lanes
+-- have waited at: the group's turn, that of its lane served last, how many lanes wait there.
 --
 -- uses: writes
 
@@ -17,9 +19,10 @@ local IN_GROUP = 32768
 
 local groups = part(function(groups)
     local known, changed
+    local changed_turns -- gates at which the state of a group has changed: {group, name}
 
     at_begin(function()
-        known, changed = {}, {}
+        known, changed, changed_turns = {}, {}, {}
     end)
 
     -- By template: literals and parts of topics in turn. A part is the pattern that finds it, or
@@ -78,27 +81,34 @@ local groups = part(function(groups)
         return name
     end
 
-    local function decode(number, stored)
-        local name, tier_queue, vt, inner_vt, size, runnable, at_gate, weight, at, is_limited =
-            values_of(stored)
-        return { number = number, name = name, tier_queue = tier_queue, vt = vt, inner_vt =
-            inner_vt, size = size, runnable = runnable, at_gate = at_gate, weight = weight,
-            at = at, is_limited = is_limited, is_group = true, listed_at = runnable > 0 and vt,
+    local function new(number, name, tier_queue, vt)
+        return { number = number, name = name, tier_queue = tier_queue, vt = vt, inner_vt = 0,
+            size = 0, runnable = 0, at_gate = 0, weight = 1, has_heads = false, is_limited = false,
+            is_group = true, listed_at = false, heads_at = false, turns = {},
             -- of this call: how it is listed beside lanes, its index; what serving.lua has done
             member = false, runnable_key = false, position = false, listed_in = false, first =
-                false, next_first = 1, back = false, line = false }
+                false, next_first = 1, back = false, line = false, gates = false, entry = false }
     end
 
-    local EMPTY -- MessagePack of no gates
+    local function decode(number, stored)
+        local name, tier_queue, vt, inner_vt, size, runnable, at_gate, weight, has_heads,
+            is_limited = values_of(stored)
+        local group = new(number, name, tier_queue, vt)
+        group.inner_vt, group.size, group.runnable, group.at_gate, group.weight, group.is_limited
+            = inner_vt, size, runnable, at_gate, weight, is_limited
+        group.has_heads = has_heads == true -- in layout 14 a table
+        group.listed_at, group.heads_at = runnable > 0 and vt, group.has_heads and vt
+        return group
+    end
+
     local WHOLE, SIGNED = 206, 211 -- its marks of numbers, which `packed` takes longer to choose
+    local FALSE, TRUE = '\194', '\195'
 
     local function encode(group)
-        EMPTY = EMPTY or packed({})
         return packed(group.name) .. pack('>BI4Bi8Bi8BI4BI4BI4', WHOLE, group.tier_queue, SIGNED,
             group.vt, SIGNED, group.inner_vt, WHOLE, group.size, WHOLE, group.runnable, WHOLE,
             group.at_gate) .. (group.weight == 1 and '\1' or packed(group.weight))
-            .. (next(group.at) == nil and EMPTY or packed(group.at))
-            .. (group.is_limited and '\195' or '\194')
+            .. (group.has_heads and TRUE or FALSE) .. (group.is_limited and TRUE or FALSE)
     end
 
     -- Read several at once.
@@ -194,11 +204,7 @@ local groups = part(function(groups)
         local group = number and groups.find(tonumber(number))
         if not group then
             shard.lanes_created, shard.groups = shard.lanes_created + 1, shard.groups + 1
-            group = { number = shard.lanes_created, name = name, tier_queue = tier_queue.number,
-                vt = tier_queue.vt, inner_vt = 0, size = 0, runnable = 0, at_gate = 0, weight = 1,
-                at = {}, is_limited = false, is_group = true, listed_at = false, member = false,
-                runnable_key = false, position = false, listed_in = false, first = false,
-                next_first = 1, back = false, line = false }
+            group = new(shard.lanes_created, name, tier_queue.number, tier_queue.vt)
             local settings = call('HGET', keys.gates, GROUP .. name)
             if settings then
                 apply(group, values_of(settings))
@@ -253,46 +259,85 @@ local groups = part(function(groups)
         changed[group] = true
     end
 
-    -- The first lane at a gate changed. Answers the tier queue whose order it changes.
-    function groups.at_gate(number, gate, has_lanes)
-        local group = groups.find(number)
-        for each in pairs(changed) do
-            group = group or (each.number == number and each)
-        end
-        if group then
-            group.at[gate] = has_lanes or nil
-            changed[group] = true
-            if not has_lanes then
-                call('ZREM', key('gate:' .. group.tier_queue .. ':' .. gate), groups.member(group))
-            end
-        end
-        return group and group.tier_queue
+    local function turns_key(group)
+        return key('group_turns:' .. text(group.number))
     end
 
-    -- Write what changed. `moved(gate, tier_queue)` is called for gates where the order changes.
-    function groups.save(moved)
+    -- The group's state at a gate: its own turn, that of its lane served last, and how many of its
+    -- lanes wait there.
+    function groups.at(group, gate)
+        local found = group.turns[gate]
+        if not found then
+            local stored = call('HGET', turns_key(group), gate)
+            local turn, inner, count = 0, 0, 0
+            if stored then
+                turn, inner, count = values_of(stored)
+            end
+            found = { turn = turn, inner = inner, lanes = count, is_changed = false }
+            group.turns[gate] = found
+        end
+        return found
+    end
+
+    -- That state has changed.
+    function groups.touch_at(group, gate)
+        local found = groups.at(group, gate)
+        if not found.is_changed then
+            found.is_changed = true
+            changed_turns[#changed_turns + 1] = { group, gate }
+        end
+    end
+
+    -- Write what has changed of groups at gates. `moved(gate, tier_queue)` is called for each gate
+    -- where the order changes.
+    function groups.save_turns(moved)
+        for _, each in ipairs(changed_turns) do
+            local group, gate = each[1], each[2]
+            local found, is_gone = group.turns[gate], group.size <= 0
+            found.is_changed = false
+            writes.set_member(key('gate:' .. group.tier_queue .. ':' .. gate), groups.member(group),
+                not is_gone and found.lanes > 0 and found.turn)
+            moved(gate, group.tier_queue)
+            if not is_gone then
+                call('HSET', turns_key(group), gate, packed(found.turn, found.inner, found.lanes))
+            end
+        end
+        changed_turns = {}
+    end
+
+    -- The gates at which the first lane is one of this group: by its virtual time in the group.
+    function groups.heads_key(number)
+        return key('heads:-' .. text(number))
+    end
+
+    -- One of these gates changed.
+    function groups.head_moved(group)
+        group.has_heads = call('EXISTS', groups.heads_key(group.number)) == 1
+        changed[group] = true
+    end
+
+    -- Write what changed, after the heads of gates.
+    function groups.save()
         if next(changed) == nil then
             return
         end
         local written, gone = {}, {}
         for group in pairs(changed) do
             local member, is_gone = groups.member(group), group.size <= 0
+            local tier_queue = tier_queues[group.tier_queue]
             local listed_at = not is_gone and group.runnable > 0 and group.vt
+            local heads_at = not is_gone and group.has_heads and group.vt
             if listed_at ~= group.listed_at then
-                writes.set_member(tier_queues[group.tier_queue].runnable, member, listed_at)
+                writes.set_member(tier_queue.runnable, member, listed_at)
                 group.listed_at = listed_at
             end
-            for gate in pairs(group.at) do
-                local name = key('gate:' .. group.tier_queue .. ':' .. gate)
-                if is_gone then
-                    call('ZREM', name, member)
-                else
-                    call('ZADD', name, group.vt, member)
-                end
-                moved(gate, group.tier_queue)
+            if heads_at ~= group.heads_at then
+                writes.set_member(tier_queue.heads, member, heads_at)
+                group.heads_at = heads_at
             end
             if is_gone then
                 gone[#gone + 1] = group.number
+                call('UNLINK', turns_key(group), groups.heads_key(group.number))
             else
                 local n = #written
                 written[n + 1], written[n + 2] = group.number, encode(group)

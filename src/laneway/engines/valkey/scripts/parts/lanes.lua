@@ -6,7 +6,7 @@
 --   IDLE      nothing is ready               idle, if it is to be forgotten, by that time
 --   RUNNABLE  can deliver now                run:N, by virtual time; in a group run:-N
 --   ASLEEP    until a permit, or back-off    asleep, by the time at which it wakes
---   AT_GATE   waits at a gate                gate:N:NAME, by virtual time
+--   AT_GATE   waits at a gate                gate:N:NAME, by its turn; in a group gate:-N:NAME
 --   FULL      as many leases as allowed      none
 --   PAUSED    by its policy                  none
 --
@@ -24,7 +24,9 @@
 -- `need`: 0 if all messages of the lane cost 1; above 1: what the first one costs, if the rate has
 -- stopped it. `owes`: the cost of the last message that was delivered, 0 if it was 1.
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, crc, tallies, key_limits
+-- `gate`: the gates that it goes through, see turns.lua.
+--
+-- uses: fairness, adaptive, rules, writes, groups, gates, turns, crc, tallies, key_limits
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -37,7 +39,7 @@ local key_limits -- defined in key_limits.lua, which uses `lanes`
 
 local LANE_HEAD = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
 
-local lanes = part(function(lanes)
+lanes = part(function(lanes)
     local known, changed, watched
     local left_topics -- of which a partition was forgotten
 
@@ -153,6 +155,9 @@ local lanes = part(function(lanes)
         if tier_queue >= IN_GROUP then
             tier_queue, rest = -unpack_from('>I7', stored, rest), rest + 7
         end
+        if place == AT_GATE and turns.is_old(gate) then -- layouts.py places it again
+            place, gate = IDLE, ''
+        end
         local is_rare = rest <= #stored
         local lane = is_rare and rare_table() or usual_table()
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
@@ -199,12 +204,13 @@ local lanes = part(function(lanes)
     end
 
     local function encode(lane)
+        local gate = turns.record(lane)
         local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place,
             lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
             lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue > 0
                 and lane.tier_queue or IN_GROUP + tier_queues[lane.tier_queue].number, lane.wake,
                 lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
-            lane.lately, lane.before, lane.sorted, #lane.gate, lane.gate)
+            lane.lately, lane.before, lane.sorted, #gate, gate)
         if lane.tier_queue < 0 then
             stored = stored .. sortable(-lane.tier_queue)
         end
@@ -458,59 +464,86 @@ local lanes = part(function(lanes)
     -- Placing
 
     local NOWHERE = ''
-    local left -- gates that lanes have left: name and tier queue
+    -- Of lanes that were at gates: the tier queue's number, where they waited, all of the gates.
+    local left
 
     at_begin(function()
         left = {}
     end)
 
-    local function index_of(place, wake, tier_queue, gate)
+    local function index_of(lane)
+        local place, number = lane.place, lane.tier_queue
         if place == RUNNABLE then
-            return tier_queue > 0 and tier_queues[tier_queue].runnable
-                or groups.runnable_key(-tier_queue)
+            return number > 0 and tier_queues[number].runnable or groups.runnable_key(-number),
+                lane.vt
         elseif place == AT_GATE then
-            return gates.lanes_key(gate, tier_queue)
+            local found = turns.of(lane)
+            return gates.lanes_key(found.waits, turns.queue_at(lane, found.waits)),
+                found.turns[found.waits]
         elseif place == ASLEEP then
-            return keys.asleep
-        elseif place == IDLE and wake > 0 then
-            return keys.idle
+            return keys.asleep, lane.wake
+        elseif place == IDLE and lane.wake > 0 then
+            return keys.idle, lane.wake
+        end
+        return NOWHERE, 0
+    end
+
+    -- Call before a change of place, wake, gate, turn, tier queue or virtual time: remembers the
+    -- index.
+    function lanes.before_move(lane)
+        if not lane.index then
+            lane.index, lane.score = index_of(lane)
+            if lane.place == AT_GATE then
+                local found = turns.of(lane)
+                left[lane] = { tier_queues[lane.tier_queue].number, found.waits, found.key }
+            end
         end
     end
 
-    local function score_of(place, wake, vt)
-        return (place == RUNNABLE or place == AT_GATE) and vt or wake
+    -- Count the lane at the gates of a key at which it does not wait.
+    local function count_elsewhere(key_of_gates, waits, more)
+        if find_in(key_of_gates, '\31', 1, true) then
+            for _, gate in ipairs(gates.of_key(key_of_gates)) do
+                if gate and gate.name ~= waits then
+                    gates.count_elsewhere(gate.name, more)
+                end
+            end
+        end
     end
 
-    -- Call before a change of place, wake, gate, tier queue or virtual time: remembers the index.
-    function lanes.before_move(lane)
-        if not lane.index then
-            lane.index, lane.score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate)
-                or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
-            if lane.place == AT_GATE then
-                left[lane] = { lane.gate, lane.tier_queue }
+    local function move_at_gates(lane)
+        local before, now = left[lane], lane.place == AT_GATE and turns.of(lane)
+        left[lane] = nil
+        if before then
+            gates.moved(before[2], before[1])
+        end
+        if now then
+            gates.moved(now.waits, tier_queues[lane.tier_queue].number)
+        end
+        if not (before and now and before[2] == now.waits and before[3] == now.key) then
+            if before then
+                count_elsewhere(before[3], before[2], -1)
+            end
+            if now then
+                count_elsewhere(now.key, now.waits, 1)
             end
         end
     end
 
     local function move(lane)
-        local index, score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate),
-            score_of(lane.place, lane.wake, lane.vt)
-        local before = lane.index ~= NOWHERE and lane.index or nil
-        if before ~= index or (index and score ~= lane.score) then
+        local index, score = index_of(lane)
+        local before = lane.index
+        if before ~= index or (index ~= NOWHERE and score ~= lane.score) then
             local member = pack('>I7c0', lane.number, lane.name)
-            if before and before ~= index then
+            if before ~= NOWHERE and before ~= index then
                 writes.set_member(before, member, false)
             end
-            if index then
+            if index ~= NOWHERE then
                 writes.set_member(index, member, score)
             end
         end
-        if left[lane] then
-            gates.moved(unpack(left[lane]))
-            left[lane] = nil
-        end
-        if lane.place == AT_GATE then
-            gates.moved(lane.gate, lane.tier_queue)
+        if left[lane] or lane.place == AT_GATE then
+            move_at_gates(lane)
         end
         lane.index = false
     end
@@ -659,9 +692,10 @@ local lanes = part(function(lanes)
         local at = LATEST_AT + 2 + unpack_from('<I2', stored, LATEST_AT)
         local its_queue, wake, vt, tat, leased, delivered, done, _, lately = unpack_from(
             '<I2i8i8i8i4i8i8i8i4', stored, at)
-        local tier_queue = tier_queues[its_queue]
+        local tier_queue, gate_bytes = tier_queues[its_queue], unpack_from('<I2', stored, at
+            + REST_BYTES - 2)
         if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and (wake > 0 or ready > 0))
-            or not lanes.is_usual(stored, at + REST_BYTES - 1)
+            or not lanes.is_usual(stored, at + REST_BYTES - 1 + gate_bytes)
             or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
             or ready >= 32 or delayed >= 32 or lately >= 32 or its_queue >= IN_GROUP
             or (frees_keys and parked > 0) or policy.shared or policy.paused or policy.group
@@ -697,6 +731,9 @@ local lanes = part(function(lanes)
         lanes.before_move(lane)
         -- in another tier queue or group it begins like a lane that wakes
         if is_elsewhere(lane, policy) then
+            if lane.place == AT_GATE then
+                turns.leave_all(lane)
+            end
             leave_group(lane)
             enter(lane, policy)
             lane.place, lane.wake, lane.gate = IDLE, 0, ''
@@ -715,17 +752,29 @@ local lanes = part(function(lanes)
             if not can_deliver_at(lane.place) and lane.tier_queue > 0 then
                 lane.vt = max(lane.vt, tier_queue.vt) -- sleeping earns no credit
             end
-            if gate == '' or gates.is_open(gate) then
+            if gate == '' or gates.room(gate, lane) > 0 then
                 pools_to_notify[tier_queue.pool] = true
             end
         end
-        lane.place, lane.wake, lane.gate = place, wake, gate
+        if lane.place == AT_GATE and place ~= AT_GATE then
+            turns.leave_all(lane)
+        end
+        lane.place, lane.wake = place, wake
+        if place == AT_GATE then
+            turns.arrive(lane, gate)
+        end
         move(lane)
         lanes.touch(lane)
     end
 
     function lanes.can_deliver(lane)
-        return lane.place == RUNNABLE or (lane.place == AT_GATE and gates.is_open(lane.gate))
+        return lane.place == RUNNABLE or (lane.place == AT_GATE and gates.room(turns.of(lane).key,
+            lane) > 0)
+    end
+
+    -- The name of the gate where the lane waits; nil: at none.
+    function lanes.waits_at(lane)
+        return lane.place == AT_GATE and turns.of(lane).waits or nil
     end
 
     -- How many of its ready messages the lane's own limits admit.
@@ -817,6 +866,9 @@ local lanes = part(function(lanes)
         if lanes.group(lane) then
             groups.count(lanes.group(lane), lane.place == RUNNABLE, lane.place == AT_GATE, -1)
         end
+        if lane.place == AT_GATE then
+            turns.leave_all(lane)
+        end
         lane.place, lane.wake = FULL, 0 -- in no index
         move(lane)
         forget_all({ lane })
@@ -838,7 +890,7 @@ local lanes = part(function(lanes)
     -- messages have it at the same place.
     local function group_in(stored)
         return unpack_from('<I2', stored, AT.queue) >= IN_GROUP and unpack_from('>I7', stored,
-            AT.queue + BYTES.rest) or nil
+            AT.queue + BYTES.rest + unpack_from('<I2', stored, AT.queue + BYTES.rest - 2)) or nil
     end
 
     local function leave_groups(left_groups)

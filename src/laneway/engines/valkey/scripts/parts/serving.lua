@@ -2,7 +2,11 @@
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
 -- Lanes that cannot deliver are never read.
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, tallies, lanes, plain, emptied,
+-- A line is what can deliver in a tier queue, in order: its runnable lanes, its groups, and its
+-- open gates by the position of the first lane there. The gates at which the first lane belongs to
+-- a group are in the order of that group.
+--
+-- uses: fairness, adaptive, rules, writes, groups, gates, turns, tallies, lanes, plain, emptied,
 --   messages, key_limits, ids, settling
 
 local serving = part(function(serving)
@@ -19,15 +23,15 @@ local serving = part(function(serving)
     -- lanes of a group that a visit passes over because they can deliver nothing: after a group got
     -- a limit, its lanes come to its gate as they are visited
     local MOST_REFUSING = 100
-    -- such lanes in all, if they are runnable: after that the next call goes on
+    -- such lanes in all, with those that move from one gate to another: after that the next call
+    -- goes on
     local MOST_REFUSED = 500
-    -- lanes that are visited at a gate that this call has shut
-    local MOST_SHUT = 16
     local MOST_READ = 250 -- messages that are read at once behind those that keys hold back
     -- lanes without anything for the caller that it passes over in each index, also where others
     -- have used up what a call may pass over: runnable ones, those at a gate
     local ALWAYS_PASSED, ALWAYS_PASSED_AT_GATE = 100, 16
     local WITHOUT, OF_TIER = '\31', '\30' -- as `lease.lua` gets them
+    local POOL_PART = 8 -- for this part of an interval a gate is held for a lane of another pool
     local SEEN = -1 -- the position of an index of which all lanes were seen, in the last calls
 
     -- A heap of {vt, number, lane, group or source}
@@ -75,7 +79,12 @@ local serving = part(function(serving)
         return first
     end
 
-    local calls -- what this call may still deliver, and what it has done
+    local calls -- what this call may still deliver, and what it has done; nil: it leases nothing
+
+    at_begin(function()
+        calls = nil
+    end)
+
     local first_lanes = 1 -- how many lanes a visit of a group needs: as in the last page of groups
 
     -- How many messages the line that is served still needs: the rest is for other tiers.
@@ -217,9 +226,13 @@ local serving = part(function(serving)
         return taken or false
     end
 
+    local function has_some(lane)
+        return covers(lane) and (not calls.last_rank or count_ready(lane, 0) > 0)
+    end
+
     -- Whether the lane has something for the caller.
     local function takes(lane, source)
-        if covers(lane) and (not calls.last_rank or count_ready(lane, 0) > 0) then
+        if has_some(lane) then
             return true
         end
         calls.passed_over, calls.may_pass, source.always = true, calls.may_pass - 1, source.always
@@ -236,7 +249,7 @@ local serving = part(function(serving)
     local function stop(source, position)
         if not source.is_seen then
             stop_at(source.id, position)
-            if source.group then
+            if source.group and source.group.listed_in then
                 stop_at(source.group.listed_in, source.group.position)
             end
         end
@@ -297,18 +310,20 @@ local serving = part(function(serving)
         if source.of_lanes and shard.groups > 0 and type(found[at]) == 'table' then
             local group = found[at]
             source.at = at + 1
-            if group.position then -- in another index, too
+            group.listed_in = source.id
+            if group.position then -- its gates were found first
+                group.position = position
                 return advance(heap, source)
             end
-            group.position, group.listed_in = position, source.id
+            group.position = position
             if calls.may_pass then
                 source.always = source.always - (source.is_seen and 1 or 0)
                 if is_used_up(source) then
                     return stop(source, position)
                 end
             end
-            calls.ahead = calls.ahead + (source.gate and 1 or 0)
-            push(heap, { group.vt, group.number, group, source })
+            group.entry = { group.vt, group.number, group, source }
+            push(heap, group.entry)
         elseif source.of_lanes then
             local lane = lanes.find(found[at], source.records and source.records[at])
             source.at = at + 1
@@ -320,7 +335,6 @@ local serving = part(function(serving)
                 end
                 return advance(heap, source)
             end
-            calls.ahead = calls.ahead + (source.gate and 1 or 0)
             push(heap, { lane.vt, lane.number, lane, source })
         else
             source.at = at + 2
@@ -329,15 +343,19 @@ local serving = part(function(serving)
         end
     end
 
-    -- `gate`: that of the lanes; false: none. `page`: how many lanes are needed at least, of the
-    -- runnable ones; nil: it is another index. Returns the source. The runnable ones are not read
-    -- yet: who serves the line may empty the first of them without decoding their records.
-    local function begin(heap, name, of_lanes, gate, page)
-        local source = { name = name, of_lanes = of_lanes, gate = gate, shut = 0, offset = 0,
-            page = page or PAGE, is_runnable = page and true, left = calls.left, read = 0, at = 1,
-            found = {} }
-        if calls.may_pass and of_lanes then
-            prepare(source, page and ALWAYS_PASSED or ALWAYS_PASSED_AT_GATE)
+    local function new_source(name, of_lanes, page)
+        return { name = name, of_lanes = of_lanes, offset = 0, page = page, left = calls.left,
+            read = 0, at = 1, found = {} }
+    end
+
+    -- `page`: how many of the runnable lanes are needed at least; nil: these are the heads of
+    -- gates. Returns the source. The runnable ones are not read yet: who serves the line may empty
+    -- the first of them without decoding their records.
+    local function begin(heap, name, page)
+        local source = new_source(name, page ~= nil, page or PAGE)
+        source.is_runnable = page ~= nil
+        if calls.may_pass and page then
+            prepare(source, ALWAYS_PASSED)
         end
         if not page then
             advance(heap, source)
@@ -345,113 +363,548 @@ local serving = part(function(serving)
         return source
     end
 
-    -- Begin to read lanes of a group. `gate`: as `begin`; `first`: the first runnable ones, if they
-    -- were read with the group; `at`: which of them is the next.
-    local function begin_in_group(heap, name, group, gate, first, at)
-        local source = { name = name, of_lanes = true, group = group, gate = gate, shut = 0,
-            offset = 0, page = PAGE, left = calls.left, read = 0, at = 1, found = {} }
+    -- Begin to read the runnable lanes of a group: the first ones were read with it.
+    local function begin_in_group(heap, group)
+        local source = new_source(groups.runnable_key(group.number), true, PAGE)
+        source.group = group
         if calls.may_pass then
             prepare(source, 0)
         end
+        local first = group.first
         if first then
-            source.found, source.offset, source.at, source.is_last, source.page = first, #first, at,
-                #first < first.most, calls.chunk
+            source.found, source.offset, source.at, source.is_last, source.page = first, #first,
+                group.next_first, #first < first.most, calls.chunk
         end
         advance(heap, source)
     end
 
-    -- How many lanes can deliver: exactly, if they are fewer than `most`. Gates that this call has
-    -- shut are still among the heads. `open`: to it the gates that count are added.
-    local function count(tier_queue, most, open)
-        local found, offset = call('ZCARD', tier_queue.runnable), 0
-        while found < most do
-            local names = call('ZRANGE', tier_queue.heads, offset, offset + PAGE - 1)
-            for _, name in ipairs(names) do
-                if gates.is_open(name) then
-                    found = found + call('ZCARD', gates.lanes_key(name, tier_queue.number))
-                    open[name] = true
+    -- The lanes at a gate, in a tier queue or in a group there, as this call has left them. `heap`
+    -- has the next entry of the index, `ahead`, and those that were visited or came to the gate:
+    -- {turn, number, entry}. What they are now may differ; then they are further behind, or gone,
+    -- or deliver nothing more in this call.
+    -- `left`: how many entries may deliver more, less those in the index; `is_live`: whether an
+    -- entry may, if this call has changed that.
+
+    local function begin_queue(gate, tier_queue, number, always)
+        local source = new_source(gates.lanes_key(gate.name, number), true, PAGE)
+        source.gate = gate.name
+        if calls.may_pass then
+            prepare(source, always)
+        end
+        return { is_queue = true, gate = gate, tier_queue = tier_queue, source = source, heap = {},
+            ahead = false, in_groups = {}, left = 0, is_live = {}, entry = false }
+    end
+
+    local function queue_of(gate, tier_queue)
+        local id = gate.name .. '\0' .. tier_queue.number
+        local queue = calls.queues[id]
+        if not queue then
+            queue = begin_queue(gate, tier_queue, tier_queue.number, ALWAYS_PASSED_AT_GATE)
+            calls.queues[id] = queue
+        end
+        return queue
+    end
+
+    local function queue_in(queue, group)
+        local found = queue.in_groups[group]
+        if not found then
+            found = begin_queue(queue.gate, queue.tier_queue, -group.number, 0)
+            queue.in_groups[group] = found
+        end
+        return found
+    end
+
+    -- Whether the lane or group still waits there.
+    local function is_there(entry, queue)
+        if entry.is_group then
+            return groups.at(entry, queue.gate.name).lanes > 0
+        end
+        return lanes.waits_at(entry) == queue.gate.name
+    end
+
+    local function push_entry(heap, entry, queue)
+        push(heap, { turns.at(entry, queue.gate.name), entry.number, entry })
+        return heap
+    end
+
+    -- Whether this call has changed the turn of an entry that it reads now.
+    local function is_changed(entry, queue)
+        if entry.is_group then
+            return groups.at(entry, queue.gate.name).is_changed
+        end
+        return calls.given[entry] ~= nil
+    end
+
+    -- Bring the next entry of the index into the heap.
+    local function fill(queue)
+        local source = queue.source
+        while not queue.ahead do
+            if source.at > #source.found then
+                if source.is_last then
+                    if source.id and not source.is_stopped then
+                        calls.seen[source.id] = true
+                    end
+                    return
+                end
+                read_page(source)
+            else
+                local at = source.at
+                local found, position = source.found[at], source.offset - #source.found + at - 1
+                local entry = type(found) == 'table' and found
+                    or lanes.find(found, source.records and source.records[at])
+                source.at = at + 1
+                if not entry or not is_there(entry, queue) then
+                    -- the store lost it, or it has gone to another gate
+                elseif calls.may_pass and not entry.is_group and not takes(entry, source) then
+                    if is_used_up(source) then
+                        stop(source, position + 1)
+                    end
+                else
+                    push_entry(queue.heap, entry, queue)
+                    if not is_changed(entry, queue) then
+                        queue.ahead = entry
+                    end
+                end
+            end
+        end
+    end
+
+    local function pop_entry(queue)
+        local entry = pop(queue.heap)[3]
+        if queue.ahead == entry then
+            queue.ahead = false
+        end
+        return entry
+    end
+
+    -- The first lane of a queue that can deliver more in this call; nil: none. It, or its group, is
+    -- the first of the heap then.
+    local function first_in_order(queue)
+        while true do
+            fill(queue)
+            local top = queue.heap[1]
+            if not top then
+                return nil
+            end
+            local entry, lane = top[3], nil
+            if not is_there(entry, queue) then
+                lane = nil
+            elseif entry.is_group then
+                lane = first_in_order(queue_in(queue, entry))
+            elseif not calls.left_out[entry] then
+                lane = entry
+            end
+            if lane and top[1] == turns.at(entry, queue.gate.name) then
+                return lane
+            end
+            pop_entry(queue)
+            if lane then
+                push_entry(queue.heap, entry, queue)
+            end
+        end
+    end
+
+    -- The first lane at a gate that can deliver more in this call: that for which the gate is held,
+    -- else the first one in order.
+    local function first_in(queue)
+        local holder = gates.holder_at(queue.gate)
+        if holder and not calls.left_out[holder] and tier_queues[holder.tier_queue]
+            == queue.tier_queue then
+            if not calls.may_pass or has_some(holder) then
+                return holder
+            end
+            calls.left_out[holder] = true
+        end
+        return first_in_order(queue)
+    end
+
+    -- Whether a lane or group at the gate, other than this one, is before a turn and number.
+    local function has_before(queue, turn, number, except)
+        local position = { turn, number }
+        first_in_order(queue)
+        local top = queue.heap[1]
+        if top and top[3] == except then
+            pop_entry(queue)
+            first_in_order(queue)
+            local other = queue.heap[1]
+            push(queue.heap, top)
+            top = other
+        end
+        return top ~= nil and before(top, position)
+    end
+
+    -- Whether nothing that waits at the gate and may deliver is before the lane, which waits at
+    -- another one.
+    local function is_turn(lane, gate)
+        local entry = turns.entry(lane, gate.name)
+        local turn = turns.would_be(entry, gate)
+        for number = 1, #tier_queues do
+            if has_before(queue_of(gate, tier_queues[number]), turn, entry.number, entry) then
+                return false
+            end
+        end
+        return not entry.is_group or not has_before(queue_in(queue_of(gate,
+            tier_queues[entry.tier_queue]), entry), turns.inner(lane, gate), lane.number, lane)
+    end
+
+    -- Count whether the lane, or its group, may deliver more at a gate, after a change.
+    -- `was_there`: whether it waited there when the call began, if nothing was known of it.
+    local function count_at(queue, lane, was_there)
+        local entry, is_live = turns.entry(lane, queue.gate.name), nil
+        if entry.is_group then
+            is_live = first_in_order(queue_in(queue, entry)) ~= nil
+        else
+            is_live = is_there(lane, queue) and not calls.left_out[lane]
+        end
+        local was_live = queue.is_live[entry]
+        if was_live == nil then
+            was_live = was_there
+        end
+        if is_live ~= was_live then
+            queue.left = queue.left + (is_live and 1 or -1)
+        end
+        queue.is_live[entry] = is_live
+    end
+
+    -- A lane that waited at a gate has come to the one where it waits now.
+    local function has_moved(lane, name)
+        local found, tier_queue = turns.of(lane), tier_queues[lane.tier_queue]
+        if found.waits == name then
+            return
+        end
+        count_at(queue_of(gates.find(name), tier_queue), lane, true)
+        local queue = queue_of(gates.find(found.waits), tier_queue)
+        local group = turns.group_at(lane, found.waits)
+        if group then
+            push_entry(queue_in(queue, group).heap, lane, queue)
+        end
+        push_entry(queue.heap, group or lane, queue)
+        table.insert(calls.came_to, queue)
+        count_at(queue, lane, group and groups.at(group, found.waits).lanes > 1)
+    end
+
+    -- Lines
+
+    -- Add the names of the gates in heads, at most so many, with those of groups.
+    local function add_gates(names, heads, most)
+        local offset = 0
+        while #names < most do
+            local found = call('ZRANGE', heads, offset, offset + PAGE - 1)
+            for _, name in ipairs(found) do
+                if byte(name, 8) == 29 and byte(name) == 0 then
+                    add_gates(names, groups.heads_key(unpack_from('>I7', name)), most)
+                else
+                    names[#names + 1] = name
                 end
             end
             offset = offset + PAGE
-            if #names < PAGE then
-                break
+            if #found < PAGE then
+                return
+            end
+        end
+    end
+
+    -- How many lanes and groups compete in a tier queue, as far as they may deliver more: exactly,
+    -- if they are fewer than `most`. A group counts once with its runnable lanes, and once at each
+    -- open gate. `known`: what is known of it in this call.
+    local function count(tier_queue, most, known)
+        known.runnable = known.runnable or call('ZCARD', tier_queue.runnable)
+        local found = known.runnable
+        if found >= most then
+            return found
+        end
+        if not known.names then
+            known.names, known.sizes = {}, {}
+            add_gates(known.names, tier_queue.heads, most)
+        end
+        local is_counted = {}
+        local function add(name)
+            local gate = not is_counted[name] and gates.find(name)
+            is_counted[name] = true
+            if gate and found < most and gates.is_open(gate, tier_queue.number) then
+                known.sizes[name] = known.sizes[name] or call('ZCARD', gates.lanes_key(name,
+                    tier_queue.number))
+                local queue = calls and calls.queues[name .. '\0' .. tier_queue.number]
+                found = found + known.sizes[name] + (queue and queue.left or 0)
+            end
+        end
+        for _, name in ipairs(known.names) do
+            add(name)
+        end
+        for _, queue in ipairs(calls and calls.came_to or {}) do
+            if queue.tier_queue == tier_queue then
+                add(queue.gate.name)
             end
         end
         return found
     end
 
-    -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
-    -- and those at open gates. `room`: how many messages it is read for at first.
+    -- What can deliver in one tier of one pool, by (virtual time, number). `room`: for how many
+    -- messages it is read at first.
     local function line_of(tier_queue, room)
-        local heap, open, most = {}, {}, calls.room + calls.others
-        local found = count(tier_queue, most, open)
-        local entries = min(found, most)
+        local heap, known, most = {}, {}, calls.room + calls.others
+        local entries = min(count(tier_queue, most, known), most)
         calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
         calls.for_others = calls.left - room
         -- one more than there are shows that these are all
-        local runnable = begin(heap, tier_queue.runnable, true, false, max(1, min(math.ceil(room
-            / calls.chunk), entries + 1, PAGE_MOST)))
-        begin(heap, tier_queue.heads, false)
-        return { heap = heap, tier_queue = tier_queue, lanes = found, open = open,
-            behind = runnable }
+        local runnable = begin(heap, tier_queue.runnable, max(1, min(math.ceil(room / calls.chunk),
+            entries + 1, PAGE_MOST)))
+        begin(heap, tier_queue.heads)
+        local line = { heap = heap, tier_queue = tier_queue, known = known, behind = runnable,
+            yielding = {}, groups = {} }
+        calls.lines[tier_queue] = line
+        return line
     end
 
-    -- A group counts once for its runnable lanes and once at each gate until its first visit, and
-    -- from then on once.
-    local function count_once(line, group)
-        if next(group.at) and not group.counts_once then
-            local listed = group.runnable > 0 and 1 or 0
-            for gate in pairs(group.at) do
-                listed = listed + (line.open[gate] and 1 or 0)
-            end
-            line.lanes, group.counts_once = line.lanes - max(listed - 1, 0), true
+    local function push_group(line, group)
+        group.position = group.position or 0
+        if not group.entry then
+            calls.ahead, group.entry = calls.ahead + 1, { group.vt, group.number, group }
+            push(line.heap, group.entry)
         end
     end
 
-    local function next_lane(line)
-        -- advance only now, because the next page may not be needed
+    -- Order among the lanes of a gate in several tier queues
+
+    local function precedes(one, other, gate)
+        local is_held = shard.now < gate.held_until
+        local is_holder, is_other = is_held and gate.holder == one.number, is_held and gate.holder
+            == other.number
+        if is_holder ~= is_other then
+            return is_holder
+        end
+        local entry, its = turns.entry(one, gate.name), turns.entry(other, gate.name)
+        return before({ turns.at(entry, gate.name), entry.number }, { turns.at(its, gate.name),
+            its.number })
+    end
+
+    -- Bring the next entry of the index into the heap of a line. Only when it is needed, because
+    -- the next page may not be.
+    local function advance_line(line)
         local behind = line.behind
         if behind then
             line.behind = nil
-            local is_shut = behind.gate and not gates.is_open(behind.gate)
-            behind.shut = behind.shut + (is_shut and 1 or 0)
-            if behind.shut <= MOST_SHUT then
-                advance(line.heap, behind)
-            end
-        end
-        while line.heap[1] do
-            local entry = pop(line.heap)
-            local source = entry[4]
-            if not source or source.of_lanes then
-                line.behind = source
-                calls.ahead = calls.ahead - (source and source.gate and 1 or 0)
-                return entry[3]
-            end
-            advance(line.heap, source)
-            if gates.is_open(entry[3]) then
-                begin(line.heap, gates.lanes_key(entry[3], line.tier_queue.number), true, entry[3])
-            end
+            advance(line.heap, behind)
         end
     end
 
-    -- The lanes of a group that can deliver now, as far as this call has not visited them.
+    -- The runnable lanes of a group, as far as this call has not visited them.
     local function line_in(group)
         local line = group.line
         if not line then
-            line = { heap = {}, tier_queue = tier_queues[group.tier_queue] }
-            begin_in_group(line.heap, groups.runnable_key(group.number), group, false,
-                group.first, group.next_first)
+            line = { heap = {} }
+            begin_in_group(line.heap, group)
             if group.back then
                 push(line.heap, group.back)
-            end
-            for gate in pairs(group.at) do
-                if gates.is_open(gate) then
-                    begin_in_group(line.heap, gates.lanes_key(gate, -group.number), group, gate)
-                end
             end
             group.line = line
         end
         return line
+    end
+
+    -- Whether the group has runnable lanes that can deliver more; they are in its line then.
+    local function has_runnable(group)
+        local line = group.runnable > 0 and not group.is_refusing and line_in(group)
+        if line then
+            advance_line(line)
+        end
+        return line and line.heap[1] ~= nil
+    end
+
+    -- The first of these entries that is a runnable lane or a group with such lanes; nil: none.
+    local function first_runnable(heap)
+        local first = nil
+        for n = 1, #heap do
+            local entry = heap[n]
+            local found = entry[3]
+            if type(found) == 'table' and not found.is_queue and (not first or before(entry, first))
+                and (not found.is_group or (found.entry == entry and has_runnable(found))) then
+                first = entry
+            end
+        end
+        return first
+    end
+
+    -- The first runnable lane or group of a tier queue, as far as it may deliver more in this call:
+    -- {virtual time, number}; nil: none.
+    local function first_runnable_of(tier_queue)
+        local line = calls.lines[tier_queue]
+        if line then
+            advance_line(line)
+            return first_runnable(line.heap)
+        end
+        local found = call('ZRANGE', tier_queue.runnable, 0, 0, 'WITHSCORES')
+        return found[1] and { tonumber(found[2]), (unpack_from('>I7', found[1])) }
+    end
+
+    -- Whether no runnable lane of its tier is before the lane.
+    local function is_next(lane, tier_queue)
+        local group, known = lanes.group(lane), calls.first_runnable
+        if known[tier_queue] == nil then
+            known[tier_queue] = first_runnable_of(tier_queue) or false
+        end
+        local entry, first = group or lane, known[tier_queue]
+        if first and group and first[2] == group.number then
+            entry, first = lane, has_runnable(group) and group.line.heap[1]
+        end
+        return not first or before({ entry.vt, entry.number }, first)
+    end
+
+    -- Whether a lane of another tier precedes the lane at a gate, and can be served in this call,
+    -- or would be the next of its tier and needs the last that the gate admits.
+    local function goes_before(queue, lane, tier_queue)
+        local other = first_in(queue_of(queue.gate, tier_queue))
+        return other and precedes(other, lane, queue.gate) and ((calls.parts[tier_queue] or 0) > 0
+            or (gates.room_of(queue.gate, lane) == 1 and is_next(other, tier_queue)))
+    end
+
+    -- Whether there are several pools.
+    local function are_several_pools()
+        for number = 2, #tier_queues do
+            if tier_queues[number].pool ~= tier_queues[1].pool then
+                return true
+            end
+        end
+        return false
+    end
+
+    -- Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
+    -- time of one delivery the gate is held for it. If no worker takes it then, it misses its turn.
+    local function waits_for_pool(queue, lane)
+        local gate, first = queue.gate, nil
+        for number = 1, calls.has_pools and #tier_queues or 0 do
+            local tier_queue = tier_queues[number]
+            local other = tier_queue.pool ~= queue.tier_queue.pool
+                and first_in(queue_of(gate, tier_queue))
+            if other and precedes(other, lane, gate)
+                and (not first or precedes(other, first, gate)) then
+                first = other
+            end
+        end
+        if not first then
+            return false
+        elseif shard.now < gate.held_until then
+            return gate.holder == first.number
+        elseif gate.holder == first.number then
+            gates.end_hold(gate)
+            turns.miss(first, gate, turns.at(turns.entry(lane, gate.name), gate.name) + 1)
+            table.insert(calls.missed, first)
+            return false
+        end
+        local for_us = floor(gates.interval(gate) / POOL_PART)
+        if for_us > 0 then
+            gates.hold(gate, first, 1, for_us)
+            pools_to_notify[tier_queues[first.tier_queue].pool] = true
+        end
+        return for_us > 0
+    end
+
+    -- The first lane at a gate that admits it; nil: none, or it is the turn of another tier that
+    -- this call serves, too.
+    local function first_at(line, queue)
+        local lane = first_in(queue)
+        if not lane or gates.room_of(queue.gate, lane) == 0 then
+            return nil
+        end
+        for _, tier_queue in ipairs(calls.yields and calls.tier_queues or {}) do
+            if tier_queue ~= queue.tier_queue and goes_before(queue, lane, tier_queue) then
+                calls.has_yielded, line.yielding[queue] = true, true
+                return nil
+            end
+        end
+        return not waits_for_pool(queue, lane) and lane or nil
+    end
+
+    -- Put the gate into the order of its tier queue, or of the group of its first lane, if it can
+    -- deliver.
+    local function list_gate(line, queue)
+        local lane = first_at(line, queue)
+        queue.entry = lane and { lane.vt, lane.number, queue } or false
+        if lane and lane.tier_queue < 0 then
+            local group = lanes.group(lane)
+            group.gates = group.gates or {}
+            push(group.gates, queue.entry)
+            push_group(line, group)
+        elseif lane then
+            calls.ahead = calls.ahead + 1
+            push(line.heap, queue.entry)
+        end
+    end
+
+    -- The same of a gate that was read from an index of heads.
+    local function list_head(line, name)
+        local gate = gates.find(name)
+        if gate then -- else the store lost it
+            list_gate(line, queue_of(gate, line.tier_queue))
+        end
+    end
+
+    -- The first lane of a gate that was taken from a heap; nil: it was put back.
+    local function lane_of(line, entry)
+        local queue = entry[3]
+        if queue.entry ~= entry then
+            return nil
+        end
+        local lane = first_at(line, queue)
+        if lane and lane.vt == entry[1] and lane.number == entry[2] then
+            return lane
+        end
+        list_gate(line, queue)
+    end
+
+    -- The next of the line: a lane, a group, or a gate and the first lane there.
+    local function next_of_line(line)
+        local heap = line.heap
+        advance_line(line)
+        while heap[1] do
+            local entry = pop(heap)
+            local source, found = entry[4], entry[3]
+            if source and not source.of_lanes then
+                advance(heap, source)
+                if byte(found, 8) == 29 and byte(found) == 0 then
+                    local group = groups.find((unpack_from('>I7', found)))
+                    if group and not group.position then
+                        push_group(line, group)
+                    end
+                else
+                    list_head(line, found)
+                end
+            elseif found.is_queue then
+                calls.ahead = calls.ahead - 1
+                local lane = lane_of(line, entry)
+                if lane then
+                    return found, lane
+                end
+            else
+                line.behind = source
+                if found.is_group and shard.groups > 0 then
+                    calls.ahead, found.entry = calls.ahead - (source and 0 or 1), false
+                end
+                return found
+            end
+        end
+    end
+
+    -- The first gate in the order of a group, and the first lane there; nil: none.
+    local function first_gate(line, group)
+        if group.has_heads and not group.gates then
+            group.gates = {}
+            begin(group.gates, groups.heads_key(group.number))
+        end
+        local heap = group.gates
+        while heap and heap[1] do
+            local entry = pop(heap)
+            if entry[4] then
+                advance(heap, entry[4])
+                list_head(line, entry[3])
+            else
+                local lane = lane_of(line, entry)
+                if lane then
+                    push(heap, entry)
+                    return entry[3], lane
+                end
+            end
+        end
     end
 
     -- Visits
@@ -483,11 +936,15 @@ local serving = part(function(serving)
     -- `permits`: those that the messages use together; `largest`: the most that one uses.
     local function charge(lane, tier_queue, policy, take, permits, largest, is_alone)
         lanes.before_move(lane)
+        local group = lane.tier_queue < 0 and groups.find(-lane.tier_queue)
+        if lane.place == AT_GATE then -- waiting earns no credit
+            lane.vt = max(lane.vt, group and group.inner_vt or tier_queue.vt)
+        end
         local reached = advance_time(lane, tier_queue, policy, take, is_alone)
-        if lane.tier_queue > 0 then
-            tier_queue.vt = reached
+        if group then
+            group.inner_vt = reached
         else
-            groups.find(-lane.tier_queue).inner_vt = reached
+            tier_queue.vt = reached
         end
         if policy.rate then
             lane.tat = fairness.take_permits(lanes.tat_of(lane, policy), shard.now, policy.step,
@@ -540,11 +997,13 @@ local serving = part(function(serving)
     local costs_of, next_of, next_within_limits
 
     -- How many of the lane's next messages the rates of lane and gates admit by their costs, the
-    -- sum of these costs and the largest. What stops the next one waits for its permits: the lane,
-    -- or else the gates.
+    -- sum of these costs and the largest. What stops the first one waits for its permits: the lane,
+    -- or else a gate.
     local function admit(given, policy, gate, most, mids)
-        local lane = given.lane
-        local clocks = gate and gates.clocks(gate) or {}
+        local lane, clocks, rated = given.lane, {}, {}
+        if gate then
+            clocks, rated = gates.clocks(gate)
+        end
         if policy.rate then
             table.insert(clocks, 1, { lanes.tat_of(lane, policy), policy.step, policy.depth })
         end
@@ -560,8 +1019,19 @@ local serving = part(function(serving)
         lane.need = 1
         if policy.rate and stopped and stopped[1] then
             lane.need = costs[count + 1]
-        elseif stopped then
-            gates.hold(gate, costs[count + 1])
+        elseif stopped and count == 0 then
+            local short, before_gates = {}, policy.rate and 1 or 0
+            for n, each in ipairs(rated) do
+                if stopped[n + before_gates] then
+                    short[#short + 1] = each
+                end
+            end
+            local waited_at = lanes.waits_at(lane)
+            lanes.before_move(lane)
+            turns.wait_for_permits(lane, short, costs[1])
+            if waited_at then
+                has_moved(lane, waited_at)
+            end
         end
         local permits, largest = 0, 1
         for n = 1, count do
@@ -570,10 +1040,33 @@ local serving = part(function(serving)
         return count, permits, largest
     end
 
+    -- Whether a gate of the key does not admit the lane, or has others before it. Then the lane
+    -- goes to wait there, if it was its turn where it waits. `in_order`: whether it is visited for
+    -- that.
+    local function is_blocked(lane, key_of_gates, in_order)
+        local here, blocked, is_open_here = lanes.waits_at(lane), {}, true
+        for _, gate in ipairs(gates.of_key(key_of_gates)) do
+            if not gate then -- the store lost it
+                return true
+            end
+            if gates.room_of(gate, lane) == 0 or (in_order and gate.name ~= here
+                and not is_turn(lane, gate)) then
+                blocked[#blocked + 1] = gate
+                is_open_here = is_open_here and gate.name ~= here
+            end
+        end
+        if blocked[1] and here and in_order and is_open_here then
+            lanes.before_move(lane)
+            turns.move(lane, blocked)
+            has_moved(lane, here)
+        end
+        return blocked[1] ~= nil
+    end
+
     -- Take as many messages from the lane as all limits admit, and charge the lane for them.
     -- `mids`: these, if they are not the lane's first ones. `folded`: only messages of this topic,
-    -- in a bucket whose keys have limits.
-    local function visit(lane, tier_queue, room, count_of_lanes, mids, folded)
+    -- in a bucket whose keys have limits. `in_order`: only if it is the lane's turn at its gates.
+    local function visit(lane, tier_queue, room, count_of_lanes, mids, folded, in_order)
         local policy = lane.policy or lanes.rule(lane)
         local is_limited, gate = policy.limited, policy.gate
         if lane.tier_queue < 0 then
@@ -587,9 +1080,6 @@ local serving = part(function(serving)
         end
         local take = min(room, fairness.chunk(room, count_of_lanes, policy.weight),
             lanes.allowance(lane, policy))
-        if gate then
-            take = min(take, gates.room(gate))
-        end
         if is_limited then
             take = min(take, calls.startable)
         end
@@ -600,6 +1090,12 @@ local serving = part(function(serving)
         local given = given_by(lane)
         if calls.last_rank then
             take = min(take, count_ready(lane, given.wanted))
+        end
+        if gate and take > 0 then
+            if is_blocked(lane, gate, in_order) then
+                return 0
+            end
+            take = min(take, gates.room(gate, lane))
         end
         local slots
         if take > 0 and policy.key_limited then
@@ -632,7 +1128,11 @@ local serving = part(function(serving)
             calls.startable = calls.startable - take
         end
         if gate then
-            gates.take(gate, take, permits, largest)
+            lanes.before_move(lane)
+            for _, each in ipairs(gates.of_key(gate)) do
+                gates.take(each, lane, take, permits, largest)
+                turns.advance(lane, each, take, policy.weight)
+            end
         end
         charge(lane, tier_queue, policy, take, permits, largest, count_of_lanes <= 1)
         if policy.shared and lane.ready > 0 then
@@ -669,14 +1169,45 @@ local serving = part(function(serving)
             calls.withheld = true
             return 0, true
         end
-        local got = visit(lane, tier_queue, room, count_of_lanes)
-        if got == 0 and lane.place == RUNNABLE then
+        local got = visit(lane, tier_queue, room, count_of_lanes, nil, nil, true)
+        if got == 0 then
             calls.refused = calls.refused + 1
             if calls.refused >= MOST_REFUSED then
                 calls.cut, calls.is_halted = true, true
             end
         end
-        return got, got > 0 and lane.ready > 0 and lanes.allowance(lane, lane.policy) > 0
+        local has_more = got > 0 and lane.ready > 0 and lanes.allowance(lane, lane.policy) > 0
+        if not has_more and lane.place == AT_GATE then
+            calls.left_out[lane] = true
+        end
+        return got, has_more
+    end
+
+    -- Visit the first lane at a gate. If others do not admit it, it goes to one of them. Returns
+    -- how much was taken.
+    local function serve_gate(line, queue, lane, room, entries)
+        local tier_queue, group = line.tier_queue, lanes.group(lane)
+        if group then
+            room = fairness.chunk(room, entries, group.weight)
+        end
+        local got = serve_lane(lane, tier_queue, room, entries)
+        if got > 0 and group then
+            group.vt = max(group.vt, tier_queue.vt)
+            charge_group(group, tier_queue, got, got * expected_cost(lane, tier_queue),
+                entries <= 1)
+        end
+        local found = turns.of(lane)
+        if not calls.withheld and found.waits ~= queue.gate.name then
+            local moves = (calls.moves[lane] or 0) + 1
+            calls.moves[lane] = moves
+            if moves <= 2 * #gates.of_key(found.key) then
+                calls.left_out[lane] = nil
+            end
+            list_gate(line, queue_of(gates.find(found.waits), tier_queue))
+        end
+        count_at(queue_of(gates.find(found.waits), tier_queue), lane, true)
+        list_gate(line, queue)
+        return got
     end
 
     -- Visit the first lanes of a group, as they were read with it, until one has more: until then
@@ -703,20 +1234,20 @@ local serving = part(function(serving)
         return taken, work, refusing, taken >= room or is_over()
     end
 
-    -- Visit lanes of a group, in their order, for as many messages as a lane of the group's weight
-    -- would get. Among many lanes and groups a visit of a lane takes as many as without groups.
-    local function serve_group(group, tier_queue, room, entries)
+    -- Visit runnable lanes of a group, in their order, for as many messages as a lane of the
+    -- group's weight would get. Among many lanes and groups a visit of a lane takes as many as
+    -- without groups. Returns how much was taken, and whether the group has more.
+    local function serve_runnable(group, tier_queue, room, entries)
         if calls.may_pass and calls.may_pass <= 0 and not group.line then
-            if calls.begins[group.listed_in] ~= SEEN then
+            if group.listed_in and calls.begins[group.listed_in] ~= SEEN then
                 stop_at(group.listed_in, group.position)
             end
             return 0, false
         end
         local taken, work, refusing = 0, 0, 0
-        local competing = group.runnable + group.at_gate
-        local count_of_lanes = competing > 1 and max(competing, entries) or 1
+        local count_of_lanes = group.runnable > 1 and max(group.runnable, entries) or 1
         room = fairness.chunk(room, entries, group.weight)
-        if not group.line and group.first and next(group.at) == nil then
+        if not group.line and group.first then
             local is_done
             taken, work, refusing, is_done = serve_first(group, tier_queue, room, count_of_lanes)
             if is_done then
@@ -726,12 +1257,11 @@ local serving = part(function(serving)
                 return taken, true
             end
         end
-        local line = line_in(group)
-        while taken < room and refusing < MOST_REFUSING and not is_over() do
-            local lane = next_lane(line)
-            if not lane then
-                break
-            end
+        while taken < room and refusing < MOST_REFUSING and not is_over() and has_runnable(group) do
+            local line = group.line
+            local entry = pop(line.heap)
+            local lane = entry[3]
+            line.behind = entry[4]
             local got, has_more = serve_lane(lane, tier_queue, room - taken, count_of_lanes)
             refusing = refusing + (got == 0 and 1 or 0)
             taken = taken + got
@@ -745,7 +1275,31 @@ local serving = part(function(serving)
         if taken > 0 then
             charge_group(group, tier_queue, taken, work, entries <= 1)
         end
-        return taken, line.heap[1] ~= nil or line.behind ~= nil
+        group.is_refusing = taken == 0
+        local line = group.line
+        return taken, taken > 0 and line and (line.heap[1] ~= nil or line.behind ~= nil)
+    end
+
+    -- Visit a group: its runnable lanes, or the gate with its first lane. It is put back if it has
+    -- more. Returns how much was taken.
+    local function serve_group(line, group, room, entries)
+        group.entry, line.groups[group] = true, true -- nobody else puts it back
+        local queue, lane, got, has_more = nil, nil, nil, nil
+        if group.gates or group.has_heads then
+            queue, lane = first_gate(line, group)
+        end
+        if lane and (not has_runnable(group) or before({ lane.vt, lane.number },
+            group.line.heap[1])) then
+            got = serve_gate(line, queue, lane, room, entries)
+            has_more = has_runnable(group)
+        else
+            got, has_more = serve_runnable(group, line.tier_queue, room, entries)
+        end
+        group.entry = false
+        if has_more or (group.gates and group.gates[1]) then
+            push_group(line, group)
+        end
+        return got
     end
 
     -- Visit lanes of the page that was read from a source, as far as each visit empties its lane.
@@ -768,7 +1322,7 @@ local serving = part(function(serving)
             order[n], visits[v] = lane, { lane, lane.ready }
         end
         source.at, source.is_tried = at, at <= size and not lane -- the others have more, mostly
-        line.lanes, calls.left = line.lanes - at + first, calls.left - taken
+        line.known.runnable, calls.left = line.known.runnable - at + first, calls.left - taken
         tier_queue.delivered, shard.delivered = tier_queue.delivered + taken, shard.delivered
             + taken
         return taken, at > size
@@ -796,31 +1350,55 @@ local serving = part(function(serving)
             and not calls.may_pass and shard.groups == 0
     end
 
+    -- Look again at the gates where it was the turn of another tier.
+    local function list_yielding(line)
+        local yielding = line.yielding
+        line.yielding = {}
+        for queue in pairs(yielding) do
+            list_gate(line, queue)
+        end
+    end
+
+    -- Count no more the groups whose runnable lanes deliver nothing more.
+    local function count_groups(line)
+        for group in pairs(line.groups) do
+            if not has_runnable(group) then
+                line.groups[group] = nil
+                line.known.runnable = line.known.runnable - (group.runnable > 0 and 1 or 0)
+            end
+        end
+    end
+
     -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
     -- start the next one yet.
     local function serve(line, room)
-        local entries, taken = min(room + calls.others, line.lanes), 0
-        calls.for_others = calls.left - room
+        local most, taken = room + calls.others, 0
+        count_groups(line)
+        local entries = min(count(line.tier_queue, most, line.known), most)
+        calls.for_others, calls.first_runnable = calls.left - room, {}
+        list_yielding(line)
         while taken < room and not is_over() do
             if may_empty(line) then
                 taken = taken + serve_emptied(line, room - taken, entries)
             end
-            local entry = taken < room and next_lane(line)
-            if not entry then
+            local found, lane
+            if taken < room then
+                found, lane = next_of_line(line)
+            end
+            if not found then
                 break
-            end
-            local got, has_more
-            if shard.groups > 0 and entry.is_group then
-                count_once(line, entry)
-                got, has_more = serve_group(entry, line.tier_queue, room - taken, entries)
+            elseif lane then
+                taken = taken + serve_gate(line, found, lane, room - taken, entries)
+            elseif shard.groups > 0 and found.is_group then
+                taken = taken + serve_group(line, found, room - taken, entries)
             else
-                got, has_more = serve_lane(entry, line.tier_queue, room - taken, entries)
-            end
-            taken = taken + got
-            if got > 0 and has_more then
-                push(line.heap, { entry.vt, entry.number, entry })
-            elseif not calls.withheld then
-                line.lanes = line.lanes - 1
+                local got, has_more = serve_lane(found, line.tier_queue, room - taken, entries)
+                taken = taken + got
+                if has_more then
+                    push(line.heap, { found.vt, found.number, found })
+                else
+                    line.known.runnable = line.known.runnable - 1
+                end
             end
         end
         return taken
@@ -830,22 +1408,29 @@ local serving = part(function(serving)
         return count(tier_queue, 1, {}) > 0
     end
 
+    -- Divide `room` once. Entries that cannot use their part are marked: `is_empty`, and
+    -- `has_yielded` if it is the turn of others at a gate.
     local function serve_shares(entries, room)
         fairness.split(room, entries)
         local everything = 0
+        calls.parts = {}
         for _, entry in ipairs(entries) do
-            entry.before, entry.taken = entry.carry, 0
+            entry.before, entry.taken, entry.is_empty = entry.carry, 0, false
+            calls.parts[entry.tier_queue] = entry.given
         end
         for _, entry in ipairs(entries) do
             entry.carry = entry.kept
             if entry.given > 0 then
                 entry.line = entry.line or line_of(entry.tier_queue, entry.given)
+                calls.has_yielded = false
                 entry.taken = serve(entry.line, entry.given)
+                calls.parts[entry.tier_queue] = entry.given - entry.taken
                 everything = everything + entry.taken
                 if is_over() then
                     break
                 elseif entry.taken < entry.given then
-                    entry.is_empty, entry.carry = true, 0
+                    entry.is_empty, entry.has_yielded = true, calls.has_yielded
+                    entry.carry = fairness.with_unused(entry.carry, entry.given - entry.taken)
                 end
             end
         end
@@ -869,8 +1454,53 @@ local serving = part(function(serving)
         return (not calls.tiers or calls.tiers[tier.name]) and tier_queues.find(pool, tier.name)
     end
 
+    -- Those of the entries in one of these sets, in their order.
+    local function chosen(entries, ...)
+        local found = {}
+        for _, entry in ipairs(entries) do
+            for _, set in ipairs({ ... }) do
+                if set[entry] then
+                    found[#found + 1] = entry
+                    break
+                end
+            end
+        end
+        return found
+    end
+
+    -- Serve tiers with work by their shares.
+    local function serve_by_shares(entries, room)
+        local active, yielded = entries, {}
+        while room > 0 and (#active > 0 or next(yielded) ~= nil) and not is_over() do
+            if #active == 0 then -- nobody took what they left
+                active, yielded, calls.yields = chosen(entries, yielded), {}, false
+            end
+            local step = room
+            if #active > 1 and calls.startable < room then
+                step = calls.startable > 0 and calls.startable or min(room, STEP)
+            end
+            local taken, left = serve_shares(active, step), {}
+            room = room - taken
+            for _, entry in ipairs(active) do
+                if not entry.is_empty then
+                    left[entry] = true
+                elseif entry.has_yielded then
+                    yielded[entry] = true
+                end
+            end
+            if taken > 0 then
+                active, yielded = chosen(entries, left, yielded), {}
+            else
+                active = chosen(entries, left)
+            end
+        end
+        return room
+    end
+
+    -- Serve strict tiers first, then the others by their shares. What a tier cannot use is divided
+    -- among the others.
     local function serve_pool(pool, room)
-        local entries = {}
+        local entries, without_work, everything = {}, {}, 0
         for _, tier in ipairs(tiers) do
             local tier_queue = served_queue(pool, tier)
             if tier_queue and tier.strict then
@@ -883,27 +1513,17 @@ local serving = part(function(serving)
         for _, tier in ipairs(tiers) do
             local tier_queue = served_queue(pool, tier)
             if tier_queue and not tier.strict then
-                if has_work(tier_queue) then
-                    entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry,
-                        tier_queue = tier_queue }
-                else
-                    tier_queue.carry = 0
-                end
+                table.insert(calls.tier_queues, tier_queue)
+                everything = everything + tier.share
+                local entry = { share = tier.share, carry = tier_queue.carry, tier_queue =
+                    tier_queue }
+                table.insert(has_work(tier_queue) and entries or without_work, entry)
             end
         end
-        while room > 0 and #entries > 0 and not is_over() do
-            local step = room
-            if #entries > 1 and calls.startable < room then
-                step = calls.startable > 0 and calls.startable or min(room, STEP)
-            end
-            room = room - serve_shares(entries, step)
-            local left = {}
-            for _, entry in ipairs(entries) do
-                if not entry.is_empty then
-                    left[#left + 1] = entry
-                end
-            end
-            entries = left
+        local taken = room - serve_by_shares(entries, room)
+        for _, entry in ipairs(without_work) do
+            entry.tier_queue.carry = fairness.without_work(entry.carry, taken, entry.share,
+                everything)
         end
     end
 
@@ -925,13 +1545,20 @@ local serving = part(function(serving)
 
     -- As `serve_pool`, if the lane is alone.
     local function serve_alone(lane, pool, room)
-        local its_queue, taken = tier_queues[lane.tier_queue], 0
-        taken = serve_lane(lane, its_queue, room, 1)
+        local its_queue, everything = tier_queues[lane.tier_queue], 0
+        local taken = serve_lane(lane, its_queue, room, 1)
+        local is_strict = tiers.named[its_queue.tier].strict
+        for _, tier in ipairs(tiers) do
+            everything = everything + (not tier.strict and tier_queues.find(pool, tier.name)
+                and tier.share or 0)
+        end
         for _, tier in ipairs(tiers) do
             local tier_queue = not tier.strict and tier_queues.find(pool, tier.name)
-            if tier_queue and (tier_queue ~= its_queue or (taken < room and not is_over()))
-                then
-                tier_queue.carry = 0
+            if tier_queue and tier_queue ~= its_queue then
+                tier_queue.carry = fairness.without_work(tier_queue.carry, is_strict and 0 or taken,
+                    tier.share, everything)
+            elseif tier_queue and not is_over() then
+                tier_queue.carry = fairness.of_one(tier_queue.carry, room - taken)
             end
         end
     end
@@ -1526,8 +2153,14 @@ local serving = part(function(serving)
             chunk = CHUNK, cut = false, parked = 0,
             -- lanes that wait in the heap behind open gates, and those that could deliver nothing
             ahead = 0, refused = 0, is_halted = false,
+            -- by gate and tier queue, see `queue_of`; those that lanes have come to; lanes at gates
+            -- that deliver nothing more; how often lanes have moved
+            lines = {}, queues = {}, came_to = {}, left_out = {}, moves = {},
+            -- the tier queues with shares, and how many messages they may still take of their parts
+            tier_queues = {}, parts = {}, missed = {}, yields = true, has_yielded = false,
+            first_runnable = {},
             max_lease = max_lease or math.huge }
-        calls.passed_over = false
+        calls.passed_over, calls.has_pools = false, are_several_pools()
         local carries = {}
         if only then
             calls.begins, calls.may_pass, calls.last_rank = only.begins, only.may_pass,
@@ -1561,6 +2194,9 @@ local serving = part(function(serving)
             serve_pool(pool, room)
         end
         deliver_all(topics and calls.visits or mixed(calls.visits))
+        for _, lane in ipairs(calls.missed) do
+            lanes.place(lane)
+        end
         for _, given in ipairs(calls.order) do
             if not given.lane.is_emptied then
                 lanes.place(given.lane)

@@ -100,7 +100,7 @@ local settling = part(function(settling)
     -- Free the lease's slots of lane and gate.
     local function end_of_lease(lane, lease, cost)
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
-        gates.free(lease.gate)
+        gates.free(lease.gate, lease.granted)
         key_limits.free(lane, lease.slot)
         if lease.charge > 0 then
             correct_cost(lane, lease, cost)
@@ -377,6 +377,7 @@ local settling = part(function(settling)
                 answers[n] = 'lost'
             else
                 seen[each[1]] = true -- the second settlement of one lease is lost
+                gates.position = each[10]
                 results.set_handled(each.reports_end and each[1] or nil, each.has_outcome)
                 answers[n] = settle(each[1], lease, each, ended, gone_leases, gone_messages)
             end

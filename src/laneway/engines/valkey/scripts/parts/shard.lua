@@ -28,11 +28,12 @@
 --   sweeps              pattern → the lane up to which its lanes were placed again
 --   lanes, names        lane's name → its record; all names in order, see lanes.lua
 --   run:N, heads:N      runnable lanes of tier queue N; its open gates by their first lane
---   group_queues, group_numbers   groups of lanes, see groups.lua; run:-N, gate:-N:GATE: as those
---                       of a tier queue, of group N
---   gates, gate:N:KEY, gate_wakes    gates; lanes at gates; when shut gates open, see gates.lua
---   gate_sets:GATE                   sets of lanes with several gates, of which this is one
---   waited_gates                     gates with lanes, if there are several shards
+--   group_queues, group_numbers   groups of lanes, see groups.lua; run:-N, heads:-N, gate:-N:GATE:
+--                       as those of a tier queue, of group N
+--   group_turns:N       gate → the turns of group N there
+--   gates, gate:N:GATE, gate_wakes   gates; lanes at gates; when shut gates open, see gates.lua
+--   gate_lanes          gate → how many lanes go through it and wait at another one
+--   waited_gates        gates with lanes, if there are several shards
 --   topic_grants                     gates of topics that this shard has a grant of
 --   asleep, idle        lanes by the time at which they wake, or are forgotten
 --   top:CLASS           lanes by size class, for top lists
@@ -66,7 +67,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 14
+local LAYOUT = 15
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

@@ -1,0 +1,294 @@
+-- Turns: the order of lanes at their gates. A lane waits at one of its gates, by its turn there: a
+-- virtual time that advances by what it gets through that gate. When it is the first one there but
+-- another gate does not admit it, or has others before it, it goes to wait at that one, and what is
+-- free at its other gates may be held for it.
+--
+-- An entry of a gate is a lane, or a group with lanes there, which then have turns in the group; at
+-- the own gate of a group its lanes are entries. As tests/model/gates.py, number for number.
+--
+-- The field `gate` of a lane: its record, "" if the lane never was at a gate, or once it is needed
+-- {waits: the name of the gate where it waits, false: at none; key: all gates that it goes through;
+-- turns: by name}.
+--
+-- uses: fairness, groups, gates
+
+local turns = part(function(turns)
+    local HELD_FOR = 60 * SECOND
+    local LATE = 5000 -- microseconds that a worker may be late
+    local NEVER = '' -- the record of a lane that never was at a gate
+
+    -- A record is a mark, the place of `waits` in the key, 0 if it is none, and the key; then the
+    -- turn at each of these gates, -1 if there is none; then names and turns of other gates.
+    local MARK = 1
+    local BEGINNING, TURN, OTHER = '<BBI2c0', '<i8', '<I2c0i8'
+
+    -- Whether a lane's record is of layout 14 and has only the key.
+    function turns.is_old(stored)
+        return stored ~= NEVER and byte(stored) ~= MARK
+    end
+
+    local function names_in(key_of_gates)
+        return string.gmatch(key_of_gates, '[^\31]+')
+    end
+
+    local function decode(stored)
+        local found = { waits = false, key = '', turns = {} }
+        if stored == NEVER then
+            return found
+        end
+        local _, place, key_of_gates, at = unpack_from(BEGINNING, stored)
+        local n = 0
+        found.key = key_of_gates
+        for name in names_in(key_of_gates) do
+            local turn
+            turn, at = unpack_from(TURN, stored, at)
+            n = n + 1
+            found.turns[name] = turn >= 0 and turn or nil
+            if n == place then
+                found.waits = name
+            end
+        end
+        while at <= #stored do
+            local name, turn
+            name, turn, at = unpack_from(OTHER, stored, at)
+            found.turns[name] = turn
+        end
+        return found
+    end
+
+    -- The lane's gates.
+    function turns.of(lane)
+        local found = lane.gate
+        if type(found) == 'string' then
+            found = decode(found)
+            lane.gate = found
+        end
+        return found
+    end
+
+    -- The record of a lane's gates.
+    function turns.record(lane)
+        local found = lane.gate
+        if type(found) == 'string' then
+            return found
+        end
+        if next(found.turns) == nil then
+            return NEVER
+        end
+        local place, parts, is_in_key = 0, { '' }, {}
+        for name in names_in(found.key) do
+            if name == found.waits then
+                place = #parts
+            end
+            parts[#parts + 1], is_in_key[name] = pack(TURN, found.turns[name] or -1), true
+        end
+        for name, turn in pairs(found.turns) do
+            if not is_in_key[name] then
+                parts[#parts + 1] = pack(OTHER, #name, name, turn)
+            end
+        end
+        parts[1] = pack(BEGINNING, MARK, place, #found.key, found.key)
+        return table.concat(parts)
+    end
+
+    -- The group that the lane belongs to at a gate; nil: none, as at its group's own gate.
+    local function group_at(lane, name)
+        local group = lane.tier_queue < 0 and groups.find(-lane.tier_queue)
+        return group and name ~= GROUP .. group.name and group or nil
+    end
+    turns.group_at = group_at
+
+    -- The lane, or its group, as it waits at a gate.
+    function turns.entry(lane, name)
+        return group_at(lane, name) or lane
+    end
+
+    -- The number of the tier queue, or of the group (negative), in whose index at a gate it is.
+    function turns.queue_at(lane, name)
+        return group_at(lane, name) and lane.tier_queue or tier_queues[lane.tier_queue].number
+    end
+
+    -- The turn of an entry at the gate where it waits.
+    function turns.at(entry, name)
+        return entry.is_group and groups.at(entry, name).turn or turns.of(entry).turns[name]
+    end
+
+    -- Its turn if it came to the gate now: not before that of the entry served last.
+    function turns.would_be(entry, gate)
+        local turn = entry.is_group and groups.at(entry, gate.name).turn
+            or turns.of(entry).turns[gate.name] or 0
+        return max(turn, gate.turn)
+    end
+
+    -- The same inside its group.
+    function turns.inner(lane, gate)
+        local group = group_at(lane, gate.name)
+        if not group then
+            return turns.would_be(lane, gate)
+        end
+        return max(turns.of(lane).turns[gate.name] or 0, groups.at(group, gate.name).inner)
+    end
+
+    -- The lane waits at no gate from now on.
+    function turns.leave(lane)
+        local found = turns.of(lane)
+        local group = found.waits and group_at(lane, found.waits)
+        if group then
+            local there = groups.at(group, found.waits)
+            there.lanes = there.lanes - 1
+            groups.touch_at(group, found.waits)
+        end
+        found.waits = false
+    end
+
+    -- The lane waits at this gate from now on.
+    function turns.come(lane, name)
+        local gate, found, group = gates.find(name), turns.of(lane), group_at(lane, name)
+        turns.leave(lane)
+        if group then
+            local there = groups.at(group, name)
+            if there.lanes == 0 then
+                there.turn = max(there.turn, gate.turn)
+            end
+            there.lanes = there.lanes + 1
+            groups.touch_at(group, name)
+        end
+        found.turns[name], found.waits = turns.inner(lane, gate), name
+    end
+
+    -- The lane is at gates from now on: all of this key. It waits at the first one that is shut.
+    function turns.arrive(lane, key_of_gates)
+        local found = turns.of(lane)
+        found.key = key_of_gates
+        local first, is_there = nil, false
+        for _, gate in ipairs(gates.of_key(key_of_gates)) do
+            if gate then -- else the store lost it
+                first, is_there = first or gate.name, is_there or gate.name == found.waits
+            end
+        end
+        if not is_there and first then
+            for _, gate in ipairs(gates.of_key(key_of_gates)) do
+                if gate and gates.room_of(gate, lane) == 0 then
+                    first = gate.name
+                    break
+                end
+            end
+            turns.come(lane, first)
+        end
+    end
+
+    -- The lane leaves its gates: what is held for it there is free again.
+    function turns.leave_all(lane)
+        local found = turns.of(lane)
+        for _, gate in ipairs(gates.of_key(found.key)) do
+            if gate and gate.holder == lane.number then
+                gates.end_hold(gate)
+            end
+        end
+        turns.leave(lane)
+        found.key = ''
+    end
+
+    -- Keep what is free at a gate while the lane waits for another one: if that opens within a part
+    -- of the time of one delivery through this one, so little is lost.
+    local function hold_for(lane, gate, wait, need)
+        local is_holder = shard.now < gate.held_until and gate.holder == lane.number
+        if wait < gates.FOREVER and (is_holder or 5 * wait <= 3 * gates.interval(gate)) then
+            local for_us = min(3 * wait + LATE, HELD_FOR)
+            if is_holder then -- it may need more permits
+                need, for_us = max(need, gate.need), max(for_us, gate.held_until - shard.now)
+            end
+            gates.hold(gate, lane, need, for_us)
+        end
+    end
+
+    -- Of these gates the one that is expected to open last, and in what time.
+    local function last_to_open(lane, found, need)
+        local last, longest = nil, nil
+        for _, gate in ipairs(found) do
+            local wait = gates.time_to_open(gate, lane, need)
+            if not last or wait > longest then
+                last, longest = gate, wait
+            end
+        end
+        return last, longest
+    end
+
+    -- The lane's gates other than these.
+    local function others(lane, found)
+        local is_one, rest = {}, {}
+        for _, gate in ipairs(found) do
+            is_one[gate] = true
+        end
+        for _, gate in ipairs(gates.of_key(turns.of(lane).key)) do
+            if gate and not is_one[gate] then
+                rest[#rest + 1] = gate
+            end
+        end
+        return rest
+    end
+
+    -- The lane, whose turn it is at its gate, goes to another one that does not admit it. What is
+    -- free at its gate is held for it if it is next there, and the other gate opens within the time
+    -- of one delivery through this one.
+    function turns.move(lane, blocked)
+        for _, gate in ipairs(blocked) do
+            if gates.room_of(gate, lane) > 0 then -- it is not its turn there
+                turns.come(lane, gate.name)
+                return
+            end
+        end
+        local last, wait = last_to_open(lane, blocked, 1)
+        for _, gate in ipairs(others(lane, blocked)) do
+            hold_for(lane, gate, wait, 1)
+        end
+        turns.come(lane, last.name)
+    end
+
+    -- The lane waits at the one of these gates that has enough permits for its next message last,
+    -- and that gate keeps its permits for it.
+    function turns.wait_for_permits(lane, short, cost)
+        local last = last_to_open(lane, short, cost)
+        if shard.now >= last.held_until or last.holder == lane.number then
+            gates.hold(last, lane, cost, HELD_FOR)
+        end
+        if turns.of(lane).waits then
+            local wait = gates.time_to_open(last, lane, cost)
+            for _, gate in ipairs(others(lane, short)) do
+                hold_for(lane, gate, wait, cost)
+            end
+            turns.come(lane, last.name)
+        end
+    end
+
+    -- The entry of a lane at the gate where it waits goes on at this turn.
+    function turns.miss(lane, gate, turn)
+        local group = group_at(lane, gate.name)
+        if group then
+            groups.at(group, gate.name).turn = turn
+            groups.touch_at(group, gate.name)
+        else
+            turns.of(lane).turns[gate.name] = turn
+        end
+    end
+
+    -- The virtual time that an order has reached after a visit: where its last chunk began.
+    local function reached(before, taken, weight)
+        return fairness.reached(before, before + fairness.stride(taken, weight),
+            fairness.stride(fairness.chunk(taken, 2, weight), weight))
+    end
+
+    -- So many deliveries of the lane go through the gate.
+    function turns.advance(lane, gate, taken, weight)
+        local group, before = group_at(lane, gate.name), turns.inner(lane, gate)
+        turns.of(lane).turns[gate.name] = before + fairness.stride(taken, weight)
+        if group then
+            local there = groups.at(group, gate.name)
+            there.inner = reached(before, taken, weight)
+            before, weight = max(there.turn, gate.turn), group.weight
+            there.turn = before + fairness.stride(taken, weight)
+            groups.touch_at(group, gate.name)
+        end
+        gate.turn = reached(before, taken, weight)
+    end
+end)

@@ -1,0 +1,156 @@
+"""Topics that share several limits get their fair rates ("Fair rates" of the specification)."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from laneway.message import Settlement
+from laneway.policy import Gate
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from laneway.message import Lease
+
+SECONDS = 20
+SHORTEST, LONGEST = 0.03, 0.07
+"""Seconds of a handler: 20 handlers a second for each slot."""
+
+SEED = 20
+AGAIN_US = 1_000
+
+
+class Handlers:
+    """
+    Handlers that run in virtual time, in workers with so many slots for each pool.
+
+    A worker leases when a handler ends, and when the engine said that more is deliverable.
+    """
+
+    def __init__(self, driver: EngineDriver, slots: dict[str, int]) -> None:
+        self._driver = driver
+        self._free = slots
+        self._draw = random.Random(SEED)
+        self._ends: list[tuple[int, int, str, Lease]] = []
+        self._wakes: dict[str, int | None] = {}
+        self.counts: Counter[str] = Counter()
+
+    def run(self, seconds: float) -> Counter[str]:
+        """Run, and count the messages of each topic that began."""
+        end = self._driver.now + round(seconds * SECOND)
+        while self._driver.now < end:
+            for pool in self._free:
+                self._lease(pool)
+            self._driver.now = min(self._next(), end)
+            self._settle()
+        return self.counts
+
+    def _lease(self, pool: str) -> None:
+        if not self._free[pool]:
+            return
+        batch = self._driver.batch(self._free[pool], pool=pool)
+        for lease in batch.leases:
+            took = round(self._draw.uniform(SHORTEST, LONGEST) * SECOND)
+            heapq.heappush(self._ends, (self._driver.now + took, lease.fence, pool, lease))
+        self._free[pool] -= len(batch.leases)
+        self._wakes[pool] = batch.next_wake_us
+        self.counts.update(lease.topic for lease in batch.leases)
+
+    def _next(self) -> int:
+        times = [at for at, *_ in self._ends[:1]]
+        times += [at for pool, at in self._wakes.items() if at is not None and self._free[pool]]
+        return max(min(times), self._driver.now + AGAIN_US)
+
+    def _settle(self) -> None:
+        settlements = []
+        while self._ends and self._ends[0][0] <= self._driver.now:
+            _, _, pool, lease = heapq.heappop(self._ends)
+            self._free[pool] += 1
+            settlements.append(Settlement(lease.handle, lease.fence))
+        self._driver.engine.settle(settlements, now_us=self._driver.now)
+
+
+def check(driver: EngineDriver, due: dict[str, int], **slots: int) -> None:
+    """Run topics that all have a backlog; each gets what is due, give or take a fifth."""
+    for topic, count in due.items():
+        bodies = map(str, range(2 * count + 200))
+        driver.put(topic, *bodies)
+    counts = Handlers(driver, dict(slots or {"default": 10})).run(SECONDS)
+    assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
+
+
+def a_gate(
+    driver: EngineDriver, name: str, *, rate: float | None = None, concurrency: int | None = None
+) -> None:
+    driver.engine.gate_set(name, Gate(rate, None, concurrency), now_us=driver.now)
+
+
+def test_a_topic_at_a_rate_and_a_concurrency(driver: EngineDriver) -> None:
+    """
+    A topic at both gates gets its part of the narrow one, and the others get the rest of each.
+    """
+    a_gate(driver, "A", rate=10)
+    a_gate(driver, "B", concurrency=1)
+    driver.policy("a", gate="A")
+    driver.policy("b", gate="B")
+    driver.policy("ab", gate=["A", "B"])
+    check(driver, {"a": 100, "b": 300, "ab": 100})
+
+
+def test_a_groups_concurrency_beside_a_gate(driver: EngineDriver) -> None:
+    """A customer's topic at a gate does not starve behind the customer's other topic."""
+    a_gate(driver, "A", rate=10)
+    driver.engine.topic_group_set("H", Gate(concurrency=1), now_us=driver.now)
+    driver.policy("h1", group="H")
+    driver.policy("h2", group="H", gate="A")
+    driver.policy("a", gate="A")
+    check(driver, {"h1": 300, "h2": 100, "a": 100})
+
+
+def test_a_groups_other_topics_do_not_count_at_a_gate(driver: EngineDriver) -> None:
+    """What a group gets elsewhere does not cost its topic its part of a gate."""
+    a_gate(driver, "A", rate=10)
+    driver.policy("h1", group="H")
+    driver.policy("h2", group="H", gate="A")
+    driver.policy("x", gate="A")
+    check(driver, {"h1": 1800, "h2": 100, "x": 100}, default=5)
+
+
+def test_tiers_at_one_gate(driver: EngineDriver) -> None:
+    """Tiers share slots, not gates: at a gate their topics have equal parts."""
+    a_gate(driver, "A", rate=10)
+    driver.policy("high", gate="A", tier="high")
+    driver.policy("low", gate="A", tier="low")
+    check(driver, {"high": 100, "low": 100})
+
+
+def test_pools_at_one_gate(driver: EngineDriver) -> None:
+    """Topics of two pools, each with its own workers, have equal parts of a gate."""
+    a_gate(driver, "A", rate=10)
+    driver.policy("one", gate="A", pool="one")
+    driver.policy("two", gate="A", pool="two")
+    check(driver, {"one": 100, "two": 100}, one=4, two=4)
+
+
+def test_three_gates(driver: EngineDriver) -> None:
+    """A topic at three gates gets its part of the narrowest."""
+    a_gate(driver, "A", rate=10)
+    a_gate(driver, "B", concurrency=1)
+    a_gate(driver, "C", rate=6)
+    for name in "ABC":
+        driver.policy(name.lower(), gate=name)
+    driver.policy("abc", gate=["A", "B", "C"])
+    check(driver, {"a": 140, "b": 340, "c": 60, "abc": 60})
+
+
+def test_partitions_with_a_rate_at_a_gate(driver: EngineDriver) -> None:
+    """Two partitions share the rate of their topic; the other topic gets the rest of the gate."""
+    a_gate(driver, "A", rate=10)
+    driver.policy("parts", gate="A", partitions=2, rate=4)
+    driver.policy("a", gate="A")
+    check(driver, {"parts": 80, "a": 120})

@@ -1,0 +1,332 @@
+"""
+Gates of the model: the order of the lanes at each gate, and what is held for a lane.
+
+A lane waits at one of its gates. An entry of a gate is a lane, or a group with lanes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laneway.engines.shared import adaptive, fairness
+from laneway.policy import Gate, Resolved, gate_names
+from laneway.topic_groups import GROUP, TOPIC
+from tests.model.state import (
+    HOLD_US,
+    Call,
+    GateState,
+    GroupQueue,
+    HeldLease,
+    Lane,
+    TierQueue,
+    moving_mean,
+)
+
+
+class Gates:
+    """The gates, and the lanes that wait at them."""
+
+    now: int
+    gates: dict[str, GateState]
+    lanes: dict[str, Lane]
+
+    def _gates_of(self, lane: Lane, policy: Resolved) -> tuple[str, ...]:
+        """
+        A delivery goes through all of these gates, or is not made. What the partitions of a topic
+        share is one, and a group with limits.
+        """
+        names = tuple(gate_names(policy.gate))
+        if policy.shared is not None:
+            names += (TOPIC + lane.rule,)
+        if lane.group is not None and self._group_settings(lane.group).is_limited:
+            names += (GROUP + lane.group.name,)
+        return names
+
+    def _group_settings(self, group: GroupQueue) -> Gate:
+        name = GROUP + group.name
+        return self.gates[name].limits if name in self.gates else Gate()
+
+    # What a gate admits
+
+    def _gate_room(self, name: str, lane: Lane) -> int:
+        """How many deliveries of the lane the gate admits now."""
+        gate, limits = self.gates[name], self.gates[name].limits
+        need = gate.need if self.now < gate.held_until else 0
+        is_holder = need > 0 and gate.holder == lane.number
+        room = 1 << 30
+        if limits.rate is not None:
+            clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
+            room = fairness.permits(*clock)
+            if is_holder:
+                room = room if fairness.admits(*clock, need) else 0
+            else:
+                room -= need
+        if gate.concurrency is not None:
+            kept = 1 if need and not is_holder else 0
+            room = min(room, gate.concurrency - gate.leased - kept)
+        return max(room, 0)
+
+    def _gates_room(self, lane: Lane, names: Sequence[str]) -> int:
+        """How many deliveries of the lane all of these gates admit now."""
+        return min((self._gate_room(name, lane) for name in names), default=1 << 30)
+
+    def _gate_admits(self, gate: GateState, taken: int, cost: int) -> bool:
+        """Whether the gate's rate admits a delivery after others that took so many permits."""
+        limits = gate.limits
+        assert limits.rate is not None
+        tat = fairness.take_permits(gate.tat, self.now, limits.rate, taken)
+        return fairness.admits(tat, self.now, limits.rate, limits.effective_burst, cost)
+
+    def _interval(self, gate: GateState) -> int:
+        """Microseconds between two deliveries that the gate admits, if it is used up."""
+        rate_us = 0
+        if gate.limits.rate is not None:
+            rate_us = fairness.interval(gate.limits.rate) // fairness.TICKS
+        return max(rate_us * gate.owes, gate.mean // max(gate.concurrency or 1, 1))
+
+    def _time_to_open(self, gate: GateState, lane: Lane, need: int = 1) -> int:
+        """
+        Microseconds until the gate is expected to admit a delivery of the lane that uses `need`
+        permits; `FOREVER_US`: not known, or it cannot while it is held for another lane.
+        """
+        is_kept = self.now < gate.held_until and gate.holder != lane.number
+        wait = 0
+        if gate.limits.rate is not None:
+            need += gate.need if is_kept else 0
+            if is_kept and need > gate.limits.effective_burst:
+                return FOREVER_US
+            clock = (gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst)
+            wait = fairness.next_permit_us(*clock, need) - self.now
+        if gate.concurrency is not None and gate.leased + is_kept >= gate.concurrency:
+            if not gate.mean:
+                return FOREVER_US
+            wait = max(wait, gate.mean // max(gate.concurrency, 1) // 2)
+        return wait
+
+    def _hold(self, gate: GateState, lane: Lane, need: int, for_us: int) -> None:
+        """Keep so many permits, or a slot, for the lane."""
+        gate.holder, gate.need, gate.held_until = lane.number, need, self.now + for_us
+        self._set_gate_wake(gate)
+
+    def _end_holds(self, lane: Lane) -> None:
+        """The lane leaves its gates: what is held for it there is free again."""
+        for name in lane.gates:
+            gate = self.gates.get(name)
+            if gate is not None and gate.holder == lane.number:
+                gate.holder = gate.need = gate.held_until = 0
+                self._set_gate_wake(gate)
+
+    def _set_gate_wake(self, gate: GateState) -> None:
+        """Set when the gate opens by the clock: only if its rate alone shuts it, or a hold."""
+        limits = gate.limits
+        gate.wake = None
+        if gate.concurrency is not None and gate.leased >= gate.concurrency:
+            return
+        times = [gate.held_until]
+        if limits.rate is not None:
+            clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
+            times.append(fairness.next_permit_us(*clock))
+            if self.now < gate.held_until:
+                times += [fairness.next_permit_us(*clock, gate.need + n) for n in (0, 1)]
+        gate.wake = min((at for at in times if at > self.now), default=None)
+
+    def _free_gates(self, lease: HeldLease) -> None:
+        for name in lease.gates:
+            gate = self.gates[name]
+            gate.leased -= 1
+            if gate.limits.concurrency is not None:
+                took = max(self.now - lease.granted, 1)
+                gate.mean = moving_mean(gate.mean, took) if gate.mean else took
+            self._set_gate_wake(gate)
+
+    # Order
+
+    def _waiting_at(self, name: str, tier_queue: TierQueue | None = None) -> list[Lane]:
+        return [
+            lane
+            for lane in self.lanes.values()
+            if lane.place == "at_gate"
+            and lane.gate == name
+            and (tier_queue is None or lane.tier_queue is tier_queue)
+        ]
+
+    @staticmethod
+    def _group_at(lane: Lane, name: str) -> GroupQueue | None:
+        """The group that the lane belongs to at a gate: at its group's own gate to none."""
+        group = lane.group
+        return None if group is None or name == GROUP + group.name else group
+
+    def _entry(self, lane: Lane, name: str) -> Lane | GroupQueue:
+        return self._group_at(lane, name) or lane
+
+    def _order_at(self, lane: Lane) -> tuple[int, int, int, int, int]:
+        """The lane's position at the gate where it waits."""
+        gate, entry = self.gates[lane.gate], self._entry(lane, lane.gate)
+        is_holder = self.now < gate.held_until and gate.holder == lane.number
+        return (
+            not is_holder,
+            entry.turns[gate.name],
+            entry.number,
+            lane.turns[gate.name],
+            lane.number,
+        )
+
+    def _is_turn(self, call: Call, lane: Lane, name: str) -> bool:
+        """Whether nothing that waits at the gate is before the lane, which waits at another one."""
+        entry = self._entry(lane, name)
+        turn, inner = self._turn(entry, name), self._inner_turn(lane, name)
+        for other in self._waiting_at(name):
+            if other in call.left_out:
+                continue
+            its = self._entry(other, name)
+            if its is entry:
+                if (other.turns[name], other.number) < (inner, lane.number):
+                    return False
+            elif (its.turns[name], its.number) < (turn, entry.number):
+                return False
+        return True
+
+    def _turn(self, entry: Lane | GroupQueue, name: str) -> int:
+        """The entry's virtual time at a gate: not before that of the entry served last."""
+        return max(entry.turns.get(name, 0), self.gates[name].turn)
+
+    def _inner_turn(self, lane: Lane, name: str) -> int:
+        """The lane's virtual time at a gate, inside its group."""
+        group = self._group_at(lane, name)
+        if group is None:
+            return self._turn(lane, name)
+        return max(lane.turns.get(name, 0), group.inner_turns.get(name, 0))
+
+    def _come_to_gate(self, lane: Lane, name: str) -> None:
+        """The lane waits at this gate from now on."""
+        group = self._group_at(lane, name)
+        lane.gate = ""
+        if group is not None and not any(
+            other.group is group for other in self._waiting_at(name, lane.tier_queue)
+        ):
+            group.turns[name] = self._turn(group, name)
+        lane.turns[name] = self._inner_turn(lane, name)
+        lane.gate = name
+
+    def _choose_gate(self, lane: Lane) -> str:
+        """Where a lane waits at first: at the first of its gates that is shut."""
+        return next((name for name in lane.gates if not self._gate_room(name, lane)), lane.gates[0])
+
+    def _move_to_gate(self, lane: Lane, blocked: Sequence[str]) -> None:
+        """
+        The lane, whose turn it is at its gate, goes to another one that does not admit it.
+
+        What is free at its gate is held for it if it is next there, and the other gate opens within
+        the time of one delivery through this one.
+        """
+        others = [name for name in blocked if self._gate_room(name, lane)]
+        if others:  # it is not its turn there
+            self._come_to_gate(lane, others[0])
+            return
+        waits = {name: self._time_to_open(self.gates[name], lane) for name in blocked}
+        to = max(blocked, key=lambda name: waits[name])
+        for name in lane.gates:
+            if name not in blocked:
+                self._hold_for(lane, self.gates[name], waits[to])
+        self._come_to_gate(lane, to)
+
+    def _hold_for(self, lane: Lane, gate: GateState, wait: int, need: int = 1) -> None:
+        """
+        Keep what is free at a gate while the lane waits for another one: if that opens within a
+        part of the time of one delivery through this one, so little is lost.
+        """
+        is_holder = self.now < gate.held_until and gate.holder == lane.number
+        if wait < FOREVER_US and (is_holder or 5 * wait <= 3 * self._interval(gate)):
+            for_us = min(3 * wait + LATE_US, HOLD_US)
+            if is_holder:  # it may need more permits
+                need, for_us = max(need, gate.need), max(for_us, gate.held_until - self.now)
+            self._hold(gate, lane, need, for_us)
+
+    def _waits_for_pool(self, call: Call, name: str, lane: Lane) -> bool:
+        """
+        Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
+        time of one delivery the gate is held for it. If no worker takes it then, it misses its
+        turn.
+        """
+        gate = self.gates[name]
+        waiting = [
+            other
+            for other in self._waiting_at(name)
+            if other.tier_queue.pool != lane.tier_queue.pool and other not in call.left_out
+        ]
+        first = min(waiting, key=self._order_at, default=None)
+        if first is None or self._order_at(first) > self._order_at(lane):
+            return False
+        if self.now < gate.held_until:
+            return gate.holder == first.number
+        if gate.holder == first.number:
+            gate.holder = gate.need = gate.held_until = 0
+            self._set_gate_wake(gate)
+            entry = self._entry(first, name)
+            entry.turns[name] = self._entry(lane, name).turns[name] + 1
+            return False
+        for_us = self._interval(gate) // POOL_PART
+        if for_us:
+            self._hold(gate, first, 1, for_us)
+        return for_us > 0
+
+    def _wait_for_permits(self, lane: Lane, short: Sequence[GateState], cost: int) -> None:
+        """
+        The lane waits at the gate that has enough permits for its next message last, and that gate
+        keeps its permits for it.
+        """
+        to = max(short, key=lambda gate: self._time_to_open(gate, lane, cost))
+        if self.now >= to.held_until or to.holder == lane.number:
+            self._hold(to, lane, cost, HOLD_US)
+        if lane.place == "at_gate":
+            wait = self._time_to_open(to, lane, cost)
+            for name in lane.gates:
+                if self.gates[name] not in short:
+                    self._hold_for(lane, self.gates[name], wait, cost)
+            self._come_to_gate(lane, to.name)
+
+    def _pass_gates(
+        self, lane: Lane, names: Sequence[str], costs: Sequence[int], weight: float
+    ) -> None:
+        """So many deliveries of the lane go through all of these gates."""
+        for name in names:
+            gate, taken = self.gates[name], len(costs)
+            gate.leased += taken
+            if gate.holder == lane.number and max(costs) >= gate.need:
+                gate.holder = gate.need = gate.held_until = 0
+            if gate.limits.rate is not None:
+                gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))
+                gate.owes = max(costs)
+            if gate.limits.least is not None:
+                gate.flow = gate.flow or adaptive.Flow(changed=self.now)
+                adaptive.delivered(gate.flow, gate.leased, gate.concurrency or 0)
+            self._set_gate_wake(gate)
+            self._advance_turn(lane, gate, taken, weight)
+
+    def _advance_turn(self, lane: Lane, gate: GateState, taken: int, weight: float) -> None:
+        name, group = gate.name, self._group_at(lane, gate.name)
+        before = self._inner_turn(lane, name)
+        lane.turns[name] = before + fairness.stride(taken, weight)
+        reached = _reached(before, taken, weight)
+        if group is not None:
+            group.inner_turns[name] = reached
+            weight = self._group_weight(group)
+            before = self._turn(group, name)
+            group.turns[name] = before + fairness.stride(taken, weight)
+            reached = _reached(before, taken, weight)
+        gate.turn = reached
+
+    def _group_weight(self, group: GroupQueue) -> float:
+        weight = self._group_settings(group).weight
+        return 1.0 if weight is None else weight
+
+
+FOREVER_US = 1 << 62
+POOL_PART = 8  # for this part of an interval a gate is held for a lane of another pool
+LATE_US = 5_000  # by how much a worker may be late
+
+
+def _reached(before: int, taken: int, weight: float) -> int:
+    """The virtual time that an order has reached after a visit: where its last chunk began."""
+    one_chunk = fairness.stride(fairness.chunk(taken, 2, weight), weight)
+    return fairness.reached(before, before + fairness.stride(taken, weight), one_chunk)
