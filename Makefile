@@ -9,7 +9,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories conformance test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness conformance test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API, and 100 for e
 
 histories: $(READY) ## 500 random histories on each engine, in lockstep with the model (an hour); LANEWAY_HISTORIES=50 for fewer
 	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful tests/sharded/test_shared_limits.py tests/working/test_locality.py tests/sqlite/test_put_with_keys.py $(ARGS)
+
+fairness: $(READY) ## 10,000 random combinations of limits on the model and 1,000 on each engine, compared with fair rates (hours); LANEWAY_SEED=7 repeats some
+	LANEWAY_FAIRNESS=1 $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/fairness $(ARGS)
 
 conformance: $(READY) ## the whole conformance suite on every way to connect; make test leaves out repetitions
 	LANEWAY_CONFORMANCE=1 $(BIN)/python -m pytest -n auto tests/conformance $(ARGS)

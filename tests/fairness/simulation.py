@@ -1,0 +1,270 @@
+"""Runs a case on an engine in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from laneway.headers import COST
+from laneway.message import Draft, Lease, Settlement
+from laneway.policy import Gate
+from laneway.units import SECOND
+from tests.fairness.cases import LONGEST, SHORTEST, Case, keys_of
+from tests.model.fair_rates import Topic
+
+START = 2_200_000_000 * SECOND
+"""Later than the clocks of all servers."""
+
+RENEWAL_US = SECOND
+"""How often the grants of several shards are renewed."""
+
+AGAIN_US = 1_000
+"""How soon a worker asks again if the engine knows more right now."""
+
+LATE = 0.01
+"""Permits by which a bucket may differ by rounding."""
+
+SHARDED = 1.1
+"""Factor of rates and bursts that several shards may reach."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    at: float
+    topic: str
+
+
+class Bucket:
+    """A rate with its burst: `take` returns how many permits are too many."""
+
+    def __init__(self, rate: float, burst: float | None, slack: float) -> None:
+        self._rate = rate * slack
+        self._burst = (burst if burst is not None else 1 + rate / 20) * slack
+        self._used, self._at = 0.0, 0
+
+    def take(self, now: int, cost: int) -> float:
+        """A message that costs more than the burst needs the whole burst."""
+        self._used = max(0.0, self._used - self._rate * (now - self._at) / SECOND) + cost
+        self._at = now
+        return self._used - max(self._burst, cost) - LATE
+
+
+class Simulation:
+    """
+    The workers of a case, which lease as many messages as they have free slots.
+
+    - `deliveries`: in the order in which they began.
+    - `exceeded`: by limit, the most by which it was exceeded.
+    """
+
+    def __init__(self, case: Case, engine: Any, shards: int = 1) -> None:
+        self.case, self.engine, self.shards = case, engine, shards
+        self.draw = random.Random(case.seed)
+        self.now = START
+        self.deliveries: list[Delivery] = []
+        self.exceeded: dict[str, float] = {}
+        self.running: Counter[str] = Counter()
+        self.topics = {topic.name: topic for topic in case.system.topics}
+        self.free = list(case.workers)
+        self.waiting: dict[str, Counter[str | None]] = {}
+        self._slack = SHARDED if shards > 1 else 1.0
+        self._buckets: dict[str, Bucket] = {}
+        self._keys = {topic.name: keys_of(topic) for topic in case.system.topics}
+        self._events: list[tuple[int, int, str, Any]] = []
+        self._numbers = iter(range(1 << 60))
+        self._wake: int | None = None
+
+    def run(self) -> None:
+        self._set_up()
+        end = START + round(self.case.length * SECOND)
+        while (at := min(self._times(), default=end)) < end:
+            self.now = at
+            self._happen()
+            self._top_up()
+            while self._lease_round() and self._top_up():
+                pass
+
+    def _times(self) -> Iterator[int]:
+        if self._events:
+            yield self._events[0][0]
+        if self._wake is not None and any(self.free):
+            yield self._wake
+
+    # Setting up
+
+    def _set_up(self) -> None:
+        system, bursts = self.case.system, self.case.bursts
+        for name, gate in system.gates.items():
+            limits = Gate(gate.rate, bursts.get(f"gate {name}"), gate.concurrency)
+            self.engine.gate_set(name, limits, now_us=self.now)
+        for name, group in system.groups.items():
+            burst = bursts.get(f"group {name}")
+            limits = Gate(group.rate, burst, group.concurrency, group.weight)
+            self.engine.topic_group_set(name, limits, now_us=self.now)
+        for topic in system.topics:
+            self.engine.policy_set("code", topic.name, self._policy(topic), now_us=self.now)
+            for begin, end in self.case.active[topic.name]:
+                self._at(START + round(begin * SECOND), "comes", topic.name)
+                self._at(START + round(end * SECOND), "leaves", topic.name)
+        if self.shards > 1:
+            self._take_over_grants()
+
+    def _policy(self, topic: Topic) -> dict[str, Any]:
+        policy = {
+            "weight": topic.weight,
+            "tier": topic.tier,
+            "group": topic.group,
+            "gate": list(topic.gates) or None,
+            "rate": topic.rate,
+            "burst": self.case.bursts.get(f"topic {topic.name}"),
+            "concurrency": topic.concurrency,
+            "partitions": topic.partitions if topic.partitions > 1 else None,
+            "key_rate": topic.key_rate,
+            "key_concurrency": topic.key_concurrency,
+            "serial": True if topic.is_serial else None,
+        }
+        if topic.name in self.case.adaptive:
+            most = self.case.adaptive[topic.name]
+            policy |= {"concurrency": "auto", "max_concurrency": most}
+        return {name: value for name, value in policy.items() if value is not None}
+
+    def _take_over_grants(self) -> None:
+        """The grants are renewed by the virtual clock, not by the machine's."""
+        self.engine._space.claim_grants = lambda seconds: seconds > 0
+        self.engine._grants._next = float("inf")
+        self._at(self.now + RENEWAL_US, "renew", None)
+
+    # Events
+
+    def _at(self, time: int, what: str, about: Any) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), what, about))
+
+    def _happen(self) -> None:
+        """Let everything happen that is due, and settle what has ended in one call."""
+        ended: list[Settlement] = []
+        while self._events and self._events[0][0] <= self.now:
+            _, _, what, about = heapq.heappop(self._events)
+            if what == "ends":
+                ended.append(self._end(*about))
+            elif what == "comes":
+                self.waiting[about] = Counter(dict.fromkeys(self._keys[about], 0))
+            elif what == "leaves":
+                del self.waiting[about]
+                self.engine.topic_purge(about, now_us=self.now)
+            else:
+                self._renew()
+        if ended:
+            answers = self.engine.settle(ended, now_us=self.now)
+            assert set(answers) == {"acked"}, answers
+
+    def _end(self, worker: int, lease: Lease, cost_us: int) -> Settlement:
+        self.free[worker] += 1
+        for what, _ in self._concurrencies(self.topics[lease.topic], lease.key):
+            self.running[what] -= 1
+        return Settlement(lease.handle, lease.fence, cost_us=cost_us)
+
+    def _renew(self) -> None:
+        grants = self.engine._grants
+        grants._next = 0.0
+        grants.renew()
+        grants._next = float("inf")
+        self._at(self.now + RENEWAL_US, "renew", None)
+
+    def _top_up(self) -> bool:
+        """Publish, so that each active topic has a backlog; returns whether it published."""
+        drafts = []
+        for name, counts in self.waiting.items():
+            topic = self.topics[name]
+            least = 3 if topic.keys else max(self.case.workers) + 2
+            headers = {COST: str(topic.cost)} if topic.cost > 1 else None
+            for key, count in counts.items():
+                if count < least:
+                    drafts += [Draft(name, b"x", key=key, headers=headers)] * (2 * least - count)
+                    counts[key] = 2 * least
+        if drafts:
+            self.draw.shuffle(drafts)
+            self.engine.put(drafts, now_us=self.now)
+        return bool(drafts)
+
+    # Leases
+
+    def _lease_round(self) -> bool:
+        """
+        Workers lease one after the other, until one gets less than it has slots for.
+
+        Each of several shards may have more, so all workers ask there.
+        """
+        workers = [worker for worker, free in enumerate(self.free) if free]
+        self.draw.shuffle(workers)
+        got = False
+        for worker in workers:
+            count = self._lease(worker)
+            got = got or count > 0
+            if self.free[worker] and self.shards == 1:
+                break
+        return got
+
+    def _lease(self, worker: int) -> int:
+        n = self.free[worker]
+        batch = self.engine.lease(n, startable=n, now_us=self.now)
+        for lease in batch.leases:
+            self._begin(worker, lease)
+        wake = batch.next_wake_us
+        self._wake = max(wake, self.now + AGAIN_US) if wake is not None else None
+        if wake is not None and wake > self.now:
+            self._wake = wake
+        return len(batch.leases)
+
+    def _begin(self, worker: int, lease: Lease) -> None:
+        topic = self.topics[lease.topic]
+        self.deliveries.append(Delivery((self.now - START) / SECOND, lease.topic))
+        self.waiting[lease.topic][lease.key] -= 1
+        self.free[worker] -= 1
+        self._check(topic, lease.key)
+        took = round(topic.seconds * self.draw.uniform(SHORTEST, LONGEST) * SECOND)
+        self._at(self.now + took, "ends", (worker, lease, took))
+
+    # Limits
+
+    def _check(self, topic: Topic, key: str | None) -> None:
+        for what, most in self._concurrencies(topic, key):
+            self.running[what] += 1
+            self._note(f"concurrency of {what}", self.running[what] - most)
+        for what, rate, burst, cost in self._rates(topic, key):
+            if what not in self._buckets:
+                self._buckets[what] = Bucket(rate, burst, self._slack)
+            self._note(f"rate of {what}", self._buckets[what].take(self.now, cost))
+
+    def _note(self, what: str, excess: float) -> None:
+        if excess > self.exceeded.get(what, 0.0):
+            self.exceeded[what] = excess
+
+    def _concurrencies(self, topic: Topic, key: str | None) -> Iterator[tuple[str, int]]:
+        """The concurrencies that a message uses, each with its limit."""
+        system = self.case.system
+        settings: list[tuple[str, int | None]] = [(f"topic {topic.name}", topic.concurrency)]
+        settings += [(f"gate {name}", system.gates[name].concurrency) for name in topic.gates]
+        if topic.group is not None:
+            settings.append((f"group {topic.group}", system.groups[topic.group].concurrency))
+        most = 1 if topic.is_serial else topic.key_concurrency
+        settings.append((f"key {topic.name} {key}", most))
+        return ((what, limit) for what, limit in settings if limit is not None)
+
+    def _rates(
+        self, topic: Topic, key: str | None
+    ) -> Iterator[tuple[str, float, float | None, int]]:
+        """The rates that a message uses: name, rate, burst and the permits that it uses."""
+        system, bursts = self.case.system, self.case.bursts
+        settings: list[tuple[str, float | None]] = [(f"topic {topic.name}", topic.rate)]
+        settings += [(f"gate {name}", system.gates[name].rate) for name in topic.gates]
+        if topic.group is not None:
+            settings.append((f"group {topic.group}", system.groups[topic.group].rate))
+        for what, rate in settings:
+            if rate is not None:
+                yield what, rate, bursts.get(what), topic.cost
+        if topic.key_rate is not None:
+            yield f"key {topic.name} {key}", topic.key_rate, None, 1

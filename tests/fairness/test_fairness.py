@@ -1,0 +1,48 @@
+"""No topic starves, whatever limits it shares: random combinations of rules on each engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fairness.judging import MAY_MISS
+from tests.fairness.running import run_case
+from tests.seeds import seed_for
+
+LONGER = "LANEWAY_FAIRNESS"
+"""The variable by which `make fairness` asks for more cases."""
+
+CASES = {"model": 50, "sqlite": 50, "valkey": 50, "sqlite-4": 10, "valkey-4": 10, "valkey-64": 2}
+"""Several shards take a second for a case, 64 take 10: `make test` runs few of those."""
+
+MORE_CASES = {name: 10_000 if name == "model" else 1_000 for name in CASES}
+
+AT_ONCE = 10
+"""Cases of one test."""
+
+
+def _parts() -> Iterator[tuple[str, int, int]]:
+    """The tests: engine, and its cases from the first number up to the last one."""
+    for engine, count in (MORE_CASES if LONGER in os.environ else CASES).items():
+        for first in range(0, count, AT_ONCE):
+            yield engine, first, min(first + AT_ONCE, count)
+
+
+@pytest.mark.parametrize(("engine", "first", "last"), list(_parts()))
+def test_each_topic_gets_its_part(engine: str, first: int, last: int) -> None:
+    """
+    No topic starves, few get less than 0.8 of their fair rate, and no limit is exceeded.
+
+    `python -m tests.fairness SEED --engine ENGINE` repeats a case.
+    """
+    start = seed_for(LONGER)
+    print(f"LANEWAY_SEED={start}")
+    judgments = [run_case(start + number, engine) for number in range(first, last)]
+    tables = "\n\n".join(judgment.table() for judgment in judgments if judgment.is_failed)
+    verdicts = [verdict for judgment in judgments for verdict in judgment.verdicts]
+    assert not any(judgment.exceeded for judgment in judgments), tables
+    assert not any(verdict.is_starved for verdict in verdicts), tables
+    missed = sum(verdict.is_failed for verdict in verdicts)
+    assert missed <= max(2, MAY_MISS * len(verdicts)), tables
