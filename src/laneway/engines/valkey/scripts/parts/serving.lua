@@ -787,6 +787,7 @@ local serving = part(function(serving)
             return gate.holder == first.number
         elseif gate.holder == first.number then
             gates.end_hold(gate)
+            lanes.before_move(first)
             turns.miss(first, gate, turns.at(turns.entry(lane, gate.name), gate.name) + 1)
             table.insert(calls.missed, first)
             return false
