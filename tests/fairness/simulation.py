@@ -19,9 +19,6 @@ from tests.model.fair_rates import Topic
 START = 2_200_000_000 * SECOND
 """Later than the clocks of all servers."""
 
-RENEWAL_US = SECOND
-"""How often the grants of several shards are renewed."""
-
 AGAIN_US = 1_000
 """How soon a worker asks again if the engine knows more right now."""
 
@@ -111,7 +108,7 @@ class Simulation:
                 self._at(START + round(begin * SECOND), "comes", topic.name)
                 self._at(START + round(end * SECOND), "leaves", topic.name)
         if self.shards > 1:
-            self._take_over_grants()
+            self._renew()
 
     def _policy(self, topic: Topic) -> dict[str, Any]:
         policy = {
@@ -131,12 +128,6 @@ class Simulation:
             most = self.case.adaptive[topic.name]
             policy |= {"concurrency": "auto", "max_concurrency": most}
         return {name: value for name, value in policy.items() if value is not None}
-
-    def _take_over_grants(self) -> None:
-        """The grants are renewed by the virtual clock, not by the machine's."""
-        self.engine._space.claim_grants = lambda seconds: seconds > 0
-        self.engine._grants._next = float("inf")
-        self._at(self.now + RENEWAL_US, "renew", None)
 
     # Events
 
@@ -168,11 +159,10 @@ class Simulation:
         return Settlement(lease.handle, lease.fence, cost_us=cost_us)
 
     def _renew(self) -> None:
+        """Let shards exchange their grants, also while no worker leases."""
         grants = self.engine._grants
-        grants._next = 0.0
-        grants.renew()
-        grants._next = float("inf")
-        self._at(self.now + RENEWAL_US, "renew", None)
+        grants.renew(self.now)
+        self._at(self.now + round(grants._every * SECOND), "renew", None)
 
     def _top_up(self) -> bool:
         """Publish, so that each active topic has a backlog; returns whether it published."""
