@@ -15,7 +15,7 @@ LONGER = "LANEWAY_FAIRNESS"
 """The variable by which `make fairness` asks for more cases."""
 
 CASES = {"model": 50, "sqlite": 50, "valkey": 50}
-"""On several shards some topics still starve: only `make fairness` runs those, and shows them."""
+"""On several shards more topics get too little: only `make fairness` runs those, and shows them."""
 
 MORE_CASES = {"model": 10_000} | dict.fromkeys(
     ("sqlite", "valkey", "sqlite-4", "valkey-4", "valkey-64"), 1_000

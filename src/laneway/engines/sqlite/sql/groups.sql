@@ -50,9 +50,6 @@ INSERT INTO group_turn (group_no, gate, tier_queue, turn, inner_turn, waiting)
 -- name: group_turns_delete
 DELETE FROM group_turn WHERE group_no = ?;
 
--- name: group_turn_delete
-DELETE FROM group_turn WHERE group_no = ? AND gate = ?;
-
 -- name: group_heads
 -- The first runnable lanes of these groups, as JSON; only the index is read.
 SELECT j.value, (SELECT json_group_array(lane) FROM (SELECT lane FROM lane

@@ -359,10 +359,6 @@ local gates = part(function(gates)
         return max(by_rate * max(gate.owes, 1), floor(gate.mean / max(gate.concurrency or 1, 1)))
     end
 
-    function gates.touch(gate)
-        changed[gate] = true
-    end
-
     -- Keep so many permits, or a slot, for the lane.
     function gates.hold(gate, lane, need, for_us)
         gate.holder, gate.holder_name, gate.need, gate.held_until = lane.number, lane.name, need,
