@@ -136,7 +136,7 @@ def test_the_report_tells_the_phases_apart() -> None:
     assert found["throughput"]["during the flood"] == "100/s"
     assert found["shares of the tiers, while all had work"]["high"] == "60.0% of 1,000 (target 60%)"
     assert re.match(
-        r"10 \(rate 50/s, burst [\d.]+, slack 2: ",
+        r"10 \(rate 50/s, burst [\d.]+, slack 4: ",
         found["limits"][f"{BEST_SELLER}: most starts in one second"],
     )
     assert found["promises held"]
@@ -169,11 +169,44 @@ def test_the_others_must_not_notice_the_flood() -> None:
     assert "an idle process was woken 30.0 ms late (p99)" in str(busy["promises"])
 
 
-def states(run: Seen) -> dict[str, str]:
+def states(run: Seen, engine: Any = ENGINE) -> dict[str, str]:
     return {
         " ".join(promise.name.split()[:2]): promise.state
-        for promise in promises(ENGINE, run, is_over=True)
+        for promise in promises(engine, run, is_over=True)
     }
+
+
+def test_what_was_only_slow_is_not_broken() -> None:
+    """A part of the demo that a busy machine did not reach is not judged."""
+
+    def failing(**left: Any) -> str:
+        stats = TopicStats("push.high.broken", **left)
+        engine = SimpleNamespace(overview=ENGINE.overview, topic_stats=lambda _: stats)
+        return states(seen(0.03), engine)["what always"]
+
+    assert failing(waiting=100) == "not judged"
+    assert failing(waiting=98, leased=2) == "not judged"
+    assert failing(waiting=60, dead=40) == "held"
+    assert failing() == "broken", "they are neither dead nor left"
+
+    none = seen(0.03, late=0.03)
+    none.handled = none.handled[-1:]
+    assert states(none)["the others"] == "not judged"
+    none.lags = []
+    assert states(none)["the others"] == "broken", "the machine was idle"
+
+    def shares(runnable: int, **delivered: int) -> str:
+        run = seen(0.03)
+        after = run.phases[NAMES[3]].after = overview(0, **delivered)
+        for tier in after.tiers:
+            tier.runnable = runnable
+        return states(run)["tiers share"]
+
+    assert shares(0, high=600, mid=300, low=100) == "held"
+    assert shares(5, high=500, mid=400, low=100) == "not judged", "too few deliveries"
+    assert shares(0, high=50_000, mid=40_000, low=10_000) == "not judged", "nothing was left"
+    assert shares(5, high=50_000, mid=40_000, low=10_000) == "broken"
+    assert shares(5, high=0, mid=0, low=0) == "not judged"
 
 
 def test_promises_turn_one_after_the_other() -> None:

@@ -23,10 +23,10 @@ BEFORE, ARRIVING, DURING, AFTER = (
 )
 SHARING = "while all tiers had work"
 
-START_SLACK = 2
+START_SLACK = CONCURRENCY
 """
-Extra starts that are tolerated: a permit is taken at delivery, and the time until the handler
-starts varies.
+Extra starts within a second: messages that took their permits before it began, and whose handlers
+had not started. A merchant never has more of them than its concurrency, on the slowest machine too.
 """
 
 QUIET_FACTOR = 2.0
@@ -52,6 +52,9 @@ LATE = 0.02
 """The same if an idle process wakes up this many seconds late (p99)."""
 
 SHARE_SLACK = 0.01
+
+ENOUGH_DELIVERIES = 10_000
+"""With fewer deliveries, the worker's prefetched messages alone change a share by `SHARE_SLACK`."""
 
 State = Literal["pending", "held", "broken", "not judged"]
 
@@ -192,27 +195,35 @@ def _quiet(seen: Seen) -> Promise:
         return Promise(name)
     quiet = quiet_only(seen.handled)
     before, during = (_waits(quiet, seen.phases[phase]) for phase in (BEFORE, DURING))
+    held, was = False, 0.0
     if not before or not during:
-        return Promise(name, "broken", "none of them was handled")
-    was, became = percentile(before, 0.99), percentile(during, 0.99)
-    detail = f"p99 {_ms(became)}, {_ms(was)} before"
-    if ARRIVING in seen.phases and (arriving := _waits(quiet, seen.phases[ARRIVING])):
-        detail += f" ({_ms(percentile(arriving, 0.99))} while it was being published)"
-    held = became <= max(QUIET_FACTOR * was, QUIET_FLOOR)
+        detail = "none of their messages was handled"
+    else:
+        was, became = percentile(before, 0.99), percentile(during, 0.99)
+        detail = f"p99 {_ms(became)}, {_ms(was)} before"
+        if ARRIVING in seen.phases and (arriving := _waits(quiet, seen.phases[ARRIVING])):
+            detail += f" ({_ms(percentile(arriving, 0.99))} while it was being published)"
+        held = became <= max(QUIET_FACTOR * was, QUIET_FLOOR)
     if held and was <= QUIET_MOST:
         return Promise(name, "held", detail)
+    if why := _too_busy(seen):
+        return Promise(name, "not judged", f"{detail}; {why}")
+    return Promise(name, "held" if held else "broken", detail)
+
+
+def _too_busy(seen: Seen) -> str:
+    """How busy the machine was before and during the flood; "" if waits can be compared."""
     late = [
         percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0
         for phase in (BEFORE, DURING)
     ]
     others = max(seen.phases[phase].others or 0.0 for phase in (BEFORE, DURING))
-    if others >= OTHERS or max(late) >= LATE:
-        why = (
-            f"the machine is too busy: other programs used {others:.0%} of its processors, an idle"
-            f" process was woken {_ms(max(late))} late (p99)"
-        )
-        return Promise(name, "not judged", f"{detail}; {why}")
-    return Promise(name, "held" if held else "broken", detail)
+    if others < OTHERS and max(late) < LATE:
+        return ""
+    return (
+        f"the machine is too busy: other programs used {others:.0%} of its processors, an idle"
+        f" process was woken {_ms(max(late))} late (p99)"
+    )
 
 
 def _limits(seen: Seen) -> list[Promise]:
@@ -234,25 +245,32 @@ def _failing(engine: FullEngine, *, is_over: bool) -> Promise:
     name = "what always fails becomes a dead letter"
     stats = engine.topic_stats(BROKEN)
     left = stats.waiting + stats.leased
-    if left or not stats.dead:
-        return Promise(
-            name,
-            "broken" if is_over and not stats.dead else "pending" if not is_over else "held",
-            f"{stats.dead:,} dead, {left:,} to go",
-        )
-    return Promise(name, "held", f"{stats.dead:,} dead letters, each with its reason")
+    if left and not is_over:
+        return Promise(name, "pending", f"{stats.dead:,} dead, {left:,} to go")
+    if left:
+        state: State = "held" if stats.dead else "not judged"
+        return Promise(name, state, f"{stats.dead:,} dead, {left:,} had no time to fail")
+    state = "held" if stats.dead else "broken" if is_over else "pending"
+    return Promise(name, state, f"{stats.dead:,} dead letters, each with its reason")
 
 
 def _tiers(seen: Seen) -> Promise:
     name = "tiers share " + " : ".join(f"{share:g}" for share in TIERS.values())
     if SHARING not in seen.phases:
         return Promise(name)
-    _, given, held = _shares(seen.phases[SHARING])
+    phase = seen.phases[SHARING]
+    _, given, held = _shares(phase)
+    total = _all_given(phase)
     detail = (
-        " : ".join(f"{part:.1%}" for part in given.values())
-        + f" (1 % slack, {_all_given(seen.phases[SHARING]):,} deliveries)"
+        " : ".join(f"{part:.1%}" for part in given.values()) + f" (1 % slack, {total:,} deliveries)"
     )
-    return Promise(name, "held" if held else "broken", detail)
+    if held:
+        return Promise(name, "held", detail)
+    if total < ENOUGH_DELIVERIES:
+        return Promise(name, "not judged", f"{detail}; these are too few to tell")
+    if any(not _runnable(phase.after, tier) for tier in TIERS):
+        return Promise(name, "not judged", f"{detail}; a tier had no more work at the end")
+    return Promise(name, "broken", detail)
 
 
 def _accounts(engine: FullEngine, *, is_over: bool) -> Promise:
@@ -367,6 +385,10 @@ def shares_between(before: Overview, after: Overview) -> dict[str, float]:
 
 def _all_given(phase: Phase) -> int:
     return sum(_delivered(phase.after, tier) - _delivered(phase.before, tier) for tier in TIERS)
+
+
+def _runnable(overview: Overview, tier: str) -> int:
+    return sum(each.runnable for each in overview.tiers if each.tier == tier)
 
 
 def _delivered(overview: Overview, tier: str) -> int:
