@@ -18,9 +18,11 @@ from laneway.engines.sqlite.admin import SqliteEngine
 from laneway.engines.sqlite.wakeup import LEAST_STARTABLE
 from laneway.message import Batch, Draft, Lease, Settlement
 from laneway.units import SECOND
+from laneway.working.options import Options
 
 Opened = Callable[[], FullEngine]
 
+USUAL_SECONDS = wakeup.SENT_LEASE_SECONDS
 SENT_LEASE_SECONDS = 30.0
 """Longer than usual: a busy machine may not run a test for a while."""
 
@@ -273,6 +275,11 @@ def test_a_worker_extends_its_lease(
     later = batch.now_us + round(SENT_LEASE_SECONDS * SECOND) + SECOND
     assert not engine.lease(10, now_us=later).leases
     assert worker.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
+
+
+def test_as_long_as_a_lease_that_the_worker_takes() -> None:
+    """A worker that is stopped for a moment loses no message, however it came to it."""
+    assert Options().heartbeat_timeout == USUAL_SECONDS
 
 
 def test_a_policy_with_a_short_lease(

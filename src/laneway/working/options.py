@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from laneway import arguments, config, units
+from laneway.engines.base import HEARTBEAT_TIMEOUT
 from laneway.safetext import without_passwords
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 MAX_CONCURRENCY = 100_000
 """How many handlers one worker may run at once; more is refused as a mistake."""
-
-HEARTBEAT_TIMEOUT = 9.0
-"""Seconds without a heartbeat after which a worker counts as dead, and its leases are over."""
 
 MIN_HEARTBEAT_TIMEOUT = 0.1
 """The shortest such time in seconds; a busy machine would miss it all the time."""

@@ -71,3 +71,8 @@ FORWARDED_US = 400 * 86_400_000_000
 
 STICKY_US = 24 * 3_600_000_000
 """How long a sticky id is known after its message ended: 24 h."""
+
+HEARTBEAT_TIMEOUT = 9.0
+"""
+Seconds without a heartbeat after which a worker counts as dead by default, and its leases are over.
+"""

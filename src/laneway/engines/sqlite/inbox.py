@@ -6,8 +6,8 @@ shard. For one message by itself that is most of the work, and most of what is w
 So such a message becomes a row of one table, by one statement that is a transaction of its own.
 
 If a worker sleeps and nothing else waits, the same statement leases the message to that worker: the
-row has the fence, and `wakeup` sends the lease to the worker, which needs no call of its own. Until
-the worker settles or extends it, such a lease ends soon: its sender may have died before it sent.
+row has the fence, and `wakeup` sends the lease to the worker, which needs no call of its own. If
+the sender dies before it sends, the message waits until that lease ends.
 
 Nothing else sees the inbox: every other transaction begins with `empty`, which puts the messages
 into their lanes, and a view is preceded by such a transaction. All changes of policies, clocks and

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import ABORT, PING
+from laneway.engines.base import ABORT, HEARTBEAT_TIMEOUT, PING
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.sqlite.files import is_settled
 from laneway.message import Batch, Lease
@@ -66,10 +66,10 @@ How many slots of a worker are free at least while messages are leased to it wit
 many as its socket holds, and some.
 """
 
-SENT_LEASE_SECONDS = 2.0
+SENT_LEASE_SECONDS = HEARTBEAT_TIMEOUT
 """
-After this a lease that was sent to a worker ends, unless the worker has settled or extended it:
-the sender may have died before it sent.
+The longest lease that is sent to a worker: as long as those that workers take by default, because
+a worker that stands still for a moment must not lose it.
 """
 
 MOST_CONNECTED = 64
