@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from laneway.policy import OnFull
 
 DEFAULT_URL = "sqlite:///laneway.db"
+DEV_URL = "sqlite:///laneway-dev.db"
+"""The default of `laneway dev`."""
+
 DURABILITIES = ("memory", "fsync", "replicated")
 ON_FULL = ("refuse", "block", "drop_oldest")
 
@@ -76,6 +79,19 @@ def choose_store(option: str | None, argument: str | None) -> StoreChoice:
     there = [(source, url) for source, url in named if url is not None]
     (source, url), *others = there
     return StoreChoice(url, source, tuple(other for other in others[:-1] if other[1] != url))
+
+
+def hint_of_dev(url: str) -> str:
+    """
+    How to use the store of `laneway dev` in this folder, if the URL is that of the default file,
+    which does not exist yet; else "".
+    """
+    own, dev = (Path(each.removeprefix("sqlite:///")) for each in (DEFAULT_URL, DEV_URL))
+    if url != DEFAULT_URL or own.exists() or not dev.exists():
+        return ""
+    return (
+        f"`laneway dev` keeps its messages in {dev}; export LANEWAY_URL={DEV_URL} to use that store"
+    )
 
 
 def check_namespace(namespace: str) -> str:

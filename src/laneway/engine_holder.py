@@ -6,6 +6,7 @@ policies, gates and tiers that were declared before.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import msgspec
 
 from laneway import arguments, config, programs
 from laneway.engines import open_engine
+from laneway.errors import EngineUnavailable
 from laneway.policy import check_changes, check_fields
 from laneway.tiers import check_tiers
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, Settings
     from laneway.policy import Gate
     from laneway.tiers import Tier
+
+log = logging.getLogger("laneway")
 
 
 class EngineHolder:
@@ -114,7 +118,15 @@ class EngineHolder:
             return self.opened
 
     def _open(self) -> FullEngine:
-        engine = open_engine(self.url, self.settings)
+        hint = config.hint_of_dev(self.url)
+        try:
+            engine = open_engine(self.url, self.settings)
+        except EngineUnavailable as error:
+            if hint:
+                error.add_note(hint)
+            raise
+        if hint:
+            log.warning("%s is a new store; %s", self.url, hint)
         store = (self.url, self.namespace)
         if store not in self._declared_to or not engine.capabilities.persistent:
             self._declare_later()

@@ -138,8 +138,10 @@ def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         banner = terminal.output.partition("q quit")[0].splitlines()  # more may have come
         assert len(banner) <= 8, banner
         terminal.wait_for("is ready")
-        assert f"{STORE} (the default of dev)" in terminal.output
-        assert "passed over: sqlite:///production.db (argument in the code)" in terminal.output
+        assert f"{STORE} (the default of dev), fsync; elsewhere set LANEWAY_URL" in terminal.output
+        assert (
+            "passed over: sqlite:///production.db (argument in the code), which it uses elsewhere"
+        ) in terminal.output
         assert "push.* (deliver)" in terminal.output
         port = port_in(terminal.output)
         assert get(port) == 200

@@ -139,3 +139,24 @@ def test_the_readme_program_and_the_commands_share_a_store(tmp_path: Path) -> No
     """Ten lines without a URL, and `topics`, use the same file."""
     Laneway().publish("push.acme", 1)
     assert "push.acme" in call("topics")
+
+
+def test_the_store_of_dev_is_named_where_the_default_one_is_new(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a program beside `laneway dev` publishes into another file, and nothing tells why."""
+    hint = (
+        "`laneway dev` keeps its messages in laneway-dev.db;"
+        " export LANEWAY_URL=sqlite:///laneway-dev.db to use that store"
+    )
+    assert hint not in CliRunner().invoke(main, ["topics"]).stderr
+    (tmp_path / "laneway-dev.db").touch()
+    result = CliRunner().invoke(main, ["topics"])
+    assert result.exit_code == 3
+    assert hint in result.stderr
+    assert result.stderr.count("\n") == 1
+    for expected in ([f"sqlite:///laneway.db is a new store; {hint}"], []):
+        with Laneway() as app:
+            app.publish("push.acme", 1)
+        assert [record.getMessage() for record in caplog.records] == expected
+        caplog.clear()

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from laneway.cli.session import Session, pass_session
-
-URL = "sqlite:///laneway-dev.db"
+from laneway.config import DEV_URL
 
 EXAMPLES = """\b
 Examples:
@@ -71,8 +70,8 @@ def dev(
     from laneway.cli.development.session import DevSession, Setup
 
     url, source = _store(session)
-    if url == URL:
-        _create_file(Path(URL.removeprefix("sqlite:///")))
+    if url == DEV_URL:
+        _create_file(Path(url.removeprefix("sqlite:///")))
     namespace = session.namespace if session.namespace_given else None
     setup = Setup(
         target=target,
@@ -101,4 +100,4 @@ def _store(session: Session) -> tuple[str, str]:
     if session.url is not None:
         return session.url, "option --url"
     url = os.environ.get("LANEWAY_URL")
-    return (url, "environment LANEWAY_URL") if url else (URL, "the default of dev")
+    return (url, "environment LANEWAY_URL") if url else (DEV_URL, "the default of dev")

@@ -18,6 +18,7 @@ from laneway.cli.development.keyboard import Keyboard
 from laneway.cli.development.program import GRACE_SECONDS, Program
 from laneway.cli.development.screen import Screen
 from laneway.cli.session import USAGE, print_error
+from laneway.config import DEV_URL
 from laneway.errors import LanewayError
 from laneway.push.address_guard import ALLOW_VARIABLE
 from laneway.safetext import redacted
@@ -198,9 +199,11 @@ class DevSession:
         asked = setup.port
         taken = f" (port {asked} is taken)" if asked not in (0, gateway.port) else ""
         self._line(f"laneway {installed_version()}", f"{gateway.new_login()}{taken}", bold=True)
+        elsewhere = "; elsewhere set LANEWAY_URL to it" if setup.url == DEV_URL else ""
         self._line(
             "store",
-            f"{redacted(setup.url)} ({setup.store_source}), {gateway.app.engine.durability}",
+            f"{redacted(setup.url)} ({setup.store_source}), {gateway.app.engine.durability}"
+            f"{elsewhere}",
         )
         if self._sink is not None:
             self._line("webhooks", f"{self._sink.address} receives and shows them")
@@ -208,7 +211,10 @@ class DevSession:
     def _name_parts(self, found: Found) -> None:
         facts = [] if found.namespace == "default" else [f"namespace {found.namespace}"]
         if found.code_url not in (None, self._setup.url):
-            facts.append(f"passed over: {redacted(found.code_url or '')} (argument in the code)")
+            facts.append(
+                f"passed over: {redacted(found.code_url or '')} (argument in the code), which it"
+                " uses elsewhere"
+            )
         if found.pushes:
             facts.append("push may send to private addresses")
         if facts:
