@@ -820,6 +820,52 @@ def test_a_program_that_changes_its_folder(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_was_removed_under_the_process(
+    tmp_path: Path, store: Store, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No call returns `spooled`: what only this process sees is lost when it ends."""
+    store.is_away = True
+    path = tmp_path / "spool.db"
+    spooled = Spooled(tmp_path, store, exit_timeout=0)
+    spooled.publish("a", "1", "2")
+    wait_for(lambda: spooled.spool.status().error)
+    for each in tmp_path.glob("spool.db*"):
+        each.unlink()
+    if how == "replaced":
+        SpoolFile(str(path), syncs=False).close()
+    with pytest.raises(EngineUnavailable, match="under this process") as raised:
+        spooled.publish("a", "3")
+    assert raised.value.applied is None
+    for call in (
+        lambda: spooled.publish("a", "4"),
+        lambda: spooled.publish("a", "5", "6"),
+        lambda: spooled.spool.put_now(Draft("a", b"7")),
+        spooled.spool.status,
+        spooled.spool.flush,
+    ):
+        with pytest.raises(EngineUnavailable, match="under this process") as raised:
+            call()
+        assert raised.value.applied is False
+    spooled.spool.close()
+    assert "3 messages in it were not forwarded" in caplog.text
+    assert path.exists() == (how == "replaced"), "none is created in its place"
+
+
+def test_what_a_removed_file_holds_is_forwarded(tmp_path: Path, store: Store) -> None:
+    """As long as the process lives."""
+    store.is_away = True
+    spooled = Spooled(tmp_path, store)
+    spooled.publish("a", "1", "2")
+    wait_for(lambda: spooled.spool.status().error)
+    for each in tmp_path.glob("spool.db*"):
+        each.unlink()
+    store.is_away = False
+    wait_for(lambda: store.bodies == [b"1", b"2"])
+    spooled.spool.close()
+    assert not list(tmp_path.iterdir())
+
+
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until it is true, at most a minute."""
     deadline = time.monotonic() + 60

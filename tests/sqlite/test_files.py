@@ -16,7 +16,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.sqlite import files
+from laneway.engines.shared import files
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 from laneway.message import Draft, Settlement
 

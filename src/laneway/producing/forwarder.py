@@ -101,6 +101,7 @@ class Forwarder(threading.Thread):
     ) -> None:
         super().__init__(name="laneway-spool", daemon=True)
         self.path = path
+        self._file = SpoolFile(path, syncs=False, create=False)
         self._target = target
         self._unsent = unsent
         self._written = written
@@ -160,17 +161,22 @@ class Forwarder(threading.Thread):
     # The thread
 
     def run(self) -> None:
-        while not self._ended.is_set():
-            try:
-                if self._take_lock():
-                    self._forward_all()
-            except Exception:  # noqa: BLE001  # the file or the lock; messages wait until the next attempt
-                logger.exception("spool %s: forwarding failed; it goes on", self.path)
-            finally:
-                self.abandon()
-            self._ended.wait(LOCK_SECONDS)
+        try:
+            while not self._ended.is_set():
+                try:
+                    if self._take_lock():
+                        self._forward_all()
+                except Exception:  # noqa: BLE001  # the file or the lock; messages wait until the next attempt
+                    logger.exception("spool %s: forwarding failed; it goes on", self.path)
+                finally:
+                    self.abandon()
+                self._ended.wait(LOCK_SECONDS)
+        finally:
+            self._file.close()
 
     def _take_lock(self) -> bool:
+        if self._file.wrong(written=False) is not None:
+            return False  # the lock at this path is of another file
         # Known before it is held: a forked child must not keep it.
         self._lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -185,21 +191,18 @@ class Forwarder(threading.Thread):
 
     def _forward_all(self) -> None:
         self._begin()
-        file = SpoolFile(self.path, syncs=False)
-        try:
-            spool: str = file.get("id")
-            self._has_error = file.get("error") is not None
-            unclear = file.batch()
-            rows = [] if unclear is None else file.rows(unclear[1])
-            if unclear is not None and rows:
-                while not self._forward(spool, unclear[0], rows, file):
-                    if self._ended.is_set():
-                        return
-                self._write_down(file, None)
-                self._begin()  # what it refused is still there, and is read again
-            self._forward_next(spool, file)
-        finally:
-            file.close()
+        file = self._file
+        spool: str = file.get("id")
+        self._has_error = file.get("error") is not None
+        unclear = file.batch()
+        rows = [] if unclear is None else file.rows(unclear[1])
+        if unclear is not None and rows:
+            while not self._forward(spool, unclear[0], rows, file):
+                if self._ended.is_set():
+                    return
+            self._write_down(file, None)
+            self._begin()  # what it refused is still there, and is read again
+        self._forward_next(spool, file)
 
     def _forward_next(self, spool: str, file: SpoolFile) -> None:
         while not self._ended.is_set():

@@ -162,6 +162,7 @@ class MessageSpool:
             file = self._file
             if file is None or not self._fits(file.usage):
                 return None
+            file.check(written=False)
             file.append(draft)
         self._wake()
         return Receipt(message_id, draft.topic, "spooled")
@@ -224,6 +225,8 @@ class MessageSpool:
             if not self._is_registered:
                 self._is_registered = True
                 at_exit(weakref.WeakMethod(self.close))
+        else:
+            self._file.check(written=False)
         return self._file, self._upkeep
 
     def _claim(self, file: SpoolFile) -> None:
@@ -254,7 +257,7 @@ class MessageSpool:
         assert forwarder is not None
         forwarder.wake()
         deadline = None if timeout is None else time.monotonic() + timeout
-        reader = SpoolFile(file.path, syncs=False)
+        reader = SpoolFile(file.path, syncs=False, create=False)
         try:
             while not reader.is_forwarded(goal):
                 if deadline is not None and time.monotonic() >= deadline:
@@ -274,7 +277,7 @@ class MessageSpool:
     def close(self) -> None:
         """
         Wait at most `exit_timeout` while the store takes messages or may be restarting, and close
-        the file. What is left stays there.
+        the file. What is left stays there; an error is logged if the file was removed meanwhile.
         """
         with self._mutex:
             file, upkeep, forwarder = self._file, self._upkeep, self._forwarder
@@ -294,6 +297,7 @@ class MessageSpool:
         finally:
             forwarder.stop()
             upkeep.stop()
+            _report_removed(file)
             file.close()
 
     @property
@@ -307,6 +311,12 @@ class MessageSpool:
             self._forwarder.abandon()
 
 
+def _report_removed(file: SpoolFile) -> None:
+    wrong, left = file.wrong(written=True), file.refresh().messages
+    if wrong is not None and left:
+        logger.error("spool %s; %d messages in it were not forwarded", wrong, left)
+
+
 class _Upkeep(threading.Thread):
     """Writes the file to the disk by time, shortens its log, and reads the oldest message's age."""
 
@@ -316,7 +326,7 @@ class _Upkeep(threading.Thread):
         self._interval = min(options.sync or AGE_SECONDS, AGE_SECONDS)
         self._written = threading.Event()
         self._ended = threading.Event()
-        self._file = SpoolFile(path, syncs=False)
+        self._file = SpoolFile(path, syncs=False, create=False)
         self.oldest_us: int | None = self._file.oldest_us()
 
     def wake(self) -> None:

@@ -25,6 +25,7 @@ from weakref import WeakSet
 import msgspec
 
 from laneway.engines.shared import forking
+from laneway.engines.shared.files import Files, is_of_another
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft
 
@@ -148,10 +149,16 @@ class SpoolFile:
         self.path = os.path.realpath(path)
         self.lock = threading.RLock()
         """Held while the connection is used."""
+        self._log = -1
         with self._errors():  # a fork waits until it is open
             if not create and not Path(path).is_file():
                 raise UsageError(
                     f"spool {path}: there is no such file; give the path of the program's spool="
+                )
+            if is_of_another(path, "SELECT value FROM spool WHERE name = 'id'"):
+                raise EngineCorrupt(
+                    f"spool {path}: the {self.path}-wal beside it was left by another file; end all"
+                    f" programs that use them and move {self.path}-wal and {self.path}-shm away"
                 )
             _files.add(self)
             self._connection = sqlite3.connect(
@@ -165,7 +172,13 @@ class SpoolFile:
         self._execute = self._connection.execute
         self.last, self._total = 0, 0
         self._removed, self._removed_bytes = 0, 0
-        self.refresh()
+        try:
+            self.refresh()  # the first read creates the files beside it
+            self._files = Files(path)
+            self._log = self._open_log()
+        except BaseException:
+            self.close()
+            raise
 
     def _prepare(self, *, syncs: bool) -> None:
         run = self._connection.execute
@@ -207,6 +220,31 @@ class SpoolFile:
                 run(statement)
             self.set("id", secrets.token_hex(8))
 
+    def _open_log(self) -> int:
+        try:
+            return os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"spool {self.path}: it cannot be written to the disk ({error}); check its folder"
+            " and the room on the disk"
+        )
+
+    def wrong(self, *, written: bool) -> str | None:
+        """
+        Why only this process sees what is in the open file, because it is no longer the one at its
+        path; None: it still is. `written`: after a message was written.
+        """
+        return self._files.wrong(durable=written)
+
+    def check(self, *, written: bool) -> None:
+        """Raise EngineUnavailable for a file that is `wrong`."""
+        wrong = self.wrong(written=written)
+        if wrong is not None:
+            raise EngineUnavailable(f"spool {wrong}", applied=None if written else False)
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         with self.lock:
@@ -241,6 +279,12 @@ class SpoolFile:
         """Close the connection."""
         with self.lock:
             self._connection.close()
+            self._close_log()
+
+    def _close_log(self) -> None:
+        log, self._log = self._log, -1
+        if log >= 0:
+            os.close(log)
 
     def close_in_child(self, *, is_quiet: bool) -> None:
         """In a forked child. `is_quiet`: nothing used the connection during the fork."""
@@ -250,6 +294,7 @@ class SpoolFile:
                 self._connection.close()
         else:  # what used it never ends here: closing could block forever
             _abandoned.append(getattr(self, "_connection", None))
+        self._close_log()
 
     # Facts by name
 
@@ -301,6 +346,7 @@ class SpoolFile:
             self.last, self._total = last, self._total + size
         else:
             self.refresh()  # other processes have written too
+        self.check(written=True)
 
     def append_many(self, drafts: Sequence[Draft], fits: Callable[[Usage], bool]) -> int:
         """
@@ -320,6 +366,7 @@ class SpoolFile:
                 rows.append((seq, now, total, draft.topic, draft.id, draft.body, options))
             self._connection.executemany(_INSERT_MANY, rows)
         self.last, self._total = seq, total
+        self.check(written=True)
         return len(rows)
 
     # Forwarding
@@ -433,23 +480,13 @@ class SpoolFile:
         does not keep publishers from writing meanwhile.
         """
         try:
-            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            os.fsync(self._log)
         except OSError as error:
-            raise EngineUnavailable(
-                f"spool {self.path}: it cannot be written to the disk ({error}); check its folder"
-                " and the room on the disk"
-            ) from error
+            raise self._unwritable(error) from error
 
     def log_size(self) -> int:
         """The size of SQLite's write-ahead log, in bytes."""
-        try:
-            return Path(f"{self.path}-wal").stat().st_size
-        except OSError:
-            return 0
+        return os.fstat(self._log).st_size
 
     def checkpoint(self) -> None:
         """Move what was written into the main file, and start the log again."""

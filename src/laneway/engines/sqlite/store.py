@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
+from laneway.engines.shared.files import Files, is_of_another
 from laneway.engines.sqlite import log_length
-from laneway.engines.sqlite.files import Files, is_of_another
 from laneway.engines.sqlite.log_length import LogLength
 from laneway.engines.sqlite.syncing import WalSync
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
@@ -91,7 +91,7 @@ class Store:
                     f"{self.path}: {error.strerror}; check the permissions of the folders on the"
                     " way to it"
                 ) from error
-            if is_of_another(self.path):
+            if is_of_another(self.path, "SELECT nonce FROM shard"):
                 raise EngineCorrupt(
                     f"{self.path}: the {self.path}-wal beside it was left by another file; end all"
                     f" programs that use them and move {self.path}-wal and {self.path}-shm away,"

@@ -102,11 +102,11 @@ def _identity(name: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def is_of_another(path: str) -> bool:
+def is_of_another(path: str, nonce_query: str) -> bool:
     """
     Whether the `-wal` beside a file belongs to another file that was at the path before.
 
-    SQLite would read its pages as the file's own. Each store has a random nonce, which is read from
+    SQLite would read its pages as the file's own. Each file has a random nonce, which is read from
     the file alone and from the file with the `-wal`, by read-only connections, and compared.
     """
     wal = Path(f"{os.path.realpath(path)}-wal")
@@ -115,12 +115,12 @@ def is_of_another(path: str) -> bool:
             return False
     except OSError:
         return False
-    own, together = _nonce(path, "&immutable=1"), _nonce(path, "")
+    own, together = _nonce(path, "&immutable=1", nonce_query), _nonce(path, "", nonce_query)
     return own is not None and together is not None and own != together
 
 
-def _nonce(path: str, more: str) -> str | None:
-    """The store's nonce; None: it cannot be read, for example while the file is being created."""
+def _nonce(path: str, more: str, query: str) -> str | None:
+    """The file's nonce; None: it cannot be read, for example while the file is being created."""
     with (
         suppress(sqlite3.Error),
         closing(
@@ -129,5 +129,5 @@ def _nonce(path: str, more: str) -> str | None:
             )
         ) as reading,
     ):
-        return str(reading.execute("SELECT nonce FROM shard").fetchone()[0])
+        return str(reading.execute(query).fetchone()[0])
     return None
