@@ -31,10 +31,16 @@ SCHEDULES = 200
 """Schedules among which those are looked for that publish to a topic."""
 
 SLOW_SECONDS = 60.0
-"""If a backlog takes longer than this at the topic's rate, it is said how long."""
+"""If a backlog takes longer than this at a rate, the rate is named, and how long it takes."""
+
+READS = 3
+"""How often a topic is read whose next message is delivered before it can be explained."""
 
 LONG_SECONDS = 60.0
 """A handler that runs longer than this is named."""
+
+WAITING = ("ready", "delayed", "parked")
+"""States of a message that waits."""
 
 LEFT_OUT = frozenset(("ahead", "key", "leased", "finished", "unknown"))
 """What is true of a message only, or is said in another way of its topic."""
@@ -94,15 +100,20 @@ def explain(
     `max_backlog`: of the namespace. `shows_others`: name other topics and workers. `shows_who`: say
     which operator changed a policy last, as far as the audit log knows.
     """
-    stats = engine.topic_stats(topic)
-    head = engine.topic_peek(topic, limit=1) if stats.waiting else []
+    for _ in range(READS):
+        stats = engine.topic_stats(topic)
+        head = engine.topic_peek(topic, limit=1) if stats.waiting else []
+        next_one = workers.explain(engine, head[0].id, topic) if head else None
+        if not stats.waiting or (next_one is not None and next_one.state in WAITING):
+            break
+        next_one = None  # it has been delivered meanwhile
     case = _Case(engine, stats, shows_others=shows_others, shows_who=shows_who)
-    of_head, of_keys = list(_of_head(case, head)), list(_of_keys(case, head))
+    of_head, of_keys = list(_of_head(case, next_one)), list(_of_keys(case, head))
     if head and head[0].state == "parked":
         of_head, of_keys = of_keys, of_head
     found = [*_refused(case, max_backlog), *of_head, *of_keys]
     if not found:
-        found = [*_without_backlog(case)]
+        found = [_delivering(case)] if stats.waiting else [*_without_backlog(case)]
     if stats.dead and all(each.cause != "dead" for each in found):
         found.append(_dead(case))
     return TopicExplanation(
@@ -179,17 +190,17 @@ def _refused(case: _Case, max_backlog: int | None) -> Iterator[TopicReason]:
         )
 
 
-def _of_head(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
+def _of_head(case: _Case, found: Explanation | None) -> Iterator[TopicReason]:
     """What the message waits for that is delivered next."""
-    if not head:
+    if found is None:
         return
-    found = workers.explain(case.engine, head[0].id, case.topic)
     left_out = LEFT_OUT | NEEDS_WORKER if "unserved" in found.causes else LEFT_OUT
-    yield from (
+    reasons = [
         _reason(case, found, cause or "", text)
         for cause, text in zip_longest(found.causes, found.reasons)
         if text is not None and cause not in left_out
-    )
+    ]
+    yield from (each for n, each in enumerate(reasons) if each not in reasons[:n])
 
 
 def _reason(case: _Case, found: Explanation, cause: str, text: str) -> TopicReason:
@@ -211,12 +222,47 @@ def _back_off(case: _Case, _: Explanation, text: str) -> TopicReason:
 
 
 def _rate(case: _Case, _: Explanation, text: str) -> TopicReason:
-    rate, ready = case.policy.rate, case.stats.ready
     text += f"; set {case.set_by('rate')}"
-    if rate and ready / rate > SLOW_SECONDS:
-        its = counted(ready, "message takes", "messages take")
-        text += f"; at {rate_text(rate)} its {its} {duration(ready / rate)}"
-    return TopicReason("rate", text, f"laneway policy set {case.quoted} --rate RATE")
+    if rate := case.policy.rate:
+        text += _takes(case, rate)
+    return TopicReason("rate", text, _set_rate(case))
+
+
+def _takes(case: _Case, rate: float) -> str:
+    """How long the topic's backlog takes at a rate, if that is long."""
+    ready = case.stats.ready
+    if ready / rate <= SLOW_SECONDS:
+        return ""
+    its = counted(ready, "message takes", "messages take")
+    return f"; at {rate_text(rate)} its {its} {duration(ready / rate)}"
+
+
+def _set_rate(case: _Case) -> str:
+    return f"laneway policy set {case.quoted} --rate RATE"
+
+
+def _slow_rate(case: _Case) -> TopicReason | None:
+    """The lowest rate of the topic, if its backlog takes long at it; a permit may be free now."""
+    policy, group, named = case.policy, case.stats.group, gate_names(case.policy.gate)
+    found: list[tuple[float, TopicReason]] = []
+    if policy.rate:
+        text = f"the topic's rate is {rate_text(policy.rate)}, set {case.set_by('rate')}"
+        found.append((policy.rate, TopicReason("rate", text, _set_rate(case))))
+    for gate in case.engine.gate_list() if named else ():
+        if gate["rate"] and (name := gate["name"]) in named:
+            text = f'the rate of the gate "{name}" is {rate_text(gate["rate"])}'
+            advice = f"laneway gate set {shlex.quote(name)} --rate RATE"
+            found.append((gate["rate"], TopicReason("gate", text, advice)))
+    for limits in case.engine.topic_group_list() if group else ():
+        if limits["rate"] and limits["name"] == group:
+            text = f'the rate of its topic group "{group}" is {rate_text(limits["rate"])}'
+            advice = f"laneway topic-group set {shlex.quote(group or '')} --rate RATE"
+            found.append((limits["rate"], TopicReason("group", text, advice)))
+    if not found:
+        return None
+    rate, reason = min(found, key=lambda each: each[0])
+    takes = _takes(case, rate)
+    return TopicReason(reason.cause, reason.text + takes, reason.advice) if takes else None
 
 
 def _full(case: _Case, _: Explanation, text: str) -> TopicReason:
@@ -327,9 +373,12 @@ def _turn(case: _Case, _: Explanation, text: str) -> TopicReason:
 
 def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
     coverage = workers.Coverage(case.engine)
+    holder = coverage.holder(case.policy.pool)
+    if coverage.busy < coverage.concurrency and holder is None and (slow := _slow_rate(case)):
+        return slow  # it waits for a worker only in the moments in which a permit is free
     if coverage.concurrency and case.shows_others:
         text += f"; {coverage.busy:,} of {coverage.concurrency:,} handlers are busy"
-        if (holder := coverage.holder(case.policy.pool)) is not None:
+        if holder is not None:
             text += f"; {holder.pattern} {holder.text}"
             return TopicReason("worker", text, holder.cure(case.topic))
     return TopicReason("worker", text, "laneway workers")
@@ -380,6 +429,14 @@ def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
     step = "cancel" if blocking.state == "leased" else "dead"
     advice = f"laneway message {step} {shlex.quote(busy_with)} --topic {case.quoted}"
     yield TopicReason("key", text, advice)
+
+
+def _delivering(case: _Case) -> TopicReason:
+    """What is said of a backlog whose next message is delivered whenever it is read."""
+    if slow := _slow_rate(case):
+        return slow
+    text = f"{_messages_wait(case.stats.waiting)}; its messages are being delivered"
+    return TopicReason("worker", text, "laneway workers")
 
 
 def _without_backlog(case: _Case) -> Iterator[TopicReason]:

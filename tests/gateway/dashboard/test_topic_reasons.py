@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from laneway import Laneway, Message
 from laneway.cli.main import main
-from laneway.engines.base import DeliveryLog, LogEntry
+from laneway.engines.base import DeliveryLog, LogEntry, MessageView
 from laneway.gateway import tokens
 from laneway.message import Settlement
 from laneway.push import delivery_log, table
@@ -468,3 +468,56 @@ def test_who_sees_some_topics_learns_nothing_of_others(
         assert "psp" in text
         assert "pay.other" not in text
         assert "refuses our requests" not in text
+
+
+def test_a_backlog_that_is_delivered_while_it_is_read(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something waits, so the reason is not that nothing does, whatever a worker takes meanwhile."""
+    engine, peek = app.engine, app.engine.topic_peek
+    taken: list[str] = []
+
+    def peek_and_take(topic: str, **options: Any) -> list[MessageView]:
+        found = peek(topic, **options)
+        if len(taken) < times:
+            taken.extend(lease.id for lease in engine.lease(1, topics=[topic]).leases)
+        return found
+
+    monkeypatch.setattr(engine, "topic_peek", peek_and_take)
+    beat(app, pools=["default"])
+    app.policy("push.*", rate="1/s", burst=50)
+    for times in (1, 10):
+        for topic, count, cause in (
+            (f"push.{times}", 200, "rate"),
+            (f"mail.{times}", 20, "worker"),
+        ):
+            taken.clear()
+            app.publish_many(Message(topic, n) for n in range(count))
+            (reason,) = app.explain_topic(topic).reasons
+            assert (reason.cause, len(taken)) == (cause, min(times, 3))
+    assert reason.text == "18 messages wait; its messages are being delivered"
+
+
+@pytest.mark.parametrize("limit", ["topic", "gate", "group"])
+def test_a_rate_at_which_a_backlog_takes_long(app: Laneway, limit: str) -> None:
+    """It is the reason even while a permit is free, unless the handlers are all busy."""
+    expected = {
+        "topic": ("the topic's rate is 2/s, set by the program for push.*", "policy set push.acme"),
+        "gate": ('the rate of the gate "psp" is 2/s', "gate set psp"),
+        "group": ('the rate of its topic group "big" is 2/s', "topic-group set big"),
+    }
+    app.policy("push.*", rate="2/s" if limit == "topic" else "50/s", burst=100)
+    if limit == "gate":
+        app.gate("psp", rate="2/s", burst=100)
+        app.policy("push.*", gate="psp")
+    elif limit == "group":
+        app.topic_group("big", rate="2/s", burst=100)
+        app.policy("push.*", group="big")
+    app.publish_many(Message("push.acme", n) for n in range(600))
+    beat(app, pools=["default"])
+    (reason,) = app.explain_topic("push.acme").reasons
+    text, advice = expected[limit]
+    assert reason.text == f"{text}; at 2/s its 600 messages take 5.0 min"
+    assert reason.advice == f"laneway {advice} --rate RATE"
+    beat(app, pools=["default"], busy=10)
+    assert app.explain_topic("push.acme").reasons[0].cause == "worker"
