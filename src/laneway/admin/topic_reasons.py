@@ -100,13 +100,7 @@ def explain(
     `max_backlog`: of the namespace. `shows_others`: name other topics and workers. `shows_who`: say
     which operator changed a policy last, as far as the audit log knows.
     """
-    for _ in range(READS):
-        stats = engine.topic_stats(topic)
-        head = engine.topic_peek(topic, limit=1) if stats.waiting else []
-        next_one = workers.explain(engine, head[0].id, topic) if head else None
-        if not stats.waiting or (next_one is not None and next_one.state in WAITING):
-            break
-        next_one = None  # it has been delivered meanwhile
+    stats, head, next_one = _read(engine, topic)
     case = _Case(engine, stats, shows_others=shows_others, shows_who=shows_who)
     of_head, of_keys = list(_of_head(case, next_one)), list(_of_keys(case, head))
     if head and head[0].state == "parked":
@@ -126,6 +120,21 @@ def explain(
         published=stats.published,
         message=head[0].id if head else None,
     )
+
+
+def _read(
+    engine: FullEngine, topic: str, reads: int = READS
+) -> tuple[TopicStats, list[MessageView], Explanation | None]:
+    """
+    The topic's counts, its next message, and what that waits for: None if nothing waits, or if a
+    worker took the message meanwhile, each time.
+    """
+    stats = engine.topic_stats(topic)
+    head = engine.topic_peek(topic, limit=1) if stats.waiting else []
+    found = workers.explain(engine, head[0].id, topic) if head else None
+    if found is not None and found.state in WAITING:
+        return stats, head, found
+    return _read(engine, topic, reads - 1) if stats.waiting and reads > 1 else (stats, head, None)
 
 
 class _Case:

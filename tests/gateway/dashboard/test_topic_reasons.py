@@ -473,7 +473,7 @@ def test_who_sees_some_topics_learns_nothing_of_others(
 def test_a_backlog_that_is_delivered_while_it_is_read(
     app: Laneway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something waits, so the reason is not that nothing does, whatever a worker takes meanwhile."""
+    """Something waits, so the reason is never that nothing does, whatever a worker takes."""
     engine, peek = app.engine, app.engine.topic_peek
     taken: list[str] = []
 
