@@ -88,7 +88,7 @@ def created_tokens(url: str, polls: int) -> list[str]:
 
 
 def gateway(url: str) -> list[str]:
-    return [sys.executable, "-m", "laneway", "-u", url, "serve", "--bind", "127.0.0.1:0"]
+    return [sys.executable, "-m", "laneway", "-u", url, "serve", "-b", "127.0.0.1:0", "--no-login"]
 
 
 def no_op() -> list[str]:

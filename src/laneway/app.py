@@ -1309,9 +1309,9 @@ class Laneway:
         """
         The HTTP API (see docs/gateway.md) as an ASGI application, to be mounted in another one.
 
-        Until the namespace has tokens, it answers clients of this machine only; `is_open`: every
-        client may do everything. `extensions`: pages of other packages (see
-        `laneway.gateway.extension`). Call its `close` at the end.
+        Until the namespace has tokens, it answers clients of this machine only, and no request
+        that shows a proxy; `is_open`: every client may do everything. `extensions`: pages of other
+        packages (see `laneway.gateway.extension`). Call its `close` at the end.
         """
         from laneway.gateway.gateway import Gateway  # noqa: PLC0415  # most programs serve none
 

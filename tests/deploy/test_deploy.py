@@ -120,7 +120,7 @@ def test_commands_in_comments() -> None:
     for path in DEPLOY.rglob("*"):
         if path.is_file():
             text = re.sub(r"\\\n\s*#\s*", "", path.read_text())
-            pattern = r"^\s*#.*\b(?:laneway|worker) (token create [\w -]+)"
+            pattern = r"^\s*#.*\b(?:laneway|worker) (token (?:create|generate)[\w -]*)"
             found += re.findall(pattern, text, re.MULTILINE)
     assert len(found) >= 4
     for each in found:
@@ -242,8 +242,8 @@ def test_compose() -> None:
                 assert (DEPLOY / source).is_dir()
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:")
-    for name in ("worker", "gateway"):
-        parse(services[name]["command"])
+    token_file = parse(services["gateway"]["command"]).params["token_file"]
+    assert f"gateway:{Path(token_file).parent}" in services["gateway"]["volumes"]
     assert grace(services["worker"]["command"]) < int(services["worker"]["stop_grace_period"][:-1])
     paths = {route.path for route in ROUTES} | WORKER_PATHS
     for name in ("worker", "gateway"):
@@ -427,7 +427,8 @@ def test_start_needs_a_password(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units(path: Path, tmp_path: Path) -> None:
     """The command parses, the time to stop exceeds the grace, and systemd accepts the unit."""
-    lines = [line for line in path.read_text().splitlines() if "=" in line and line[0] != "#"]
+    text = re.sub(r"\\\n\s*", "", path.read_text())
+    lines = [line for line in text.splitlines() if "=" in line and line[0] != "#"]
     settings: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition("=")
@@ -435,7 +436,9 @@ def test_units(path: Path, tmp_path: Path) -> None:
         settings[name] = value
     program, *words = shlex.split(settings["ExecStart"])
     assert program.endswith("/laneway")
-    parse(words)
+    if words[0] == "serve":
+        assert parse(words).params["token_file"] == "/var/lib/laneway/token"
+        assert settings["StateDirectory"] == "laneway"
     seconds = grace(words) if words[0] == "worker" else 10
     assert int(settings["TimeoutStopSec"]) > seconds
     assert settings["User"] != "root"
@@ -500,10 +503,12 @@ def test_kubernetes_pods() -> None:
     worker, pod = containers()["worker"]
     assert grace(worker["args"]) < pod["terminationGracePeriodSeconds"]
     assert parse(worker["args"]).params["health_port"] == worker["ports"][0]["containerPort"]
-    gateway, _ = containers()["gateway"]
-    assert (
-        parse(gateway["args"]).params["bind"].endswith(f":{gateway['ports'][0]['containerPort']}")
-    )
+    gateway, pod = containers()["gateway"]
+    options = parse(gateway["args"]).params
+    assert options["bind"].endswith(f":{gateway['ports'][0]['containerPort']}")
+    [mount] = [each for each in gateway["volumeMounts"] if each["name"] == "token"]
+    [volume] = [each["secret"] for each in pod["volumes"] if each["name"] == "token"]
+    assert f"{mount['mountPath']}/{volume['items'][0]['path']}" == options["token_file"]
 
 
 def test_kubernetes_names(series: dict[str, set[str]]) -> None:

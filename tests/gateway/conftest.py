@@ -67,6 +67,8 @@ class Api:
         self.port = port
         self.prefix = prefix
         self.token = token
+        self.shown = ""
+        """What the gateway's command printed when it had started."""
 
     def open(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
@@ -130,10 +132,11 @@ class Api:
 
 @contextmanager
 def serving(
-    url: str, *options: str, prefix: str = ""
+    url: str, *options: str, prefix: str = "", has_login: bool = False
 ) -> Iterator[tuple[Api, subprocess.Popen[str]]]:
     """A gateway of a store, in a process of its own that SIGTERM ends with exit code 0."""
     command = [sys.executable, "-c", PATIENT, "-u", url, "serve", "--bind", "127.0.0.1:0"]
+    command += [] if has_login else ["--no-login"]
     process = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -142,7 +145,9 @@ def serving(
         line = process.stdout.readline()
         found = re.search(r"https?://127\.0\.0\.1:(\d+)", line)
         assert found, line + (process.communicate(timeout=TIMEOUT)[1] if not line else "")
-        yield Api(int(found[1]), prefix), process
+        api = Api(int(found[1]), prefix)
+        api.shown = line
+        yield api, process
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, errors

@@ -16,7 +16,7 @@ from laneway import Laneway, errors
 from laneway.cli import main
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.gateway import gateway as gateway_module
-from laneway.gateway import http, problems
+from laneway.gateway import http, problems, tokens
 from laneway.gateway.gateway import Gateway
 from tests.gateway.conftest import Api, serving
 
@@ -159,6 +159,37 @@ def test_other_machines(gateway: Gateway) -> None:
     """A client of another machine is refused, whatever name it uses."""
     status, body, _ = asyncio.run(call(gateway, "GET", "/v1/topics", client=("192.0.2.1", 1)))
     assert (status, b"own machine" in body) == (403, True)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"http_version": "1.0"},  # as nginx sends
+        {"headers": [(b"x-forwarded-for", b"192.0.2.1")]},
+        {"headers": [(b"x-forwarded-proto", b"https")]},
+        {"headers": [(b"forwarded", b"for=192.0.2.1")]},
+        {"headers": [(b"via", b"1.1 proxy")]},
+        {"headers": [(b"x-real-ip", b"192.0.2.1")]},
+    ],
+)
+def test_proxies(gateway: Gateway, head: dict[str, Any]) -> None:
+    """Without tokens no request is answered that shows that a proxy sends it."""
+    head = {**head, "headers": [(b"host", b"127.0.0.1:7878"), *head.get("headers", [])]}
+    status, body, _ = asyncio.run(call(gateway, "GET", "/v1/topics", **head))
+    assert (status, b"no request of a proxy" in body) == (403, True)
+    _, text, _ = tokens.create(gateway.services.host.engine, "proxied", ["read"])
+    head["headers"].append((b"authorization", f"Bearer {text}".encode()))
+    assert asyncio.run(call(gateway, "GET", "/v1/topics", **head))[0] == 200
+
+
+def test_a_proxy_that_publishes(api: Api) -> None:
+    """A request of a proxy is refused although a client of this machine sent the same head."""
+    head = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
+    for version, status in ((b"1.1", b" 201 "), (b"1.1", b" 201 "), (b"1.0", b" 403 ")):
+        with socket.create_connection(("127.0.0.1", api.port), timeout=20) as raw:
+            path = b"POST /v1/topics/proxied/messages"
+            raw.sendall(b'%s HTTP/%s\r\n%s{"body":1}' % (path, version, head))
+            assert status in raw.recv(1000)
 
 
 def test_bind(tmp_path: Path) -> None:

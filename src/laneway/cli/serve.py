@@ -17,7 +17,7 @@ EXAMPLES = """\b
 Examples:
   laneway serve                            the store at http://127.0.0.1:7878
   laneway serve shop:app --bind :8000      with the application's middlewares
-  curl localhost:7878/v1/topics
+  laneway serve --no-login                 then: curl localhost:7878/v1/topics
 """
 
 
@@ -34,6 +34,11 @@ Examples:
     "--insecure",
     is_flag=True,
     help="Let every client do everything without a token, also from other machines.",
+)
+@click.option(
+    "--no-login",
+    is_flag=True,
+    help="Until there is a token, answer all users of this machine without a login.",
 )
 @click.option("--root-path", default="", help="The prefix under which a proxy serves the API.")
 @click.option(
@@ -75,6 +80,7 @@ def serve(
     *,
     bind: str,
     insecure: bool,
+    no_login: bool,
     root_path: str,
     trusted_proxy: tuple[str, ...],
     tls_certificate: str | None,
@@ -88,14 +94,18 @@ def serve(
     """
     Serve the HTTP API of the store, or of an application, until SIGTERM or Ctrl-C.
 
-    Without tokens (`laneway token create`) it answers this machine only. /docs lists the
-    requests.
+    Clients send a token (`laneway token create`). Until there is one, it answers this machine
+    only, and the URL that it shows logs one browser in, once. /docs lists the requests.
     """
     from laneway.gateway import cors, server
     from laneway.gateway import token_file as token_files
     from laneway.gateway.dashboard.dashboard import Dashboard
+    from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
     from laneway.gateway.dashboard.view import check_link
     from laneway.gateway.gateway import Gateway
+    from laneway.gateway.local_login import LocalLogin
+    from laneway.gateway.sessions import KEY
+    from laneway.gateway.shared_key import shared_key
 
     host, port = server.bind_of(bind)
     options = server.Options(
@@ -113,21 +123,29 @@ def serve(
     with _app(session, target) as app:
         if token_file is not None:
             token_files.ensure(app.engine, token_file)
-        server.check_bind(host, app.engine, is_open=insecure)
+        has_tokens = bool(app.engine.records("token", limit=1))
+        server.check_bind(host, is_open=insecure or has_tokens)
+        login = None
+        if not insecure and not no_login:
+            key = shared_key(app.engine, KEY)
+            login = LocalLogin(key, None if has_tokens else "serve")
+        pages = [] if login is None else [LocalLoginPages(login)]
         gateway = Gateway(
             app,
             is_open=insecure,
             prefix=root_path.rstrip("/"),
-            extensions=[Dashboard(app, links)],
+            extensions=[*pages, Dashboard(app, links)],
             cors_origins=origins,
             embed_origins=embedding,
+            local_login=login,
         )
+
+        def tell(url: str) -> None:
+            shown = url if login is None else login.link(url)
+            say(f"namespace {app.namespace} at {shown}; Ctrl-C stops")
+
         try:
-            server.serve(
-                gateway,
-                options,
-                lambda url: say(f"namespace {app.namespace} at {url}; Ctrl-C stops"),
-            )
+            server.serve(gateway, options, tell)
         finally:
             gateway.close()
 

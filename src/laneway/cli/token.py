@@ -48,7 +48,7 @@ def create(
     """
     Create a token with the given scopes, and print it. It is not stored and not shown again.
 
-    As soon as there is one token, the gateway answers no request without one.
+    As soon as there is one, a gateway that needed no login answers no request without a token.
     """
     from laneway.gateway import tokens
 
@@ -59,6 +59,18 @@ def create(
         print_json({"id": token_id, "token": text})
     else:
         say(text)
+
+
+@token.command("generate")
+def generate() -> None:
+    """
+    Print a new token for a file of `laneway serve --token-file`.
+
+    It needs no store: a gateway that starts with the file accepts the token for everything.
+    """
+    from laneway.gateway import tokens
+
+    say(tokens.new_text()[2])
 
 
 @token.command("list")
@@ -95,7 +107,7 @@ def list_tokens(session: Session, *, limit: int, after: str, as_json: bool) -> N
             row["last_used"],
         ),
         as_json=as_json,
-        empty="there are no tokens: the gateway answers this machine only",
+        empty="there are no tokens: `laneway token create NAME --scope SCOPE` creates one",
     )
 
 

@@ -149,3 +149,17 @@ def check_local(request: Request, *, is_page: bool = False) -> None:
             "without tokens the gateway answers no page of another site; create one with `laneway"
             " token create NAME --scope SCOPE`",
         )
+
+
+def check_direct(request: Request) -> None:
+    """
+    Refuse what a proxy of this machine sends for its clients. Raises Problem.
+
+    A proxy may send nothing that shows it: only a login or a token keeps its clients out.
+    """
+    if origins.is_forwarded(request):
+        raise Problem(
+            "forbidden",
+            "without tokens the gateway answers no request of a proxy, nor in HTTP/1.0; create one"
+            " with `laneway token create NAME --scope SCOPE`",
+        )

@@ -129,7 +129,7 @@ class FastPath:
         """
         client = scope["client"]
         headers = [header for header in scope["headers"] if header[0] != b"content-length"]
-        key = (scope["raw_path"], client[0] if client else "", *headers)
+        key = (scope["http_version"], scope["raw_path"], client[0] if client else "", *headers)
         head, request = self._heads.get(key), None
         if head is None:
             request = Request(scope, _no_events, _no_events, self._gateway.prefix)

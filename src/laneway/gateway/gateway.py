@@ -26,7 +26,6 @@ from laneway.gateway.http import (
     Stream,
     security_headers,
 )
-from laneway.gateway.local_login import LOG_IN
 from laneway.gateway.log_limit import LogLimit
 from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
@@ -224,8 +223,7 @@ class Gateway:
             sessions.check(request, route)
             return services.sessions.cached(request)
         if self._local_login is not None:
-            access.check_local(request, is_page=route.is_page)
-            raise unauthenticated(LOG_IN)
+            raise unauthenticated(self._local_login.hint)
         is_needed = services.tokens.are_there()
         return None if is_needed is None else _local_caller(request, route, is_needed=is_needed)
 
@@ -284,6 +282,7 @@ def _local_caller(request: Request, route: Route, *, is_needed: bool) -> Caller:
     if is_needed:
         raise token_needed()
     access.check_local(request, is_page=route.is_page)
+    access.check_direct(request)
     return access.EVERYTHING
 
 

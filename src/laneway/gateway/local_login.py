@@ -1,5 +1,5 @@
 """
-`LocalLogin`: how `laneway dev` lets in the person who sees its terminal, and nobody else.
+`LocalLogin`: how `laneway dev` and `laneway serve` let in the person who sees their output.
 
 A code is random, valid once and for some minutes, and exists in memory only. A browser brings it in
 the fragment of a URL, which no request has, and posts it; the answer's cookie begins a session
@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from laneway.gateway.http import Request
@@ -29,10 +29,17 @@ MAX_CODES = 10
 SESSION_OWNER = "-local--"
 """What a session has as its token's id. No token's id has a hyphen."""
 
-LOG_IN = (
-    "open the link that `laneway dev` shows, or press o in its terminal; a program sends a token:"
-    " Authorization: Bearer lw_…, of `laneway token create NAME --scope SCOPE`"
+_PROGRAM = (
+    "a program sends a token: Authorization: Bearer lw_…, of `laneway token create NAME --scope"
+    " SCOPE`"
 )
+HINTS = {
+    "dev": f"open the link that `laneway dev` shows, or press o in its terminal; {_PROGRAM}",
+    "serve": f"open the link that `laneway serve` showed when it started; {_PROGRAM}, or start it"
+    " with --no-login",
+    None: "send a token: Authorization: Bearer lw_…",
+}
+"""What a client without a session reads, by the command that shows links."""
 
 _CONNECTIONS = Path("/proc/net/tcp")
 _LOCAL, _REMOTE, _UID = 1, 2, 7
@@ -43,10 +50,13 @@ class LocalLogin:
     The codes of one gateway, and the key that signs its sessions.
 
     Any thread may call it. `key`: 32 bytes; with the same key sessions outlive the gateway.
+    `command`: which shows links with codes; None if none does, because there are tokens.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, command: Literal["dev", "serve"] | None = "dev") -> None:
         self.key = key
+        self.command = command
+        self.hint = HINTS[command]
         self._lock = threading.Lock()
         self._codes: dict[bytes, float] = {}
 
@@ -58,6 +68,10 @@ class LocalLogin:
                 del self._codes[next(iter(self._codes))]
             self._codes[_hashed(code)] = time.monotonic() + CODE_SECONDS
         return code
+
+    def link(self, url: str) -> str:
+        """A link to a gateway's URL that logs one browser in; the URL if no link is shown."""
+        return url if self.command is None else f"{url}/login#{self.new_code()}"
 
     def use_code(self, code: str) -> bool:
         """Whether the code is valid. It is not any more after this."""

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The values of `Host` that name the client's own machine, with any port."""
 
+PROXY_HEADERS = frozenset({b"forwarded", b"via", b"x-real-ip"})
+"""What proxies add, beside the headers that begin with `x-forwarded`."""
+
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Methods that change nothing."""
 
@@ -24,6 +27,13 @@ def has_local_name(request: Request) -> bool:
 def _is_local(host: bytes) -> bool:
     name, separator, port = host.lower().decode("latin-1").rpartition(":")
     return (name if separator and port.isdigit() else name + separator + port) in LOCAL_NAMES
+
+
+def is_forwarded(request: Request) -> bool:
+    """Whether the request shows that a proxy sends it. nginx sends HTTP/1.0 and no such header."""
+    return request.scope.get("http_version") == "1.0" or any(
+        name in PROXY_HEADERS or name.startswith(b"x-forwarded") for name in request.header_bytes
+    )
 
 
 def is_secure(request: Request) -> bool:

@@ -27,8 +27,6 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from laneway.engines.base import Records
-
 STOP_SECONDS = 10
 """How long requests may continue after the server was told to stop."""
 
@@ -79,13 +77,18 @@ def bind_of(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", number
 
 
-def check_bind(host: str, engine: Records, *, is_open: bool) -> None:
-    """Refuse to let other machines in without a token. Raises UsageError."""
-    if access.is_loopback(host) or is_open or engine.records("token", limit=1):
+def check_bind(host: str, *, is_open: bool) -> None:
+    """
+    Refuse to let other machines in without a token. Raises UsageError.
+
+    `is_open`: there is a token, or everyone is to be let in.
+    """
+    if access.is_loopback(host) or is_open:
         return
     raise UsageError(
-        f"serve: {host} is reachable for other machines, and there is no token yet; create one with"
-        " `laneway token create NAME --scope SCOPE`, or add --insecure to let everyone in"
+        f"serve: {host} is reachable for other machines, and there is no token yet; add"
+        " --token-file PATH, or create one with `laneway token create NAME --scope SCOPE`, or add"
+        " --insecure to let everyone in"
     )
 
 

@@ -36,7 +36,7 @@ def ensure(engine: Records, path: str) -> None:
         raise _unusable(path, error) from error
     if tokens.parse(text) is None:
         raise UsageError(
-            f"serve: --token-file {path}: expected a token of `laneway token create`, or no file:"
+            f"serve: --token-file {path}: expected a token of `laneway token generate`, or no file:"
             " then one is created"
         )
     tokens.accept(engine, text, NAME, SCOPES)

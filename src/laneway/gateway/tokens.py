@@ -22,6 +22,7 @@ import msgspec
 from laneway import units
 from laneway.errors import Refused, UsageError
 from laneway.gateway.access import SCOPES, Caller
+from laneway.gateway.local_login import HINTS
 from laneway.gateway.problems import Problem
 from laneway.policy import CONTROL, check_pattern
 
@@ -105,10 +106,9 @@ def create(
     if not scopes:
         raise UsageError(f"token: expected at least one scope of {', '.join(SCOPES)}")
     now_us = time.time_ns() // 1000
-    secret = _digits(secrets.randbits(256), SECRET_LENGTH)
     token = Token(
         name=name,
-        hash=hashlib.sha256(secret.encode()).hexdigest(),
+        hash="",
         scopes=[scope for scope in SCOPES if scope in scopes],
         topics=None if topics is None else [check_pattern(each) for each in topics],
         rate=_rate(rate),
@@ -116,9 +116,17 @@ def create(
         expires_us=None if expires is None else now_us + _microseconds(expires),
     )
     while True:
-        token_id = _digits(secrets.randbits(64), 64)[-ID_LENGTH:]
+        token_id, secret, text = new_text()
+        token.hash = hashlib.sha256(secret.encode()).hexdigest()
         if engine.record_swap("token", token_id, None, _write(token)):
-            return token_id, f"lw_{token_id}_{secret}{_checksum(token_id, secret)}", token
+            return token_id, text, token
+
+
+def new_text() -> tuple[str, str, str]:
+    """The id, secret and text of a token that no namespace has yet: see `accept`."""
+    token_id = _digits(secrets.randbits(64), 64)[-ID_LENGTH:]
+    secret = _digits(secrets.randbits(256), SECRET_LENGTH)
+    return token_id, secret, f"lw_{token_id}_{secret}{_checksum(token_id, secret)}"
 
 
 def accept(engine: Records, text: str, name: str, scopes: Sequence[str]) -> None:
@@ -393,7 +401,7 @@ def unauthenticated(detail: str) -> Problem:
 
 def token_needed() -> Problem:
     """The problem of a request without a token where there are tokens."""
-    return unauthenticated("send a token: Authorization: Bearer lw_…")
+    return unauthenticated(HINTS[None])
 
 
 def _too_many_bad() -> Problem:

@@ -176,7 +176,7 @@ def running(
 ) -> Iterator[Browser]:
     """A gateway with the dashboard, in this process."""
     dashboard = Dashboard(app, links)
-    pages = [dashboard, *([] if login is None else [LocalLoginPages(login)])]
+    pages = [*([] if login is None else [LocalLoginPages(login)]), dashboard]
     gateway = Gateway(app, prefix=prefix, is_open=is_open, extensions=pages, local_login=login)
     config = uvicorn.Config(gateway, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)

@@ -12,6 +12,7 @@ import pytest
 from laneway import Laneway
 from laneway.gateway import local_login, tokens
 from laneway.gateway.local_login import MAX_CODES, LocalLogin
+from tests.gateway.conftest import Api, serving
 from tests.gateway.dashboard.conftest import Browser, Page, running
 
 KEY = bytes(range(32))
@@ -108,7 +109,7 @@ def test_other_sites_have_no_use_of_a_session(browser: Browser, logins: LocalLog
     assert browser.send("GET", "/v1/topics", **CROSS, sec_fetch_mode="cors").status == 403
     assert browser.send("POST", "/actions/pause", "topic=a").status == 403  # no csrf
     rebound = Browser(browser.port)
-    assert rebound.send("GET", "/v1/topics", host="evil.example").status == 403
+    assert rebound.send("GET", "/v1/topics", host="evil.example").status == 401
 
 
 def test_programs_send_a_token(browser: Browser, shop: Laneway) -> None:
@@ -158,6 +159,31 @@ def test_sessions_outlive_the_gateway(browser: Browser, shop: Laneway, logins: L
     csrf = page.text.partition('name="csrf" content="')[2].partition('"')[0]
     browser.send("POST", "/logout", urlencode({"csrf": csrf}))
     assert browser.send("GET", "/").status == 303
+
+
+def test_the_login_of_serve(tmp_path: Path) -> None:
+    """
+    Until there is a token, `laneway serve` shows a link that lets one browser in. With a token it
+    shows none, and without the last one nobody gets in.
+    """
+    store = f"sqlite:///{tmp_path}/shop.db"
+    with serving(store, has_login=True) as (api, _):
+        assert "--no-login" in api.problem("GET", "/v1/topics", status=401)["detail"]
+        browser = Browser(api.port)
+        assert "showed when it started" in browser.send("GET", "/login").words
+        code = api.shown.partition("/login#")[2].partition(";")[0]
+        assert use(browser, code).status == 303
+        with Laneway(store) as app:
+            token_id, text, _ = tokens.create(app.engine, "ops", ["read"])
+        assert browser.send("GET", "/v1/topics").status == 200
+    with serving(store, has_login=True) as (api, _):
+        assert "login" not in api.shown
+        browser = Browser(api.port)
+        assert "showed when it started" not in browser.send("GET", "/login").words
+        assert browser.send("POST", "/login", urlencode({"token": text})).status == 303
+        with Laneway(store) as app:
+            tokens.revoke(app.engine, token_id)
+        assert Api(api.port).problem("GET", "/v1/topics", status=401)
 
 
 def test_codes_end(monkeypatch: pytest.MonkeyPatch) -> None:

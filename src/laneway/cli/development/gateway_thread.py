@@ -59,11 +59,7 @@ class GatewayThread(threading.Thread):
 
     def new_login(self) -> str:
         """A URL that logs one browser in, once; the address if none is needed."""
-        return (
-            self.address
-            if self._login is None
-            else f"{self.address}/login#{self._login.new_code()}"
-        )
+        return self.address if self._login is None else self._login.link(self.address)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request by the gateway of the present namespace."""
@@ -96,9 +92,8 @@ class GatewayThread(threading.Thread):
         self._gateway.stop()
 
     def _serve_app(self) -> Gateway:
-        pages: list[Extension] = [Dashboard(self.app)]
-        if self._login is not None:
-            pages.append(LocalLoginPages(self._login))
+        login: list[Extension] = [] if self._login is None else [LocalLoginPages(self._login)]
+        pages = [*login, Dashboard(self.app)]
         return Gateway(self.app, extensions=pages, local_login=self._login)
 
     @staticmethod

@@ -15,6 +15,7 @@ from laneway.gateway.dashboard import exporting, rendering
 from laneway.gateway.dashboard.actions import ACTIONS
 from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.forms import Fields, Form
+from laneway.gateway.dashboard.local_login_pages import login_page
 from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
 from laneway.gateway.dashboard.notices import Notice, Notices
 from laneway.gateway.dashboard.page import Page
@@ -136,6 +137,10 @@ class Dashboard(Extension):
         """The page of a problem."""
         variables = {"body": body, "urls": Urls(request.url(""))}
         return compressed(request, html(rendering.text_of("problem.html", variables), body.status))
+
+    def login(self, request: Request, following: str, problem: str) -> Response | None:
+        """The page on which a person logs in with a token."""
+        return login_page(request, following, problem)
 
     # Live updates
 

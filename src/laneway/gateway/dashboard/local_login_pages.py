@@ -1,4 +1,4 @@
-"""The page that exchanges a one-time login of `laneway dev` for a session."""
+"""The login: with a token, or with a one-time code that `laneway dev` or `serve` shows."""
 
 from __future__ import annotations
 
@@ -33,17 +33,29 @@ class CodeForm(msgspec.Struct, forbid_unknown_fields=True):
     next: str = ""
 
 
+def login_page(
+    request: Request, following: str, problem: str, command: str | None = None
+) -> Response:
+    """The page of a login. `command`: which shows links that log in; None: none does."""
+    variables = {
+        "urls": Urls(request.url("")),
+        "following": following,
+        "problem": problem,
+        "command": command,
+    }
+    return html(rendering.text_of("login.html", variables))
+
+
 class LocalLoginPages(Extension):
-    """The login of `laneway dev`."""
+    """The login of `laneway dev` and `laneway serve`."""
 
     def __init__(self, logins: LocalLogin) -> None:
         self._logins = logins
         self.routes = (page("POST", "/login/code", None, self.exchange, form=CodeForm),)
 
     def login(self, request: Request, following: str, problem: str) -> Response:
-        """The page with the form, which a script fills in from the link's fragment and sends."""
-        variables = {"urls": Urls(request.url("")), "following": following, "problem": problem}
-        return html(rendering.text_of("local_login.html", variables))
+        """The page with a form, which a script fills in from the link's fragment and sends."""
+        return login_page(request, following, problem, self._logins.command)
 
     async def exchange(self, call: Call) -> Response:
         """Begin a session if the code is valid."""

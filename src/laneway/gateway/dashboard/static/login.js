@@ -3,6 +3,8 @@ const code = decodeURIComponent(location.hash.slice(1));
 if (code) {
   history.replaceState(null, '', location.pathname + location.search);
   const form = document.getElementById('login');
-  form.elements.code.value = code;
-  form.submit();
+  if (form) {
+    form.elements.code.value = code;
+    form.submit();
+  }
 }
