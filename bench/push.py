@@ -8,7 +8,8 @@ with the same receiver, payload and number in flight, one after the other in one
 - `aiohttp`: the same requests by an aiohttp session.
 
 Then what many endpoints cost: registering, looking up, sending to; what endpoints that hang or
-answer 503 cost the others; how many requests a dead one gets; and cold TLS.
+answer 503, and names whose servers hang, cost the others; how many requests a dead one gets; and
+cold TLS.
 
 CPU is that of the sending process. The receiver is a process of its own on the same machine.
 """
@@ -132,6 +133,9 @@ def with_aiohttp(port: int, count: int, _: int) -> tuple[float, float] | None:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--names", action="store_true", help="only what names whose servers hang cost the others"
+    )
+    parser.add_argument(
         "--endpoints",
         type=int,
         metavar="N",
@@ -145,6 +149,10 @@ def main() -> None:
     if chosen.endpoints:
         with bad.receiver() as port:
             many_endpoints(chosen, [(chosen.endpoints, min(chosen.endpoints, ACTIVE))], port)
+        return
+    if chosen.names:
+        with bad.receiver() as port:
+            hanging(chosen, port)
         return
     count, endpoints = pick(chosen, (50_000, 1_000), (5_000, 1_000), (200, 20))
     rows: list[tuple[Any, ...]] = []
@@ -186,6 +194,18 @@ def many_endpoints(chosen: Any, sizes: Iterable[tuple[int, int]], port: int) -> 
     )
 
 
+def hanging(chosen: Any, port: int) -> None:
+    seconds, rate = pick(chosen, (60, 50), (30, 50), (1, 50))
+    publish_table(
+        "push_names",
+        chosen,
+        ("beside", "sent", "p50 ms", "p99 ms", "ratio", "CPU µs each", "failed", "breakers open"),
+        bad.beside_hanging_names(seconds, rate, port),
+        f"{rate} messages a second to 50 good endpoints for {seconds} s; a look-up of a hanging"
+        f" name takes {bad.HANG_SECONDS:g} s; failures and breakers are those of the good",
+    )
+
+
 def more(chosen: Any) -> None:
     with bad.receiver() as port:
         sizes = pick(
@@ -212,6 +232,7 @@ def more(chosen: Any) -> None:
             bad.beside_bad_ones(seconds, rate, port),
             f"{rate} messages a second to 998 good endpoints for {seconds} s; timeouts of 2 s",
         )
+        hanging(chosen, port)
         waiting, minutes = pick(chosen, (100_000, 10), (1_000, 10), (100, 1))
         publish_table(
             "push_dead",

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import random
 import resource
+import socket
 import ssl
 import statistics
 import subprocess
@@ -202,70 +203,103 @@ def beside_bad_ones(seconds: float, rate: float, port: int) -> list[tuple[Any, .
         "control: two are paused": ("paused1", "paused2"),
         "one hangs, one answers 503": ("hang", "busy"),
     }
-    found: dict[str, list[Sent]] = {name: [] for name in kinds}
+    urls = {f"push.good{n}": f"http://127.0.0.1:{port}/" for n in range(998)}
+    others = {
+        name: {f"push.{each}": f"http://127.0.0.1:{port}/{each}" for each in bad}
+        for name, bad in kinds.items()
+    }
+    return [
+        (*row, max(run.held for run in runs), max(run.burnt for run in runs))
+        for row, runs in _compared(urls, others, seconds, rate)
+    ]
+
+
+NAMES = 50
+HANG_SECONDS = 20.0
+"""How long the system's resolver waits for name servers that do not answer, with its defaults."""
+
+
+def beside_hanging_names(seconds: float, rate: float, port: int) -> list[tuple[Any, ...]]:
+    """As `beside_bad_ones`, beside `NAMES` endpoints whose names' servers never answer."""
+    urls = {f"push.good{n}": f"http://good{n}.example:{port}/" for n in range(50)}
+    hanging = {f"push.hang{n}": f"http://hang{n}.example:{port}/" for n in range(NAMES)}
+    others = {
+        "none": {},
+        f"control: {NAMES} are paused": dict(
+            zip((f"push.paused{n}" for n in range(NAMES)), hanging.values(), strict=True)
+        ),
+        f"{NAMES} names hang": hanging,
+    }
+    return [
+        (*row, sum(run.failed for run in runs), sum(run.opened for run in runs))
+        for row, runs in _compared(urls, others, seconds, rate)
+    ]
+
+
+def _look_up(name: str) -> list[str]:
+    if name.startswith("hang"):
+        time.sleep(HANG_SECONDS)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    return ["127.0.0.1"]
+
+
+def _compared(
+    good: dict[str, str], others: dict[str, dict[str, str]], seconds: float, rate: float
+) -> Iterator[tuple[tuple[Any, ...], list[Sent]]]:
+    """A row for each kind of others, and its runs."""
+    found: dict[str, list[Sent]] = {name: [] for name in others}
     for _ in range(ROUNDS):
-        for name, bad in kinds.items():
-            found[name].append(_sent(seconds / ROUNDS, rate, bad, port))
-    rows = []
-    good = 0.0
+        for name, bad in others.items():
+            found[name].append(_sent(seconds / ROUNDS, rate, good, bad))
+    first = 0.0
     for name, runs in found.items():
         waits = sorted(each for run in runs for each in run.waits)
         p99 = waits[int(len(waits) * 0.99)]
-        good = good or p99
-        rows.append(
-            (
-                name,
-                len(waits),
-                waits[len(waits) // 2],
-                p99,
-                p99 / good,
-                sum(run.cpu for run in runs) / len(waits) * 1e6,
-                max(run.held for run in runs),
-                max(run.burnt for run in runs),
-            )
-        )
-    return rows
+        first = first or p99
+        cpu = sum(run.cpu for run in runs) / len(waits) * 1e6
+        yield (name, len(waits), waits[len(waits) // 2], p99, p99 / first, cpu), runs
 
 
 class Sent(NamedTuple):
     """
-    Milliseconds of the good messages, slots that the hanging endpoint held, attempts that 503 used,
-    seconds of CPU of publisher and sender.
+    Milliseconds of the good messages, seconds of CPU of publisher and sender, slots that the
+    hanging endpoint held, attempts that 503 used; of the good ones failed attempts and open
+    breakers.
     """
 
     waits: list[float]
+    cpu: float
     held: int
     burnt: int
-    cpu: float
+    failed: int
+    opened: int
 
 
-def _sent(seconds: float, rate: float, bad: tuple[str, ...], port: int) -> Sent:
+def _sent(seconds: float, rate: float, good: dict[str, str], bad: dict[str, str]) -> Sent:
+    """Send `rate` messages a second to good endpoints; URLs by topic."""
     with tempfile.TemporaryDirectory() as folder:
         app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
         app.push("push.*")
-        names = [f"good{n}" for n in range(998)]
-        for name in (*names, *bad):
-            app.endpoint(
-                f"push.{name}",
-                url=f"http://127.0.0.1:{port}/{name if name in bad else ''}",
-                allow_private=True,
-                timeout=2,
-                log="all" if name in names else "failures",
-            )
-        for name in bad:
-            app.publish_many(Message(f"push.{name}", BODY) for _ in range(2_000))
-            if name.startswith("paused"):
-                app.topic(f"push.{name}").pause()
+        (handler, *_) = app.handlers.by_pattern()
+        handler.settings.lookup = _look_up  # type: ignore[attr-defined]
+        for topic, url in (good | bad).items():
+            log = "all" if topic in good else "failures"
+            app.endpoint(topic, url=url, allow_private=True, timeout=2, log=log)
+        for topic in bad:
+            app.publish_many(Message(topic, BODY) for _ in range(4_000 // (len(bad) or 1)))
+            if topic.startswith("push.paused"):
+                app.topic(topic).pause()
         worker = app.worker(concurrency=64)
         thread = threading.Thread(target=worker.run)
         thread.start()
+        names = list(good)
         published: dict[str, float] = {}
         began, used = time.monotonic(), time.process_time()
         number, held = 0, 0
         while (now := time.monotonic()) < began + seconds:
             time.sleep(max(0.0, began + number / rate - now))
             at = time.time()
-            receipt = app.publish(f"push.{names[number % len(names)]}", BODY)
+            receipt = app.publish(names[number % len(names)], BODY)
             published[receipt.id] = at
             number += 1
             if number % LOOKS == 0:
@@ -274,18 +308,24 @@ def _sent(seconds: float, rate: float, bad: tuple[str, ...], port: int) -> Sent:
         burnt = max((each.attempt - 1 for each in app.topic("push.busy").peek(100)), default=0)
         worker.stop()
         thread.join()
-        waits, after = [], None
-        while True:
-            page = app.attempts("push.*", limit=1_000, result="acked", after=after)
-            waits += [
-                (each.at + each.milliseconds["ended"] / 1_000 - published[each.id]) * 1_000
-                for each in page.attempts
-            ]
-            after = page.next
-            if after is None:
-                break
+        waits = [
+            (each.at + each.milliseconds["ended"] / 1_000 - published[each.id]) * 1_000
+            for each in _attempts(app, result="acked")
+        ]
+        failed = sum(each.topic in good for each in _attempts(app, result="retried"))
+        opened = sum(each.topic in good for each in app.endpoints(limit=10_000, state="open"))
         app.close()
-        return Sent(waits, held, burnt, used)
+        return Sent(waits, used, held, burnt, failed, opened)
+
+
+def _attempts(app: Laneway, result: str) -> Iterator[Any]:
+    after = None
+    while True:
+        page = app.attempts("push.*", limit=1_000, result=result, after=after)
+        yield from page.attempts
+        after = page.next
+        if after is None:
+            return
 
 
 # A dead endpoint

@@ -139,11 +139,11 @@ def test_name_that_changes_its_address(app: Laneway, receiver: Receiver) -> None
     given: list[str] = []
     (handler, *_) = app.handlers.by_pattern()
 
-    def resolve(host: str, port: int) -> list[str]:
-        given.append(found[len(given) % len(found)])
-        return [f"-{host}:{port}", f"{host}:{port}:{given[-1]}"]
+    def lookup(host: str) -> list[str]:
+        given.append(found[int(host[5])])
+        return [given[-1]]
 
-    handler.settings.resolve = resolve  # type: ignore[attr-defined]
+    handler.settings.lookup = lookup  # type: ignore[attr-defined]
     for n in range(len(found)):
         url = f"http://hooks{n}.acme.example:{receiver.port}/200"
         app.endpoint(f"push.{n}", url=url, allow_http=True)
@@ -160,7 +160,7 @@ def test_kept_connection_of_another_endpoint(app: Laneway, receiver: Receiver) -
     app.endpoint("push.mine", url=receiver.url("/200"), allow_private=True)
     name = f"http://hooks.acme.example:{receiver.port}/200"
     (handler, *_) = app.handlers.by_pattern()
-    handler.settings.resolve = lambda host, port: [f"{host}:{port}:127.0.0.1"]  # type: ignore[attr-defined]
+    handler.settings.lookup = lambda _: ["127.0.0.1"]  # type: ignore[attr-defined]
     app.endpoint("push.open", url=name, allow_private=True)
     app.endpoint("push.other", url=name, allow_http=True)
     for topic in ("push.mine", "push.open", "push.other"):

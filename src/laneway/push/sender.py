@@ -38,8 +38,9 @@ from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.outcomes import AttemptFailed, Released
-from laneway.push.targets import Target, fill, headers_for, request_for
-from laneway.push.transport import Transport
+from laneway.push.resolver import Resolver
+from laneway.push.targets import Target, destination_of, fill, headers_for
+from laneway.push.transport import Request, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.message import Lease
     from laneway.push.delivery_log import Entry, Result
+    from laneway.push.resolver import Host
     from laneway.push.settings import SenderSettings
     from laneway.push.table import Record
     from laneway.push.transport import Slot
@@ -69,7 +71,16 @@ DISABLED_SECONDS = 1.0
 
 NO_KEY_SECONDS = 60.0
 NO_SOCKET_SECONDS = 1.0
-"""How long a message waits for which this process could open no socket."""
+"""How long a topic backs off if this process cannot send: no free socket, or no proxy."""
+
+NAME_PARTS = 4
+"""Units whose host is being looked up have at most a quarter of the slots."""
+
+NAME_SECONDS = 0.5
+"""How long they have one."""
+
+AGAIN_SECONDS, SLOW_NAME_SECONDS = 0.1, 1.0
+"""How long the topic of one that lost its slot backs off at least, and that of a slow host."""
 
 PROBE_SECONDS = 1.0
 """How long a message waits behind the probe of its endpoint."""
@@ -118,9 +129,10 @@ class Sender:
         self._guard = of_process(is_open=settings.is_open).with_others(settings.allow)
         self._secrets = secret_store.of_process(settings.url())
         self._proxy = settings.proxy or os.environ.get(PROXY_VARIABLE) or None
-        self._resolve = settings.resolve
         self._loop = asyncio.get_running_loop()
+        self._resolver = Resolver(self._loop, settings.lookup)
         self._most_of_topic = max(LEAST_OF_TOPIC, concurrency // PARTS)
+        self._most_waiting = max(1, concurrency // NAME_PARTS)
         self._public = Transport(self._loop, None if self._guard.is_open else self._guard)
         self._private: Transport | None = None
         self._targets: dict[str, Target] = {}
@@ -133,6 +145,8 @@ class Sender:
         self._runner = _Runner(self)
         self._slots: dict[WorkerDelivery, Slot] = {}
         """The requests in flight."""
+        self._waiting: dict[WorkerDelivery, tuple[Host, Target, asyncio.TimerHandle]] = {}
+        """Units whose host is being looked up."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
         self._log = LogWriter(engine)
@@ -184,6 +198,9 @@ class Sender:
         for slot in list(self._slots.values()):
             slot.transport.abort(slot)
         self._slots.clear()
+        for _, _, timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()
         self._pending.clear()
         self._public.close()
         if self._private is not None:
@@ -204,6 +221,8 @@ class Sender:
         slot = self._slots.pop(unit, None)
         if slot is not None:
             slot.transport.abort(slot)
+        if (waiting := self._waiting.pop(unit, None)) is not None:
+            waiting[2].cancel()
         if unit in self._pending:
             self._pending.remove(unit)
         self._free(unit)
@@ -333,22 +352,74 @@ class Sender:
             self._store_counts_soon()
             self._end(unit, None)
             return
+        destination = destination_of(target, self._proxy)
+        host = self._resolver.find(destination.name) if destination.name else None
+        if host is not None and not (host.addresses or host.problem):
+            self._wait_for(host, unit, target)
+            return
         body, content_type = payloads.of_lease(lease, record.content, record.template)
         headers = headers_for(target, lease, body, content_type, now_us)
         condition = record.condition
         is_probe = bool(condition.opened_us or condition.probing_us or target.opens)
         attempt = Attempt(unit, target, lease, headers, now_us, is_probe)
+        if host is not None and not host.addresses:
+            is_ours = destination.settings.is_proxy_trusted
+            detail = f"{destination.name}: {host.problem}"
+            self._conclude(attempt, Answer(error="dns", detail=detail, is_ours=is_ours))
+            return
         transport = self._public if not record.allow_private else self._to_private()
-        request = request_for(
-            target,
-            headers,
-            body,
-            partial(self._answered, attempt),
-            proxy=self._proxy,
-            resolve=self._resolve,
+        request = Request(
+            destination=destination,
+            headers=headers,
+            body=body,
+            finished=partial(self._answered, attempt),
             is_timed=record.log != "failures",
+            addresses="" if host is None else host.addresses,
         )
         self._slots[unit] = transport.start(request)
+
+    def _wait_for(self, host: Host, unit: WorkerDelivery, target: Target) -> None:
+        """
+        Send a unit when its host has been looked up. Most names take milliseconds, so units wait
+        for them with a slot; the ones that wait longest lose it to newer ones.
+        """
+        is_crowded = len(self._waiting) >= self._most_waiting
+        if host.is_slow or (is_crowded and self._age(host) >= AGAIN_SECONDS):
+            self._put_back(unit, target, host)
+            return
+        if is_crowded:
+            self._stop_waiting(next(iter(self._waiting)))
+        timer = self._loop.call_later(NAME_SECONDS, self._stop_waiting, unit)
+        self._waiting[unit] = (host, target, timer)
+        host.waiting.append(partial(self._looked_up, unit))
+
+    def _stop_waiting(self, unit: WorkerDelivery) -> None:
+        host, target, timer = self._waiting.pop(unit)
+        timer.cancel()
+        self._put_back(unit, target, host)
+
+    def _put_back(self, unit: WorkerDelivery, target: Target, host: Host) -> None:
+        """Return a unit whose host is being looked up. The longer that takes, the less often."""
+        seconds = age = self._age(host)
+        if age >= AGAIN_SECONDS:
+            host.is_slow, seconds = True, max(SLOW_NAME_SECONDS, age)
+        text = f"the address of {host.name} is being looked up"
+        self._back_off(unit, target, text, max(AGAIN_SECONDS, seconds))
+
+    def _age(self, host: Host) -> float:
+        return self._loop.time() - host.asked_at
+
+    def _looked_up(self, unit: WorkerDelivery) -> None:
+        found = self._waiting.pop(unit, None)
+        if found is not None:
+            _, target, timer = found
+            timer.cancel()
+            self._begin(unit, target, table.now())
+
+    def _back_off(self, unit: WorkerDelivery, target: Target, text: str, seconds: float) -> None:
+        """Return a unit that could not be sent yet; its topic backs off, and nothing is counted."""
+        target.backs_off_from = time.monotonic()
+        self._end(unit, DestinationUnavailable(text, retry_after=seconds))
 
     def _to_private(self) -> Transport:
         if self._private is None:
@@ -414,7 +485,7 @@ class Sender:
         record, lease = target.record, unit.lease
         if answer.is_ours:
             self._warn("push: %s; messages go back for %g s", answer.detail, NO_SOCKET_SECONDS)
-            self._end(unit, Released(answer.detail, delay=NO_SOCKET_SECONDS))
+            self._back_off(unit, target, answer.detail, NO_SOCKET_SECONDS)
             return
         answered = answer.error or CLASSES[answer.status // 100]
         COUNTS.attempts[answered] += 1
@@ -427,6 +498,8 @@ class Sender:
             duplicate_ok=record.duplicate_ok,
             now=attempt.at_us / units.SECOND,
         )
+        if answer.error == "blocked" and target.destination is not None:
+            self._resolver.doubt(target.destination.name)
         error = self._judged(lease, target, verdict)
         if verdict.health != "success" or self._log.wants(record.log, attempt.at_us):
             self._log_attempt(attempt, answer, verdict, error)

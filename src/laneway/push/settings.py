@@ -9,6 +9,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from laneway.push.resolver import Lookup
+
 
 class SenderSettings(msgspec.Struct, kw_only=True):
     """
@@ -18,7 +20,7 @@ class SenderSettings(msgspec.Struct, kw_only=True):
     - `allow`: networks and hosts that are reached although they are not public, besides those of
       `LANEWAY_PUSH_ALLOW`. `is_open`: every address is reached.
     - `handlers`: of the application. `proxy`: for all requests; default: `LANEWAY_PUSH_PROXY`.
-    - `resolve`: for tests: what names resolve to, see `transport.Request`.
+    - `lookup`: for tests: looks names up, see `resolver.Lookup`.
     """
 
     url: Callable[[], str]
@@ -26,4 +28,4 @@ class SenderSettings(msgspec.Struct, kw_only=True):
     is_open: bool = False
     proxy: str | None = None
     handlers: Any = None
-    resolve: Callable[[str, int], list[str]] | None = None
+    lookup: Lookup | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -12,18 +14,18 @@ from laneway import units
 from laneway.errors import LanewayError, UsageError
 from laneway.push import breaker, payloads, signature
 from laneway.push.address_guard import check_url
-from laneway.push.transport import Destination, Request, Settings
+from laneway.push.transport import Destination, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from laneway.message import Lease
     from laneway.push.address_guard import Guard
-    from laneway.push.answers import Answer
     from laneway.push.secret_store import SecretStore
     from laneway.push.table import Record
 
 MAX_CONTENT_TYPE = 200
+PROXY_PORTS = {"http": 80, "https": 443}
 USER_AGENT = f"Laneway/{version('laneway')} (+https://github.com/laneway-project/laneway)"
 TRACE_HEADERS = ("traceparent", "tracestate")
 _TRACES = frozenset(TRACE_HEADERS)
@@ -46,7 +48,7 @@ class Target(msgspec.Struct):
     host: str = ""
     port: int = 443
     destination: Destination | None = None
-    """Where its requests go; None: not known yet, or different for each request."""
+    """Where its requests go; None: not known yet."""
     problem: str | None = None
     is_ours: bool = False
     open_until: float = 0.0
@@ -137,32 +139,14 @@ def headers_for(
     return headers
 
 
-def request_for(
-    target: Target,
-    headers: list[bytes],
-    body: bytes,
-    finished: Callable[[Answer], None],
-    *,
-    proxy: str | None,
-    resolve: Callable[[str, int], list[str]] | None,
-    is_timed: bool = True,
-) -> Request:
-    """
-    A request to a target. `proxy`: the sender's, which is trusted. `is_timed`: see `Request`.
-    """
-    destination = target.destination
-    if destination is None:
-        destination = _destination(target, proxy, resolve)
-        if resolve is None:
-            target.destination = destination
-    return Request(
-        destination=destination, headers=headers, body=body, finished=finished, is_timed=is_timed
-    )
+def destination_of(target: Target, proxy: str | None) -> Destination:
+    """Where a target's requests go. `proxy`: the sender's, which is trusted."""
+    if target.destination is None:
+        target.destination = _destination(target, proxy)
+    return target.destination
 
 
-def _destination(
-    target: Target, proxy: str | None, resolve: Callable[[str, int], list[str]] | None
-) -> Destination:
+def _destination(target: Target, proxy: str | None) -> Destination:
     record = target.record
     settings = Settings(
         method=record.method,
@@ -174,12 +158,25 @@ def _destination(
         is_proxy_trusted=proxy is not None,
         http2=record.http2 == "auto" and record.url.startswith("https:"),
     )
+    name, port = target.host, target.port
+    if settings.proxy is not None:
+        parts = urlsplit(settings.proxy)
+        name, port = parts.hostname or "", parts.port or PROXY_PORTS.get(parts.scheme, 1080)
     return Destination(
         url=record.url,
         host=target.host,
         settings=_shared(settings),
-        resolve=None if resolve is None else resolve(target.host, target.port),
+        name="" if _is_address(name) else name,
+        name_port=port,
     )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(256)

@@ -56,6 +56,9 @@ MAX_UNASKED = 65_536
 """Bytes that are dropped at once of what an idle connection receives."""
 
 IDLE_SECONDS = 30
+NAMES_SECONDS = 600
+"""How long libcurl has the addresses of a request: longer than any request takes."""
+
 CLOCK_SECONDS = 0.001
 """A timer that ends this much too early is on time: libcurl counts milliseconds."""
 
@@ -94,17 +97,22 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Destination(msgspec.Struct, kw_only=True, frozen=True):
-    """Where requests go, and how. `resolve`: for tests, see `CURLOPT_RESOLVE`."""
+    """
+    Where requests go, and how. `name`, `name_port`: the host that has to be looked up, its proxy's
+    if it has one; "": none has.
+    """
 
     url: str
     host: str
     settings: Settings
-    resolve: list[str] | None = None
+    name: str = ""
+    name_port: int = 0
 
 
 class Request(msgspec.Struct, kw_only=True):
     """
     A request. `headers`: lines. `is_timed`: whether a success has its `milliseconds`, too.
+    `addresses`: of the destination's `name`, separated by commas; "": libcurl looks it up.
     """
 
     destination: Destination
@@ -112,6 +120,7 @@ class Request(msgspec.Struct, kw_only=True):
     body: bytes
     finished: Callable[[Answer], None]
     is_timed: bool = True
+    addresses: str = ""
 
 
 class Transport:
@@ -249,7 +258,6 @@ class Slot:
         "_header_bytes",
         "_headers",
         "_is_cut",
-        "_resolve",
         "_settings",
         "_size",
         "_socket_error",
@@ -265,7 +273,6 @@ class Slot:
         self._guard = guard
         self.request: Request
         self._settings: Settings | None = None
-        self._resolve: list[str] | None = None
         self._url = ""
         self._files: list[int] = []
         """The sockets that were opened for the request."""
@@ -277,6 +284,7 @@ class Slot:
             (pycurl.REDIR_PROTOCOLS, 0),
             (pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2),
             (pycurl.MAXAGE_CONN, IDLE_SECONDS),
+            (pycurl.DNS_CACHE_TIMEOUT, NAMES_SECONDS),
             (pycurl.TCP_NODELAY, 1),
             (pycurl.PATH_AS_IS, 1),
             (pycurl.POST, 1),
@@ -304,9 +312,9 @@ class Slot:
             self._url = destination.url
         curl.setopt(pycurl.HTTPHEADER, request.headers)
         curl.setopt(pycurl.POSTFIELDS, request.body)
-        if destination.resolve != self._resolve:
-            curl.setopt(pycurl.RESOLVE, destination.resolve or [])
-            self._resolve = destination.resolve
+        if request.addresses:  # each time, so that libcurl has not forgotten it
+            entry = f"+{destination.name}:{destination.name_port}:{request.addresses}"
+            curl.setopt(pycurl.RESOLVE, [entry])
         settings = destination.settings
         if settings is not self._settings and settings != self._settings:
             self._configure(settings)

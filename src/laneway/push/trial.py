@@ -92,8 +92,8 @@ def _counted(engine: FullEngine, topic: str) -> Record:
 
 
 async def _send(target: Target, topic: str) -> TrialResult:
-    from laneway.push.targets import headers_for, request_for  # noqa: PLC0415  # as above
-    from laneway.push.transport import Transport  # noqa: PLC0415
+    from laneway.push.targets import destination_of, headers_for  # noqa: PLC0415  # as above
+    from laneway.push.transport import Request, Transport  # noqa: PLC0415
 
     loop, record, now_us = asyncio.get_running_loop(), target.record, table.now()
     body = {"type": "laneway.test", "timestamp": datetime.now(UTC).isoformat(), "data": {}}
@@ -104,13 +104,11 @@ async def _send(target: Target, topic: str) -> TrialResult:
     answered: asyncio.Future[Answer] = loop.create_future()
     try:
         transport.start(
-            request_for(
-                target,
-                headers,
-                content,
-                answered.set_result,
-                proxy=os.environ.get(PROXY_VARIABLE) or None,
-                resolve=None,
+            Request(
+                destination=destination_of(target, os.environ.get(PROXY_VARIABLE) or None),
+                headers=headers,
+                body=content,
+                finished=answered.set_result,
             )
         )
         answer = await answered
