@@ -583,6 +583,13 @@ from it. A text may end with "; default X".
 """
 
 
+DISABLED = "endpoint_disabled"
+"""
+A field that only disabling the endpoint of a topic sets, to True: the topic is paused, whatever
+anybody sets as `paused`.
+"""
+
+
 class PolicyOptions(TypedDict, total=False):
     """
     The fields as keyword arguments of `app.policy` and `@app.task`, for type checkers. `FIELDS`
@@ -744,6 +751,9 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         if name.startswith(subscriptions.FIELD):
             checked[name] = _check_subscription(pattern, name, value)
             continue
+        if name == DISABLED and value in (True, None) and not is_pattern(pattern):
+            checked[name] = value
+            continue
         if name not in FIELDS:
             near = difflib.get_close_matches(name[:80], FIELDS, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(FIELDS)}"
@@ -899,6 +909,11 @@ def change_layers(name: str, layers: Layers, layer: str, fields: Mapping[str, An
     `layer`: `"operator"`, `"code"` (set at run time) or `program:NAME`. `fields`: checked; None
     removes a field. Raises BadPolicy if another program declares another value.
     """
+    if DISABLED in fields and layer != "code":
+        raise BadPolicy(
+            f"policy {name}: {DISABLED} is no setting; `laneway endpoint enable` and `disable`"
+            " change it"
+        )
     stood = sources(layers)
     if layer.startswith(PROGRAM):
         _refuse_another_program(name, stood, layer, fields)
@@ -1269,6 +1284,8 @@ class PolicyTable:
                 values["pool"] = subscriptions.consumer_pool(values["consumed_by"])
         elif read:
             values["subscriptions"] = tuple(read)
+        if values.pop(DISABLED, None):
+            values["paused"] = True
         _drop_ineffective(values)
         values = engine_values(values)
         if "buckets" in values:

@@ -14,6 +14,7 @@ from laneway.app import TASK_OPTIONS
 from laneway.cli.settings import Flag, option_type, value_of
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.presenting import exact_duration, setting_in_words
+from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.tasks.decorator import TaskKeywords
 
 if TYPE_CHECKING:
@@ -308,6 +309,30 @@ def test_pause_and_resume(laneway: Command) -> None:
         assert app.lease(1) == []
     laneway("resume", "push.*")
     with Laneway(laneway.url) as app:
+        assert len(app.lease(1)) == 1
+        app.policy("push.*", paused=True)
+        app.publish("push.acme", 2)
+        assert app.lease(1) == []
+        laneway("resume", "push.*")
+        assert len(app.lease(1)) == 1, "although the code pauses them"
+
+
+def test_a_disabled_endpoint_is_not_resumed_but_enabled(
+    laneway: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who resumes its topic is told so; a topic that is paused in addition is named."""
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    with Laneway(laneway.url) as app:
+        app.endpoint("push.acme", url="https://acme.example/").disable()
+        app.publish("push.acme", 1)
+        assert (
+            "`laneway endpoint enable push.acme`" in laneway("resume", "push.acme", code=1).stderr
+        )
+        assert "its endpoint was disabled" in laneway("explain", "push.acme").stdout
+        laneway("pause", "push.acme")
+        printed = laneway("endpoint", "enable", "push.acme").stdout
+        assert "the topic is paused: `laneway resume push.acme`" in printed
+        laneway("resume", "push.acme")
         assert len(app.lease(1)) == 1
 
 

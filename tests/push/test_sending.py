@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
 from laneway import Laneway, Message
-from laneway.errors import UsageError
+from laneway.errors import Refused, UsageError
 from laneway.metrics import measure
 from laneway.push.answers import Answer, judge
 from laneway.push.counts import Counts
@@ -328,10 +328,14 @@ def test_gone_endpoint_is_disabled_until_it_is_enabled(app: Laneway, receiver: R
     endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
     notices: list[Any] = []
     app.handler("laneway.endpoints")(lambda message: notices.append(message.body))
+    app.engine.policy_set("operator", "push.x", {"paused": False})  # a click of long ago
     for n in range(3):
         app.publish("push.x", n)
     app.run_worker(burst=True)
     assert len(receiver.requests) <= 2  # the first limit of concurrency="auto"
+    with pytest.raises(Refused, match=r"`laneway endpoint enable push\.x` sends"):
+        app.topic("push.x").resume()
+    assert app.engine.lease(1, topics=["push.x"]).leases == []
     info = endpoint.info()
     assert (info.state, info.disabled) == ("disabled", "gone")
     assert [(each["type"], each["topic"]) for each in notices] == [("endpoint.disabled", "push.x")]

@@ -4,10 +4,12 @@ Copying and comparing the policies of namespaces: try them in `sandbox`, then co
 
 from __future__ import annotations
 
+import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laneway.policy import PROGRAM, Gate, own_rows, sources
+from laneway.errors import Refused
+from laneway.policy import DISABLED, PROGRAM, Gate, is_pattern, own_rows, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +26,24 @@ Difference = tuple[str, str, str, Any, Any]
 Layer (or "gate", "topic group"), pattern (or its name), field, value here, value there; None: not
 set.
 """
+
+
+def resume(engine: FullEngine, pattern: str) -> None:
+    """
+    Deliver from a topic, or from the topics of a pattern, even if another policy pauses them.
+
+    Raises Refused if the topic's endpoint is disabled; then nothing is changed.
+    """
+    settings = engine.policies().why(pattern)
+    if DISABLED in settings and not is_pattern(pattern):
+        raise Refused(
+            f"resume: {pattern} delivers nothing, because its endpoint is disabled;"
+            f" `laneway endpoint enable {shlex.quote(pattern)}` sends a message as a probe, then"
+            " the others"
+        )
+    engine.policy_set("operator", pattern, {"paused": None})
+    if engine.policies().why(pattern).get("paused", (False,))[0]:
+        engine.policy_set("operator", pattern, {"paused": False})
 
 
 def copy(here: FullEngine, there: FullEngine) -> int:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Never, Unpack
 
 from laneway import arguments, units
-from laneway.admin import dead_letters, messages
+from laneway.admin import dead_letters, messages, policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
@@ -143,11 +143,11 @@ class Topic:
         self._host.engine.policy_set("operator", self.name, {"paused": True})
 
     def resume(self) -> None:
-        """Deliver again, also if a pattern's policy pauses the topic."""
-        engine = self._host.engine
-        engine.policy_set("operator", self.name, {"paused": None})
-        if engine.policy_of(self.name).paused:
-            engine.policy_set("operator", self.name, {"paused": False})
+        """
+        Deliver again, even if a pattern's policy pauses the topic. Raises Refused if its endpoint
+        is disabled.
+        """
+        policies.resume(self._host.engine, self.name)
 
     def back_off(self, duration: Duration) -> bool:
         """

@@ -153,6 +153,11 @@ class _Case:
         self._settings = engine.policies().why(stats.topic)
         self.now_us = engine.time_us(stats.topic)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether a policy pauses it, and not only its disabled endpoint."""
+        return bool(self._settings.get("paused", (False,))[0])
+
     def set_by(self, field: str) -> str:
         """Who set a field of its policy."""
         _, layer, pattern = self._settings.get(field, (None, "", ""))
@@ -219,6 +224,9 @@ def _reason(case: _Case, found: Explanation, cause: str, text: str) -> TopicReas
 
 def _paused(case: _Case, _: Explanation, text: str) -> TopicReason:
     del text
+    if not case.is_paused:
+        advice = f"laneway endpoint enable {case.quoted}"
+        return TopicReason("disabled", "its endpoint is disabled, so nothing is sent", advice)
     return TopicReason(
         "paused",
         f"the topic is paused {case.set_by('paused')}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -261,7 +262,9 @@ def enable(session: Session, topic: str) -> None:
     """Send to an endpoint again: one message as a probe, then the others."""
     with session.app() as app:
         app.endpoint(topic).enable()
-    say(f"endpoint {topic} is enabled")
+        is_paused = app.engine.policy_of(topic).paused
+    resume = f"; the topic is paused: `laneway resume {shlex.quote(topic)}`" if is_paused else ""
+    say(f"endpoint {topic} is enabled{resume}")
 
 
 @endpoint.command("remove")

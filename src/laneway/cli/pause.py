@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from laneway.admin import policies
 from laneway.cli.session import Session, pass_session, say
 
 
@@ -21,11 +22,5 @@ def pause(session: Session, pattern: str) -> None:
 @pass_session
 def resume(session: Session, pattern: str) -> None:
     """Deliver from the topics of PATTERN again."""
-    engine = session.engine()
-    engine.policy_set("operator", pattern, {"paused": None})
-    stem = pattern.removesuffix(".*")
-    if engine.policies().resolve(stem if stem != "*" else "x").paused:
-        engine.policy_set(
-            "operator", pattern, {"paused": False}
-        )  # another pattern, or the code, pauses it too
+    policies.resume(session.engine(), pattern)
     say(f"{pattern} delivers again")

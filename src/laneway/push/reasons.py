@@ -48,12 +48,7 @@ def explain_topic(
         now_us = engine.time_us(topic)
         own = list(_of_record(topic, record, now_us))
         if record.disabled is not None:
-            # Disabling pauses the topic; the reason for both is one.
-            found.reasons = [
-                each
-                for each in found.reasons
-                if each.cause != "paused" or "by an operator" in each.text
-            ]
+            found.reasons = [each for each in found.reasons if each.cause != "disabled"]
         if _decides(record, found, now_us):
             found.reasons = own + found.reasons
         else:
@@ -92,8 +87,7 @@ def explain_message(
         f"its endpoint is disabled: {record.disabled}; `laneway endpoint enable"
         f" {shlex.quote(topic)}` sends a message as a probe, then the others"
     )
-    _, layer, _ = engine.policies().why(topic).get("paused", (None, "", ""))
-    if layer == "operator":  # paused in addition
+    if engine.policies().why(topic).get("paused", (False,))[0]:  # in addition
         found.add("paused", text)
     else:
         at = found.causes.index("paused")

@@ -16,7 +16,7 @@ import msgspec
 
 from laneway import units
 from laneway.errors import BadPolicy, Refused, UsageError
-from laneway.policy import check_topic
+from laneway.policy import DISABLED, check_topic
 from laneway.push import payloads, signature
 from laneway.push.address_guard import check_url, split_url
 from laneway.push.notifications import notify
@@ -559,15 +559,15 @@ def listed(
 
 def pause(engine: FullEngine, topic: str) -> None:
     """
-    Keep the messages of a disabled endpoint's topic waiting. It is a policy of the code's layer, so
-    a pause by an operator is another matter.
+    Keep the messages of a disabled endpoint's topic waiting. Who pauses and resumes the topic does
+    not change that.
     """
-    engine.policy_set("code", topic, {"paused": True})
+    engine.policy_set("code", topic, {DISABLED: True})
 
 
 def resume(engine: FullEngine, topic: str) -> None:
     """End `pause`."""
-    engine.policy_set("code", topic, {"paused": None})
+    engine.policy_set("code", topic, {DISABLED: None})
 
 
 def disable(engine: FullEngine, topic: str, reason: str = "by hand") -> Record:

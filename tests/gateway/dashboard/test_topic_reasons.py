@@ -412,6 +412,12 @@ def test_a_message_of_a_disabled_endpoint(shop: tuple[Laneway, Browser]) -> None
     path = f"/v1/topics/push.gone/messages/{message.id}/explain"
     for page in (f"/message?topic=push.gone&id={message.id}", path):
         assert "laneway endpoint enable push.gone" in browser.send("GET", page).text
+    page = browser.get("/topic?name=push.gone").text
+    assert "/actions/enable_endpoint" in page
+    assert "/actions/resume" not in page
+    refused = browser.send("POST", "/v1/topics/push.gone/resume")
+    assert (refused.status, "laneway endpoint enable push.gone" in refused.text) == (409, True)
+    assert "push.gone disabled its endpoint is enabled" in browser.get("/limits").words
 
 
 def test_messages_that_an_endpoint_does_not_take(

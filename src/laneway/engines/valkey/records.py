@@ -21,7 +21,7 @@ from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.states import ASLEEP, RUNNABLE
 from laneway.message import Batch, Draft, Lease
-from laneway.policy import AUTO, FOREVER, Gate, Resolved, engine_values, is_pattern
+from laneway.policy import AUTO, DISABLED, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD, split
 from laneway.topic_groups import GROUP
 
@@ -198,6 +198,7 @@ _IN_LUA = {
     "max_body": (),
     "own_backlog": (),
     "time_limit": (),
+    DISABLED: (),
 }
 """The names of fields in `rules.lua`, where they differ; () of those that it does not need."""
 
@@ -227,12 +228,10 @@ def own_record(layers: Layers) -> tuple[bytes, bytes]:
     """
     text = msgspec.json.encode(layers, order="sorted").decode()
     layers = msgspec.json.decode(text)  # fields in one order, and numbers as they are read again
-    record = pack_values(
-        changes_routes(layers),
-        _own_fields(layers.get("code", {})),
-        _own_fields(layers.get("operator", {})),
-        text,
-    )
+    code, operator = (_own_fields(layers.get(layer, {})) for layer in ("code", "operator"))
+    if DISABLED in layers.get("code", {}):
+        operator["paused"] = True  # what the operator sets for the topic itself is the strongest
+    record = pack_values(changes_routes(layers), code, operator, text)
     return base64.b85encode(hashlib.blake2b(record, digest_size=8).digest()), record
 
 

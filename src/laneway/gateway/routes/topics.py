@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway import arguments, units
-from laneway.admin import top_topics
+from laneway.admin import policies, top_topics
 from laneway.admin.top_topics import MEASURES, ORDERS
 from laneway.errors import UsageError
 from laneway.gateway import reasons
@@ -214,12 +214,13 @@ def pause(call: Call) -> Response:
 
 
 def resume(call: Call) -> Response:
-    """Deliver from a topic again, also if a pattern's policy pauses it."""
-    engine, topic = call.engine, call.topic
-    before = operator_fields(engine, topic)
-    engine.policy_set("operator", topic, {"paused": None})
-    if engine.policy_of(topic).paused:
-        engine.policy_set("operator", topic, {"paused": False})
+    """
+    Deliver from a topic again, even if a pattern's policy pauses it.
+
+    It is refused if the topic's endpoint is disabled.
+    """
+    before = operator_fields(call.engine, call.topic)
+    policies.resume(call.engine, call.topic)
     return _answer(call, before)
 
 

@@ -31,6 +31,29 @@ def test_acts_on_its_topic_only(driver: EngineDriver) -> None:
     assert driver.run() == ["1", "2"]
 
 
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_disabled_endpoint_pauses_whatever_else_is_set(
+    driver: EngineDriver, partitions: int
+) -> None:
+    """Neither an operator's policy of the topic, nor one of its pattern, delivers its messages."""
+    driver.policy("a.b", layer="operator", paused=False)
+    driver.policy("a.*", layer="operator", paused=False)
+    driver.policy("a.b", partitions=partitions)
+    driver.put("a.b", "1", "2")
+    driver.policy("a.b", endpoint_disabled=True)
+    assert driver.run() == []
+    assert driver.engine.policy_of("a.b").paused
+    driver.policy("a.b", layer="operator", paused=None)
+    driver.policy("a.b", layer="operator", rate=5)
+    assert driver.run() == []
+    for layer, name in (("operator", "a.b"), ("code", "a.*")):
+        with pytest.raises(BadPolicy):
+            driver.policy(name, layer=layer, endpoint_disabled=True)
+    driver.policy("a.b", layer="operator", rate=None)
+    driver.policy("a.b", endpoint_disabled=None)
+    assert sorted(driver.run()) == ["1", "2"]
+
+
 def test_set_before_the_first_message(driver: EngineDriver) -> None:
     """A topic's policy may be set before its first message."""
     driver.policy("a", concurrency=1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.topics import why
 from laneway.gateway.dashboard.queries import PageQuery
-from laneway.policy import is_pattern
+from laneway.policy import DISABLED, is_pattern
 
 if TYPE_CHECKING:
     from laneway.engines.base import TopicStats
@@ -49,7 +49,10 @@ def build(view: View) -> dict[str, Any]:
         ][:SHOWN],
         "backing_off": [stats for stats in first.values() if _backs_off(stats, now_us)][:SHOWN],
         "full": [stats for stats in first.values() if stats.state == "full"][:SHOWN],
-        "paused": [stats for stats in first.values() if stats.state == "paused"][:SHOWN],
+        "paused": [
+            (stats, DISABLED in reader.policies().why(stats.topic))
+            for stats in [each for each in first.values() if each.state == "paused"][:SHOWN]
+        ],
         "paused_patterns": _paused_patterns(view)[:SHOWN],
         "looked_at": len(first),
         "may_operate": view.may("operate"),

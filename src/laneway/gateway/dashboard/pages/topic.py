@@ -13,8 +13,8 @@ from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.queries import TopicQuery
 from laneway.gateway.problems import Problem
-from laneway.policy import check_topic
-from laneway.subscriptions import FIELD, is_copy
+from laneway.policy import DISABLED, FIELDS, check_topic
+from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
@@ -63,8 +63,9 @@ def build(view: View) -> dict[str, Any]:
         "settings": [
             _setting(name, *each)
             for name, each in sorted(settings.items())
-            if not name.startswith(FIELD)  # the subscriptions have a table of their own
+            if name in FIELDS  # the subscriptions have a table of their own
         ],
+        "is_disabled": DISABLED in settings,
         "edited": _edited(settings),
         "cursors": sorted(stats.cursors.items(), reverse=True),
         "tab": tab,
