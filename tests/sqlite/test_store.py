@@ -305,6 +305,29 @@ def test_a_file_without_several_gates_gets_them(tmp_path: Path) -> None:
         assert [check for check in engine.doctor() if not check.ok] == []
 
 
+def test_positions_of_groups_move_from_gates_to_the_group(tmp_path: Path) -> None:
+    """A file of layout 19: a group is first at an open gate."""
+    path = tmp_path / "q.db"
+    waiting = """
+        INSERT INTO gate (name, code, leased, open, waiting)
+            VALUES ('g', '{"concurrency": 1}', 0, 1, 1);
+        INSERT INTO policy VALUES ('code', 'a', '{"gate": "g", "group": "all"}');
+        INSERT INTO group_queue (number, tier_queue, name, vt, inner_vt, lanes, runnable, at_gate,
+            weight) VALUES (2, 1, 'all', 9, 0, 1, 0, 1, 1.0);
+        INSERT INTO group_turn VALUES (2, 'g', 1, 0, 0, 1);
+        INSERT INTO gate_entry VALUES (1, 'g', 9, 2, 1);
+        UPDATE lane SET tier_queue = -2, place = 3, gate = 'g', vt = 7;
+    """
+    make_layout(path, 19, ONE_MESSAGE, waiting)
+    with closing(engine_at(path)) as engine:
+        with closing(sqlite3.connect(path)) as raw:
+            entries = raw.execute("SELECT owner, vt, head, open FROM gate_entry").fetchall()
+        assert entries == [(-2, 7, 1, 1)]
+        assert [lease.body for lease in engine.lease(5).leases] == [b"kept"]
+        assert engine.lease(5).leases == []
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
     """The error has both versions, and what to do."""
     path = tmp_path / "q.db"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.shared import gates
 from laneway.engines.shared.states import AT_GATE
 from laneway.engines.sqlite import gate_order
-from laneway.engines.sqlite.rows import Lane
+from laneway.engines.sqlite.rows import GroupTurn, Lane
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
@@ -234,8 +234,7 @@ class GateLine:
             lane.turn = turn
             tx.touch(lane)
         else:
-            tx.groups.turn(group, gate).turn = turn
-            tx.groups.touch(group)
+            tx.groups.touch_turn(group, gate).turn = turn
         tx.moves_at_gate(lane)
         self.add(lane)
 
@@ -327,12 +326,15 @@ class GateLine:
     def _read_groups(self, after: tuple[Any, ...]) -> None:
         tx = self._tx
         rows = tx.all("groups_at_gate", self.gate.name, self.tier_queue, *after, self._page)
-        tx.groups.load(number for number, _ in rows)
-        for number, turn in rows:
+        tx.groups.load(number for number, *_ in rows)
+        for number, turn, *rest in rows:
             if self._only is not None:
                 listed = self.tier_queue, self._name("groups gates")
-                self._only.enter_group(-number, listed, (turn, number - 1))
-            self._push_group(tx.groups.get(number))
+                index = -number, self._name("gates")
+                self._only.enter_group(index, listed, (turn, number - 1))
+            group = tx.groups.get(number)
+            group.turns.setdefault(self.gate.name, GroupTurn(turn, *rest))
+            self._push_group(group)
         self._mark(self._heap, self.tier_queue, "groups gates", rows)
 
     def _mark(
@@ -340,11 +342,11 @@ class GateLine:
         heap: list[tuple[int, int, int, Any]],
         number: int,
         kind: str,
-        rows: list[tuple[int, int]],
+        rows: list[tuple[int, ...]],
     ) -> None:
         """Behind a full page: where the next one begins."""
         if len(rows) == self._page:
-            last, turn = rows[-1]
+            last, turn = rows[-1][:2]
             heapq.heappush(heap, (turn, last, 1, kind))
         elif self._only is not None:
             self._only.ended(number, self._name(kind))

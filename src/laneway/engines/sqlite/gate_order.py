@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         def touch_gate(self) -> Callable[[GateState], None]: ...
         @property
         def moves_at_gate(self) -> Callable[[Lane], None]: ...
+        @property
+        def moves_in(self) -> Callable[[int, str], None]: ...
 
 
 def group_at(tx: Transaction, lane: Lane, gate: str) -> GroupQueue | None:
@@ -70,11 +72,10 @@ def wait_at(tx: Transaction, lane: Lane, gate: GateState) -> None:
     lane.wait_at(gate.name)
     lane.turn = turn
     if group is not None:
-        its = tx.groups.turn(group, gate.name)
+        its = tx.groups.touch_turn(group, gate.name)
         if not its.waiting:
             its.turn = group_turn(tx, group, gate)
         its.waiting += 1
-        tx.groups.touch(group)
 
 
 def leave(tx: Transaction, lane: Lane) -> None:
@@ -82,8 +83,7 @@ def leave(tx: Transaction, lane: Lane) -> None:
     assert lane.gate is not None
     group = group_at(tx, lane, lane.gate)
     if group is not None:
-        tx.groups.turn(group, lane.gate).waiting -= 1
-        tx.groups.touch(group)
+        tx.groups.touch_turn(group, lane.gate).waiting -= 1
 
 
 def count(tx: Transaction, key: str, change: int) -> None:
@@ -184,11 +184,12 @@ def take(
         lane.set_turn(state.name, before + fairness.stride(taken, weight))
         reached = _reached(before, taken, weight)
         if group is not None:
-            its = tx.groups.turn(group, state.name)
+            its = tx.groups.touch_turn(group, state.name)
             its.inner, before = reached, group_turn(tx, group, state)
             its.turn = before + fairness.stride(taken, group.weight)
             reached = _reached(before, taken, group.weight)
-            tx.groups.touch(group)
+            if its.waiting:
+                tx.moves_in(group.tier_queue, state.name)
         state.turn = reached
         tx.touch_gate(state)
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         def next_lane(self) -> Callable[[], int]: ...
 
 
+MOST_TURNS = 20_000
+"""Virtual times of a group at gates that are cached."""
+
 _columns = attrgetter(*GROUP_COLUMNS)
 _dumps = msgspec.json.Encoder().encode
 
@@ -54,6 +57,8 @@ class GroupQueues:
         self._tx = tx
         self._cache = tx.lane_cache
         self.dirty: dict[int, GroupQueue] = {}
+        self._dirty_turns: dict[tuple[int, str], GroupQueue] = {}
+        """By number of the group and gate."""
 
     def exist(self) -> bool:
         """Whether the file has any group."""
@@ -120,10 +125,24 @@ class GroupQueues:
 
     def turn(self, group: GroupQueue, gate: str) -> GroupTurn:
         """The virtual times of a group at a gate."""
-        if group.turns is None:
-            rows = self._tx.all("group_turns", group.number) if group.is_stored else ()
-            group.turns = {name: GroupTurn(*values) for name, *values in rows}
-        return group.turns.setdefault(gate, GroupTurn())
+        found = group.turns.get(gate)
+        if found is None:
+            row = self._tx.one("group_turn_read", group.number, gate) if group.is_stored else None
+            found = group.turns[gate] = GroupTurn(*row or ())
+        return found
+
+    def touch_turn(self, group: GroupQueue, gate: str) -> GroupTurn:
+        """Its virtual times at a gate, which are changed and written at the end."""
+        self._dirty_turns[group.number, gate] = group
+        return self.turn(group, gate)
+
+    def end_turn(self, number: int, gate: str) -> None:
+        """The gate ended: forget the virtual times of the group of this number there."""
+        self._tx.run("group_turn_delete", number, gate)
+        self._dirty_turns.pop((number, gate), None)
+        group = self._cache.groups.get(number)
+        if group is not None:
+            group.turns.pop(gate, None)
 
     def set_up(self, name: str, settings: Gate) -> None:
         """The settings of the groups of this name were changed."""
@@ -174,44 +193,30 @@ class GroupQueues:
         """The group was changed: write it at the end."""
         self.dirty[group.number] = group
 
-    def write(self, moved: set[tuple[str, int]]) -> None:
-        """
-        Write what changed. Adds to `moved` the gates and tier queues where the position of the
-        first entry may have changed.
-        """
-        if not self.dirty:
-            return
+    def write(self) -> None:
+        """Write what changed: of a group its row, and its virtual times at gates that it used."""
         tx = self._tx
         written: list[tuple[Any, ...]] = []
-        turns: list[tuple[Any, ...]] = []
         for number, group in self.dirty.items():
             if group.lanes <= 0:
                 if group.is_stored:
                     tx.run("group_delete", number)
                     tx.run("group_turns_delete", number)
                 continue
-            if group.at_gate or group.turns:
-                turns += self._turns(group, moved)
             group.is_stored = True
             written.append(_columns(group))
+        turns = [
+            (number, gate, group.tier_queue, *msgspec.structs.astuple(group.turns[gate]))
+            for (number, gate), group in self._dirty_turns.items()
+            if group.lanes > 0
+        ]
+        for group in self._dirty_turns.values():
+            if len(group.turns) > MOST_TURNS:
+                group.turns = {}
         self.dirty.clear()
+        self._dirty_turns.clear()
         tx.insert("group_write", written)
         tx.insert("group_turn_write", turns)
-
-    def _turns(self, group: GroupQueue, moved: set[tuple[str, int]]) -> list[tuple[Any, ...]]:
-        """The rows of its virtual times at gates."""
-        tier_queue = group.tier_queue
-        if group.limited:
-            moved.add((GROUP + group.name, tier_queue))
-        if group.turns is None:
-            self.turn(group, GROUP + group.name)
-        turns = group.turns or {}
-        moved.update((gate, tier_queue) for gate, its in turns.items() if its.waiting)
-        return [
-            (group.number, gate, tier_queue, its.turn, its.inner, its.waiting)
-            for gate, its in turns.items()
-            if its != GroupTurn()
-        ]
 
 
 def _apply(group: GroupQueue, settings: Gate) -> None:

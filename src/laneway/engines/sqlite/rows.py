@@ -7,7 +7,7 @@ time that it takes with a msgspec struct. The others are structs, which are made
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -249,8 +249,8 @@ class GroupQueue:
     limited: int = 0
 
     is_stored: bool = True
-    turns: dict[str, GroupTurn] | None = None
-    """By gate; None: not read yet. At its own gate a group is no entry."""
+    turns: dict[str, GroupTurn] = field(default_factory=dict)
+    """By gate, as far as they were read. At its own gate a group is no entry."""
 
     @property
     def competing(self) -> int:

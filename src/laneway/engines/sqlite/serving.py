@@ -57,7 +57,13 @@ ANYWHERE: Place = (-1, -1, -1, -1)
 """Before all positions: that of a gate that has still to be seen."""
 
 GATES = "gates"
-"""The name of the index of open gates, beside those of the lanes at each of them."""
+"""
+The name of the index of open gates where lanes of a tier queue or group are first, beside those of
+the lanes at each gate.
+"""
+
+GROUPS_AT_GATES = "groups at gates"
+"""The name of the index of groups that are first at open gates."""
 
 MOST_REFUSING = 100
 """
@@ -183,8 +189,11 @@ class _Candidates:
         """A heap of the gates by the positions of their first lanes."""
         self._shut: set[str] = set()
         """Gates that are not in the heap, because they admitted nothing."""
-        self._gates_after: Position | None = None
-        """The position of the last open gate that was read, if there may be more."""
+        self._more_gates: list[tuple[Place, str, int]] = []
+        """
+        A heap of the indexes of open gates that have more: behind this position, the name, and
+        whose it is.
+        """
         if first is None:
             self._read_more(_LANES, self._begins(_LANES))
         else:
@@ -194,7 +203,8 @@ class _Candidates:
                 self._offer(lane)
             if self._tx.groups.exist():
                 self._read_more(_GROUPS, self._begins(_GROUPS))
-            self._read_gates(self._begins(GATES))
+                self._read_gates_of_groups(self._begins(GROUPS_AT_GATES))
+            self._read_gates(number, self._begins(GATES))
             for lane in self._tx.came_up:
                 if lane.place == AT_GATE and self._tx.tier_queue_of(lane).number == number:
                     self.add_line(self._tx.gates_in(lane.gate)[0])
@@ -204,32 +214,74 @@ class _Candidates:
 
     # Gates
 
-    def _read_gates(self, after: Position) -> None:
-        """Begin with the lanes at the next open gates, a page of them."""
-        behind = after if len(after) > len(START) else (*after, "")
-        rows = self._tx.all("gate_entries_open", self.number, *behind, self._page)
-        few = len(rows) > MANY_GATES
-        page = max(8, self._page // len(rows)) if few else self._page
-        for name, _, _ in rows:
+    def _read_gates(self, number: int, after: Position) -> None:
+        """Begin with the next open gates where lanes of this tier queue, or group, are first."""
+        rows = self._tx.all("gate_entries_open", number, *after, self._page)
+        self._add_gates([name for name, _, _ in rows])
+        if len(rows) == self._page:
+            self._mark_gates(number, rows[-1][1:])
+        elif self._only is not None:
+            self._only.ended(number, GATES)
+
+    def _read_gates_of_groups(self, after: Position) -> None:
+        """Begin with the next open gates where groups are first, in the order of the groups."""
+        tx = self._tx
+        rows = tx.all("group_gates_open", self.number, *after, self._page)
+        tx.groups.load({row[0] for row in rows})
+        begins = {number: self._begins_in_group(number, vt) for number, vt, *_ in rows}
+        self._add_gates([row[4] for row in rows if begins[row[0]] == START])
+        for number, begin in begins.items():
+            if begin != START:
+                self._read_gates(-number, begin)
+        if len(rows) == self._page:
+            number, vt, *head, _ = rows[-1]
+            if begins[number] == START:
+                self._mark_gates(-number, head)
+            heapq.heappush(self._more_gates, ((vt, number, FOREVER_US, 0), GROUPS_AT_GATES, 0))
+        elif self._only is not None:
+            self._only.ended(self.number, GROUPS_AT_GATES)
+
+    def _begins_in_group(self, number: int, vt: int) -> Position:
+        """Where this call begins to read the open gates of a group."""
+        if self._only is None:
+            return START
+        listed = self.number, GROUPS_AT_GATES
+        self._only.enter_group((-number, GATES), listed, (vt, number - 1))
+        return self._only.begin(-number, GATES)
+
+    def _add_gates(self, names: Sequence[str]) -> None:
+        page = self._page
+        if len(names) > MANY_GATES:
+            page = max(8, page // len(names))
+        for name in names:
             gate = self._tx.gate(name)
             if gate is not None:
                 self.add_line(gate, page)
-        self._gates_after = None
-        if len(rows) == self._page:
-            name, vt, head = rows[-1]
-            self._gates_after = vt, head, name
-        elif self._only is not None:
-            self._only.ended(self.number, GATES)
 
-    def _read_more_gates(self) -> bool:
-        """Whether there was another page of open gates."""
-        after = self._gates_after
-        if after is None:
+    def _mark_gates(self, number: int, head: Sequence[int]) -> None:
+        """More gates of a tier queue, or of a group, are behind the one with this first lane."""
+        vt, lane = head
+        place = vt, lane, 0, 0
+        if number < 0:
+            place = self._tx.groups.get(-number).vt, -number, vt, lane
+        heapq.heappush(self._more_gates, (place, GATES, number))
+
+    def _read_more_gates(self, before: Lane | GroupQueue | None = None) -> bool:
+        """Read the next page of open gates, unless all that are left are behind this entry."""
+        if not self._more_gates:
             return False
-        if self._only is not None and not self._only.may_go_on(self.number, GATES, after):
-            self._gates_after = None
+        place, index, number = self._more_gates[0]
+        if before is not None and not self._is_before(place, before):
             return False
-        self._read_gates(after)
+        heapq.heappop(self._more_gates)
+        after = place[:2] if number >= 0 else place[2:]
+        if number < 0 and self._tx.groups.get(-number).vt != place[0]:
+            self._mark_gates(number, after)
+        elif self._only is None or self._only.may_go_on(number or self.number, index, after):
+            if index == GATES:
+                self._read_gates(number, after)
+            else:
+                self._read_gates_of_groups(after)
         return True
 
     def add_line(self, gate: GateState, page: int = FEW) -> None:
@@ -256,15 +308,19 @@ class _Candidates:
         self._heads = [(ANYWHERE, name) for name in self._lines]
         self._shut.clear()
 
-    def _first_line(self) -> tuple[Place, GateLine] | None:
+    def _first_line(self, before: Lane | GroupQueue | None) -> tuple[Place, GateLine] | None:
         """
-        The gate whose first lane is served next, and its position. In the heap a gate has the
-        position at which it was seen last. That only grows, unless a lane comes there, so the first
-        one that is still right is the first of all.
+        The gate whose first lane is served next, and its position; None: it is behind this entry.
+        In the heap a gate has the position at which it was seen last. That only grows, unless a
+        lane comes there, so the first one that is still right is the first of all.
         """
         heads, now, aside = self._heads, self._tx.now, []
         found = None
-        while heads and found is None:
+        while found is None:
+            if not heads or (self._more_gates and self._more_gates[0] < heads[0]):
+                if self._read_more_gates(before):
+                    continue
+                break
             place, name = heads[0]
             line = self._lines[name]
             lane = line.head = line.first()
@@ -392,18 +448,14 @@ class _Candidates:
 
     def pop(self) -> Found | None:
         """What is served next, or None: a lane or group, or a gate, which stays."""
-        while True:
-            entry = self.peek()
-            line = self._first_line() if self._heads else None
-            if entry is None and line is None:
-                if self._read_more_gates():
-                    continue
-                return None
-            if line is not None and (entry is None or self._is_before(line[0], entry)):
-                return line[1]
+        entry = self.peek()
+        line = self._first_line(entry) if self._heads or self._more_gates else None
+        if line is not None and (entry is None or self._is_before(line[0], entry)):
+            return line[1]
+        if entry is not None:
             heapq.heappop(self._heap)
             self._entries -= 1
-            return entry
+        return entry
 
     def _is_before(self, position: Place, entry: Lane | GroupQueue) -> bool:
         """Whether a position is before a lane or group without gates."""
@@ -438,7 +490,8 @@ class _Candidates:
             first = self._first_in.get(group.number)
             if self._only is not None:
                 listed = self.number, _GROUPS
-                self._only.enter_group(-group.number, listed, (group.vt, group.number - 1))
+                index = -group.number, _LANES
+                self._only.enter_group(index, listed, (group.vt, group.number - 1))
             found = _Candidates(self._plan, -group.number, 0, first)
             self.in_groups[group.number] = found
         return found

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 

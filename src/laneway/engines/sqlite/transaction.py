@@ -258,8 +258,9 @@ class Transaction(Statements):
         self._gates: dict[str, GateState | None] = {}
         self._gates_in: dict[str, list[GateState]] = {}
         self._dirty_gates: dict[str, GateState] = {}
-        self._gate_tier_queues: set[tuple[str, int]] = set()
-        self._left_topics: set[str] = set()
+        self._gate_tier_queues: set[tuple[int, str]] = set()
+        self._reopened_groups: set[int] = set()  # other gates where they are first are open
+        self._left_topics: dict[str, int] = {}  # with the tier queue of a lane, or 0
         self._last_lane: int | None = None
         self._tier_queue_by_name = {
             (tier_queue.pool, tier_queue.tier): tier_queue
@@ -735,7 +736,7 @@ class Transaction(Statements):
         """The gate of a name, created if it is not defined; it will be written."""
         gate = self.gate(name)
         if gate is None:
-            gate = self._gates[name] = GateState(name, None, None, 0, 0, 1, None)
+            gate = self._gates[name] = GateState(name, None, None, 0, 0, 0, None)
             self._gates_in.clear()
         self._dirty_gates[name] = gate
         return gate
@@ -776,26 +777,28 @@ class Transaction(Statements):
 
     def _end_topic_gates(self) -> None:
         """Delete gates of topics whose last partition was forgotten, unless they have grants."""
-        topics, self._left_topics = self._left_topics, set()
-        for topic in topics:
+        topics, self._left_topics = self._left_topics, {}
+        for topic, tier_queue in topics.items():
             gate = self.gate(TOPIC + topic)
             if gate is None or gate.granted is not None:
                 continue
             if self.one("lane_exists_between", topic + PARTITION, topic + AFTER_PARTITIONS) is None:
                 self.run("gate_delete", gate.name)
+                if tier_queue < 0:
+                    self.groups.end_turn(-tier_queue, gate.name)
                 self._gates[gate.name] = None
                 self._dirty_gates.pop(gate.name, None)
                 self._gates_in.clear()
 
     def topic_left(self, topic: str) -> None:
         """Delete the gate that the topic's partitions shared at the end, unless it has some."""
-        self._left_topics.add(topic)
+        self._left_topics.setdefault(topic, 0)
 
-    def _lane_left(self, name: str) -> None:
-        """The lane of this name was forgotten."""
+    def _lane_left(self, name: str, tier_queue: int) -> None:
+        """The lane of this name was forgotten, which was in this tier queue or group."""
         topic, separator, _ = name.partition(PARTITION)
         if separator and not name.startswith(BUCKET):
-            self._left_topics.add(topic)
+            self._left_topics[topic] = tier_queue
 
     def touch_gate(self, gate: GateState) -> None:
         """The gate was changed: write it at the end."""
@@ -876,7 +879,11 @@ class Transaction(Statements):
 
     def moves_at_gate(self, lane: Lane) -> None:
         """The lane comes to the gate where it waits, leaves it, or has another position there."""
-        self._gate_tier_queues.add((lane.gate or "", self.tier_queue_of(lane).number))
+        self.moves_in(self.tier_queue_of(lane).number, lane.gate or "")
+
+    def moves_in(self, tier_queue: int, gate: str) -> None:
+        """Another entry of the tier queue may be first at the gate."""
+        self._gate_tier_queues.add((tier_queue, gate))
 
     def _notify_pool(self, tier_queue: TierQueue, gate: str | None) -> None:
         """Wake a worker of the pool, unless the lane came to a gate that is shut."""
@@ -1003,7 +1010,7 @@ class Transaction(Statements):
     def forget(self, lane: Lane) -> None:
         """Delete the lane's row at the end, unless it is needed again."""
         lane.forgotten = True
-        self._lane_left(lane.name)
+        self._lane_left(lane.name, lane.tier_queue)
         self._changes.dirty[lane.lane] = lane
 
     @property
@@ -1027,7 +1034,7 @@ class Transaction(Statements):
                 self._changes.dirty.pop(number, None)
                 self.lane_cache.drop(lane)
             self._absent.add(name)
-            self._lane_left(name)
+            self._lane_left(name, tier_queue)
 
     # Writing
 
@@ -1122,6 +1129,7 @@ class Transaction(Statements):
     def _flush_gates(self) -> None:
         for gate in list(self._dirty_gates.values()):
             self.reopen(gate)
+        self.groups.write()
         self._write_gate_entries()
         for gate in self._dirty_gates.values():
             if gate.has_new_grant:
@@ -1148,32 +1156,44 @@ class Transaction(Statements):
         self._dirty_gates.clear()
 
     def _write_gate_entries(self) -> None:
-        """Write the position of the first entry at each gate where it may have changed."""
-        if not (self._gate_tier_queues or self.groups.dirty):
-            return
+        """Write what is first at each gate where that may have changed."""
         moved, self._gate_tier_queues = self._gate_tier_queues, set()
-        self.groups.write(moved)
-        for name, number in moved:
+        for number, name in moved:
+            gate = self.gate(name)
+            if gate is not None and gate.is_open(self.now) != gate.open:
+                self.reopen(gate)
             first = self._first_at(name, number)
-            if first is None:
+            is_open = gate.open if gate is not None else 0
+            entry = (*first, is_open) if first is not None else None
+            before = self.one("gate_entry_read", number, name)
+            if entry == before:
+                continue
+            if entry is None:
                 self.run("gate_entry_delete", number, name)
             else:
-                gate = self.gate(name)
-                is_open = int(gate is not None and gate.is_open(self.now))
-                self.run("gate_entry_write", number, name, *first, is_open)
+                self.run("gate_entry_write", number, name, *entry)
+            for owner, *_ in filter(None, (before, entry)):
+                if owner < 0:
+                    self._reopened_groups.add(-owner)
+        if self._reopened_groups:
+            self.run("groups_reopen", _dumps(list(self._reopened_groups)))
+            self._reopened_groups.clear()
 
-    def _first_at(self, name: str, number: int) -> tuple[int, int] | None:
-        """The position in a tier queue of what is first at a gate: virtual time, number."""
+    def _first_at(self, name: str, number: int) -> tuple[int, int, int] | None:
+        """
+        What is first at a gate in a tier queue: the tier queue or, below 0, a group; and the
+        virtual time and number of its first lane there.
+        """
         own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
         if own is not None:
-            is_there = self.one("gate_head", name, -own.number) is not None
-            return (own.vt, own.number) if is_there else None
+            number = -own.number
         lane = self.one("gate_head", name, number)
-        group = self.one("group_at_gate", name, number) if self.groups.exist() else None
-        if group is not None and (lane is None or tuple(group) < lane[:2]):
-            first = self.groups.get(group[1])
-            return first.vt, first.number
-        return None if lane is None else (lane[2], lane[1])
+        if own is None and self.groups.exist():
+            group = self.one("group_at_gate", name, number)
+            if group is not None and (lane is None or group < lane[:2]):
+                number = -group[1]
+                lane = self.one("gate_head", name, number)
+        return None if lane is None else (number, lane[2], lane[1])
 
     def reopen(self, gate: GateState) -> None:
         """Determine whether the gate is open; a gate that opens wakes its pools."""
@@ -1181,9 +1201,12 @@ class Transaction(Statements):
         gate.wake = gate.opens(self.now)
         if gate.wake is not None:
             gate.rebase(self.now)
-        if is_open and not gate.open:
-            for (number,) in self.all("gate_entries_of", gate.name):
-                self.pools_to_notify.add(self.tier_queues[number].pool)
-        gate.open = int(is_open)
         self._dirty_gates[gate.name] = gate
-        self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
+        if is_open == gate.open:
+            return
+        gate.open = int(is_open)
+        for number, owner in self.all("gate_entries_open_set", gate.open, gate.name):
+            if is_open:
+                self.pools_to_notify.add(self.tier_queues[number].pool)
+            if owner < 0:
+                self._reopened_groups.add(-owner)

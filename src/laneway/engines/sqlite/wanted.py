@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
 
 Position = tuple[Any, ...]
-"""Virtual time and number of a lane or group in an index; among gates, also the gate's key."""
+"""Virtual time and number of a lane or group in an index."""
 
 START: Position = (-1, -1)
 """The position before all lanes of an index."""
@@ -83,8 +83,8 @@ class Only:
         self._begun: set[tuple[int, str]] = set()
         self._seen: set[tuple[int, str]] = set()
         self._stopped: dict[tuple[int, str], Position] = {}
-        self._groups: dict[int, tuple[tuple[int, str], tuple[int, int]]] = {}
-        """By number of a group, below 0: the index that lists it, and the position before it."""
+        self._groups: dict[tuple[int, str], tuple[tuple[int, str], tuple[int, int]]] = {}
+        """By index of a group: the index that lists the group, and the position before it."""
         self._left = MAX_PASSED_OVER
         self.passed_over = False
 
@@ -128,12 +128,14 @@ class Only:
         position = self._begins.get((number, index), START)
         return START if position == SEEN else position
 
-    def enter_group(self, number: int, listed: tuple[int, str], before: tuple[int, int]) -> None:
-        """Lanes of a group (below 0) are read, that this index lists behind this position."""
-        self._groups[number] = listed, before
+    def enter_group(
+        self, index: tuple[int, str], listed: tuple[int, str], before: tuple[int, int]
+    ) -> None:
+        """An index of a group is read, that another one lists behind this position."""
+        self._groups[index] = listed, before
 
     def _was_seen(self, number: int, index: str) -> bool:
-        listed = self._groups[number][0] if number < 0 else (number, index)
+        listed, _ = self._groups.get((number, index), ((number, index), None))
         return self._begins.get(listed) == SEEN
 
     def _stop(self, index: tuple[int, str], position: Position) -> None:
@@ -146,13 +148,13 @@ class Only:
         if self._left > 0:
             return True
         self._stop((number, index), after)
-        if number < 0:
-            self._stop(*self._groups[number])
+        if (number, index) in self._groups:
+            self._stop(*self._groups[number, index])
         return False
 
     def ended(self, number: int, index: str) -> None:
         """Everything was read, in this call and earlier ones."""
-        if number > 0:
+        if (number, index) not in self._groups:
             self._seen.add((number, index))
 
     def skips(self, number: int, index: str, before: tuple[int, int]) -> bool:

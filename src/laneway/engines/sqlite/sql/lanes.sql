@@ -103,7 +103,8 @@ SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
 
 -- name: tier_queue_has_work
 SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
-    OR EXISTS (SELECT 1 FROM gate_entry WHERE tier_queue = ?1 AND open = 1)
+    OR EXISTS (SELECT 1 FROM gate_entry WHERE owner = ?1 AND open = 1)
+    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND open = 1)
     OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0);
 
 -- name: gate_read
@@ -135,9 +136,9 @@ SELECT turn, lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3
     ORDER BY turn, lane LIMIT 1;
 
 -- name: gate_entries_open
--- Behind one of them; several may have lanes of the same group in front.
-SELECT gate, vt, head FROM gate_entry WHERE tier_queue = ? AND open = 1
-    AND (vt, head, gate) > (?, ?, ?) ORDER BY vt, head, gate LIMIT ?;
+-- Where lanes of a tier queue, or of a group (below 0), are first; by these lanes.
+SELECT gate, vt, head FROM gate_entry WHERE owner = ? AND open = 1
+    AND (vt, head) > (?, ?) ORDER BY vt, head LIMIT ?;
 
 -- name: gates_exist
 SELECT EXISTS (SELECT 1 FROM gate);
@@ -148,16 +149,19 @@ SELECT name FROM gate WHERE waiting > 0 ORDER BY random() LIMIT ?;
 -- name: gate_entries_of
 SELECT tier_queue FROM gate_entry WHERE gate = ?;
 
+-- name: gate_entry_read
+SELECT owner, vt, head, open FROM gate_entry WHERE tier_queue = ? AND gate = ?;
+
 -- name: gate_entry_write
-INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (tier_queue, gate)
-        DO UPDATE SET vt = excluded.vt, head = excluded.head, open = excluded.open;
+INSERT INTO gate_entry (tier_queue, gate, owner, vt, head, open) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (tier_queue, gate) DO UPDATE SET owner = excluded.owner, vt = excluded.vt,
+        head = excluded.head, open = excluded.open;
 
 -- name: gate_entry_delete
 DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
 
 -- name: gate_entries_open_set
-UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;
+UPDATE gate_entry SET open = ?1 WHERE gate = ?2 AND open <> ?1 RETURNING tier_queue, owner;
 
 -- name: policies
 SELECT layer, pattern, fields FROM policy;
