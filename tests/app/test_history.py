@@ -153,6 +153,31 @@ def test_where_the_backlog_leads(app: Laneway, world: World) -> None:
     assert app.history(max_backlog=1).max_backlog == 1
 
 
+def test_a_backlog_that_falls_does_not_grow(app: Laneway, world: World) -> None:
+    """After a flood the last minute counts, and of what waits its slope: retries are in no flow."""
+    app.publish_many([Message("slow.a", n) for n in range(1000)])
+    app.history()
+    for _ in range(12):
+        world.later(10)
+        app.ack_many(app.lease(10))
+        app.history()
+    falling = app.history()
+    assert falling.waiting == 880
+    assert falling.growth == pytest.approx(-1.0)
+    assert falling.drain_seconds == pytest.approx(880)
+    for _ in range(12):
+        world.later(10)
+        app.publish("slow.a")
+        for delivery in app.lease(2):
+            delivery.retry(delay=3600)
+        app.history()
+    growing = app.history()
+    assert growing.inflow == pytest.approx(0.1)
+    assert growing.outflow == 0
+    assert growing.growth == pytest.approx(0.1)
+    assert growing.drain_seconds is None
+
+
 def test_waiting_times_of_noisy_topics_are_apart(app: Laneway, world: World) -> None:
     """A flood does not hide how long the others wait."""
     app.publish_many([Message("flood", n) for n in range(1000)])

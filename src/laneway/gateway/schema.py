@@ -716,7 +716,7 @@ class HistoryAnswer(msgspec.Struct, kw_only=True):
     """
     The history: rows, the oldest first; the parts, the largest backlog first; waiting times of the
     noisiest 1 % of the topics and of the others. `inflow`, `outflow`: messages a second, in the
-    last 5 minutes; `drain_seconds`, `full_seconds`: where that leads. `step`: seconds of a row.
+    last minute; `drain_seconds`, `full_seconds`: where that leads. `step`: seconds of a row.
     """
 
     now: datetime

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, TopicStats, WaitCounts
     from laneway.history.records import Cell
 
-RECENT_SECONDS = 300.0
-"""The time over which `inflow` and `outflow` are taken."""
+RECENT_SECONDS = 60.0
+"""The time over which `inflow`, `outflow` and `growth` are taken."""
 
 PAGE = 500
 """Records that are read at once."""
@@ -116,12 +116,14 @@ class History(msgspec.Struct, kw_only=True):
     - `noisy`, `others`: waiting times at delivery; the noisiest 1 % of the topics (at least one)
       and the rest. They are those of tiers, so a pattern makes no difference.
     - `waiting`, `oldest`: now.
-    - `inflow`, `outflow`: messages published per second, and done or died, in the last 5 minutes.
-    - `drain_seconds`: the time until nothing waits, at these rates; None: it does not drain.
+    - `inflow`, `outflow`: messages published per second, and done or died, in the last minute.
+    - `growth`: by how many messages a second `waiting` has grown in the last minute; below 0: it
+      has fallen.
+    - `drain_seconds`: the time until nothing waits, at that growth; None: it does not drain.
     - `max_backlog`: the limit that is reached first, as messages of `full_topic`; of the namespace
       if that is None. None: there is no limit.
-    - `full_seconds`: the time until then, at these rates, if all that is published more than
-      handled is in that topic: so it is the earliest. None: it does not fill.
+    - `full_seconds`: the time until then, at that growth, if all of it is in that topic: so it is
+      the earliest. None: it does not fill.
     """
 
     now: float
@@ -134,6 +136,7 @@ class History(msgspec.Struct, kw_only=True):
     oldest: float | None = None
     inflow: float = 0.0
     outflow: float = 0.0
+    growth: float = 0.0
     drain_seconds: float | None = None
     max_backlog: int | None = None
     full_topic: str | None = None
@@ -177,20 +180,30 @@ def read(
         selected.check(part.pattern for part in history.parts)
     present = _row(latest, selected)
     history.waiting, history.oldest = present.waiting, present.oldest
-    recent = [
-        _row(row, selected)
-        for row in _rows(
-            engine, min(RINGS), now_us - round(min(last, RECENT_SECONDS) * SECOND), now_us, latest
-        )
-    ]
-    seconds = sum(row.seconds for row in recent)
-    if seconds:
-        history.inflow = sum(row.published for row in recent) / seconds
-        history.outflow = sum(row.done + row.died for row in recent) / seconds
+    _set_flows(engine, history, selected, latest, min(last, RECENT_SECONDS))
     if largest is None:
         largest = engine.topic_list(order="backlog", pattern=pattern, limit=1)
     _foresee(engine, history, selected, max_backlog, largest[:1])
     return history
+
+
+def _set_flows(
+    engine: FullEngine, history: History, selected: _Selection, latest: Row, last: float
+) -> None:
+    """Set the flows, and the slope of what waits: from the end of the row before the time."""
+    step, now_us = min(RINGS), latest.end_us
+    since_us = now_us - round(last * SECOND)
+    rows = _rows(engine, step, since_us - step * SECOND, now_us, latest)
+    before = [_row(row, selected) for row in rows if row.end_us <= since_us]
+    recent = [_row(row, selected) for row in rows if row.end_us > since_us]
+    seconds = sum(row.seconds for row in recent)
+    if not seconds:
+        return
+    history.inflow = sum(row.published for row in recent) / seconds
+    history.outflow = sum(row.done + row.died for row in recent) / seconds
+    history.growth = history.inflow - history.outflow
+    if before:
+        history.growth = (history.waiting - before[-1].waiting) / seconds
 
 
 def step_for(last: float, step: float | None) -> float:
@@ -369,7 +382,7 @@ def _foresee(
     largest: Sequence[TopicStats],
 ) -> None:
     """Set when the backlog is drained, and when the first limit is reached."""
-    growth = history.inflow - history.outflow
+    growth = history.growth
     if not history.waiting:
         history.drain_seconds = 0.0
     elif growth < 0:

@@ -30,7 +30,10 @@ SHOWN_NAMES = 3
 FAILING_PART = 0.1
 LONG_SECONDS = 600.0
 LAG_SECONDS = 0.5
-FULL_SECONDS = 3600.0
+HOUR = FULL_SECONDS = 3600.0
+
+GROWING_PART = 0.1
+"""A backlog that grows by less than this part within an hour is as good as steady."""
 
 
 class Sentence(msgspec.Struct, frozen=True):
@@ -174,7 +177,7 @@ def _backlog(view: View) -> Iterator[Sentence]:
                 since_us=stats.oldest_us,
             )
     history = reader.history(900)
-    if history.drain_seconds is None and history.inflow > history.outflow:
+    if history.growth * HOUR > GROWING_PART * waiting and history.inflow > history.outflow:
         yield Sentence(
             "The backlog grows:",
             f"in {words.rate(history.inflow)}, out {words.rate(history.outflow)}",
