@@ -468,7 +468,7 @@ class Laneway:
         one consumer (`Topic.consumer`, or a worker with a handler); a second one is refused, or
         takes over when the first one ends; a worker waits for both. Of a pattern's subscription it
         is one for all topics (`consumer`), those with a subscription of this name included.
-        `start`: `"all waiting"`: copy what waits in the topic, too, up to 100,000 messages; this
+        `start`: `"all waiting"`: copy what the topic holds, too, up to 100,000 messages; this
         opens the store. `where`: values by header, like `{"type": "order.*"}`: it gets only
         messages whose headers match all of them; a value may be a list, and end in `*`. `expires`:
         it gets no more copies after a message has been ready in it for so long, at least a minute,

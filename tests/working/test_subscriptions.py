@@ -7,8 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from laneway import BacklogFull, BadMessage, BadPolicy, Laneway, Message, Refused, UsageError
+from laneway import (
+    BacklogFull,
+    BadMessage,
+    BadPolicy,
+    EngineUnavailable,
+    Laneway,
+    Message,
+    Receipt,
+    Refused,
+    UsageError,
+)
+from laneway.admin import subscriptions as admin_subscriptions
 from laneway.engines import base
+from laneway.message import Draft
 from laneway.working.handler import Handlers
 from tests.working.support import Running, until
 
@@ -174,6 +186,39 @@ def test_all_waiting_messages(tmp_path: Path) -> None:
         assert audit.stats().waiting == 601
         app.publish("orders.eu", "new", headers={"type": "a"})
         assert audit.stats().waiting == 602
+
+
+def test_copying_that_was_interrupted_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call copies the rest, each message once, and the doctor names it until then."""
+    monkeypatch.setattr(admin_subscriptions, "CLOCK_US", 0)
+    monkeypatch.setattr(admin_subscriptions, "PUT_SIZE", 10)
+    with application(tmp_path) as app:
+        app.publish_many(Message("orders.eu", n) for n in range(25))
+        assert len(app.lease(5)) == 5
+        app.topic("orders.us").subscribe("audit")
+        app.publish("orders.us", 1)
+        put, calls = app.engine.put, iter([True, False])
+
+        def put_once(drafts: list[Draft]) -> list[Receipt]:
+            if next(calls):
+                return put(drafts)
+            raise EngineUnavailable("the store is away", applied=False)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app.engine, "put", put_once)
+            with pytest.raises(EngineUnavailable):
+                app.subscribe("orders.*", "audit", start="all waiting")
+        (found,) = admin_subscriptions.check(app.engine)
+        assert found.detail.startswith("orders.*#audit has not got copies")
+        app.publish("orders.eu", "new")
+        app.subscribe("orders.*", "audit", start="all waiting")
+        copies = app.topic("orders.eu#audit").peek(100)
+        assert {str(each.body) for each in copies} == {"new", *map(str, range(25))}
+        assert len(copies) == 26
+        assert app.topic("orders.us#audit").stats().waiting == 1
+        assert admin_subscriptions.check(app.engine) == []
 
 
 def test_longest_names(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from laneway import subscriptions, units
 from laneway.codec import MAX_ID_CHARACTERS
+from laneway.engines.base import Check
 from laneway.engines.shared.copies import NOT_COPIED
 from laneway.errors import BacklogFull, BadPolicy, Refused
 from laneway.headers import SIGNALS
@@ -20,7 +21,7 @@ from laneway.subscriptions import FIELD, Kind, Start, Where
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from laneway.engines.base import FullEngine, MessageView
+    from laneway.engines.base import FullEngine, HeldState, MessageView, RecordKind
     from laneway.policy import Layers
     from laneway.units import Duration
 
@@ -31,10 +32,18 @@ PAGE = 1000
 """Topics that are listed at once."""
 
 MOST_COPIED = 100_000
-"""Most waiting messages of a topic that `start="all waiting"` copies."""
+"""Most messages of a topic that `start="all waiting"` copies."""
 
 PUT_SIZE = 500
 """Copies that one call puts."""
+
+COPYING: RecordKind = "copying"
+"""
+The kind of the records of `start="all waiting"`; the name is that of the topic of the copies.
+"""
+
+CLOCK_US = units.SECOND
+"""How far the clocks of a namespace's shards may be apart when copying continues later."""
 
 _GENERATED = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 """What an id looks like that an engine may have generated."""
@@ -107,39 +116,75 @@ def check_start(pattern: str, name: str, start: object) -> bool:
 
 def copy_waiting(engine: FullEngine, pattern: str, name: str, declare: Callable[[], None]) -> int:
     """
-    Declare a subscription by `declare`, and copy what waits in its topics. Nothing is copied to one
-    that a topic has already. Returns how many messages were copied. Raises Refused, BacklogFull.
+    Declare a subscription by `declare`, and copy what its topics hold. Nothing is copied to one
+    that exists already, unless its copying was interrupted: then the rest is. Returns how many
+    messages were copied. Raises Refused, BacklogFull.
+
+    A record in the store says that the copying has begun, and when the subscription was declared.
     """
-    topics = [
-        topic
-        for topic in _topics_of(engine, pattern)
-        if name not in {each.name for each in engine.policy_of(topic).subscriptions}
-    ]
+    field, key = subscriptions.field_of(name), subscriptions.topic_of(pattern, name)
+    (record,) = engine.record_read(COPYING, [key])
+    topics: list[str] = []
+    if record is not None or not _layers_with(_layers(engine, pattern), field):
+        topics = [
+            topic
+            for topic in _topics_of(engine, pattern)
+            if not _is_declared_by_others(engine, topic, pattern, field)
+        ]
     for topic in topics:
-        waiting = engine.topic_stats(topic).waiting
-        if waiting > MOST_COPIED:
+        held = engine.topic_stats(topic)
+        if held.waiting + held.leased > MOST_COPIED:
             raise Refused(
-                f"subscription {name} of {topic}: {waiting:,} messages wait, and at most"
-                f' {MOST_COPIED:,} can be copied; subscribe with start="now"'
+                f"subscription {name} of {topic}: {held.waiting + held.leased:,} messages wait, and"
+                f' at most {MOST_COPIED:,} can be copied; subscribe with start="now"'
             )
+    if not topics:
+        declare()
+        return 0
+    begun = record or b"null"
+    if record is None:
+        engine.record_swap(COPYING, key, None, begun)
     declare()
-    return sum(_copy_waiting(engine, topic, name) for topic in topics)
+    declared_us = msgspec.json.decode(begun, type=int | None)
+    if declared_us is None:
+        declared = msgspec.json.encode(engine.time_us())
+        engine.record_swap(COPYING, key, begun, declared)
+    else:
+        declared, declared_us = begun, declared_us + CLOCK_US
+    copied = sum(_copy_waiting(engine, topic, name, declared_us) for topic in topics)
+    engine.record_swap(COPYING, key, declared, None)
+    return copied
 
 
-def _copy_waiting(engine: FullEngine, topic: str, name: str) -> int:
+def check(engine: FullEngine) -> list[Check]:
+    """The doctor's finding about copying that was interrupted; none if there is none."""
+    return [
+        Check(
+            "subscriptions",
+            ok=False,
+            detail=f"{topic} has not got copies of all messages that waited when it was declared",
+            advice="if no program is copying them now, call subscribe again with"
+            ' start="all waiting", or remove the subscription',
+        )
+        for topic, _ in engine.records(COPYING)
+    ]
+
+
+def _copy_waiting(engine: FullEngine, topic: str, name: str, declared_us: int | None) -> int:
     """
-    What was published before the subscription is copied. A message that was published while it was
-    declared may have two copies, but none is left out.
+    What was published before the subscription is copied. `declared_us`: when it was declared; None:
+    just now. A message that was published in that moment may have two copies, but none is left out.
     """
     subscription = next(
         (each for each in engine.policy_of(topic).subscriptions if each.name == name), None
     )
     if subscription is None:
         return 0  # it was removed meanwhile
-    declared_us = engine.time_us(topic)
+    if declared_us is None:
+        declared_us = engine.time_us(topic)
     views = [
         view
-        for view in engine.topic_peek(topic, limit=2 * MOST_COPIED)
+        for view in _held(engine, topic)
         if view.published_us <= declared_us and subscription.takes(view.headers)
     ]
     drafts = [draft for view in views for draft in _copies(view, name, declared_us)]
@@ -148,6 +193,19 @@ def _copy_waiting(engine: FullEngine, topic: str, name: str) -> int:
             if receipt.outcome == "refused":
                 raise BacklogFull(f"subscription {name} of {topic}: {receipt.reason}", [receipt])
     return len(drafts)
+
+
+def _held(engine: FullEngine, topic: str) -> list[MessageView]:
+    """
+    The waiting and leased messages of a topic, in the order of delivery. What is leased is read
+    before and after, because messages are leased and come back meanwhile.
+    """
+    found: dict[str, MessageView] = {}
+    states: tuple[HeldState | None, ...] = ("leased", None, "leased")
+    for state in states:
+        for view in engine.topic_peek(topic, limit=2 * MOST_COPIED, state=state):
+            found.setdefault(view.id, view)
+    return list(found.values())
 
 
 def _copies(view: MessageView, name: str, now_us: int) -> Iterator[Draft]:
@@ -283,12 +341,13 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
     """
     check_pattern(pattern)
     field = subscriptions.field_of(name)
-    layers = (
-        engine.policies().layers(pattern) if is_pattern(pattern) else engine.policy_own(pattern)
-    )
-    declaring = _layers_with(layers, field)
+    declaring = _layers_with(_layers(engine, pattern), field)
     if not declaring:
         raise Refused(f"subscription {name} of {pattern}: there is none")
+    key = subscriptions.topic_of(pattern, name)
+    (record,) = engine.record_read(COPYING, [key])
+    if record is not None:
+        engine.record_swap(COPYING, key, record, None)
     for layer in declaring:
         engine.policy_set_many(layer, [(pattern, {field: None})])
     if not is_pattern(pattern):
@@ -306,15 +365,23 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
 
 def count_held(engine: FullEngine, pattern: str, name: str) -> int:
     """How many messages `remove` would remove."""
-    field, table = subscriptions.field_of(name), engine.policies()
+    field = subscriptions.field_of(name)
     found = 0
     for topic in _topics(engine, check_pattern(pattern), name):
-        others = {topic, *table.covering(topic)} - {pattern}
-        layers = (table.layers(p) if is_pattern(p) else engine.policy_own(p) for p in others)
-        if not any(_layers_with(each, field) for each in layers):
+        if not _is_declared_by_others(engine, topic, pattern, field):
             stats = engine.topic_stats(subscriptions.topic_of(topic, name))
             found += stats.waiting + stats.leased + stats.dead
     return found
+
+
+def _is_declared_by_others(engine: FullEngine, topic: str, pattern: str, field: str) -> bool:
+    """Whether a topic would have a subscription without what this pattern declares."""
+    others = {topic, *engine.policies().covering(topic)} - {pattern}
+    return any(_layers_with(_layers(engine, other), field) for other in others)
+
+
+def _layers(engine: FullEngine, pattern: str) -> Layers:
+    return engine.policies().layers(pattern) if is_pattern(pattern) else engine.policy_own(pattern)
 
 
 def _layers_with(layers: Layers, field: str) -> list[str]:

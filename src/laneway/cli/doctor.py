@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import click
 
-from laneway.admin import workers
+from laneway.admin import subscriptions, workers
 from laneway.cli.session import REFUSED, Session, json_option, pass_session, print_json, say
 from laneway.engines import check_server
 from laneway.engines.base import Check
@@ -45,7 +45,7 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
         check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")
     ]
     if all(check.ok for check in checks):  # else the list may not be readable
-        checks.append(workers.check(engine))
+        checks += [workers.check(engine), *subscriptions.check(engine)]
     if dump:
         snapshot = engine.snapshot() if all(check.ok for check in checks[:1]) else {}
         for message in snapshot.get("messages", []):

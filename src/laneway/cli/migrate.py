@@ -122,6 +122,7 @@ def move(
     copy_programs(old, new)
     counts["elections"] = copy_terms(old, new)
     counts["rows of history"] = copy_rows(old, new)
+    copy_records(old, new, "copying")
     counts["tokens"] = copy_records(old, new, "token")
     counts["endpoints"] = copy_records(old, new, "endpoint")
     counts["attempts in the delivery log"] = copy_delivery_log(old, new)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RecordKind = Literal["audit", "command", "endpoint", "gateway", "session", "token"]
+RecordKind = Literal["audit", "command", "copying", "endpoint", "gateway", "session", "token"]
 """
 What a record is about.
 
 `"gateway"`: what all gateways of a namespace share. `"token"`: a token of the gateway's API.
 `"session"`: a browser's session that has ended early. `"audit"`: a change that was made through the
 API. `"command"`: one to a worker, or its answer. `"endpoint"`: where a topic's messages are pushed
-to; its name is the topic's.
+to; its name is the topic's. `"copying"`: a subscription that does not have all copies of what
+waited in its topics yet.
 
 There may be millions of endpoints, so reading and changing one, and listing a page of them, must
 not cost more then. Of the others there are thousands at most.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from laneway.admin import workers
+from laneway.admin import subscriptions, workers
 from laneway.engines.base import DoctorStep
 from laneway.gateway import operations
 from laneway.gateway.problems import Problem
@@ -52,7 +52,7 @@ def _steps(engine: FullEngine, pause: Pause) -> Iterator[DoctorStep]:
         if step.checks:
             checks = list(step.checks)
             if all(check.ok for check in checks):  # else the list may not be readable
-                checks.append(workers.check(engine))
+                checks += [workers.check(engine), *subscriptions.check(engine)]
             yield DoctorStep(step.done, step.total, checks)
         elif time.monotonic() - written_at >= WRITTEN_SECONDS:
             written_at = time.monotonic()
