@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from laneway import BadMessage, Laneway, Message, UsageError
+from laneway import BadMessage, Laneway, LeaseLost, Message, Receipt, UsageError
+from laneway.message import Draft
 from laneway.testing import World, virtual
 from tests.conformance.valkey_setups import server
 from tests.working.support import Running, until
@@ -137,11 +138,37 @@ def test_it_is_changed(clockwork: Clockwork) -> None:
     world.later("10m")
     (due,) = app.lease(1)
     app.schedule("it", clockwork.tick, every="15m", args=("new",))
-    due.release()
+    with pytest.raises(LeaseLost):
+        due.release()
     world.run_all(within="36m", schedules=True)
     assert clockwork.minutes("old") == []
     assert clockwork.minutes("new") == [15, 30, 45]
     assert len(app.schedules()) == 1
+
+
+def test_it_is_removed_while_it_fires(clockwork: Clockwork) -> None:
+    """Nothing follows."""
+    app, world = clockwork.app, clockwork.world
+    assert world is not None
+    app.add_schedule("it", clockwork.tick, every="10m", args=("it",))
+    world.run()
+    world.later("10m")
+
+    def remove(drafts: list[Draft]) -> list[Receipt]:
+        receipts = put(drafts)
+        if drafts[0].topic == "task.tick":
+            assert [each.name for each in app.schedules()] == ["it"]
+            assert app.remove_schedule("it") is True
+        return receipts
+
+    put = app.engine.put
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app.engine, "put", remove)
+        world.run()
+    assert app.schedules() == []
+    assert app.remove_schedule("it") is False
+    world.run_all(within="1h", schedules=True)
+    assert clockwork.minutes("it") == [10]
 
 
 def test_once(clockwork: Clockwork) -> None:

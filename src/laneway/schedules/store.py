@@ -4,8 +4,9 @@ The schedules of an application: declared in code or at run time, and kept in th
 A schedule is one message in its own topic, due when it fires next. The worker that handles it
 publishes the call and the next such message. The ids of both consist of the schedule's name and the
 intended time, and the store knows them for a day: handled twice, by two workers or after a crash,
-it fires once. So no worker is special, and only the store's clock counts. Pausing a schedule pauses
-its topic; removing it purges the topic.
+it fires once. So no worker is special, and only the store's clock counts. The next message is
+published in the transaction that ends the lease of the one before. Pausing a schedule pauses its
+topic; removing or changing it deletes the topic with its lease, after which nothing follows.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from laneway.working.handler import Handler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from laneway.engines.base import FullEngine
-    from laneway.message import Receipt
+    from laneway.engines.base import FullEngine, HeldState
+    from laneway.message import Lease, Receipt, Settlement
     from laneway.units import Duration
     from laneway.working.handler import Handlers
 
@@ -267,14 +268,14 @@ def put(engine: FullEngine, schedule: Schedule) -> bool:
     if nominal is None:
         return False
     if standing:
-        engine.topic_purge(schedule.topic)
+        engine.topic_delete(schedule.topic)
     engine.put([schedule.entry(nominal)])
     return True
 
 
 def remove(engine: FullEngine, name: str) -> bool:
     """Remove a schedule. Returns False if it did not exist."""
-    return engine.topic_purge(PREFIX + name) > 0
+    return engine.topic_delete(PREFIX + name) > 0
 
 
 def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
@@ -387,9 +388,14 @@ def _planned(entry: Entry, *, is_paused: bool) -> Planned:
 
 
 def _standing(engine: FullEngine, topic: str) -> list[Entry]:
+    """What waits, else what is firing now."""
+    return _held(engine, topic) or _held(engine, topic, "leased")
+
+
+def _held(engine: FullEngine, topic: str, state: HeldState | None = None) -> list[Entry]:
     return [
         entry
-        for view in engine.topic_peek(topic, limit=10)
+        for view in engine.topic_peek(topic, limit=10, state=state)
         if (entry := _read(view.body)) is not None
     ]
 
@@ -425,7 +431,15 @@ class _Firing(Handler):
         super().__init__(self._fire, PREFIX + "*", name="laneway.schedule")
         self._engine = engine
 
-    def _fire(self, message: Message) -> None:
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> Sequence[Draft]:
+        """The next entry is stored only if the lease of this one still stands."""
+        del lease, error, settlement
+        return returned or ()
+
+    def _fire(self, message: Message) -> list[Draft]:
+        """Publish the calls. Returns the next entry, if there is one."""
         try:
             entry = msgspec.convert(message.body, Entry)
         except msgspec.ValidationError as error:
@@ -433,19 +447,18 @@ class _Firing(Handler):
         engine, schedule = self._engine(), entry.schedule
         if any(
             other.schedule.fingerprint != schedule.fingerprint
-            for other in _standing(engine, schedule.topic)
+            for other in _held(engine, schedule.topic)
         ):
             log.info(
                 "schedule %s was changed: the changed schedule decides about the firing at %s",
                 schedule.name,
                 entry.nominal,
             )
-            return
+            return []
         due, following = _due(schedule, entry.nominal, _now(engine, schedule.topic))
         _publish(engine, schedule, [schedule.firing(nominal) for nominal in due])
         # Only after the calls: else each period would leave one more entry that waits.
-        if following is not None:
-            _publish(engine, schedule, [schedule.entry(following)])
+        return [] if following is None else [schedule.entry(following)]
 
 
 def _publish(engine: FullEngine, schedule: Schedule, drafts: list[Draft]) -> None:
