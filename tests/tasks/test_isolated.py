@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laneway import Laneway
+from laneway import Laneway, UsageError
 from laneway.testing import virtual
 
 MODULE = """
@@ -64,3 +64,13 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert sorted(dead) == ["KeyError: 'one'", "retries used up (2 attempts): OSError: two"]
         assert f"{name}.py" in (dead["KeyError: 'one'"] or "")
     assert not (tmp_path / "laneway.db").exists(), "neither here nor in a child is the store opened"
+
+
+def test_a_function_that_no_child_can_import(tmp_path: Path) -> None:
+    """It is refused where it is declared, not when its first call ends the worker."""
+    app = Laneway(f"sqlite:///{tmp_path}/q.db")
+
+    def inner() -> None: ...
+
+    with pytest.raises(UsageError, match=r"inner: isolation=.process. needs a function at the top"):
+        app.task(isolation="process")(inner)

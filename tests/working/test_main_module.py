@@ -6,9 +6,11 @@ outlives its worker.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -177,30 +179,49 @@ if "the child" in {place}:
 """
 
 
-@pytest.mark.parametrize("how", ["no interpreter", "no module", "dies"])
-def test_a_child_that_cannot_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """A child that cannot start counts no attempt and stops the worker with one error."""
+@pytest.fixture
+def with_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
     name = f"cannot_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(folder=tmp_path, place="sys.argv"))
     monkeypatch.syspath_prepend(tmp_path)
-    module = __import__(name)
-    if how == "no interpreter":
-        monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    elif how == "no module":
+    app: Laneway = __import__(name).app
+    with app:
+        yield app
+    del sys.modules[name]
+
+
+def test_a_system_that_starts_no_children(
+    with_module: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts no attempt and stops the worker with one error."""
+    app = with_module
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    app.publish("jobs", id="one")
+    with pytest.raises(CannotStart, match=r"/nowhere/python") as raised:
+        app.run_worker(burst=True)
+    assert "\n" not in str(raised.value)
+    view = app.engine.find("one")
+    assert view is not None
+    assert (view.state, view.attempts) == ("ready", 0)
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_a_child_that_cannot_import_its_handler(
+    with_module: Laneway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The message has failed, and the worker serves other topics."""
+    app = with_module
+    if how == "raises":
         monkeypatch.setattr(sys, "argv", ["the child"])
     else:
-        (tmp_path / f"{name}.py").write_text("import os; os._exit(7)")
-    app: Laneway = module.app
-    with app:
-        app.publish("jobs", id="one")
-        with pytest.raises(
-            CannotStart, match=r"/nowhere/python|RuntimeError: no license|ended with exit code 7"
-        ) as raised:
-            app.run_worker(burst=True)
-        assert "\n" not in str(raised.value)
-        view = app.engine.find("one")
-        assert view is not None
-        assert (view.state, view.attempts) == ("ready", 0)
-    del sys.modules[name]
+        (tmp_path / f"cannot_{tmp_path.name}.py").write_text("import os; os._exit(7)")
+    app.policy("jobs", retries=0)
+    app.handler("others")(lambda _: None)
+    app.publish("jobs", id="one")
+    app.publish("others")
+    summary = app.run_worker(burst=True)
+    assert (summary.acked, summary.died) == (1, 1)
+    (dead,) = app.topic("jobs").dead_letters()
+    assert re.search(
+        "cannot be started: (RuntimeError: no license|it ended with exit code 7)", str(dead)
+    )

@@ -9,6 +9,7 @@ from laneway.errors import UsageError
 from laneway.policy import Backoff, PolicyOptions
 from laneway.tasks.options import RETRY_OPTIONS, TaskOptions
 from laneway.tasks.task import Task
+from laneway.working.handler import check_importable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -77,6 +78,8 @@ class TaskDecorator:
     def __call__(self, function: Callable[P, Any]) -> Any:
         """Make the function a task. Raises UsageError, BadPolicy."""
         name = getattr(function, "__qualname__", function)
+        if self._options.isolation == "process":
+            check_importable(f"task {name}", function)
         injected = self._app.handlers.lifespans.inject(f"task {name}", function)
         task = self._base(self._app, injected, self._options)
         self._app.handlers.add_task(task.handler)

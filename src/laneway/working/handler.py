@@ -208,19 +208,23 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
                 f' isolation="{isolation}"'
             )
         return "async"
-    if isolation == "process" and (
-        "<" in getattr(function, "__qualname__", "<") or not getattr(function, "__module__", None)
-    ):
-        raise UsageError(
-            f'{where}: isolation="process" needs a function at the top of a module, so that the'
-            " child can import it"
-        )
+    if isolation == "process":
+        check_importable(where, function)
     if isolation == "process" and asks_for_state(function):
         raise UsageError(
             f"{where}: a child process has no state of its worker; leave out"
             ' isolation="process", or the parameters that a lifespan provides'
         )
     return isolation or "thread"
+
+
+def check_importable(where: str, function: Callable[..., Any]) -> None:
+    """Raise UsageError if a child process cannot import the function by its name."""
+    if "<" in getattr(function, "__qualname__", "<") or not getattr(function, "__module__", None):
+        raise UsageError(
+            f'{where}: isolation="process" needs a function at the top of a module, so that the'
+            " child can import it"
+        )
 
 
 def check_parameters(handler: Handler) -> None:

@@ -61,7 +61,7 @@ class ProcessExecutor(ThreadExecutor):
     A thread that has a unit takes an idle child of its handler, or starts one.
     `began` is called, from that thread, when the child begins the unit: the child's own start does
     not count. `cannot_start` is called on the event loop instead of `finished` for a unit that got
-    no child, with a CannotStart.
+    no child because the system starts none, with a CannotStart.
     """
 
     reports_begin = True
@@ -178,7 +178,7 @@ class ProcessExecutor(ThreadExecutor):
 
 
 class _Child:
-    """One child process and the pipe to it. Raises CannotStart."""
+    """One child process and the pipe to it. Raises CannotStart if the system starts none."""
 
     def __init__(self, address: str, fork_server: ForkServer | None) -> None:
         self.address = address
@@ -201,7 +201,10 @@ class _Child:
         self._pipe = self._process.pipe
 
     def wait_until_ready(self) -> None:
-        """Wait until it takes units. Raises CannotStart, EOFError if this worker ended it."""
+        """
+        Wait until it takes units. Raises ChildDied if it cannot import its handler: a failure of
+        the message, since handlers beside it work; EOFError if this worker ended the child.
+        """
         try:
             problem = (
                 self._pipe.recv()
@@ -214,7 +217,7 @@ class _Child:
             problem = f"it {self.end_in_words()}"
         if problem is not None:
             self.has_ended = True
-            raise CannotStart(f"a child process for {self.address} cannot be started: {problem}")
+            raise ChildDied(f"a child process for {self.address} cannot be started: {problem}")
         self.is_ready = True
 
     def begins(
