@@ -22,6 +22,7 @@ from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite import store
 from laneway.engines.sqlite.statements import SQL
 from laneway.errors import (
+    BadMessage,
     BadPolicy,
     EngineCorrupt,
     EngineUnavailable,
@@ -36,6 +37,17 @@ from laneway.units import SECOND
 
 def engine_at(path: Path, **settings: object) -> FullEngine:
     return open_engine(f"sqlite:///{path}", Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_a_value_that_sqlite_never_takes(tmp_path: Path) -> None:
+    """It is refused as a bad message, so that buffers and spools go on without it."""
+    with closing(open_engine(f"sqlite:///{tmp_path}/q.db", Settings())) as engine:
+        held = engine._store.connection  # type: ignore[attr-defined]
+        held.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
+        with pytest.raises(BadMessage, match=r"q\.db: .*larger than SQLite takes"):
+            engine.put([Draft("a", bytes(200_000)), Draft("a", b"1")])
+        assert engine.put([Draft("a", b"2")])[0].outcome == "accepted"
+        assert engine.topic_stats("a").waiting == 1
 
 
 def test_messages_survive_reopening(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from laneway.engines.valkey.address import parse
 from laneway.engines.valkey.doctor import check_server
 from laneway.engines.valkey.server_check import Facts
 from laneway.errors import (
+    BadMessage,
     EngineCorrupt,
     EngineUnavailable,
     LanewayError,
@@ -249,6 +250,21 @@ def test_memory_that_has_run_out(opened: Opened) -> None:
         assert len(drain(engine)) == accepted
         engine.put(some(10))
         assert [check for check in engine.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("size", [1_100_000, 9_000_000])
+def test_a_value_that_the_server_never_takes(opened: Opened, size: int) -> None:
+    """
+    It is refused as a bad message, so that buffers and spools go on without it. A server closes the
+    connection in the middle of a long one.
+    """
+    with Server(**{"proto-max-bulk-len": "1mb"}) as small:
+        engine = opened(small.url)
+        engine.policy_set("code", "a", {"max_body": 10_000_000})
+        with pytest.raises(BadMessage, match=r"larger than the server takes .proto-max-bulk-len"):
+            engine.put([Draft("a", bytes(size)), Draft("a", b"1")])
+        assert engine.put([Draft("a", b"2")])[0].outcome == "accepted"
+        assert engine.topic_stats("a").waiting == 1
 
 
 def test_a_key_of_another_program(opened: Opened) -> None:

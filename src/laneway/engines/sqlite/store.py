@@ -25,7 +25,13 @@ from laneway.engines.shared.files import Files, is_of_another
 from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.log_length import LogLength
 from laneway.engines.sqlite.syncing import WalSync
-from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
+from laneway.errors import (
+    BadMessage,
+    EngineCorrupt,
+    EngineUnavailable,
+    LanewayError,
+    SchemaMismatch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -477,7 +483,7 @@ class Store:
                 self._synchronous = ""
                 self.connection = self._open()
 
-    def explain(self, error: sqlite3.Error) -> EngineUnavailable:
+    def explain(self, error: sqlite3.Error) -> LanewayError:
         """The exception that a SQLite error means for the caller, in one line."""
         code = getattr(error, "sqlite_errorname", "") or ""
         text = str(error)
@@ -493,6 +499,11 @@ class Store:
         if code.startswith("SQLITE_FULL"):
             return EngineUnavailable(
                 f"{self.name}: the disk is full; nothing was changed, make room and try again"
+            )
+        if code.startswith("SQLITE_TOOBIG") or isinstance(error, sqlite3.DataError):
+            return BadMessage(
+                f"{self.name}: the call has a value that is larger than SQLite takes ({text});"
+                " nothing was changed: make the body smaller"
             )
         if code.startswith("SQLITE_READONLY") or "readonly" in text:
             return EngineUnavailable(

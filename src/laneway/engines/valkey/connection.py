@@ -9,6 +9,7 @@ If a connection breaks after the call was sent, the error says that its effect i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -21,11 +22,11 @@ from redis import exceptions as refusals
 from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.valkey import server_check
 from laneway.engines.valkey.address import parse
-from laneway.engines.valkey.errors import explain, is_hopeless
+from laneway.engines.valkey.errors import explain, is_hopeless, is_too_large
 from laneway.engines.valkey.nodes import connect
 from laneway.engines.valkey.pubsub import Subscription, Subscriptions
 from laneway.engines.valkey.scripts import NAMES, SOURCE
-from laneway.engines.valkey.wire import packed, read_answer, read_info, read_or_raise
+from laneway.engines.valkey.wire import max_length, packed, read_answer, read_info, read_or_raise
 from laneway.errors import EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ a server that loads its data is waited for also then.
 
 PAUSE_FIRST, PAUSE_MOST = 0.005, 0.25
 """Seconds between two tries: doubled each time, with jitter."""
+
+LARGE, LARGE_SECONDS = 1_000_000, 1.0
+"""
+A connection that is lost with a command of so many bytes: ask the server whether it takes values of
+that size, and wait so many seconds for a refusal.
+"""
 
 CLUSTER_SHARDS = 64
 
@@ -319,6 +326,8 @@ class Connections:
             ) as refusal:
                 raise self.explain(refusal) from refusal
             except (refusals.ConnectionError, refusals.TimeoutError, OSError) as loss:
+                if len(command) > LARGE:
+                    self._check_size(key, command)
                 if (sent and not repeatable) or self._closed or is_hopeless(loss):
                     raise self.explain(loss, applied=None if sent else False) from loss
                 error = loss
@@ -346,6 +355,26 @@ class Connections:
             self._nodes.refresh(error)
             time.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, PAUSE_MOST)
+
+    def _check_size(self, key: str, command: bytes) -> None:
+        """
+        Raise BadMessage if the server refuses the command's largest value. It refuses it when it
+        has its length, and closes the connection, so that the client fails to send the rest and
+        does not see the answer.
+        """
+        with contextlib.suppress(refusals.ConnectionError, refusals.TimeoutError, OSError):
+            pool = self._nodes.pool(key)
+            connection = pool.get_connection()
+            try:
+                start = b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % max_length(command)
+                connection.send_packed_command([start])
+                if connection.can_read(LARGE_SECONDS):
+                    answer = read_answer(connection)
+                    if is_too_large(answer):
+                        raise self.explain(answer)
+            finally:
+                connection.disconnect()
+                pool.release(connection)
 
     def _may_be_elsewhere(self, refusal: Exception, *, is_first: bool) -> bool:
         """

@@ -9,6 +9,7 @@ import hiredis
 from redis import exceptions as refusals
 
 from laneway.errors import (
+    BadMessage,
     EngineCorrupt,
     EngineUnavailable,
     LanewayError,
@@ -36,6 +37,11 @@ def is_hopeless(error: Exception) -> bool:
         or "protected mode" in text.lower()
         or "DENIED" in text
     )
+
+
+def is_too_large(refusal: Exception) -> bool:
+    """Whether the server refuses a value for its size; it closes the connection then."""
+    return "invalid bulk length" in str(refusal)
 
 
 def explain(address: Address, error: Exception, *, applied: bool | None) -> LanewayError:
@@ -128,7 +134,7 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Lane
         )
         return unavailable(f"no answer within {address.timeout:g} s{unknown}{no_tls}")
     if isinstance(error, refusals.ResponseError):
-        return _refused(name, text, unavailable)
+        return _refused(name, error, text, unavailable)
     if "connection refused" in lowered or "no such file" in lowered:
         return unavailable("nothing listens there; start the server, or check the URL")
     if (
@@ -162,7 +168,7 @@ def _authentication_failed(name: str, address: Address, text: str) -> LanewayErr
     return UsageError(f"{name}: wrong password for {who}, or no such user")
 
 
-def _refused(name: str, text: str, unavailable: Any) -> LanewayError:
+def _refused(name: str, error: Exception, text: str, unavailable: Any) -> LanewayError:
     if "WRONGTYPE" in text:
         return EngineCorrupt(
             f"{name}: a key of another program is in the way (laneway:…); use another database, or"
@@ -191,6 +197,12 @@ def _refused(name: str, text: str, unavailable: Any) -> LanewayError:
     if "unknown command" in text.lower():
         return UsageError(
             f"{name}: this is no Valkey or Redis that Laneway can use ({_short(text)})"
+        )
+    if is_too_large(error):
+        return BadMessage(
+            f"{name}: the call has a value that is larger than the server takes"
+            " (proto-max-bulk-len); nothing was changed: make the body smaller, or raise that"
+            " setting of the server"
         )
     if "DB index is out of range" in text:
         return UsageError(f"{name}: the server has no such database; take a smaller number")

@@ -19,6 +19,19 @@ def packed(*words: Any) -> bytes:
     return command
 
 
+def max_length(commands: bytes) -> int:
+    """The length of the longest word of encoded commands."""
+    longest = position = 0
+    while position < len(commands):
+        end = commands.index(b"\r\n", position)
+        if commands[position] == ord("$"):
+            length = int(commands[position + 1 : end])
+            longest = max(longest, length)
+            end += 2 + length
+        position = end + 2
+    return longest
+
+
 def read_answer(connection: AbstractConnection) -> Any:
     """Read the next answer. A refusal is returned, so that the answers behind it are read too."""
     try:
