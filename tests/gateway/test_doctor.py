@@ -71,11 +71,13 @@ def test_findings_on_the_page(web: Browser, shop: Laneway) -> None:
 
 
 def test_who_may_run_it(web: Browser, shop: Laneway) -> None:
-    """It takes the scope admin; a reader sees the findings, and the command."""
+    """It takes the scope admin for all topics; a reader sees the findings, and the command."""
     _, web.token, _ = tokens.create(shop.engine, "reader", ["read", "operate"])
     assert web.send("POST", "/v1/doctor").status == 403
     assert "Run the doctor" not in web.get("/store").words
     assert "laneway doctor" in web.get("/store").words
+    _, web.token, _ = tokens.create(shop.engine, "customer", ["admin"], topics=["a.*"])
+    assert web.send("POST", "/v1/doctor").status == 403
     _, web.token, _ = tokens.create(shop.engine, "admin", ["admin"])
     operation = web.json("/v1/doctor", "POST")["operation"]
     assert ended(web, operation)["who"] == "admin"

@@ -49,7 +49,13 @@ USED_SECONDS = 60
 """`last_used` is written at most so often."""
 
 BAD_TOKENS, BAD_SECONDS = 10, 60.0
-"""An address that sent so many bad tokens in so many seconds is refused until some are older."""
+"""
+After as many bad tokens in as many seconds an address is told only that they are too many. Its good
+tokens are served: an address may be that of a proxy, with all its clients.
+"""
+
+READ_TOGETHER = 1000
+"""Tokens that are read at once."""
 
 MAX_ADDRESSES = 10_000
 """Addresses whose bad tokens are counted."""
@@ -235,6 +241,8 @@ class TokenCheck:
         self._host = host
         self._lock = threading.Lock()
         self._cached: dict[str, tuple[Token | None, float]] = {}
+        self._wanted: dict[str, None] = {}
+        """The ids that the next read is about."""
         self._bad: dict[str, deque[float]] = {}
         self._free_at: dict[str, float] = {}
         self._any: tuple[bool, float] | None = None
@@ -255,7 +263,7 @@ class TokenCheck:
         """
         The caller of a token whose record is in memory; None: it has to be read.
 
-        Raises Problem for a bad token, and for any but a known one from an address that sent many.
+        Raises Problem for a bad token.
         """
         parsed = parse(text)
         if parsed is None:
@@ -264,16 +272,22 @@ class TokenCheck:
         record, read_at = self._cached.get(token_id, (None, 0.0))
         if read_at and time.monotonic() - read_at < CACHE_SECONDS:
             return self._caller(token_id, secret, record, address)
-        if record is None and self._is_blocked(address):
-            raise _too_many_bad()
         return None
 
     async def read(self, services: Reading, text: str, address: str) -> Caller:
-        """As `cached`, with the record as the store has it now."""
+        """
+        As `cached`, with the record as the store has it now. One read at a time is about all tokens
+        that came meanwhile, so bad ones take no threads from other requests.
+        """
         parsed = parse(text)
         assert parsed is not None  # `cached` has parsed it
         token_id, secret = parsed
-        record = await services.run_shared(self._read, token_id)
+        found: dict[str, Token | None] = {}
+        while token_id not in found:
+            with self._lock:
+                self._wanted[token_id] = None
+            found = await services.run_shared(self._read_wanted)
+        record = found[token_id]
         caller = self._caller(token_id, secret, record, address)
         if record is not None and _is_use_due(record):
             await services.run_shared(self._note_use, token_id)
@@ -292,7 +306,7 @@ class TokenCheck:
 
     def read_of_session(self, token_id: str) -> Caller:
         """As `of_session`, with the record as the store has it now. Blocks."""
-        record = self._read(token_id)
+        record = self._read([token_id])[token_id]
         caller = self._session_caller(token_id, record)
         if record is not None and _is_use_due(record):
             self._note_use(token_id)
@@ -311,16 +325,27 @@ class TokenCheck:
                 found[token_id] = unauthenticated(f'the token "{record.name}" has expired')
         return found
 
-    def _read(self, token_id: str) -> Token | None:
-        """The record of a token, as the store has it now. Blocks."""
-        (stored,) = self._host.engine.record_read("token", [token_id])
-        record = None if stored is None else _read(stored)
+    def _read_wanted(self) -> dict[str, Token | None]:
+        """Read the first of the wanted tokens. Blocks."""
         with self._lock:
-            if len(self._cached) >= MAX_CACHED:
+            ids = list(self._wanted)[:READ_TOGETHER]
+            for token_id in ids:
+                del self._wanted[token_id]
+        return self._read(ids)
+
+    def _read(self, ids: list[str]) -> dict[str, Token | None]:
+        """The records of tokens, as the store has them now. Blocks."""
+        stored = self._host.engine.record_read("token", ids) if ids else ()
+        found = {
+            token_id: None if record is None else _read(record)
+            for token_id, record in zip(ids, stored, strict=True)
+        }
+        now = time.monotonic()
+        with self._lock:
+            if len(self._cached) + len(found) > MAX_CACHED:
                 self._cached.clear()
-                self._free_at.clear()
-            self._cached[token_id] = record, time.monotonic()
-        return record
+            self._cached.update({token_id: (record, now) for token_id, record in found.items()})
+        return found
 
     def _session_caller(self, token_id: str, record: Token | None) -> Caller:
         if record is None:
@@ -348,6 +373,8 @@ class TokenCheck:
         assert record.rate is not None
         now = time.monotonic()
         with self._lock:
+            if len(self._free_at) >= MAX_CACHED:
+                self._free_at.clear()
             free_at = max(self._free_at.get(token_id, 0.0), now - 1.0) + 1 / record.rate
             early = free_at - now - max(0.0, 1 / record.rate - 1.0)
             if early > ROUNDING_SECONDS:

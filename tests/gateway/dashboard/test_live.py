@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from laneway import Laneway, Message
+from laneway.gateway import tokens
 from laneway.gateway.dashboard import collector as collecting
 from laneway.gateway.dashboard.menu import PAGES
 from laneway.gateway.dashboard.patches import applied
@@ -87,6 +89,55 @@ def test_a_slow_store_is_asked_less_often(
         while events.until_tick()["tick"]["every"] == 1.0:
             pass
     monkeypatch.undo()
+
+
+def test_pages_of_one_token(
+    browser: Browser,
+    app: Laneway,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A token watches so many pages, whatever others do, and none that it may not see."""
+    monkeypatch.setattr(collecting, "MAX_PAGES", 2)
+    monkeypatch.setattr(collecting, "MAX_VIEWERS", 3)
+    _, browser.token, _ = tokens.create(app.engine, "ops", ["read"])
+    customer = Browser(browser.port)
+    _, customer.token, _ = tokens.create(app.engine, "customer", ["read"], topics=["b.*"])
+    with contextlib.ExitStack() as streams:
+        for order in ("name", "age", "age"):
+            events = streams.enter_context(customer.live(f"/topics?order={order}"))
+            assert events.next()[0] != "full"
+        for order, text in (("dead", "2 other pages"), ("age", "3 viewers")):
+            events = streams.enter_context(customer.live(f"/topics?order={order}"))
+            name, content = events.next()
+            assert (name, text in content) == ("full", True)
+        events = streams.enter_context(browser.live("/topics?order=dead"))
+        events.until_tick()
+        customer.get("/live?of=%2Ftopic%3Fname%3Da.x", status=403)
+        events.until_tick()
+    assert "a.x" not in caplog.text
+
+
+def test_tokens_divide_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a token that need more than its part are rendered less often, others' as before."""
+    monkeypatch.setattr(collecting, "BUDGET_SECONDS", 0.25)
+    collector: Any = collecting.Collector(lambda: None)  # type: ignore[arg-type, return-value]
+    for name, viewers, cost_s in (
+        ("now", ["ops", "customer"], 0.1),
+        ("topics", ["ops"], 0.08),
+        ("many", ["customer"], 0.5),
+        ("slow", ["other"], 9.0),
+    ):
+        watched = collecting.Watched(lambda _: {})
+        watched.viewers.update(viewers)
+        watched.cost_s = cost_s
+        collector._watched[name] = watched
+    periods = collector._periods()
+    found = {name: periods[watched] for name, watched in collector._watched.items()}
+    assert found == {"now": 5.0, "topics": 5.0, "many": 30.0, "slow": 30.0}
+    del collector._watched["slow"]
+    collector._watched["many"].cost_s = 0.05  # all of them together take less than the budget
+    assert set(collector._periods().values()) == {1.0}
 
 
 def test_a_store_that_is_away_is_shown(tmp_path: Path) -> None:

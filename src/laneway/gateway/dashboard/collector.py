@@ -2,8 +2,8 @@
 `Collector`: keeps the pages live that somebody looks at.
 
 Once a second it renders each page that is watched, once for all who watch it, and sends the parts
-that changed, as lines that changed. Nothing runs while nobody watches. Pages that need more than
-the budget are rendered less often, and say so.
+that changed, as lines that changed. Nothing runs while nobody watches. Tokens divide the budget of
+time, max-min fair: pages of one that needs more than its part come less often, and say so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ import msgspec
 from laneway.errors import LanewayError
 from laneway.gateway.dashboard.patches import patch_of
 from laneway.gateway.dashboard.reader import Reader
+from laneway.gateway.problems import Problem
 from laneway.safetext import without_passwords
 
 if TYPE_CHECKING:
@@ -42,13 +43,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.gateway")
 
 PERIODS = (1.0, 5.0, 30.0)
-"""Seconds between two samples: usually, and after one or more that exceeded the budget."""
+"""Seconds between two samples of a page: the first with which its token keeps to its part."""
 
 BUDGET_SECONDS = 0.25
-"""How long a sample of all pages may take before the next ones come less often."""
+"""How long the pages may take in each second; the tokens that watch some divide it."""
 
-MAX_WATCHED = 200
-"""Different pages that are kept live; the others say that they are not."""
+ROUNDING_SECONDS = 0.1
+"""By how much a page may be rendered too early."""
+
+MAX_PAGES = 50
+"""Different pages of a token that are kept live; the others say that they are not."""
+
+MAX_VIEWERS = 500
+"""Open pages of a token that are kept live."""
 
 TREND_SECONDS = 10.0
 TREND_POINTS = 30
@@ -100,16 +107,38 @@ class Point(NamedTuple):
 class Watched:
     """A page that somebody watches."""
 
-    __slots__ = ("fragments", "problem", "render", "rendered_at", "viewers")
+    __slots__ = (
+        "cost_s",
+        "due",
+        "every",
+        "fragments",
+        "problem",
+        "render",
+        "rendered_at",
+        "tick",
+        "viewers",
+    )
 
     def __init__(self, render: Render) -> None:
         self.render = render
-        self.viewers = 0
+        self.viewers: Counter[str] = Counter()
+        """How many there are of each token."""
+        self.cost_s = 0.0
+        """How long it took to render it last."""
+        self.every, self.due = PERIODS[0], 0.0
+        """How often it is rendered, and when again (monotonic seconds)."""
+        self.tick = asyncio.Event()
         self.fragments: dict[str, Fragment] = {}
         self.rendered_at = 0.0
         """Unix time of what is shown."""
         self.problem: str | None = None
         """Why it could not be rendered last."""
+
+    def update(self, texts: Mapping[str, str]) -> None:
+        """Set the fragments, which have been rendered again."""
+        for name, text in texts.items():
+            self.fragments.setdefault(name, Fragment(name)).update(text)
+        self.problem, self.rendered_at = None, time.time()
 
 
 class Collector:
@@ -120,9 +149,9 @@ class Collector:
         self._engine = engine
         self._reader: Reader | None = None
         self._watched: dict[Hashable, Watched] = {}
+        self._opening: dict[Hashable, Watched] = {}
         self._task: asyncio.Task[None] | None = None
-        self._tick, self._wake = asyncio.Event(), asyncio.Event()
-        self._slowness = 0
+        self._wake = asyncio.Event()
         self._trends: dict[str, deque[Point]] = {}
         self.samples = 0
         """How many were taken."""
@@ -170,100 +199,134 @@ class Collector:
 
     # Watching
 
+    async def open(self, services: Services, key: Hashable, render: Render) -> Watched:
+        """
+        A page to watch, rendered. Pages with the same `key` are rendered once.
+
+        Raises Problem if there is nothing to see for the caller, and what reading raises.
+        """
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._opening.setdefault(key, Watched(render))
+            try:
+                await services.run_shared(self._open, watched)
+            finally:
+                self._opening.pop(key, None)
+        return watched
+
+    def _open(self, watched: Watched) -> None:
+        if not watched.rendered_at:
+            watched.update(watched.render(self.reader()))
+
     async def watch(
         self,
         services: Services,
         key: Hashable,
-        render: Render,
+        watched: Watched,
+        token: str,
         wait: Callable[[Coroutine[Any, Any, Any]], Awaitable[object]],
         seconds: float,
     ) -> AsyncIterator[bytes]:
         """
         The events that keep a page live: its fragments as they change, and `tick`.
 
-        Arguments: `key`: pages with the same one are rendered once. `wait`: awaits, and raises if
-        the client goes meanwhile. `seconds`: after which it ends.
+        Arguments: `key`, `watched`: of `open`. `token`: whose budget it uses. `wait`: awaits, and
+        raises if the client goes meanwhile. `seconds`: after which it ends.
         """
-        watched = self._watched.get(key)
-        if watched is None:
-            if len(self._watched) >= MAX_WATCHED:
-                yield _event("full", f"{MAX_WATCHED} other pages are live; reload to see changes")
-                return
-            watched = self._watched[key] = Watched(render)
-        watched.viewers += 1
+        if (refusal := self._refusal(key, token)) is not None:
+            yield _event("full", f"{refusal}; reload to see changes")
+            return
+        watched = self._watched.setdefault(key, watched)
+        watched.viewers[token] += 1
         sent: dict[str, int] = {}
         try:
             self._start(services)
-            with services.ended_by(functools.partial(self._end)):  # its own for each viewer
+            with services.ended_by(functools.partial(self._end, watched)):  # one for each viewer
                 until = time.monotonic() + seconds
                 while not services.is_stopping and time.monotonic() < until:
-                    if watched.rendered_at:
-                        yield b"".join(_events(watched, sent)) + self._tick_event(watched)
-                    else:
-                        self._wake.set()
-                    await wait(self._tick.wait())
+                    yield b"".join(_events(watched, sent)) + _tick_event(watched)
+                    await wait(watched.tick.wait())
         finally:
-            watched.viewers -= 1
+            watched.viewers[token] -= 1
+            watched.viewers += Counter()  # without zeros
             if not watched.viewers and self._watched.get(key) is watched:
                 del self._watched[key]
 
-    def _tick_event(self, watched: Watched) -> bytes:
-        period = PERIODS[self._slowness]
-        state = {"at": round(watched.rendered_at, 1), "every": period}
-        return _event("tick", state | ({"problem": watched.problem} if watched.problem else {}))
+    def _refusal(self, key: Hashable, token: str) -> str | None:
+        """Why a token may watch no further page; None: it may."""
+        own = [each for each, watched in self._watched.items() if token in watched.viewers]
+        if key not in own and len(own) >= MAX_PAGES:
+            return f"{MAX_PAGES} other pages of this token are live"
+        if sum(self._watched[each].viewers[token] for each in own) >= MAX_VIEWERS:
+            return f"{MAX_VIEWERS} viewers have pages of this token open"
+        return None
 
     def _start(self, services: Services) -> None:
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or task.done() or task.get_loop() is not loop:
-            self._tick, self._wake = asyncio.Event(), asyncio.Event()
+            self._wake = asyncio.Event()
             self._task = loop.create_task(self._run(services))
 
     async def _run(self, services: Services) -> None:
-        due = 0.0
         while self._watched and not services.is_stopping:
             began = time.monotonic()
-            is_due = began >= due
-            for watched in list(self._watched.values()):
-                if is_due or not watched.rendered_at:
-                    await services.run(self._render, watched)
-            if is_due:
-                self.samples += 1
-                is_slow = time.monotonic() - began > BUDGET_SECONDS
-                self._slowness = min(self._slowness + 1, len(PERIODS) - 1) if is_slow else 0
-                due = began + PERIODS[self._slowness]
-            tick, self._tick = self._tick, asyncio.Event()
-            tick.set()
-            await self._pause(due - time.monotonic())
+            rendered = []
+            due = [each for each in self._watched.values() if each.due <= began]
+            for watched in sorted(due, key=lambda each: (each.every, each.rendered_at)):
+                if watched.every > PERIODS[0] and time.monotonic() - began > BUDGET_SECONDS:
+                    break  # those that are rendered each second come first again
+                await services.run(self._render, watched)
+                rendered.append(watched)
+            self.samples += bool(rendered)
+            periods = self._periods()
+            for watched in rendered:
+                watched.every = periods.get(watched, PERIODS[0])
+                watched.due = began + watched.every - ROUNDING_SECONDS
+                tick, watched.tick = watched.tick, asyncio.Event()
+                tick.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(began + PERIODS[0] - time.monotonic()):
+                    await self._wake.wait()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait so long, or until a page is watched that has not been rendered."""
-        self._wake.clear()
-        if any(not watched.rendered_at for watched in self._watched.values()):
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+    def _periods(self) -> dict[Watched, float]:
+        """How often each page is rendered: as its token that has most of its budget left allows."""
+        costs: defaultdict[str, float] = defaultdict(float)
+        for watched in self._watched.values():
+            for token in watched.viewers:
+                costs[token] += watched.cost_s / len(watched.viewers)
+        left = part = BUDGET_SECONDS
+        for nth, cost in enumerate(sorted(costs.values())):  # who needs less leaves the rest
+            part = left / (len(costs) - nth)
+            left -= min(cost, part)
+        periods = {
+            token: next((each for each in PERIODS if cost / each <= part), PERIODS[-1])
+            for token, cost in costs.items()
+        }
+        return {
+            watched: min((periods[token] for token in watched.viewers), default=PERIODS[0])
+            for watched in self._watched.values()
+        }
 
-    def _end(self) -> None:
-        self._tick.set()
+    def _end(self, watched: Watched) -> None:
+        watched.tick.set()
         self._wake.set()
 
     def _render(self, watched: Watched) -> None:
+        began = time.monotonic()
         try:
-            texts = watched.render(self.reader())
-        except LanewayError as error:
+            watched.update(watched.render(self.reader()))
+        except (LanewayError, Problem) as error:
             watched.problem = without_passwords(str(error))
         except Exception:
             log.exception("dashboard: a page could not be rendered")
             watched.problem = "the page could not be rendered; the gateway's log says why"
-        else:
-            for name, text in texts.items():
-                watched.fragments.setdefault(name, Fragment(name)).update(text)
-            watched.problem = None
-            watched.rendered_at = time.time()
-            return
-        watched.rendered_at = watched.rendered_at or 1.0
+        watched.cost_s = time.monotonic() - began
+
+
+def _tick_event(watched: Watched) -> bytes:
+    state = {"at": round(watched.rendered_at, 1), "every": watched.every}
+    return _event("tick", state | ({"problem": watched.problem} if watched.problem else {}))
 
 
 def _events(watched: Watched, sent: dict[str, int]) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from laneway.gateway.problems import Problem
 from laneway.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from laneway.gateway.access import Caller
     from laneway.gateway.call import Call
@@ -155,22 +155,13 @@ class Dashboard(Extension):
         def render(reader: Reader) -> Mapping[str, str]:
             return rendering.fragment_texts(watched, self._view(call, reader, path, query))
 
-        caller = call.caller
+        caller, services = call.caller, call.services
         key = path, _base(call.request), caller.patterns, caller.scopes
-        return Stream(
-            self._events(call, key, render),
-            b"text/event-stream",
-            headers=[(b"x-accel-buffering", b"no")],
-        )
-
-    async def _events(
-        self, call: Call, key: object, render: Callable[[Reader], Mapping[str, str]]
-    ) -> AsyncIterator[bytes]:
-        watching = self.collector.watch(
-            call.services, key, render, call.request.while_there, STREAM_SECONDS
-        )
-        async for events in watching:
-            yield events
+        page = await self.collector.open(services, key, render)
+        token, wait = caller.token or caller.name, call.request.while_there
+        events = self.collector.watch(services, key, page, token, wait, STREAM_SECONDS)
+        headers = [(b"x-accel-buffering", b"no")]
+        return Stream(events, b"text/event-stream", headers=headers)
 
     # Export
 
