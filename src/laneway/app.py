@@ -1126,7 +1126,8 @@ class Laneway:
     ) -> list[EndpointInfo]:
         """
         List endpoints by topic, from the one after `after`. `state`: only those that are
-        `"healthy"`, `"failing"`, `"open"`, `"probing"` or `"disabled"`; among 10,000 at most.
+        `"healthy"`, `"failing"`, `"busy"`, `"open"`, `"probing"` or `"disabled"`; among 10,000 at
+        most.
         """
         from laneway.push.endpoint import list_endpoints  # noqa: PLC0415  # as in push
 

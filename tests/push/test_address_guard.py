@@ -10,6 +10,7 @@ from laneway import Laneway
 from laneway.errors import UsageError
 from laneway.push.address_guard import Guard, check_url, is_public
 from tests.push.receiver import Receiver
+from tests.push.test_failing import running, wait_for
 
 REFUSED = [
     *("0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "100.127.255.255"),
@@ -133,8 +134,9 @@ def test_urls_that_are_accepted() -> None:
 def test_name_that_changes_its_address(app: Laneway, receiver: Receiver) -> None:
     """
     A name that resolves to this machine is refused at the socket, whatever it was before; the
-    message is a dead letter that does not name the address, and no request was made.
+    message is retried, its error does not name the address, and no request was made.
     """
+    app.policy("push.*", backoff=600, retries=1)
     found = ["127.0.0.1", "::1", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1"]
     given: list[str] = []
     (handler, *_) = app.handlers.by_pattern()
@@ -149,10 +151,40 @@ def test_name_that_changes_its_address(app: Laneway, receiver: Receiver) -> None
         app.endpoint(f"push.{n}", url=url, allow_http=True)
         app.publish(f"push.{n}", 1)
     app.run_worker(burst=True)
-    letters = app.dead_letters()
-    assert [letter.reason for letter in letters] == ["blocked: the address is not public"] * 5
+    waiting = [app.topic(f"push.{n}").peek(1)[0] for n in range(5)]
+    assert [each.attempt for each in waiting] == [2] * 5
+    errors = {each.text for each in app.attempts("push.*", status="blocked").attempts}
+    assert errors == {"blocked: the address is not public"}
     assert sorted(given) == sorted(found)
     assert receiver.requests == []
+
+
+def test_name_that_is_private_for_a_moment(
+    app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Its breaker opens, and it needs attention; its messages are sent once the name leads elsewhere.
+    """
+    monkeypatch.setattr("laneway.push.resolver.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("laneway.push.breaker.FIRST_SECONDS", 0.02)
+    monkeypatch.setattr("laneway.push.breaker.MAX_SECONDS", 0.02)
+    found = ["10.0.0.1"]
+    (handler, *_) = app.handlers.by_pattern()
+    handler.settings.allow = ["127.0.0.1"]  # type: ignore[attr-defined]
+    handler.settings.lookup = lambda _: found  # type: ignore[attr-defined]
+    app.policy("push.x", retries=20)
+    url = f"http://hooks.acme.example:{receiver.port}/200"
+    endpoint = app.endpoint("push.x", url=url, allow_http=True)
+    for n in range(40):
+        app.publish("push.x", n)
+    with running(app):
+        wait_for(lambda: endpoint.info().attention is not None)
+        wait_for(lambda: endpoint.info().state == "open")
+        assert endpoint.info().attention == "misconfigured: blocked: the address is not public"
+        found[0] = "127.0.0.1"
+        wait_for(lambda: app.topic("push.x").stats().done == 40)
+        wait_for(lambda: endpoint.info().state == "healthy")
+    assert app.dead_letters() == []
 
 
 def test_kept_connection_of_another_endpoint(app: Laneway, receiver: Receiver) -> None:

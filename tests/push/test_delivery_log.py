@@ -74,7 +74,7 @@ def test_receivers_that_repeat_the_request(app: Laneway, receiver: Receiver) -> 
 
 def test_search(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """By topic, pattern, id, key, result, status, class and error; page by page."""
-    monkeypatch.setattr("laneway.push.sender.FIRST_BUSY_SECONDS", 600.0)  # one attempt
+    monkeypatch.setattr("laneway.push.breaker.FIRST_BUSY_SECONDS", 600.0)  # one attempt
     for name, path in (("a", "/200"), ("b", "/503"), ("c", "/close")):
         app.endpoint(f"push.{name}", url=receiver.url(path), allow_private=True)
     app.policy("push.c", retries=0)

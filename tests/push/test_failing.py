@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -108,7 +108,7 @@ def test_a_busy_endpoint_backs_off_at_once(
     A 503 without `Retry-After` makes its topic back off, longer after each probe. What was leased
     before goes back once, and is not leased again and again meanwhile.
     """
-    monkeypatch.setattr("laneway.push.sender.FIRST_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("laneway.push.breaker.FIRST_BUSY_SECONDS", 0.1)
     status, times, leased_until = [503], list[float](), list[int]()
     leased = 0  # messages, and how many until each request
 
@@ -133,6 +133,7 @@ def test_a_busy_endpoint_backs_off_at_once(
     with running(app):
         while len(times) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
+        wait_for(lambda: app.endpoint("push.x").info().state == "busy")
         status[0] = 200
         assert leased_until[4] <= 2 * 5  # the first limit of concurrency="auto", at each probe
         while app.topic("push.x").stats().done < 100 and time.monotonic() < deadline:
@@ -142,6 +143,44 @@ def test_a_busy_endpoint_backs_off_at_once(
     assert times[4] - times[3] >= 0.39
     page = app.endpoint("push.x").attempts(limit=1_000, result="backed_off")
     assert {each.attempt for each in page.attempts} == {1}
+    assert app.endpoint("push.x").info().state == "healthy"
+
+
+def test_a_short_pause_grows_if_it_does_not_help() -> None:
+    """From the third answer in a row on, it is a quarter of what it would be without one."""
+    asked = [breaker.busy_seconds(1.0, count) for count in range(1, 12)]
+    assert asked == [1, 1, 1, 2, 4, 8, 16, 32, 64, 75, 75]
+    assert [breaker.busy_seconds(100.0, count) for count in (1, 3, 12)] == [100, 100, 100]
+    assert [breaker.busy_seconds(None, count) for count in (1, 2, 12)] == [1, None, None]
+
+
+def test_a_long_pause_is_explained(app: Laneway, receiver: Receiver) -> None:
+    """For its topic and its messages, by the answer; a success ends it."""
+    receiver.answers["/x"] = lambda: (429, {"retry-after": "3600"})
+    endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
+    message = app.publish("push.x", 1)
+    app.run_worker(burst=True)
+    info = endpoint.info()
+    assert (info.state, info.busy, info.failures) == ("busy", 1, 0)
+    assert info.last_failure == "HTTP 429, Retry-After 3600 s"
+    for reasons in (
+        [each.text for each in app.explain_topic("push.x").reasons],
+        app.explain(message.id, topic="push.x").reasons,
+    ):
+        assert "endpoint asks for pauses: HTTP 429, Retry-After 3600 s" in reasons[0]
+        assert "backs off for" in reasons[1]
+    assert [each.topic for each in app.endpoints(state="busy")] == ["push.x"]
+    receiver.answers["/x"] = lambda: (200, {})
+    app.topic("push.x").back_off(0)
+    app.run_worker(burst=True)
+    assert endpoint.info().state == "healthy"
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import itertools
 import queue
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from laneway import Laneway
 from laneway.push import resolver
 from laneway.push.resolver import Resolver, domain_of
 from tests.push.receiver import Receiver
-from tests.push.test_failing import running
+from tests.push.test_failing import running, wait_for
 
 
 class Names:
@@ -55,13 +54,6 @@ def names(app: Laneway) -> Iterator[Names]:
     handler.settings.lookup = found.look_up  # type: ignore[attr-defined]
     yield found
     found.released.set()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_names_that_hang_hold_up_nobody(

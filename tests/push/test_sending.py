@@ -289,6 +289,7 @@ def test_receivers_that_behave_badly(app: Laneway, receiver: Receiver, path: str
         (422, {}, "dead"),
         (410, {}, "waiting, paused"),
         (429, {}, "waiting"),
+        (429, {"retry-after": "0"}, "waiting"),
         (503, {"retry-after": "300"}, "waiting, backs off"),
     ],
 )
@@ -301,7 +302,7 @@ def test_what_each_answer_means(
     outcome: str,
 ) -> None:
     """A busy or vanished receiver costs no attempt; others fail until the retries are used up."""
-    monkeypatch.setattr("laneway.push.sender.FIRST_BUSY_SECONDS", 600.0)
+    monkeypatch.setattr("laneway.push.breaker.FIRST_BUSY_SECONDS", 600.0)
     receiver.answers["/x"] = lambda: (status, headers)
     app.endpoint("push.x", url=receiver.url("/x"), allow_private=True)
     app.publish("push.x", 1)
@@ -401,7 +402,7 @@ def test_endpoints_are_read_with_each_lease(
 
 
 def test_retry_after() -> None:
-    """Seconds or a date, cut to an hour; what is neither is not there."""
+    """Seconds or a date, cut to an hour; what is neither, or below a second, is not there."""
     now = 1_800_000_000.0
 
     def delay(text: str) -> float | None:
@@ -411,6 +412,7 @@ def test_retry_after() -> None:
     assert delay("7") == 7.0
     assert delay("86400") == 3600.0
     assert delay(email.utils.formatdate(now + 90, usegmt=True)) == 90.0
-    assert delay(email.utils.formatdate(now - 90, usegmt=True)) == 0.0
+    for wrong in ("0", "0.5", email.utils.formatdate(now - 90, usegmt=True)):
+        assert delay(wrong) is None
     for wrong in ("", "soon", "-5", "1e9", "٣", "9" * 400, "Mon, 99 Foo 2026"):
         assert delay(wrong) in (None, 3600.0)

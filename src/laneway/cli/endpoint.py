@@ -168,7 +168,7 @@ def show(session: Session, topic: str, *, as_json: bool) -> None:
             say(f"{name.replace('_', ' '):<16} {_shown(name, value)}")
 
 
-MOMENTS = frozenset({"failing_since", "created", "changed"})
+MOMENTS = frozenset({"failing_since", "busy_since", "created", "changed"})
 
 
 def _shown(name: str, value: Any) -> str:
@@ -183,7 +183,7 @@ def _shown(name: str, value: Any) -> str:
 
 @endpoint.command("list")
 @click.argument("pattern", default="*")
-@click.option("--state", help="Only healthy, failing, open, probing or disabled ones.")
+@click.option("--state", help="Only healthy, failing, busy, open, probing or disabled ones.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @click.option("--after", default="", help="Continue after this topic.")
 @json_option

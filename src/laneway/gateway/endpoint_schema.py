@@ -14,7 +14,7 @@ class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`pattern`: only these topics. `state`: only such ones, among 10,000. `after`: a topic."""
 
     pattern: str = "*"
-    state: Literal["healthy", "failing", "open", "probing", "disabled"] | None = None
+    state: Literal["healthy", "failing", "busy", "open", "probing", "disabled"] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     after: str | None = None
 
@@ -30,11 +30,12 @@ class EndpointAnswer(EndpointInfo, kw_only=True):
     An endpoint without its secrets: `secrets` has their ends. Values of headers that look like
     secrets are `…`. `secret`: a new one, which is shown once. `disabled`: why it is;
     `attention`: why somebody should look at it; `failing_since`, `failures`, `last_failure`: since
-    the last success.
+    the last success; `busy_since`, `busy`: its answers 429 or 503 in a row.
     """
 
     secret: str | None = None
     failing_since: datetime | None  # type: ignore[assignment]  # Python has Unix seconds
+    busy_since: datetime | None  # type: ignore[assignment]
     created: datetime  # type: ignore[assignment]
     changed: datetime  # type: ignore[assignment]
 

@@ -39,8 +39,8 @@ only if more than half of the last attempts were such. `"busy"`: it asks for a p
 `"misconfigured"`: its settings; it needs attention after three. `"neutral"`: nothing.
 """
 
-MAX_RETRY_AFTER = 3_600.0
-"""Seconds. A longer `Retry-After` is cut."""
+MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 3_600.0
+"""Seconds. A longer `Retry-After` is cut, and a shorter one is ignored."""
 
 OF_MESSAGE = frozenset({400, 404, 405, 413, 415, 422})
 UNAUTHORIZED = frozenset({401, 403, 407})
@@ -102,7 +102,9 @@ def judge(
     if status == GONE:
         return Verdict("release", "gone", f"{text}: the endpoint is gone and was disabled")
     if status in BUSY:
-        return Verdict("back_off", "busy", text, delay=retry_after(headers, now))
+        delay = retry_after(headers, now)
+        text += "" if delay is None else f", Retry-After {delay:g} s"
+        return Verdict("back_off", "busy", text, delay=delay)
     if status in dead_on:
         return Verdict("dead", "message", f"{text}; dead_on lists it")
     if status == CONFLICT:
@@ -120,8 +122,10 @@ def judge(
 
 def _without_answer(answer: Answer) -> Verdict:
     text = f"{answer.error}: {answer.detail}" if answer.detail else str(answer.error)
-    if answer.error in ("blocked", "misconfigured"):
+    if answer.error == "misconfigured":
         return Verdict("dead", "misconfigured", text)
+    if answer.error == "blocked":  # a name, which may have another address soon
+        return Verdict("retry", "misconfigured", text)
     return Verdict(
         "retry",
         "failure",
@@ -142,7 +146,10 @@ _USER = re.compile(r"^(\s*(?:[^/]*:)?//)[^/]*@")
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds of the header `Retry-After`, which has seconds or an HTTP date; None: not valid."""
+    """
+    Seconds of the header `Retry-After`, which has seconds or an HTTP date; None: not valid, or
+    less than a second, as of a receiver whose clock is slow.
+    """
     text = headers.get("retry-after", "").strip()
     if not text or not text.isascii():
         return None
@@ -150,9 +157,9 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         seconds = float(text) if text.isdigit() else _date(text) - now
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
-    if not math.isfinite(seconds):
+    if not math.isfinite(seconds) or seconds < MIN_RETRY_AFTER:
         return None
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+    return min(seconds, MAX_RETRY_AFTER)
 
 
 def _date(text: str) -> float:

@@ -39,6 +39,21 @@ TIMEOUTS = 5
 FIRST_SECONDS, MAX_SECONDS = 5.0, 300.0
 JITTER = 0.2
 
+FIRST_BUSY_SECONDS = 1.0
+"""
+How long a topic backs off after its endpoint's first 429 or 503 without `Retry-After`. The store
+doubles it from the second one on.
+"""
+
+MANY_BUSY = 3
+"""From so many of these answers in a row on, a short `Retry-After` is lengthened."""
+
+BUSY_PART = 4
+"""The pause is at least this part of what it would be without `Retry-After`."""
+
+SHOWN_BUSY_SECONDS = 10.0
+"""An endpoint that asks for a pause this long is shown as busy after its first answer."""
+
 AUTH_FAILURES = 10
 MISCONFIGURED = 3
 """So many in a row, and somebody should look at the endpoint."""
@@ -104,6 +119,9 @@ class Window(msgspec.Struct):
             self.auth = self.auth + 1 if health == "auth" else 0
         elif health == "misconfigured":
             self.misconfigured += 1
+            if verdict.effect == "retry":
+                self.bad += 1
+                self.failures += 1
         total = self.good + self.bad + self.of_message
         if total > ATTEMPTS:
             factor = ATTEMPTS / total
@@ -123,6 +141,31 @@ def back_off_seconds(opens: int) -> float:
     return seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
 
+def busy_seconds(delay: float | None, count: int) -> float | None:
+    """
+    How long a topic backs off after `count` busy answers in a row, of which the last one asked for
+    `delay` seconds; None: twice as long as before.
+    """
+    if delay is None:
+        return FIRST_BUSY_SECONDS if count == 1 else None
+    if count < MANY_BUSY:
+        return delay
+    return max(delay, doubled_seconds(count) / BUSY_PART)
+
+
+def doubled_seconds(count: int) -> float:
+    """The pause after `count` busy answers in a row without `Retry-After`, about."""
+    return min(FIRST_BUSY_SECONDS * 2.0 ** min(count - 1, 16), MAX_SECONDS)
+
+
+def after_busy(record: Record, text: str, count: int, since_us: int) -> None:
+    """Write a busy answer into an endpoint's condition."""
+    condition = record.condition
+    condition.busy_since_us = condition.busy_since_us or since_us
+    condition.busy = count
+    condition.text = text[:200]
+
+
 def after_failure(record: Record, text: str, failures: int, now_us: int, *, opens: bool) -> None:
     """Write a failure into an endpoint's condition. `opens`: the breaker opened, or stays open."""
     condition = record.condition
@@ -131,6 +174,7 @@ def after_failure(record: Record, text: str, failures: int, now_us: int, *, open
     condition.failures += failures
     condition.failed_us = now_us
     condition.text = text[:200]
+    condition.busy_since_us = condition.busy = 0
     if opens:
         condition.opened_us = condition.opened_us or now_us
         condition.opens += 1

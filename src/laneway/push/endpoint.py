@@ -58,9 +58,11 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     - `headers`: by name; the values of those that look like secrets are `"…"`.
     - `secrets`: the ends of the secrets that sign now, the newest first; of ed25519 the public
       keys.
-    - `state`: `"healthy"`, `"failing"`, `"open"` (its breaker), `"probing"` or `"disabled"`.
+    - `state`: `"healthy"`, `"failing"`, `"busy"` (it asks for pauses), `"open"` (its breaker),
+      `"probing"` or `"disabled"`.
     - `disabled`: why it is disabled. `attention`: why somebody should look at it.
     - `failing_since`, `failures`, `last_failure`: since the last success, about.
+    - `busy_since`, `busy`: since when it answers 429 or 503, and how many in a row.
     """
 
     topic: str
@@ -90,16 +92,18 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     failing_since: float | None
     failures: int
     last_failure: str | None
+    busy_since: float | None
+    busy: int
     created: float
     changed: float
     version: int
 
 
-STATES = ("healthy", "failing", "open", "probing", "disabled")
+STATES = ("healthy", "failing", "busy", "open", "probing", "disabled")
 
 
 def state_of(record: Record) -> str:
-    """One word for how an endpoint is."""
+    """An endpoint's state in one word."""
     condition = record.condition
     if record.disabled is not None:
         return "disabled"
@@ -107,6 +111,8 @@ def state_of(record: Record) -> str:
         return "open"
     if condition.probing_us:
         return "probing"
+    if condition.busy_since_us:
+        return "busy"
     return "failing" if condition.failing_since_us else "healthy"
 
 
@@ -130,6 +136,8 @@ def info_of(topic: str, record: Record) -> EndpointInfo:
         failing_since=_seconds(condition.failing_since_us),
         failures=condition.failures,
         last_failure=condition.text or None,
+        busy_since=_seconds(condition.busy_since_us),
+        busy=condition.busy,
         created=record.created_us / units.SECOND,
         changed=record.changed_us / units.SECOND,
         version=record.version,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from laneway.admin import topic_reasons
 from laneway.admin.topic_reasons import TopicExplanation, TopicReason
 from laneway.push import delivery_log, table
-from laneway.units import SECOND
+from laneway.units import SECOND, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 WAITS = frozenset(("back_off", "probe", "retry"))
 """What a topic waits for if its endpoint fails."""
+
+ENDS = frozenset(("paused", "back_off", "probe"))
+"""What a message waits for if its topic's endpoint is disabled or fails."""
 
 SHOWN_EVENTS = 10
 """Event types of an endpoint that are named."""
@@ -68,20 +71,26 @@ def explain_message(
     engine: FullEngine, message_id: str, topic: str | None, *, shows_endpoint: bool = True
 ) -> Explanation:
     """
-    As `topic_reasons.explain_message`. With `shows_endpoint`, it is said that the topic is paused
-    because its endpoint is disabled, and when a message that has ended was sent.
+    As `topic_reasons.explain_message`. With `shows_endpoint`, it is said what the endpoint answers
+    that holds the topic up, or that it is disabled, and when a message that has ended was sent.
     """
     found = topic_reasons.explain_message(engine, message_id, topic)
     topic = found.topic or topic
     is_gone = found.state in ("finished", "unknown")
-    if not shows_endpoint or topic is None or not (is_gone or "paused" in found.causes):
+    waits_for = ENDS.intersection(found.causes)
+    if not shows_endpoint or topic is None or not (is_gone or waits_for):
         return found
     record = table.find(engine, topic)
     if is_gone:
         if record is not None:
             _add_sent(engine, found, topic, record)
         return found
-    if record is None or record.disabled is None:
+    if record is None:
+        return found
+    answer = _condition_text(record, engine.time_us(topic))
+    if answer is not None and waits_for != {"paused"}:
+        found.add("endpoint", f"its topic's {answer}", 0)
+    if record.disabled is None or "paused" not in waits_for:
         return found
     text = (
         f"its endpoint is disabled: {record.disabled}; `laneway endpoint enable"
@@ -133,7 +142,7 @@ def _decides(record: Record, found: TopicExplanation, now_us: int) -> bool:
 
 
 def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]:
-    condition, quoted = record.condition, shlex.quote(topic)
+    quoted = shlex.quote(topic)
     if record.disabled is not None:
         yield TopicReason(
             "disabled",
@@ -147,21 +156,35 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
             "all secrets of its endpoint have expired, so requests are not signed",
             f"laneway endpoint rotate {quoted}",
         )
-    if condition.failing_since_us and record.disabled is None:
-        what = "needs attention" if condition.attention else "fails"
-        if condition.opened_us:
-            what += ", and its breaker is open"
-        answer = condition.attention or condition.text
-        last = f"; it said: {condition.text}" if condition.text not in answer else ""
-        yield TopicReason(
-            "endpoint",
-            f"its endpoint {what}: {answer}{last}; about {condition.failures:,}"
-            f" attempt{'s' * (condition.failures != 1)} failed,"
-            f" the first one{_ago(condition.failing_since_us, now_us)}",
-            f"laneway endpoint test {quoted}",
-        )
+    if (text := _condition_text(record, now_us)) is not None:
+        yield TopicReason("endpoint", f"its {text}", f"laneway endpoint test {quoted}")
     if record.events:
         yield TopicReason("events", _events_text(record), f"laneway endpoint show {quoted}")
+
+
+def _condition_text(record: Record, now_us: int) -> str | None:
+    """What its endpoint answers, if that holds messages up."""
+    condition = record.condition
+    if record.disabled is not None:
+        return None
+    if condition.busy_since_us:
+        since = _ago(condition.busy_since_us, now_us)
+        often = (
+            f"; {condition.busy:,} answers in a row, the first one" if condition.busy > 1 else ""
+        )
+        return f"endpoint asks for pauses: {condition.text}{often}{since}"
+    if not condition.failing_since_us:
+        return None
+    what = "needs attention" if condition.attention else "fails"
+    if condition.opened_us:
+        what += ", and its breaker is open"
+    answer = condition.attention or condition.text
+    last = f"; last answer: {condition.text}" if condition.text not in answer else ""
+    return (
+        f"endpoint {what}: {answer}{last}; about"
+        f" {counted(condition.failures, 'attempt')} failed,"
+        f" the first one{_ago(condition.failing_since_us, now_us)}"
+    )
 
 
 def _events_text(record: Record) -> str:

@@ -85,12 +85,6 @@ AGAIN_SECONDS, SLOW_NAME_SECONDS = 0.1, 1.0
 PROBE_SECONDS = 1.0
 """How long a message waits behind the probe of its endpoint."""
 
-FIRST_BUSY_SECONDS = 1.0
-"""
-How long a topic backs off after its endpoint's first 429 or 503 without `Retry-After`. The store
-doubles it from the second one on.
-"""
-
 COUNTS_SECONDS = 10.0
 """How often a sender adds what it has counted to the namespace's counts."""
 
@@ -291,13 +285,15 @@ class Sender:
         target.is_noted = record.condition != table.Condition()
         if before is not None:
             target.open_until, target.opens = before.open_until, before.opens
-            target.backs_off_from, target.is_busy = before.backs_off_from, before.is_busy
+            target.backs_off_from = before.backs_off_from
+            target.busy, target.busy_until = before.busy, before.busy_until
+            target.busy_since_us = before.busy_since_us
             if (before.record.version, before.record.enabled_us) != (
                 record.version,
                 record.enabled_us,
             ):  # its settings changed: it is tried at once
                 target.open_until, target.opens, target.backs_off_from = 0.0, 0, 0.0
-                target.is_busy = False
+                target.busy, target.busy_until = 0, 0.0
                 target.window = breaker.Window()
         fill(target, topic, self._guard, self._secrets)
         return target
@@ -559,19 +555,21 @@ class Sender:
         window, now = target.window, time.monotonic()
         window.count(verdict, now)
         if verdict.health == "success":
-            target.is_busy = False
+            target.busy = 0
             if target.is_noted or target.opens:
                 self._recovered(lease.topic, target)
             return None
         if verdict.effect == "ack" or verdict.health == "gone":
             return None
         if verdict.effect == "back_off":
-            delay, target.backs_off_from = verdict.delay, now
-            if delay is None and not target.is_busy:  # else the store would only run fewer at once
-                delay = FIRST_BUSY_SECONDS
-            target.is_busy = True
-            return DestinationUnavailable(verdict.text, retry_after=delay)
-        counts = verdict.health in ("failure", "auth", "message")
+            target.backs_off_from = now
+            return DestinationUnavailable(
+                verdict.text, retry_after=self._busy(lease.topic, target, verdict, now)
+            )
+        target.busy = 0
+        counts = verdict.health in ("failure", "auth", "message") or (
+            verdict.health == "misconfigured" and verdict.effect == "retry"
+        )
         opens = counts and (target.opens > 0 or self._is_open(target) or window.should_open())
         if counts or verdict.health == "misconfigured":
             self._failed(lease, target, verdict, now, opens=opens)
@@ -585,6 +583,28 @@ class Sender:
                 f"{verdict.text}; the breaker is open", retry_after=seconds
             )
         return AttemptFailed(verdict.text, is_timeout=verdict.is_timeout, is_busy=verdict.is_busy)
+
+    def _busy(self, topic: str, target: Target, verdict: Verdict, now: float) -> float | None:
+        """Count a busy answer. Returns how long the topic backs off; None: longer than before."""
+        if now >= target.busy_until:  # else its request began before the last one was answered
+            target.busy = max(target.busy, target.record.condition.busy) + 1
+            if target.busy == 1:
+                target.busy_since_us = table.now()
+        seconds = breaker.busy_seconds(verdict.delay, target.busy)
+        if now >= target.busy_until:
+            expected = breaker.doubled_seconds(target.busy) / 2 if seconds is None else seconds
+            target.busy_until = now + expected
+            if target.busy >= breaker.MANY_BUSY or expected >= breaker.SHOWN_BUSY_SECONDS:
+                target.is_noted = True
+                self._note(
+                    self._write_busy,
+                    topic,
+                    target.record.version,
+                    verdict.text,
+                    target.busy,
+                    target.busy_since_us or table.now(),
+                )
+        return seconds
 
     @staticmethod
     def _is_open(target: Target) -> bool:
@@ -739,6 +759,14 @@ class Sender:
             stored_counts.opened(self._engine, topic)
         for kind, detail in events:
             self._tell(kind, topic, detail, now_us)
+
+    def _write_busy(self, topic: str, version: int, text: str, count: int, since_us: int) -> None:
+        def change(record: Record | None) -> Record | None:
+            if record is not None and record.version == version:
+                breaker.after_busy(record, text, count, since_us)
+            return record
+
+        table.update(self._engine, topic, change)
 
     def _write_success(self, topic: str, version: int) -> None:
         was_open = False

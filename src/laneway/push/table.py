@@ -81,6 +81,8 @@ class Condition(msgspec.Struct, omit_defaults=True):
     - `attention`: why somebody should look at the endpoint.
     - `warned_us`: when the warning was sent that it will be disabled.
     - `probing_us`: it was enabled again, and nothing has succeeded since.
+    - `busy_since_us`, `busy`: when it began to answer 429 or 503, and how many in a row, once that
+      is worth knowing.
     """
 
     failing_since_us: int = 0
@@ -92,6 +94,8 @@ class Condition(msgspec.Struct, omit_defaults=True):
     attention: str = ""
     warned_us: int = 0
     probing_us: int = 0
+    busy_since_us: int = 0
+    busy: int = 0
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True):

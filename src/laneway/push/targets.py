@@ -57,8 +57,11 @@ class Target(msgspec.Struct):
     When its topic last began to back off (monotonic seconds): messages that were leased before go
     back. The back-off itself is the store's, and an operator may end it.
     """
-    is_busy: bool = False
-    """Whether it answered 429 or 503 since its last success."""
+    busy: int = 0
+    """How many times in a row it answered 429 or 503, as far as its topic backed off for each."""
+    busy_since_us: int = 0
+    busy_until: float = 0.0
+    """When the last of these back-offs ends (monotonic seconds)."""
     opens: int = 0
     is_gone: bool = False
     """Whether it answered 410, and is not yet stored as disabled."""

@@ -166,11 +166,13 @@ Cause = Literal[
     "unknown",
     "sent",
     "events",
+    "endpoint",
 ]
 """
 The kinds of reasons. `unserved`: no worker serves it; `unhandled`: those that do have no handler;
 `worker`: nothing but a free worker is missing; `full`: its concurrency. Of a message that has
 ended, `sent`: the last request to its endpoint; `events`: its endpoint takes some types only.
+`endpoint`: what the endpoint answers for which its topic backs off.
 """
 
 

@@ -100,7 +100,7 @@ class DeadQuery(PageQuery):
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
 
 
-EndpointState = Literal["healthy", "failing", "open", "probing", "disabled"]
+EndpointState = Literal["healthy", "failing", "busy", "open", "probing", "disabled"]
 AttemptResult = Literal["acked", "retried", "dead", "backed_off", "released"]
 
 

@@ -34,6 +34,7 @@ KINDS = {
     "failing": "bad",
     "leased": "good",
     "healthy": "good",
+    "busy": "slow",
     "open": "bad",
     "probing": "slow",
     "disabled": "off",

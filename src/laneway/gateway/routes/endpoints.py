@@ -146,7 +146,7 @@ def _hide_secrets(body: dict[str, Any]) -> None:
 
 def _answer(info: EndpointInfo) -> EndpointAnswer:
     fields = msgspec.structs.asdict(info)
-    for name in ("created", "changed", "failing_since"):
+    for name in ("created", "changed", "failing_since", "busy_since"):
         if fields[name] is not None:
             fields[name] = datetime.fromtimestamp(fields[name], UTC)
     return EndpointAnswer(**fields)

@@ -32,6 +32,7 @@ SECONDS = ("timeout", "connect_timeout")
 NOT_SETTINGS = frozenset(
     (
         *("topic", "url", "state", "disabled", "attention", "failing_since", "failures"),
+        *("busy_since", "busy"),
         *("last_failure", "created", "changed", "version", "secrets", "headers"),
     )
 )
