@@ -94,8 +94,16 @@ def test_ping(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
             app.ping("other")
 
 
-def test_blocked_event_loop_is_seen(app: Laneway) -> None:
-    """The heartbeats go on, and tell how long the event loop has not responded."""
+def test_blocked_event_loop_is_seen(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    The heartbeats go on, and tell how long the event loop has not responded; the log names the
+    handler, once.
+    """
+    monkeypatch.setattr(heartbeat, "BLOCKED_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "WARN_SECONDS", 3600.0)
+    warning = "block blocks the event loop: nothing else ran there for"
     done = threading.Event()
 
     @app.handler("a")
@@ -103,11 +111,16 @@ def test_blocked_event_loop_is_seen(app: Laneway) -> None:
         done.wait(SOON)  # it blocks
 
     with Running(app, heartbeat_timeout=600):
-        app.publish("a", 1)
+        app.publish("a", 1, id="blocking")
         until(lambda: app.workers() and (only(app).loop_lag or 0) > 0.3)
+        until(lambda: warning in caplog.text)
+        assert "(message blocking in topic a)" in caplog.text
         assert only(app).state == "running"
         done.set()
         until(lambda: (only(app).loop_lag or 0) < 0.2)
+        app.publish("a", 1)
+        until(lambda: app.topic("a").stats().done == 2)
+    assert caplog.text.count(warning) == 1
 
 
 def test_failing_heartbeat_does_not_end_the_worker(

@@ -7,6 +7,7 @@ the engine thread delays a heartbeat. Leases do not depend on it: the engine thr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -24,7 +25,6 @@ from laneway.working.banner import installed_version
 from laneway.working.locality import Locality
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable
 
     from laneway.engines.base import FullEngine
@@ -75,6 +75,11 @@ BUSY_BEATS = 4
 LISTED_SECONDS = 11.0
 """How long a dead worker stays on the list, so that people see that it died."""
 
+BLOCKED_SECONDS, WARN_SECONDS = 1.0, 60.0
+"""
+How long a handler may block the event loop before the log names it, and how often it does so.
+"""
+
 END_SECONDS = 5.0
 """How long the end of the worker waits for the store to take it off the list."""
 
@@ -112,6 +117,8 @@ class Heartbeat(threading.Thread):
         """The store's time, in microseconds, when `perf_counter` was 0."""
         self._asked = self._responded = time.monotonic()
         """When the event loop was asked to respond, and when it last did (monotonic seconds)."""
+        self._warned_until: dict[str, float] = {}
+        """By name: until when a handler that blocks the event loop is not named again."""
         self._is_failing = False
         self._locality = Locality(engine, options.pool, self.worker_id)
 
@@ -143,8 +150,9 @@ class Heartbeat(threading.Thread):
             if count % BEATS in (0, 1) and not self._is_ending:
                 self._call(self._locality.refresh)
             count += 1
-            if not self._is_ending:
-                self._due.wait(interval)
+            if not self._is_ending and not self._due.wait(min(BLOCKED_SECONDS, interval)):
+                self._call(self._name_blocking)
+                self._due.wait(max(0.0, interval - BLOCKED_SECONDS))
         self._call(lambda: self._engine.leave(self.worker_id))
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -223,6 +231,27 @@ class Heartbeat(threading.Thread):
         except RuntimeError:  # the event loop is closed
             self._responded = now
         return lag
+
+    def _name_blocking(self) -> None:
+        """Log which handler keeps the event loop from responding, if one does."""
+        now, loop = time.monotonic(), self._observed.event_loop()
+        if self._responded >= self._asked or now - self._asked < BLOCKED_SECONDS or loop is None:
+            return
+        task = asyncio.current_task(loop)
+        for unit in self._observed.running():
+            if task is None or getattr(unit.runner, "task", None) is not task:
+                continue
+            name = unit.handler.name
+            if self._warned_until.get(name, 0.0) <= now:
+                self._warned_until[name] = now + WARN_SECONDS
+                log.warning(
+                    "handler %s blocks the event loop: nothing else ran there for %.1f s (message"
+                    " %s in topic %s); make it a plain function (def), which gets a thread",
+                    name,
+                    now - self._asked,
+                    unit.lease.id,
+                    unit.lease.topic,
+                )
 
     def _respond(self) -> None:
         self._responded = time.monotonic()

@@ -219,10 +219,10 @@ def _differs(clean: contextvars.Context) -> bool:
 class _SlotRunner:
     """Stops the handler that a slot runs."""
 
-    __slots__ = ("_task", "interrupter")
+    __slots__ = ("interrupter", "task")
 
     def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
+        self.task = task
         self.interrupter = Interrupter(task)
 
     def warn(self, unit: WorkerDelivery, error: Exception) -> None:
@@ -231,4 +231,4 @@ class _SlotRunner:
 
     def stop(self, unit: WorkerDelivery, error: Exception) -> None:
         if unit.runner is self:
-            self._task.cancel(str(error))
+            self.task.cancel(str(error))
