@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,6 +15,7 @@ from laneway import Laneway, Message
 from laneway.gateway import tokens
 from laneway.gateway.dashboard.menu import ALL
 from laneway.message import Settlement
+from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, beat, running
 
@@ -24,6 +27,45 @@ def test_an_empty_store_teaches(tmp_path: Path) -> None:
         assert "laneway worker" in browser.get("/").words
         assert "app.publish(" in browser.get("/topics").words
         assert "nothing waits or runs in this topic" in browser.get("/topic?name=push.acme").words
+
+
+@pytest.mark.parametrize("namespace", ["default", "of-ann"])
+def test_what_is_to_be_typed_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str
+) -> None:
+    """
+    The examples of the pages run as they are, in another folder too, and their messages, tasks,
+    gates, schedules and endpoints are in the store of the gateway.
+    """
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    monkeypatch.chdir(tmp_path)
+    paths = ("/", "/topics", "/limits", "/jobs", "/future", "/endpoints")
+    with Laneway("sqlite:///empty.db", namespace=namespace) as app, running(app) as browser:
+        found = [
+            unescape(each)
+            for path in paths
+            for each in re.findall(r"<pre>(.*?)</pre>", browser.get(path).text, re.DOTALL)
+        ]
+        (curl,) = (each for each in found if each.startswith("curl "))
+        _, url, _, header, _, body = shlex.split(curl)
+        content_type = header.removeprefix("content-type: ")
+        answer = browser.send("POST", urlsplit(url).path, body, content_type=content_type)
+        assert answer.status == 201
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        names: dict[str, Any] = {}
+        for each in found:
+            if not each.startswith(("curl ", "laneway ")):
+                exec(each, names)  # our own examples
+                names["app"].engine.tallies()  # what is declared is in the store from then on
+        names["app"].close()
+        assert app.topic("push.acme").stats().waiting == 4
+        assert [each["name"] for each in app.engine.gate_list()] == ["stripe"]
+        assert [each.name for each in app.schedules()] == ["nightly"]
+        assert [each.topic for each in app.endpoints()] == ["push.acme"]
+        browser.token = tokens.create(app.engine, "one", ["read"], topics=["other.*"])[1]
+        assert "app = Laneway(...)" in browser.get("/topics").words
+        assert "empty.db" not in browser.get("/topics").words
 
 
 def test_now(browser: Browser, app: Laneway) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
@@ -10,6 +12,7 @@ import msgspec
 
 from laneway.errors import UsageError
 from laneway.gateway.extension import StaticFiles
+from laneway.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +103,21 @@ class View(msgspec.Struct, frozen=True):
     def engine(self) -> FullEngine:
         """The engine, for what no other page reads."""
         return self.reader.engine
+
+    @property
+    def opening(self) -> str:
+        """
+        The Python line that opens the gateway's store, without its password. Who sees some topics
+        only does not learn where it is.
+        """
+        if not self.caller.sees_all:
+            return "app = Laneway(...)"
+        url = redacted(self.host.url)
+        path = url.removeprefix("sqlite:///")
+        if path != url and path[:1] not in ("/", ""):  # relative to the folder of the gateway
+            url = f"sqlite:///{os.path.abspath(path)}"
+        named = "" if self.namespace == "default" else f", namespace={json.dumps(self.namespace)}"
+        return f"app = Laneway({json.dumps(url)}{named})"
 
     @property
     def shows_bodies(self) -> bool:
