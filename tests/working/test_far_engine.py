@@ -26,6 +26,27 @@ def far(app: Laneway) -> Laneway:
     return app
 
 
+def test_a_burst_looks_for_delayed_messages_only_at_its_end(
+    far: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty lease says nothing while leases that use a limit are about to end."""
+    far.policy("q.*", concurrency=10)
+    far.publish_many(Message(f"q.{n % 100}", n) for n in range(600))
+
+    @far.handler("q.*")
+    async def handle(message: Message) -> None: ...
+
+    looks, topic_list = [], far.engine.topic_list
+
+    def look(**options: Any) -> Any:
+        looks.append(options["order"])
+        return topic_list(**options)
+
+    monkeypatch.setattr(far.engine, "topic_list", look)
+    assert far.run_worker(burst=True, concurrency=50).acked == 600
+    assert looks.count("backlog") == 1
+
+
 def test_a_worker_leases_and_settles_many_in_one_call(far: Laneway) -> None:
     """500 messages take far fewer calls than messages."""
     far.publish_many(Message("a", n) for n in range(500))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
 
-    from laneway.engines.base import FullEngine, MessageView, WorkListener
+    from laneway.engines.base import FullEngine, MessageView, TopicStats, WorkListener
     from laneway.message import Lease
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.handler import Handler
@@ -268,6 +268,10 @@ class EngineThread(threading.Thread):
         """Whether workers of other processes and this one wait for each other at the store."""
         self._was_notified = False
         """Whether the engine notified this worker, and it has not leased since."""
+        self._held_at_lease = False
+        """Whether messages were in flight when it leased last."""
+        self._ready_topic: str | None = None
+        """A topic with messages that a limit delayed, as a burst saw last."""
 
     # Called by the event loop
 
@@ -659,8 +663,9 @@ class EngineThread(threading.Thread):
     def _lease(self, count: int) -> Batch:
         options, lease_filter = self._options, self._filter
         ahead = min(MAX_PREFETCH, int(self.settler.pace * self.prefetch_seconds))
-        startable = max(0, self._reserves.common + ahead - self._taken())
+        startable = max(0, self._reserves.common + ahead + self._ending() - self._taken())
         self._was_notified = self._should_lease = False  # others set it while the engine answers
+        self._held_at_lease = bool(self.held)
         if lease_filter.only is None:
             return self._engine.lease(
                 count,
@@ -834,7 +839,8 @@ class EngineThread(threading.Thread):
         return [lease for lease in leases if lease.fence not in fences]
 
     def _wait_for_messages(self, batch: Batch) -> None:
-        is_last = not batch.leases and not self.held
+        # What ended during the call makes this worker lease again.
+        is_last = not (batch.leases or self.held or self._held_at_lease)
         if self._options.burst and is_last and not self._has_ready_topic():
             self._is_leasing = False
             self._callbacks.drained()
@@ -853,15 +859,23 @@ class EngineThread(threading.Thread):
 
         A burst does not wait for delays, pauses and back-offs.
         """
+        engine, known = self._engine, self._ready_topic
+        if known is not None and self._is_delayed_by_limit(engine.topic_stats(known)):
+            return True
+        topics = engine.topic_list(order="backlog", limit=MAX_BURST_TOPICS)
+        found = next((each.topic for each in topics if self._is_delayed_by_limit(each)), None)
+        self._ready_topic = found
+        return found is not None
+
+    def _is_delayed_by_limit(self, topic: TopicStats) -> bool:
         options = self._options
-        return any(
-            topic.ready
+        return (
+            topic.ready > 0
             and topic.state != "paused"
             and topic.backs_off_until_us is None
             and (self._filter.only is None or self._filter.covers(topic.topic))
             and topic.pool == options.pool
             and (options.topics is None or topic.topic in options.topics)
-            for topic in self._engine.topic_list(order="backlog", limit=MAX_BURST_TOPICS)
         )
 
 
