@@ -332,7 +332,10 @@ def test_banner_and_last_line(tmp_path: Path) -> None:
         assert expected in text
     assert re.search(r"worker \d+ stopped after \d+\.\d s: 0 done, 1 to be retried", text)
     assert "selector" not in text
-    assert "Traceback" in text  # of an attempt that is retried
+    # The traceback of an attempt that is retried, and the place: those of the child.
+    assert re.search(r"attempt 1 failed: ValueError: no \(\S+/shop\.py:11\)", text)
+    assert re.search(r'File "\S+/shop\.py", line 11, in push', text)
+    assert "executors/processes.py" not in text
     assert any(
         re.search(r"from the child \[message 17, topic push.acme, attempt 1\]$", line)
         for line in log_lines
@@ -347,6 +350,7 @@ def test_lines_of_child_processes_have_fields(tmp_path: Path) -> None:
     log_lines = [json.loads(line) for line in worked(tmp_path, "--log-json", "--no-traceback")]
     (line,) = [line for line in log_lines if line["event"] == "from the child"]
     assert (line["message"], line["topic"], line["attempt"]) == ("17", "push.acme", 1)
+    assert [line["error"] for line in log_lines if "error" in line] == ["ValueError"]
     assert not [line for line in log_lines if "traceback" in line]
 
 

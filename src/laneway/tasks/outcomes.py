@@ -21,7 +21,7 @@ from laneway.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFai
 from laneway.tasks import tagged_values
 from laneway.tasks.converting import convert
 from laneway.units import SECOND
-from laneway.working.error_details import Details  # noqa: TC001  # msgspec reads it
+from laneway.working.error_details import Details, RemoteTraceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,13 +221,6 @@ def error_of(job_id: str, outcome: Outcome) -> BaseException:
         error = JobFailed(f"job {job_id}: {details.type}: {details.message}")
     error.__cause__ = RemoteTraceback(details.traceback)
     return error
-
-
-class RemoteTraceback(Exception):  # it is none: it stands behind one
-    """The traceback in the process that ran the task."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}\n"""'
 
 
 def _recreated(details: Details) -> BaseException | None:

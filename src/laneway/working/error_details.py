@@ -48,6 +48,13 @@ class RemoteFailure(LanewayError):
         return type(self), (str(self), self.details)
 
 
+class RemoteTraceback(Exception):  # it is none: it stands behind one
+    """The traceback in the process that ran the handler."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}\n"""'
+
+
 class ChildDied(LanewayError):
     """The child process that ran the handler ended before the handler did."""
 

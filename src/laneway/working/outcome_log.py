@@ -8,6 +8,7 @@ has answered whether the message will be retried or is a dead letter.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,15 @@ from laneway.engines.base import TASK_HEADER
 from laneway.errors import DependencyFailed, DestinationUnavailable, Reject, Retry
 from laneway.safetext import escaped, without_passwords
 from laneway.working import tracebacks
-from laneway.working.error_details import attribute, cause_of, error_text
+from laneway.working.error_details import (
+    ERROR_CHARACTERS,
+    Details,
+    RemoteFailure,
+    RemoteTraceback,
+    attribute,
+    cause_of,
+    error_text,
+)
 from laneway.working.log_format import FIELDS
 
 if TYPE_CHECKING:
@@ -54,6 +63,10 @@ LINES_PER_SECOND = 100
 How many successes, and how many failures, are logged one by one in a second; the others are only
 counted. A line costs about ten microseconds.
 """
+
+
+_PLACES = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+"""The file and the line of each frame in the text of an error."""
 
 
 class _Failure(msgspec.Struct):
@@ -214,6 +227,7 @@ class OutcomeLog:
             what += "; dead letter"
         if not log.isEnabledFor(level):
             return
+        cause = None if cause is None else _as_raised(cause)
         shows = cause is not None and (is_last or self._with_tracebacks) and _can_be_shown(cause)
         log.log(
             level,
@@ -247,6 +261,12 @@ class OutcomeLog:
         self._log_failure_count()
 
 
+def _as_raised(error: BaseException) -> BaseException:
+    """The error to show; for one from a child process, the traceback that it had there."""
+    details = attribute(error, "details")
+    return RemoteTraceback(details.traceback) if type(details) is Details else error
+
+
 def _can_be_shown(error: BaseException) -> bool:
     """Whether formatting the traceback has a bounded cost; a log formatter knows no bound."""
     try:
@@ -269,11 +289,16 @@ def _fields(lease: Lease, cost_us: int, error: BaseException | None = None) -> d
     }
     if error is not None:
         fields["error"] = texts.type_name(type(error))
+        if type(error) is RemoteFailure and error.details is not None:
+            fields["error"] = error.details.type.rpartition(":")[2]
     return {FIELDS: fields}
 
 
 def _in_one_line(error: BaseException) -> str:
     """Type, first line and place; the whole error is kept with the message."""
+    if type(error) is RemoteFailure:  # its text has the frames of the child process
+        text, places = texts.of(error, ERROR_CHARACTERS), _PLACES.findall(str(error))
+        return " ".join([text.partition("\n")[0], *(f"({file}:{n})" for file, n in places[-1:])])
     first_line = texts.of(error, texts.MAX_REASON).partition("\n")[0]
     kind = texts.type_name(type(error))
     text = f"{kind}: {first_line}" if first_line else kind
