@@ -27,8 +27,8 @@ from laneway.compat.rq import (
     SimpleWorker,
     Worker,
     get_current_job,
-    job,
 )
+from laneway.compat.rq.decorators import job
 from laneway.testing.servers import Server
 from tests.compat import rq_functions as functions
 from tests.conformance.valkey_setups import server
@@ -310,6 +310,7 @@ def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
             env=dict(os.environ),
         )
         assert worker.returncode == 0, worker.stderr
+        assert "call!my_module:count_words_at_url succeeded in" in worker.stderr
         assert (
             Job.fetch(first.stdout.strip(), connection=f"redis://127.0.0.1:{own.port}").result == 3
         )

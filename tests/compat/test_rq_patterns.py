@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from laneway import BadMessage, Laneway, UsageError
-from laneway.compat.rq import Queue, Result, SimpleWorker
+from laneway.compat.rq import Queue, Result, SimpleWorker, Worker
 from tests.compat import rq_functions as functions
 from tests.conformance.valkey_setups import server
 from tests.working.support import until
@@ -140,6 +140,24 @@ def test_ttl(connection: Laneway) -> None:
     until(lambda: (connection.engine.tick(), job.get_status() == "canceled")[1])
     assert job.get_status() == "canceled"
     assert len(queue.failed_job_registry) == 0
+
+
+@pytest.mark.parametrize("kind", [Worker, SimpleWorker])
+def test_what_rq_accepts(connection: Laneway, kind: type[Worker]) -> None:
+    """
+    A call whose arguments do not fit is a failed job, not an error of its caller. `timeout` is
+    `job_timeout` unless the function has an argument of that name. Results keep their types.
+    """
+    queue = Queue("patterns", connection=connection)
+    calls = [Queue.prepare_data(functions.count_words, (1, 2)), Queue.prepare_data(functions.fails)]
+    wrong = [queue.enqueue(functions.count_words), *queue.enqueue_many(calls)]
+    good = queue.enqueue(functions.same, ("a", {1}), timeout="1h")
+    kind([queue]).work(burst=True)
+    assert [job.is_failed for job in wrong] == [True] * 3
+    assert "missing a required argument: 'text'" in str(wrong[0].exc_info)
+    assert (good.result, good.timeout) == (("a", {1}), 3600)
+    eager = Queue("patterns", connection=connection, is_async=False)
+    assert eager.enqueue(functions.count_words).is_failed
 
 
 def test_types_of_celery_arguments(connection: Laneway) -> None:

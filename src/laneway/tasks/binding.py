@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _PLAIN = (Any, inspect.Parameter.empty, object)
 
 
+class WrongArguments(BadMessage, TypeError):
+    """The arguments of a call do not fit the function."""
+
+
 class Binding:
     """
     The signature of a task's function, as callers see it.
@@ -73,14 +77,14 @@ class Binding:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """
-        All arguments of a call by name, defaults included. Raises BadMessage if they do not fit.
+        All arguments of a call by name, defaults included. Raises WrongArguments.
         """
         if self._names and not kwargs and len(args) == len(self._names):
             return dict(zip(self._names, args, strict=True))  # as `bind`, at a tenth of its cost
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise BadMessage(f"task {self._task}{self.signature}: {error}") from error
+            raise WrongArguments(f"task {self._task}{self.signature}: {error}") from error
         bound.apply_defaults()
         return bound.arguments
 

@@ -116,18 +116,11 @@ class TaskHandler(Handler):
             )
             return ()
         origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
-        if isinstance(returned, outcomes.OwnState):
-            origin["own_state"], returned = returned.state, returned.about
-        if error is None and self.task.tags:
-            origin["tagged"], returned = (
-                True,
-                returned if isinstance(returned, Portable) else self.task.tagged_result(returned),
-            )
         if error is None:
             stored = (
                 returned
                 if issubclass(type(returned), Portable)
-                else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
+                else self.task.encoded(returned, origin)
             )
         elif settlement.action in ("retry", "dead"):
             stored = outcomes.failure(describe(error), **origin)
@@ -361,10 +354,17 @@ class RunnableTask:
         if not request.is_kept:
             return None
         published_us = round(request.published_at * units.SECOND)
-        outcome = outcomes.success(
-            self.name, self.serializer, returned, topic=request.topic, published_us=published_us
+        return Portable(
+            self.encoded(returned, {"topic": request.topic, "published_us": published_us})
         )
-        return Portable(outcome)
+
+    def encoded(self, returned: Any, origin: outcomes.Origin) -> bytes:
+        """A result as it is stored. Raises Reject if it cannot be stored."""
+        if type(returned) is outcomes.OwnState:
+            origin["own_state"], returned = returned.state, returned.about
+        if self.tags:
+            origin["tagged"], returned = True, self.tagged_result(returned)
+        return outcomes.success(self.name, self.serializer, returned, **origin)
 
     def _run(self, request: Request) -> Any:
         if request.each:

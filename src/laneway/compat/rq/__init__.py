@@ -14,6 +14,8 @@ docs/from-rq.md lists what is supported.
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import logging
 import os
 import sys
@@ -56,7 +58,6 @@ __all__ = [
     "SimpleWorker",
     "Worker",
     "get_current_job",
-    "job",
 ]
 
 DEFAULT_TIMEOUT = 180
@@ -496,6 +497,8 @@ class Queue:
             and not kwargs.keys() - {"args", "kwargs"}
         ):
             args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
+        if "timeout" in kwargs and not _fits(f, args, kwargs):  # the option's name until RQ 1.0
+            own.setdefault("job_timeout", kwargs.pop("timeout"))
         call = cls._call(f, args, kwargs, own)
         call.options.update(due)
         return call
@@ -520,9 +523,7 @@ class Queue:
         **options: Any,
     ) -> Job:
         """Like `enqueue`, with the function's arguments as `args` and `kwargs`."""
-        if timeout is not None:
-            options["job_timeout"] = timeout
-        return self._enqueue(self._call(func, tuple(args), dict(kwargs or {}), options))
+        return self._enqueue(self.prepare_data(func, args, kwargs, timeout, **options))
 
     def enqueue_at(
         self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
@@ -554,44 +555,13 @@ class Queue:
         func: Callable[..., Any] | str,
         args: Sequence[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
-        timeout: float | str | None = None,
-        result_ttl: float | None = None,
-        ttl: float | None = None,
-        failure_ttl: float | None = None,
-        description: str | None = None,
-        depends_on: Any = None,
-        job_id: str | None = None,
-        at_front: bool = False,
-        meta: dict[str, Any] | None = None,
-        retry: Any = None,
-        on_success: Any = None,
-        on_failure: Any = None,
-        **unknown: object,
+        timeout: Any = None,
+        **options: Any,
     ) -> Call:
-        """A call to pass to `enqueue_many`."""
-        config.refuse_unknown("prepare_data", unknown, ("func", "args", "kwargs", *_OPTIONS))
-        given = {
-            "job_timeout": timeout,
-            "result_ttl": result_ttl,
-            "ttl": ttl,
-            "failure_ttl": failure_ttl,
-            "description": description,
-            "depends_on": depends_on,
-            "job_id": job_id,
-            "meta": meta,
-            "retry": retry,
-            "on_success": on_success,
-            "on_failure": on_failure,
-        }
-        options: dict[str, Any] = {
-            name: value for name, value in given.items() if value is not None
-        }
-        return cls._call(
-            func,
-            tuple(args or ()),
-            dict(kwargs or {}),
-            {**options, **({"at_front": True} if at_front else {})},
-        )
+        """A call to pass to `enqueue_many`, with the arguments of `enqueue_call`."""
+        options = {"job_timeout": timeout, **options}
+        given = {name: value for name, value in options.items() if value is not None}
+        return cls._call(func, tuple(args or ()), dict(kwargs or {}), given)
 
     @staticmethod
     def _call(
@@ -611,6 +581,8 @@ class Queue:
             if isinstance(options.get(name), Callback):
                 options[name] = options[name].func
         options.pop("pipeline", None)
+        if not _fits(function, args, kwargs):
+            function = name_of(function)  # its worker fails the job, as in RQ
         return Call(function, args, kwargs, options)
 
     def _enqueue(self, call: Call) -> Job:
@@ -619,9 +591,9 @@ class Queue:
             try:
                 job = self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options)
                 return Job(job, call)
-            except LanewayError:
-                raise  # of a wrong call
-            except Exception as error:  # noqa: BLE001  # as in RQ, the job failed, not its caller
+            except Exception as error:
+                if isinstance(error, LanewayError) and not isinstance(error, TypeError):
+                    raise  # the call is wrong; arguments that do not fit fail the job, as in RQ
                 job_id = call.options.get("job_id") or f"failed-{uuid4().hex}"
                 failed = outcomes.read(outcomes.failure(describe(error)))
                 return Job(_Job(self.app, job_id, self.name, local=failed), call)
@@ -692,6 +664,19 @@ class Queue:
         return f"Queue({self.name!r})"
 
 
+def _fits(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function takes these arguments; True if its signature is unknown here."""
+    try:
+        _signature(function).bind(*args, **kwargs)
+    except ValueError:
+        return True
+    except TypeError:
+        return not callable(function)
+    return True
+
+
+_signature = functools.lru_cache(maxsize=1_024)(inspect.signature)
+
 _OPTIONS = frozenset(
     {
         "job_timeout",
@@ -716,9 +701,6 @@ _UNSUPPORTED = frozenset({"on_stopped", "repeat"})
 
 _ENDLESS = ("job_timeout", "result_ttl", "failure_ttl", "ttl")
 """Options that may be -1."""
-
-_OF_DELAY = ("depends_on", "job_id", "at_front")
-"""Options among the arguments of a decorated function's `delay`."""
 
 
 class FailedJobRegistry:
@@ -778,27 +760,6 @@ def get_current_job(connection: Any = None) -> Job | None:
     return Job(app.job(request.id, request.topic))
 
 
-def job(
-    queue: Queue | str, connection: Any = None, **options: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """
-    Add a `delay` method to a function: `@job("low", connection=redis, timeout=5)`.
-
-    As in RQ, `depends_on`, `job_id` and `at_front` among the arguments of `delay` are of the job.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        def delay(*args: Any, **kwargs: Any) -> Job:
-            where = queue if isinstance(queue, Queue) else Queue(queue, connection=connection)
-            own = {name: kwargs.pop(name) for name in _OF_DELAY if name in kwargs}
-            return where.enqueue_call(function, args, kwargs, **{**options, **own})
-
-        function.delay = delay  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
 class Worker:
     """
     A worker for queues, in the given order. Each job runs in a child process that can be killed.
@@ -848,7 +809,8 @@ class Worker:
         """
         Run jobs until stopped, with `burst` until none is left, with `max_jobs` that many.
 
-        Returns whether any job ran. `with_scheduler` is ignored: every worker finds due jobs.
+        Returns whether any job ran. Logs each job, as in RQ, unless the program has set up logging.
+        `with_scheduler` is ignored: every worker finds due jobs.
         `concurrency`: jobs at once (RQ runs one).
         """
         del with_scheduler
@@ -866,10 +828,13 @@ class Worker:
         config.refuse_unknown(
             "Worker.work", {name for name, value in unknown.items() if value is not None}, known
         )
-        if logging_level is not None:
-            logging.basicConfig(
-                level=logging_level, format=log_format or logging.BASIC_FORMAT, datefmt=date_format
-            )
+        handler = logging.StreamHandler()
+        handler.setFormatter(
+            TextLines("%(asctime)s %(message)s")
+            if log_format is date_format is None
+            else logging.Formatter(log_format, date_format)
+        )
+        logging.basicConfig(level=logging_level or "INFO", handlers=[handler])  # unless it was done
         return (
             self.app.run_worker(
                 topics=self.queues, burst=burst, concurrency=concurrency, max_messages=max_jobs
@@ -902,9 +867,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-P", "--path", default=".", help="folder to import modules from (default: .)"
     )
     options = parser.parse_args(arguments)
-    handler = logging.StreamHandler()
-    handler.setFormatter(TextLines("%(asctime)s %(message)s"))
-    logging.basicConfig(level="INFO", handlers=[handler])
     sys.path.insert(0, options.path)
     try:
         Worker(options.queues, connection=options.url).work(
