@@ -204,6 +204,11 @@ def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> N
     """Raise UsageError if there are unknown options, with the option that was probably meant."""
     for name in unknown:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known)}"
+        hint = meant(name, known) or f"; there are: {', '.join(known)}"
         raise UsageError(f'{call}: unknown option "{name}"{hint}')
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence with the name that was probably meant; empty if none is similar."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""

@@ -33,6 +33,9 @@ TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = (
     "laneway-soft-time-limit",
     "laneway-retries",
 )
+SCHEDULE = "laneway-schedule"
+"""The name of the schedule that published the message."""
+
 COST = "laneway-cost"
 """How many permits of its rates a delivery uses; the option `cost` writes it."""
 

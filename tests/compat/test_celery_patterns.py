@@ -5,13 +5,16 @@ class, eager flows, error handlers, states, Django's connections.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,8 +27,11 @@ from laneway.compat.celery import (
     Celery,
     Ignore,
     Task,
+    application,
     chain,
     chord,
+    current,
+    current_app,
     group,
     shared_task,
     states,
@@ -301,6 +307,166 @@ def test_states(celery: Celery) -> None:
             assert (AsyncResult(job.id, celery).state, job.info) == (state, {"why": "mine"})
 
 
+def test_apply_async_of_a_class(celery: Celery) -> None:
+    """
+    Every call passes through an `apply_async` that a class overrides, which may refuse it: as
+    celery-once does, or to add headers. Later calls of a flow and those of schedules do so when
+    they start.
+    """
+    locks: set[int] = set()
+    scheduled = threading.Event()
+    celery.conf.CUSTOMER = "acme"
+
+    class Locking(Task):
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            if args[0] in locks:
+                raise LookupError("already queued")
+            locks.add(args[0])
+            if args[0] == 7:
+                scheduled.set()
+            options["headers"] = {"customer": self.app.conf.CUSTOMER}
+            return super().apply_async(args, kwargs, **options)
+
+        def after_return(self, status: str, retval: Any, task_id: str, args: Any, *_: Any) -> None:
+            locks.discard(args[0])
+
+    @celery.task
+    def same(value: Any) -> Any:
+        return value
+
+    @celery.task(base=Locking, bind=True)
+    def work(self: Any, n: int) -> Any:
+        return [self.request.headers["customer"], n, n in locks]
+
+    locks.add(1)
+    for publish in (
+        lambda: work.delay(1),
+        lambda: work.s(1).delay(),
+        lambda: work.apply_async((1,), link=same.s()),
+        work.si(1) | same.s(),
+        lambda: chain(work.s(1), same.s()).apply_async(),
+        group(same.s(0), work.s(1)),
+        lambda: work.using(priority=5).enqueue(1),
+        lambda: asyncio.run(work.adelay(1)),
+    ):
+        with pytest.raises(LookupError, match="already queued"):
+            publish()
+    assert celery.laneway.topic("celery").stats().waiting == 0
+    locks.clear()
+    celery.add_periodic_task(0.2, work.s(7), name="often")
+    celery.laneway.install_schedules()
+    with runs(celery):
+        assert scheduled.wait(SOON)
+        jobs = [work.delay(1), work.s(2).delay(), work.apply_async((3,), link=same.s())]
+        jobs += [chain(work.s(4), same.s())(), chain(same.s(5), work.s())()]
+        assert [job.get(SOON) for job in jobs] == [["acme", n, True] for n in range(1, 6)]
+        locks.add(6)
+        with pytest.raises(LookupError, match="already queued"):
+            chain(same.s(6), work.s())().get(SOON)
+        assert locks >= {6}, "a call that was refused does not release the lock of another"
+
+
+def test_request(celery: Celery) -> None:
+    """`self.request` knows the flow around a run, and `__dict__` has Celery's fields only."""
+
+    @celery.task(bind=True)
+    def step(self: Any, *before: Any) -> Any:
+        request = self.request
+        return [*(before[0] if before else []), [request.id, request.root_id, request.parent_id]]
+
+    @celery.task(bind=True)
+    def last(self: Any, before: Any) -> Any:
+        return [before, self.request.chain, self.request.__dict__]
+
+    @celery.task(bind=True)
+    def followed(self: Any) -> int:
+        return len(self.request.chain)
+
+    with runs(celery):
+        flow = chain(step.s(), step.s(), last.s())()
+        steps, after, shown = flow.get(SOON)
+        ids = [each[0] for each in steps]
+        assert steps == [[ids[0], ids[0], None], [ids[1], ids[0], ids[0]]]
+        assert (shown["id"], shown["root_id"], shown["parent_id"]) == (flow.id, ids[0], ids[1])
+        assert (after, shown["args"][0], shown["retries"]) == ([], steps, 0)
+        assert not {"handle", "fence", "_request"} & shown.keys()
+        assert chain(followed.s(), last.s())().get(SOON)[0] == 1
+        assert last.delay(0).get(SOON)[1] is None
+    assert (step.request.id, step.request.called_directly) == (None, True)
+
+
+def test_a_worker_serves_its_own_queues(celery: Celery) -> None:
+    """Without -Q those of `task_queues`, else the default one; schedules run everywhere."""
+
+    @celery.task
+    def usual() -> str:
+        return "ran"
+
+    limited = celery.task(name="limited", rate_limit="600/m")(usual.function)
+    special = celery.task(name="special", queue="gpu")(usual.function)
+    celery.add_periodic_task(3600, usual.s(), name="hourly")
+    jobs = [usual.delay(), limited.delay(), special.delay()]
+    celery.run_worker(burst=True)
+    assert [job.state for job in jobs] == ["SUCCESS", "SUCCESS", "PENDING"]
+    assert celery.topics_of() == ["laneway.schedule.hourly", "celery.limited", "celery"]
+    celery.conf.task_queues = [types.SimpleNamespace(name="gpu")]
+    celery.laneway.run_worker(burst=True)
+    assert jobs[2].state == "SUCCESS"
+
+
+def test_what_celery_accepts(
+    celery: Celery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Unknown options of tasks are attributes, with one warning. Settings may be arguments. A call
+    that has expired is revoked. Ignored results and empty groups are no errors, and a call whose
+    arguments do not fit is a TypeError.
+    """
+    monkeypatch.setattr(application, "_WARNED", set())
+    for name in ("one", "two"):
+        task = celery.task(name=name, once={"graceful": True}, max_retriez=5)(lambda n: n)
+    assert (task.once, task.max_retriez, task.max_retries) == ({"graceful": True}, 5, 3)
+    warnings = [each.getMessage() for each in caplog.records if "is unknown" in each.message]
+    assert sorted(warnings) == [
+        f'task one: the option "{option}" is unknown and becomes an attribute of the task{hint}'
+        for option, hint in (("max_retriez", '; did you mean "max_retries"?'), ("once", ""))
+    ]
+    assert Celery("x", task_time_limit=5, set_as_current=False).conf.task_time_limit == 5
+    with pytest.raises(TypeError, match="missing a required argument: 'n'"):
+        task.delay()
+    assert group([]).delay().get() == group([]).apply_async().results == []
+    with runs(celery):
+        late = [task.apply_async((1,), expires=-1), task.s(1).set(expires=-1).delay()]
+        late += [task.apply_async((1,), expires=datetime(2020, 1, 1))]  # noqa: DTZ001
+        assert [job.get(SOON, propagate=False) for job in late]
+        assert [job.state for job in late] == ["REVOKED"] * 3
+        ignored = celery.task(name="ignored", ignore_result=True)(lambda: 5)
+        assert ignored.delay().get() is None
+        assert group(ignored.s(), task.s(1))().get(SOON) == [None, 1]
+
+
+def test_shared_tasks_before_an_application(
+    celery: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared task has its function's name, and calls of it can be made for later."""
+    monkeypatch.setattr(current, "applications", [])
+
+    @shared_task(name=uuid4().hex)
+    def add(one: int, other: int) -> int:
+        return one + other
+
+    assert add.__name__ == "add"
+    assert not hasattr(add, "queue")
+    assert not hasattr(current_app, "conf")
+    flow = add.s(1, 1) | add.s(2)
+    with pytest.raises(UsageError, match="no Celery application yet"):
+        flow.delay()
+    celery.set_default()
+    current.shared[-1](celery)
+    with runs(celery):
+        assert flow.delay().get(SOON) == 4
+
+
 PROGRAM = """
 import os
 from laneway.compat.celery import Celery
@@ -339,6 +505,11 @@ def test_several_processes(tmp_path: Path) -> None:
 
 
 DJANGO = {
+    "django/core/__init__.py": "",
+    "django/core/checks.py": "def run_checks():\n    import shop.views\n",
+    "shop/views.py": (
+        "from laneway.compat.celery import shared_task\n@shared_task\ndef viewed():\n    return 5\n"
+    ),
     "django/__init__.py": "def setup():\n    from django.apps import apps\n    apps.ready = True\n",
     "django/apps.py": (
         "from types import SimpleNamespace\nclass Apps:\n    ready = False\n    def"
@@ -363,24 +534,29 @@ DJANGO = {
 
 
 def test_django(tmp_path: Path) -> None:
-    """A worker sets Django up before it imports tasks, and closes old connections around runs."""
+    """
+    A worker sets Django up before it imports tasks, runs its checks, which import views with their
+    tasks, and closes old connections around runs.
+    """
     for name, text in DJANGO.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     variables = {"DJANGO_SETTINGS_MODULE": "proj.settings"}
     published = command(
         tmp_path,
         "-c",
-        "import proj; print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])",
+        "import proj; proj.app.send_task('shop.views.viewed');"
+        " print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])",
     )
     assert published.returncode == 0, published.stderr
     ran = command(
         tmp_path, "-m", "laneway", "worker", "proj:app", "-c", "1", "--burst", **variables
     )
-    assert "2 done" in ran.stderr
+    assert "3 done" in ran.stderr
     read = command(
         tmp_path,
         "-c",
         f"import proj; print(proj.app.AsyncResult({published.stdout.strip()!r}).get(timeout=60))",
     )
-    assert read.stdout.strip() == str(["reset", "close", "close", "reset", "close"]), read.stderr
+    around = ["reset", "close", "close"]
+    assert read.stdout.strip() == str([*around, *around, "reset", "close"]), read.stderr

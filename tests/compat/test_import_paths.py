@@ -11,7 +11,7 @@ CELERY = """
 from celery import Celery, signals, states
 from celery.app.task import Task
 from celery.canvas import chain, group
-from celery.exceptions import Ignore, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeoutError
 from celery.result import AsyncResult
 from celery.schedules import crontab, schedule, solar
 from celery.signals import task_success
@@ -24,7 +24,9 @@ RQ = """
 from rq import Queue
 from rq.job import Job, NoSuchJobError
 from rq import Job as same
-assert Job is same
+from rq import job as module
+from rq.decorators import job
+assert Job is same and module.Job is Job and callable(job)
 """
 
 

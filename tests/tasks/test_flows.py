@@ -318,7 +318,6 @@ def test_parts_are_distinguished(make_app: MakeApp) -> None:
         (lambda t: chain(t.add), "expected a call like"),
         (lambda t: t.add.s(1) | 5, "expected a call like"),
         (lambda _: chain(), "at least one call"),
-        (lambda _: group().enqueue(), "at least one"),
         (lambda t: t.add.s(1, 1).link_error(t.add), "expected a call of a task"),
         (lambda t: t.add.s(1, 1).set(prioriti=5), 'did you mean "priority"'),
         (lambda t: (t.add.s(1, 1) | t.add.s()).enqueue(), "missing a required argument"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import msgspec
 
 from laneway import arguments, codec, config, units
+from laneway import headers as control
 from laneway.engines.base import IdState  # msgspec reads it
 from laneway.errors import BadMessage, Reject, UsageError
 from laneway.message import Draft, Message
@@ -113,7 +114,7 @@ class Schedule(msgspec.Struct, frozen=True):
             at_us=_us(nominal) + self.shift_us,
             ttl_us=call.ttl_us,
             id=f"{self.name}@{nominal.isoformat()}",
-            headers={**(call.headers or {}), "laneway-schedule": self.name},
+            headers={**(call.headers or {}), control.SCHEDULE: self.name},
             sticky=True,
         )
 
@@ -316,7 +317,7 @@ def run_now(engine: FullEngine, name: str) -> Receipt | None:
     if not standing:
         return None
     call = standing[0].schedule.call
-    headers = {**(call.headers or {}), "laneway-schedule": name}
+    headers = {**(call.headers or {}), control.SCHEDULE: name}
     draft = Draft(
         call.topic,
         call.body,

@@ -27,6 +27,7 @@ from laneway.tasks import flow, flow_storage
 from laneway.tasks.flow import Flow, Follower, Target
 from laneway.tasks.job import Job
 from laneway.tasks.options import CALL_OPTIONS
+from laneway.tasks.request import PARENT_HEADER, ROOT_HEADER, lineage
 from laneway.tasks.template import RESULT_BEFORE
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class FlowTask(Protocol[R_co]):
     """What a flow needs of the tasks in it; `laneway.Task` is one."""
 
     @property
-    def app(self) -> Host:
+    def host(self) -> Host:
         """The application that it belongs to."""
         ...
 
@@ -119,6 +120,10 @@ class FlowTask(Protocol[R_co]):
         """Publish a call. Returns its handle."""
         ...
 
+    def prepared(self, call: Signature[Any], job_id: str) -> Signature[Any]:
+        """The call that is published for one that starts a flow, under this id."""
+        ...
+
     def local_job(self, returned: Any) -> Job[Any]:
         """The handle of a call that ran here and returned this."""
         ...
@@ -159,11 +164,11 @@ class Part(ABC, Generic[H]):
 
     @property
     def app(self) -> Host:
-        """The application of its tasks. Raises UsageError if they belong to several."""
-        apps = {id(call.task.app): call.task.app for call in self.calls()}
+        """The application of its tasks. Raises UsageError if it is not one."""
+        apps = {id(call.task.host): call.task.host for call in self.calls()}
         if len(apps) != 1:
             raise UsageError(
-                "a flow: its tasks are those of one application, and there is at least one"
+                "a flow: it has no tasks"
                 if not apps
                 else (
                     "a flow: its tasks are those of several applications; a flow lives in one store"
@@ -210,12 +215,14 @@ class Part(ABC, Generic[H]):
     def enqueue(self) -> H:
         """
         Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob if a
-        group is last.
+        group is last. A group without calls has ended: nothing is published.
 
         Raises what `publish` raises. After EngineUnavailable it is unknown whether the flow was
         stored; call this again on the same object then: it stores what is missing, and nothing
         twice.
         """
+        if next(self.calls(), None) is None:
+            return cast("H", GroupJob([]))
         app = self.app
         if app.eager:
             return cast("H", self._given(self.eagerly(())))
@@ -288,6 +295,9 @@ class Part(ABC, Generic[H]):
 class Signature(Part[Job[R]], Generic[R]):
     """One call of a task that is not published yet."""
 
+    is_prepared = False
+    """Whether its task has prepared it, see `FlowTask.prepared`."""
+
     def __init__(
         self,
         task: FlowTask[R],
@@ -338,9 +348,12 @@ class Signature(Part[Job[R]], Generic[R]):
         return [self]
 
     def weave(self, graph: _Graph, before: _Ends) -> _Ends:
-        node = graph.add(self, before)
+        call = self
+        if not (before.nodes or self.each or self.is_prepared):
+            call = self.task.prepared(self, graph.next_id(self))
+        node = graph.add(call, before)
         ends = _Ends([node], is_group=False)
-        for follower in self.followers:
+        for follower in call.followers:
             follower.weave(graph, ends)
         return ends
 
@@ -348,7 +361,7 @@ class Signature(Part[Job[R]], Generic[R]):
         """Publish the call and its links. Returns its handle."""
         if (
             not (self.followers or self.errors or self.each or self.immutable)
-            and not self.task.app.eager
+            and not self.task.host.eager
         ):
             return cast("Job[R]", self.task.publish(self.args, self.kwargs, self.options))
         return super().enqueue()
@@ -634,8 +647,10 @@ class _Node:
         self.call = call
         self.before = before
         self.then: list[Target] = []
-        options = call.options
-        self.id: str = options.get("id") or f"{graph.id}.{len(graph.nodes)}"
+        self.id = graph.next_id(call)
+        self.root: str = (
+            before.nodes[0].root if before.nodes else lineage().get(ROOT_HEADER, self.id)
+        )
         takes = (
             None
             if call.immutable or not (before.nodes or before.is_group)
@@ -677,7 +692,11 @@ class _Node:
             }  # it starts after the signals
         headers = {FLOW_HEADER: "1"}
         if self.needs:
-            headers[SIGNALS_HEADER] = str(self.needs)
+            headers |= {
+                SIGNALS_HEADER: str(self.needs),
+                PARENT_HEADER: self.before.nodes[-1].id,
+                ROOT_HEADER: self.root,
+            }
         first = (RESULT_BEFORE,) if self.takes is not None else ()
         if call.each:
             more = {"each": True, **more}
@@ -699,7 +718,7 @@ class _Node:
     def job(self) -> Job[Any]:
         """Its handle."""
         return Job(
-            self.call.task.app,
+            self.call.task.host,
             self.id,
             self.topic,
             task=self.call.task,
@@ -713,6 +732,11 @@ class _Graph:
     def __init__(self, flow_id: str | None) -> None:
         self.id = flow_id or uuid.uuid4().hex
         self.nodes: list[_Node] = []
+
+    def next_id(self, call: Signature[Any]) -> str:
+        """The id of a call that is added now: its own if it has one."""
+        own: str | None = call.options.get("id")
+        return own or f"{self.id}.{len(self.nodes)}"
 
     def add(self, call: Signature[Any], before: _Ends) -> _Node:
         node = _Node(self, call, before)

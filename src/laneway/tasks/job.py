@@ -118,7 +118,8 @@ class Job(Generic[R]):
     # What most jobs have costs nothing when one is made.
     before: tuple[Job[Any], ...] = ()
     """Jobs of the same flow that come before it, as far as the caller published them."""
-    _is_kept = True
+    is_kept = True
+    """Whether its result is stored."""
     _local: Outcome | None = None
     _meta: dict[str, Any] | None = None
 
@@ -140,7 +141,7 @@ class Job(Generic[R]):
         self.receipt = receipt
         self._task = task
         if not is_kept:
-            self._is_kept = False
+            self.is_kept = False
         if before:
             self.before = before
         if local is not None:
@@ -325,7 +326,7 @@ class Job(Generic[R]):
         return cast("R", error)
 
     def _check_kept(self) -> None:
-        if not self._is_kept:
+        if not self.is_kept:
             raise UsageError(
                 f"job {self.id}: its result is not stored because of ignore_result; leave that"
                 " out to wait for it"

@@ -418,7 +418,7 @@ class NamedTask(Task[..., Any]):
 
     def _job_that_runs(self, task_id: str) -> Job[Any]:
         request = current_request()  # an id of the user's own is found in its topic only
-        return Job(self.app, task_id, request.topic if request is not None else None)
+        return Job(self.host, task_id, request.topic if request is not None else None)
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """A failure is retried after the call's own delays."""

@@ -35,11 +35,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     One run of a task.
 
     `id` is the message's; `attempt` is 1 for the first; `deliveries` also counts deliveries that
-    were not attempts. `parent_id`: the task that made the call; `root_id`: the first of all (its
-    own id if no task made the call). `eta`: when it was to start, in ISO 8601, if the call set a
-    time. `retries_limit`: the most retries that the call allows; `is_limited`: the policy's limit
-    is included. `store`: URL and namespace, for a function called by name. `before`: how the jobs
-    ended that it waited for. `is_kept`: whether its result is stored.
+    were not attempts. `parent_id`: the task that made the call, or the one before it in a flow;
+    `root_id`: the first of all (its own id if it is the first). `eta`: when it was to start, in ISO
+    8601, if the call set a time. `retries_limit`: the most retries that the call allows;
+    `is_limited`: the policy's limit is included. `store`: URL and namespace, for a function called
+    by name. `before`: how the jobs ended that it waited for. `after`: the ids of the calls that
+    wait for it; None outside a flow. `is_kept`: whether its result is stored.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     retries_limit: int | None = None
     is_limited: bool = False
     before: tuple[Signal, ...] = ()
+    after: tuple[str, ...] | None = None
     handle: int = 0
     fence: int = 0
     is_kept: bool = False
@@ -87,6 +89,7 @@ def request_of(
     kwargs: dict[str, Any],
     *,
     before: Sequence[Signal] = (),
+    after: tuple[str, ...] | None = None,
     each: bool = False,
 ) -> Request:
     """The run of a lease."""
@@ -108,6 +111,7 @@ def request_of(
         eta=headers.get(ETA_HEADER),
         retries_limit=control.retries(headers),
         before=tuple(before),
+        after=after,
         handle=lease.handle,
         fence=lease.fence,
         is_kept=RESULT_TTL_HEADER in headers or FLOW_HEADER in headers,

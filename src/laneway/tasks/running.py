@@ -73,7 +73,7 @@ class TaskHandler(Handler):
         request = self.task.request_for(lease)
         if self.own_address is not None:
             request = msgspec.structs.replace(
-                request, store=(self.task.app.url, self.task.app.namespace)
+                request, store=(self.task.host.url, self.task.host.namespace)
             )
         if self.task.asks_for_limit:  # here, since a child process has no engine
             request = msgspec.structs.replace(
@@ -159,7 +159,7 @@ class TaskHandler(Handler):
         limit = retries if retries is not None else sys.maxsize
         if is_in_flow:
             with contextlib.suppress(EngineUnavailable):  # then the engine signals its end
-                limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
+                limit = min(limit, self.task.host.engine.policy_of(lease.topic).retries)
         if lease.attempt > limit:
             settlement.action, settlement.reason = (
                 "dead",
@@ -195,7 +195,7 @@ class RunnableTask:
     """Whether a call that runs where it is made is retried there."""
 
     def __init__(self, app: Host, function: Callable[..., Any], options: TaskOptions) -> None:
-        self.app = app
+        self.host = app
         self.name = (
             function.__qualname__
             if options.name is None
@@ -215,6 +215,11 @@ class RunnableTask:
         """Whether a run calls the function with the request's arguments, and does nothing else."""
         self._has_hooks = any(_replaces(type(self), name) for name in HOOKS)
         self.asks_for_limit = self._has_hooks or options.bind
+
+    @property
+    def app(self) -> Host:
+        """The application that it belongs to."""
+        return self.host
 
     # Hooks of a subclass
 
@@ -433,7 +438,8 @@ class RunnableTask:
             )
             if is_errback:
                 args = self.errback_args(args, body.get("error"))
-        return request_of(self.name, lease, args, kwargs, before=before, each=each)
+        after = None if around is None else tuple(target.id for target in around.then)
+        return request_of(self.name, lease, args, kwargs, before=before, after=after, each=each)
 
     def _result_before(self, signal: flow.Signal) -> Any:
         ended = outcomes.Outcome(
@@ -474,7 +480,9 @@ class RunnableTask:
         """
         if request.is_limited:
             return cast("int", request.retries_limit)
-        policy = sys.maxsize if self.app.eager else self.app.engine.policy_of(request.topic).retries
+        policy = (
+            sys.maxsize if self.host.eager else self.host.engine.policy_of(request.topic).retries
+        )
         return policy if request.retries_limit is None else min(request.retries_limit, policy)
 
     def lost_limit(self, lease: Lease) -> int | None:
@@ -525,7 +533,7 @@ class RunnableTask:
         self, request: Request, error: Exception, verdict: Exception
     ) -> Iterator[Callable[[], Any]]:
         if self._has_hooks or signals.of_runs():
-            is_final = isinstance(verdict, Reject) or (self.app.eager and not self.retries_eagerly)
+            is_final = isinstance(verdict, Reject) or (self.host.eager and not self.retries_eagerly)
             why = (
                 error.__cause__
                 if isinstance(error, (Retry, Reject)) and error.__cause__ is not None

@@ -110,7 +110,7 @@ class Task(RunnableTask, Generic[P, R]):
 
     def _result_ttls(self, options: Mapping[str, Any]) -> str:
         """The header with the seconds for which a result and a failure are stored."""
-        own, app = self._options, self.app
+        own, app = self._options, self.host
         ttls = [
             next(
                 value
@@ -147,7 +147,7 @@ class Task(RunnableTask, Generic[P, R]):
         """
         if not self._is_plain_call():
             return cast("Job[R]", self.publish(args, kwargs, {}))
-        receipt = self.app.producer.publish_draft(self._draft(args, kwargs))
+        receipt = self.host.producer.publish_draft(self._draft(args, kwargs))
         return cast("Job[R]", self.given(self.job(receipt, is_kept=self._keeps_results)))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -155,7 +155,7 @@ class Task(RunnableTask, Generic[P, R]):
         if not self._is_plain_call():
             return cast("Job[R]", await self.apublish(args, kwargs, {}))
         # As `apublish`, without two coroutines.
-        producer, draft = self.app.producer, self._draft(args, kwargs)
+        producer, draft = self.host.producer, self._draft(args, kwargs)
         receipt = await producer.send(draft, None)
         if receipt.outcome == "refused":
             receipt = await producer.await_room(draft, receipt, None)
@@ -214,14 +214,14 @@ class Task(RunnableTask, Generic[P, R]):
     ) -> list[Job[R]]:
         """Publish a call for each item, which holds its arguments, in batches."""
         self.check_options(options)
-        if self.app.eager or has_links(options):
+        if self.host.eager or has_links(options):
             return [self.publish(tuple(each), {}, options) for each in items]
         if self._is_plain_now(options):
-            receipts = self.app.producer.publish_drafts(
+            receipts = self.host.producer.publish_drafts(
                 self._draft(tuple(each), {}) for each in items
             )
         else:
-            receipts = self.app.publish_many(
+            receipts = self.host.publish_many(
                 (self.message(tuple(each), {}, options) for each in items), progress=False
             )
         is_kept, given, job = self.keeps_result(options), self.given, self.job
@@ -276,10 +276,10 @@ class Task(RunnableTask, Generic[P, R]):
         if self._needs_steps(options):
             return steps.run(self._publishing(args, kwargs, options))
         if self._is_plain_now(options):
-            receipt = self.app.producer.publish_draft(self._draft(args, kwargs))
+            receipt = self.host.producer.publish_draft(self._draft(args, kwargs))
         else:
             call = self.invocation(args, kwargs, options)
-            receipt = self.app.publish(call.topic, call.body, **call.options)
+            receipt = self.host.publish(call.topic, call.body, **call.options)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     async def apublish(
@@ -289,17 +289,17 @@ class Task(RunnableTask, Generic[P, R]):
         if self._needs_steps(options):
             return await steps.arun(self._publishing(args, kwargs, options))
         if self._is_plain_now(options):
-            receipt = await self.app.producer.apublish_draft(self._draft(args, kwargs))
+            receipt = await self.host.producer.apublish_draft(self._draft(args, kwargs))
         else:
             call = self.invocation(args, kwargs, options)
-            receipt = await self.app.apublish(call.topic, call.body, **call.options)
+            receipt = await self.host.apublish(call.topic, call.body, **call.options)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     def _needs_steps(self, options: Mapping[str, Any]) -> bool:
         """Whether publishing a call is more than one step: links, signals, or a run here."""
         return bool(
             (options and has_links(options))
-            or self.app.eager
+            or self.host.eager
             or signals.before_task_publish.receivers
             or signals.after_task_publish.receivers
         )
@@ -312,7 +312,7 @@ class Task(RunnableTask, Generic[P, R]):
             linked = self._linked(args, kwargs, options)
             return (yield linked.enqueue, linked.aenqueue)
         call = self.invocation(args, kwargs, options)
-        if self.app.eager:
+        if self.host.eager:
             request, receipt = self._run_for(call)
             returned = yield (
                 functools.partial(self._run_here, request),
@@ -322,10 +322,17 @@ class Task(RunnableTask, Generic[P, R]):
         topic, body, send = call.topic, call.body, call.options
         with _PublishSignals(self, call) as publishing:
             receipt = publishing.receipt = yield (
-                functools.partial(self.app.publish, topic, body, **send),
-                functools.partial(self.app.apublish, topic, body, **send),
+                functools.partial(self.host.publish, topic, body, **send),
+                functools.partial(self.host.apublish, topic, body, **send),
             )
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
+
+    def prepared(self, call: Signature[R], job_id: str) -> Signature[R]:
+        """
+        The call that is published for one that starts a flow; a subclass may change or refuse it.
+        """
+        del job_id
+        return call
 
     def given(self, job: Any) -> Any:
         """The handle for the caller, of a job or of a group; a subclass may wrap it."""
@@ -352,7 +359,7 @@ class Task(RunnableTask, Generic[P, R]):
     def job(self, receipt: Receipt, *, is_kept: bool = True) -> Job[Any]:
         """The handle of a published call. `is_kept`: whether its result is stored."""
         job_id = receipt.id if receipt.joined is None else receipt.joined
-        return Job(self.app, job_id, receipt.topic, task=self, receipt=receipt, is_kept=is_kept)
+        return Job(self.host, job_id, receipt.topic, task=self, receipt=receipt, is_kept=is_kept)
 
     def local_job(self, returned: Any) -> Job[Any]:
         """The handle of a call that ran here and returned this."""
@@ -360,7 +367,7 @@ class Task(RunnableTask, Generic[P, R]):
 
     def _local_job(self, receipt: Receipt, returned: Any) -> Job[Any]:
         outcome = outcomes.read(outcomes.success(self.name, self.serializer, returned))
-        return Job(self.app, receipt.id, receipt.topic, task=self, receipt=receipt, local=outcome)
+        return Job(self.host, receipt.id, receipt.topic, task=self, receipt=receipt, local=outcome)
 
     def _run_here(self, request: Request) -> Any:
         """Run a call instead of publishing it. Raises the errors of the run."""
@@ -392,7 +399,7 @@ class Task(RunnableTask, Generic[P, R]):
         Whether a call without options is one step, and nothing but the arguments makes it: as
         `_needs_steps` and `_is_plain_now` say together.
         """
-        app = self.app
+        app = self.host
         return (
             self._is_plain
             and not (
@@ -409,7 +416,7 @@ class Task(RunnableTask, Generic[P, R]):
         """Whether nothing but the arguments makes a call with these options: see `_draft`."""
         return (
             self._is_plain
-            and not (options or self.tags or self.app.producer.middlewares.all)
+            and not (options or self.tags or self.host.producer.middlewares.all)
             and (CURRENT.get() is None or current_request() is None)
         )
 
@@ -561,7 +568,7 @@ class Task(RunnableTask, Generic[P, R]):
             raise used_up(request.attempt, cause) from cause
         delay = countdown
         if eta is not None:
-            delay = max(0.0, units.moment(eta) / units.SECOND - self.app.handlers.now())
+            delay = max(0.0, units.moment(eta) / units.SECOND - self.host.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     def update_state(self, state: str = "PROGRESS", meta: Any = None) -> None:
@@ -571,7 +578,7 @@ class Task(RunnableTask, Generic[P, R]):
         `meta`: any JSON value; `current` and `total` in it are shown as a bar. In a coroutine it is
         stored after this returns. Raises UsageError outside of a run, BadMessage.
         """
-        report_progress(self.app, self.request, state, meta)
+        report_progress(self.host, self.request, state, meta)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.template.text}>"

@@ -50,7 +50,8 @@ def log_banner(app: Any, options: Options, how_to_stop: str) -> None:
     _log_names("schedules", schedules(app))
     _log_names("elections", [] if options.burst else [e.name for e in app.elections_in_workers])
     processes = f"{options.processes} processes, " if options.processes > 1 else ""
-    topics = f", topics {', '.join(options.topics)}" if options.topics else ""
+    named = handlers.topics_for(options)
+    topics = f", topics {', '.join(named)}" if named else ""
     log.info(
         "%spool %s%s, concurrency %d%s; %s",
         processes,

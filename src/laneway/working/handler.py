@@ -305,6 +305,8 @@ class Handlers:
         self._own: dict[str, Handler] = {}
         self.queues: dict[str, Any] = {}
         """By topic: queues whose messages name the function to call."""
+        self.served: Callable[[], list[str]] | None = None
+        """The topics that a worker serves if its options name none; None: all of its pool."""
         self.find_named: Callable[[str, str], Handler | None] | None = None
         """Finds the handler for a function's name and a topic; None: names are not looked up."""
         self.make_side_workers: (
@@ -324,6 +326,12 @@ class Handlers:
         self.version: str | None = None
         """Its version, if the program names one."""
         self._ahead_us = 0
+
+    def topics_for(self, options: Options) -> list[str] | None:
+        """The topics that a worker with these options serves, in order; None: all of its pool."""
+        if options.topics is None and self.served is not None:
+            return self.served()
+        return options.topics
 
     def set_store_time(self, now_us: int) -> None:
         """Set the store's clock (µs since 1970), as read just now."""

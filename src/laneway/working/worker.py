@@ -32,6 +32,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from laneway import codec, texts
 from laneway import signals as celery_signals
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
@@ -120,6 +122,7 @@ class Worker:
         stopping: Callable[[], None] | None = None,
     ) -> None:
         """`stopping` is called when the worker begins to stop; it must not block."""
+        options = msgspec.structs.replace(options, topics=handlers.topics_for(options))
         self._stopping = stopping
         self._engine = engine
         self._handlers = handlers

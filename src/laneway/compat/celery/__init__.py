@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from laneway import signals
+from laneway.compat.celery import states
 from laneway.compat.celery.application import Celery
 from laneway.compat.celery.current import current_app, current_task, shared_task, signature
 from laneway.compat.celery.errors import (
@@ -29,7 +30,6 @@ from laneway.compat.celery.errors import (
     TaskRevokedError,
     TimeLimitExceeded,
     WorkerLostError,
-    states,
 )
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from laneway.compat.celery.task import Task

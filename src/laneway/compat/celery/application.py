@@ -26,10 +26,16 @@ from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING,
 from laneway.compat.celery.when import options_of
 from laneway.errors import UsageError
 from laneway.safetext import redacted
+from laneway.schedules.store import PREFIX
 from laneway.signals import Signal
 from laneway.tasks.canvas import CELERY_NAMES, Signature
 from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task as _Task
+
+log = logging.getLogger("laneway.compat.celery")
+
+_WARNED: set[str] = set()
+"""Unknown options of tasks that were logged."""
 
 
 class Celery:
@@ -62,11 +68,10 @@ class Celery:
             "task_cls",
             "namespace",
         )
-        config.refuse_unknown(
-            "Celery", {name for name in unknown if name not in _CELERY_IGNORED}, known
-        )
-        self.main = main or "celery"
         self.conf = Conf(self._changed)
+        settings = {name: value for name, value in unknown.items() if name in self.conf.known()}
+        config.refuse_unknown("Celery", unknown.keys() - settings.keys() - _CELERY_IGNORED, known)
+        self.main = main or "celery"
         self.tasks: dict[str, Task] = {}
         self._laneway: Laneway | None = None
         self._is_settled = False
@@ -74,7 +79,8 @@ class Celery:
         self._definitions: dict[str, tuple[Any, Callable[..., Any], dict[str, Any], bool]] = {}
         """Class, function, options and `bind` of each task, to apply later settings to it."""
         self._pending: list[Callable[[Celery], Any]] = []
-        self._periodic: dict[str, tuple[Any, Any]] = {}
+        self._periodic: list[str] = []
+        """The names of its schedules."""
         self._finalized = False
         self.Task: type[Task] = _class_of(task_cls)
         self.on_after_configure = Signal(
@@ -87,6 +93,7 @@ class Celery:
         self.control = Control(self)
         self.signature = current.signature
         self.GroupResult = GroupResult
+        self.conf.update(settings)
         if broker is not None:
             self.conf.broker_url = broker
         if backend is not None:
@@ -127,10 +134,8 @@ class Celery:
                 or not name.lower().startswith(prefix)
             ):
                 continue
-            plain = name.lower().removeprefix(prefix)
-            plain = self.conf.OLD.get(name.lower(), plain)
-            plain = plain if plain in self.conf.known() else plain.removeprefix("celery_")
-            if plain in self.conf.known() or prefix or name.isupper():
+            plain = self.conf.OLD.get(name.lower(), name.lower().removeprefix(prefix))
+            if plain.removeprefix("celery_") in self.conf.known() or prefix or name.isupper():
                 self.conf[plain] = value
 
     def config_from_envvar(self, name: str) -> None:
@@ -164,6 +169,7 @@ class Celery:
         if self._laneway is None:
             options = {} if self._namespace is None else {"namespace": self._namespace}
             self._laneway = Laneway(**options)  # type: ignore[arg-type]
+            self._laneway.handlers.served = self.topics_of
         return self._laneway
 
     def _settle(self) -> None:
@@ -247,15 +253,25 @@ class Celery:
             attribute: given.pop(attribute, getattr(base, attribute)) for attribute in ATTRIBUTES
         }
         bind = bool(given.pop("bind", base.bind))
-        config.refuse_unknown(
-            f"task {name}",
-            {each for each in given if each not in IGNORED},
-            (*ATTRIBUTES, "bind", "base", "name"),
-        )
-        return self._register(base, function, name, own, bind=bind)
+        for option in given.keys() - IGNORED - _WARNED:
+            _WARNED.add(option)
+            log.warning(
+                'task %s: the option "%s" is unknown and becomes an attribute of the task%s',
+                name,
+                option,
+                config.meant(option, (*ATTRIBUTES, "bind", "base", "name")),
+            )
+        return self._register(base, function, name, own, given, bind=bind)
 
     def _register(
-        self, base: Any, function: Callable[..., Any], name: str, own: dict[str, Any], *, bind: bool
+        self,
+        base: Any,
+        function: Callable[..., Any],
+        name: str,
+        own: dict[str, Any],
+        attributes: Mapping[str, Any],
+        *,
+        bind: bool,
     ) -> Task:
         if own["serializer"] not in (None, "json", "pickle", "msgpack"):
             raise UsageError(
@@ -268,7 +284,7 @@ class Celery:
                 type(task).celery = self
                 function = _plain(function)
             else:
-                kind = type(base.__name__, (base,), {"celery": self})
+                kind = type(base.__name__, (base,), {**attributes, "celery": self})
                 task = cast("Task", object.__new__(kind))
             self._definitions[name] = (base, function, own, bind)
             self.tasks[name] = task
@@ -364,7 +380,7 @@ class Celery:
         kind = type(instance)
         name = kind.__dict__.get("name") or f"{kind.__module__}.{kind.__qualname__}"
         own = {attribute: getattr(instance, attribute) for attribute in ATTRIBUTES}
-        return self._register(kind, instance.run, name, own, bind=False)
+        return self._register(kind, instance.run, name, own, {}, bind=False)
 
     def send_task(
         self,
@@ -374,8 +390,8 @@ class Celery:
         **options: Any,
     ) -> AsyncResult:
         """Publish a call of a task by its name; the task may be defined in another program."""
-        if name in self.tasks:
-            return cast("AsyncResult", self.tasks[name].apply_async(args, kwargs, **options))
+        if name in self.tasks:  # as in Celery, not by an `apply_async` of the task's class
+            return cast("AsyncResult", Task.apply_async(self.tasks[name], args, kwargs, **options))
         task: Any = Task.__new__(type("Task", (self.Task,), {"celery": self}))
         topic = self._routed(name) or self.conf.task_default_queue
         task.__init__(self.laneway, _unknown, TaskOptions(name=name, topic=topic))
@@ -444,6 +460,7 @@ class Celery:
             {name: value for name, value in sig.options.items() if name not in ("delay", "at")},
         )
         laneway.schedule(name, call.message(), **options_of(when, self.timezone))
+        self._periodic.append(name)
 
     def for_worker(self) -> Laneway:
         """Laneway's application, for a worker's process."""
@@ -481,19 +498,21 @@ class Celery:
 
     # Workers
 
-    def topics_of(self, queues: Sequence[str]) -> list[str]:
-        """The topics of queues, in order. A task with a rate limit has its own topic."""
-        topics: list[str] = []
+    def topics_of(self, queues: Sequence[str] | None = None) -> list[str]:
+        """
+        The topics that a worker of queues serves, in order: those of the schedules, and for each
+        queue those of its tasks with a rate limit before the queue's own.
+
+        Default: the queues of `task_queues`, else of `task_default_queue`, as in Celery.
+        """
+        if queues is None:
+            named = self.conf.task_queues or [self.conf.task_default_queue]
+            queues = [str(getattr(each, "name", each)) for each in named]
+        topics = {f"{PREFIX}{name}": None for name in self._periodic}
         for queue in queues:
-            topics += [
-                queue,
-                *sorted(
-                    task.template.text
-                    for task in self.tasks.values()
-                    if task.queue == queue and task.template.text != queue
-                ),
-            ]
-        return topics
+            own = {task.template.text for task in self.tasks.values() if task.queue == queue}
+            topics |= dict.fromkeys([*sorted(own - {queue}), queue])
+        return list(topics)
 
     def worker_main(self, argv: Sequence[str] | None = None) -> None:
         """Run a worker as `celery worker` does, with its options -c, -Q, -l and --burst."""
@@ -582,8 +601,8 @@ class Control:
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(
-            f"app.control.{name} is not supported; use `laneway top`, `laneway topics` and"
-            " `laneway explain` to see what workers do"
+            f"app.control.{name} is not supported; use `laneway ping`, `laneway workers`, `laneway"
+            " topics` and `laneway explain`"
         )
 
 

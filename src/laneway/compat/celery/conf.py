@@ -36,6 +36,7 @@ class Conf:
         "task_eager_propagates": False,
         "task_ignore_result": False,
         "task_default_queue": DEFAULT_QUEUE,
+        "task_queues": None,
         "task_routes": None,
         "task_annotations": None,
         "task_default_rate_limit": None,
@@ -98,6 +99,7 @@ class Conf:
         "celery_include": "include",
         "celeryd_concurrency": "worker_concurrency",
         "celery_default_queue": "task_default_queue",
+        "celery_queues": "task_queues",
         "celery_routes": "task_routes",
         "celery_annotations": "task_annotations",
         "celery_always_eager": "task_always_eager",
@@ -117,27 +119,25 @@ class Conf:
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__["_values"]
-        if name in values:
-            return values[name]
+        if self._present(name) in values:
+            return values[self._present(name)]
         raise AttributeError(f"app.conf: there is no setting {name}")
 
+    def _present(self, name: str) -> str:
+        """The present name of a setting."""
+        name = name.lower()
+        short = name.removeprefix("celery_")
+        return self.OLD.get(name, short if short in self.known() else name)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        lower = name.lower()
-        name = self.OLD.get(
-            lower,
-            (
-                lower.removeprefix("celery_")
-                if lower.removeprefix("celery_") in self.known()
-                else lower
-            ),
-        )
+        name = self._present(name)
         if name in self.IGNORED:
             self._values[name] = value
             return
         if self._values.get(name) == value and name in self._values:
             return
         if name not in self.DEFAULTS:
-            log.warning("app.conf: %s is not supported; ignored", name)
+            log.warning("app.conf: %s is not supported; it only has a value", name)
         if name in ("accept_content", "task_serializer", "result_serializer"):
             written = [value] if isinstance(value, str) else list(value)
             for each in written:
@@ -157,7 +157,7 @@ class Conf:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a setting."""
-        return self._values.get(name, default)
+        return self._values.get(self._present(name), default)
 
     def update(self, *settings: Mapping[str, Any], **more: Any) -> None:
         """Set several settings."""

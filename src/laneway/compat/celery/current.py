@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from laneway.errors import UsageError
 from laneway.tasks.canvas import Part, Signature
@@ -20,10 +21,16 @@ applications: list[Celery] = []
 shared: list[Callable[[Celery], Any]] = []
 
 
+class NothingCurrentError(UsageError, AttributeError):
+    """There is no application yet, or no task runs here; `hasattr` is False."""
+
+
 def application() -> Celery:
-    """The application that was created last. Raises UsageError if there is none."""
+    """The application that was created last. Raises NothingCurrentError if there is none."""
     if not applications:
-        raise UsageError("there is no Celery application yet; create one first: app = Celery(…)")
+        raise NothingCurrentError(
+            "there is no Celery application yet; create one first: app = Celery(…)"
+        )
     return applications[-1]
 
 
@@ -43,7 +50,7 @@ class _CurrentTask:
     def __getattr__(self, name: str) -> Any:
         request = current_request()
         if request is None:
-            raise UsageError("current_task: no task is running here")
+            raise NothingCurrentError("current_task: no task is running here")
         return getattr(application().tasks[request.task], name)
 
 
@@ -54,9 +61,8 @@ class _Shared:
     """A task of every application; attributes are those of the current application's."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, function)
         self._name = options.get("name") or name_of(function)
-        self.__wrapped__ = function
-        self.__doc__ = function.__doc__
 
         def make(app: Celery) -> None:
             app.task(**{**options, "name": self._name})(function)
@@ -70,6 +76,14 @@ class _Shared:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return application().tasks[self._name](*args, **kwargs)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """A call of the task of the application that is current when it is published."""
+        return Signature(cast("Any", self), args, kwargs, {})
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """As `s`, but without the result before it."""
+        return Signature(cast("Any", self), args, kwargs, {}, immutable=True)
 
 
 def shared_task(*args: Any, **options: Any) -> Any:

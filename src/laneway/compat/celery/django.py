@@ -24,12 +24,15 @@ def is_used() -> bool:
 
 def set_up() -> None:
     """
-    Load the project's settings and applications, as `manage.py` does.
-
-    Does nothing outside a project, or if they are loaded.
+    Load the project's settings and applications, and check them, as `manage.py` does. The checks
+    import all URLs, so tasks in the modules of views are found. Does nothing outside a project.
     """
-    if is_used() and not importlib.import_module("django.apps").apps.ready:
+    if not is_used():
+        return
+    if not importlib.import_module("django.apps").apps.ready:
         importlib.import_module("django").setup()
+    if not os.environ.get("CELERY_SKIP_CHECKS"):
+        importlib.import_module("django.core.checks").run_checks()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
-"""Errors that tasks raise, and the names of task states."""
+"""Errors that tasks raise."""
 
 from __future__ import annotations
+
+import builtins
 
 from laneway.errors import HandlerSignal, JobCancelled, LanewayError
 from laneway.errors import Reject as _Reject
@@ -9,10 +11,8 @@ from laneway.working.error_details import WorkerLost
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit
 
 SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError = SoftTimeLimit, TimeLimit, WorkerLost
-
-
-Retry = _Retry
-TaskRevokedError = JobCancelled
+Retry, TaskRevokedError = _Retry, JobCancelled
+TimeoutError = builtins.TimeoutError  # noqa: A001  # Celery's name; `get` raises it
 
 
 class MaxRetriesExceededError(LanewayError):
@@ -31,34 +31,3 @@ class Reject(_Reject):
     def __init__(self, reason: object = "rejected", requeue: bool = False) -> None:
         super().__init__(str(reason))
         self.requeue = requeue
-
-
-class states:  # noqa: N801  # Celery's name
-    """Celery's names of task states."""
-
-    PENDING = "PENDING"
-    RECEIVED = "RECEIVED"
-    STARTED = "STARTED"
-    SUCCESS = "SUCCESS"
-    FAILURE = "FAILURE"
-    REVOKED = "REVOKED"
-    RETRY = "RETRY"
-    IGNORED = "IGNORED"
-    READYSTATES = frozenset({SUCCESS, FAILURE, REVOKED})
-    UNREADYSTATES = frozenset({PENDING, RECEIVED, STARTED, RETRY})
-    EXCEPTIONSTATES = frozenset({RETRY, FAILURE, REVOKED})
-
-
-STATES = {
-    "unknown": states.PENDING,
-    "pending": states.PENDING,
-    "delayed": states.PENDING,
-    "deferred": states.PENDING,
-    "started": states.PENDING,
-    "retry": states.RETRY,
-    "success": states.SUCCESS,
-    "failure": states.FAILURE,
-    "dead": states.FAILURE,
-    "expired": states.REVOKED,
-    "cancelled": states.REVOKED,
-}

@@ -8,6 +8,7 @@ from laneway.compat.celery.errors import (
     SoftTimeLimitExceeded,
     TaskRevokedError,
     TimeLimitExceeded,
+    TimeoutError,  # noqa: A004  # Celery's name
     WorkerLostError,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "SoftTimeLimitExceeded",
     "TaskRevokedError",
     "TimeLimitExceeded",
+    "TimeoutError",
     "WorkerLostError",
 ]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from laneway.compat.celery import current
-from laneway.compat.celery.errors import STATES, states
+from laneway.compat.celery import current, states
 from laneway.errors import UsageError
 from laneway.tasks import outcomes
 from laneway.tasks.canvas import GroupJob
 from laneway.tasks.job import Job, JobState
+from laneway.working.error_details import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +67,12 @@ class AsyncResult:
         on_message: Callable[[dict[str, Any]], Any] | None = None,
         **_: Any,
     ) -> Any:
-        """Wait for the result and return it. Raises the task's error, or TimeoutError."""
+        """
+        Wait for the result and return it; None if it is ignored. Raises the task's error, or
+        TimeoutError.
+        """
+        if not self.job.is_kept:
+            return None
         report = None
         if on_message is not None:
             callback = on_message
@@ -157,36 +161,23 @@ class EagerResult(AsyncResult):
 
     def __init__(
         self,
-        id: str,  # noqa: A002
-        app: Celery,
-        task_name: str,
-        returned: Any = None,
-        error: BaseException | None = None,
+        id: str | None,  # noqa: A002
+        ret_value: Any,
+        state: str,
+        app: Celery | None = None,
+        name: str | None = None,
     ) -> None:
-        self.app = app
-        self.task_name = task_name
-        self._id = id
-        self._returned = returned
-        self._error = error
-
-    @property
-    def id(self) -> str:
-        """The id of the call."""
-        return self._id
-
-    task_id = id  # noqa: A003
-
-    @property
-    def state(self) -> str:
-        """SUCCESS or FAILURE."""
-        return states.SUCCESS if self._error is None else states.FAILURE
-
-    status = state
+        app = app if app is not None else current.application()
+        self.error = ret_value if state == states.FAILURE else None
+        ended = outcomes.Outcome(status=outcomes.SUCCESS, result=ret_value, own_state=state)
+        if self.error is not None:
+            ended = outcomes.read(outcomes.failure(describe(self.error)))
+        super().__init__(Job(app.laneway, str(id), local=ended), app, name)
 
     @property
     def info(self) -> Any:
         """The result, or the error."""
-        return self._returned if self._error is None else self._error
+        return self.job.result if self.error is None else self.error
 
     result = info
 
@@ -199,38 +190,11 @@ class EagerResult(AsyncResult):
     ) -> Any:
         """The result. Raises the task's error."""
         del timeout, on_message
-        if self._error is not None and propagate:
-            raise self._error
+        if self.error is not None and propagate:
+            raise self.error
         return self.info
 
     wait = get
-
-    def ready(self) -> bool:
-        """True: it has ended."""
-        return True
-
-    def successful(self) -> bool:
-        """Whether it has returned."""
-        return self._error is None
-
-    def failed(self) -> bool:
-        """Whether it has failed."""
-        return self._error is not None
-
-    @property
-    def traceback(self) -> str | None:
-        """The traceback of its failure."""
-        return None if self._error is None else "".join(traceback.format_exception(self._error))
-
-    @property
-    def date_done(self) -> datetime | None:
-        """None: the time is not stored."""
-        return None
-
-    @property
-    def parent(self) -> AsyncResult | None:
-        """None: it is not stored."""
-        return None
 
     def then(
         self,
@@ -238,10 +202,9 @@ class EagerResult(AsyncResult):
         on_error: Callable[[AsyncResult], Any] | None = None,
     ) -> AsyncResult:
         """Call `callback` or `on_error` with this handle."""
-        if self._error is None:
-            callback(self)
-        elif on_error is not None:
-            on_error(self)
+        call = callback if self.error is None else on_error
+        if call is not None:
+            call(self)
         return self
 
     def revoke(self, terminate: bool = False, **_: object) -> None:
@@ -262,7 +225,7 @@ class GroupResult:
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> list[Any]:
         """The results of all calls, in order."""
-        return self.jobs.get(timeout, propagate=propagate)
+        return GroupJob(self.results).get(timeout, propagate=propagate)
 
     join = get
 
@@ -318,4 +281,4 @@ def _state_name(state: JobState) -> str:
     # `task_track_started` or the task itself has set the info.
     if state.status == "started" and state.info is not None:
         return states.STARTED
-    return STATES.get(state.status, state.status.upper())
+    return states.OF_STATUS.get(state.status, state.status.upper())

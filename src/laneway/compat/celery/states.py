@@ -1,15 +1,29 @@
-"""The names of `celery.states`."""
+"""Celery's names of task states."""
 
-from laneway.compat.celery.errors import states
+PENDING = "PENDING"
+RECEIVED = "RECEIVED"
+STARTED = "STARTED"
+SUCCESS = "SUCCESS"
+FAILURE = "FAILURE"
+REVOKED = "REVOKED"
+RETRY = "RETRY"
+IGNORED = "IGNORED"
+REJECTED = "REJECTED"
+READY_STATES = frozenset({SUCCESS, FAILURE, REVOKED})
+UNREADY_STATES = frozenset({PENDING, RECEIVED, STARTED, RETRY})
+EXCEPTION_STATES = frozenset({RETRY, FAILURE, REVOKED})
 
-PENDING = states.PENDING
-RECEIVED = states.RECEIVED
-STARTED = states.STARTED
-SUCCESS = states.SUCCESS
-FAILURE = states.FAILURE
-REVOKED = states.REVOKED
-RETRY = states.RETRY
-IGNORED = states.IGNORED
-READY_STATES = states.READYSTATES
-UNREADY_STATES = states.UNREADYSTATES
-EXCEPTION_STATES = states.EXCEPTIONSTATES
+OF_STATUS = {
+    "unknown": PENDING,
+    "pending": PENDING,
+    "delayed": PENDING,
+    "deferred": PENDING,
+    "started": PENDING,
+    "retry": RETRY,
+    "success": SUCCESS,
+    "failure": FAILURE,
+    "dead": FAILURE,
+    "expired": REVOKED,
+    "cancelled": REVOKED,
+}
+"""By the status of Laneway's job."""

@@ -10,6 +10,7 @@ import sys
 import types
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from datetime import datetime
 from inspect import Parameter
 from itertools import count
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from laneway.compat.celery import current, django
-from laneway.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject, states
+from laneway import headers as control
+from laneway.compat.celery import current, django, states
+from laneway.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from laneway.errors import HandlerSignal, Retry, UsageError
 from laneway.errors import Reject as _Reject
 from laneway.tasks import outcomes
 from laneway.tasks.canvas import CELERY_NAMES, GroupJob, Signature, over
-from laneway.tasks.job import Job
+from laneway.tasks.job import Job, report_progress
+from laneway.tasks.options import listed
 from laneway.tasks.request import Request, current_request
 from laneway.tasks.running import final, used_up
 from laneway.tasks.task import Task as _Task
@@ -34,9 +37,15 @@ from laneway.working.time_limits import TimeLimit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from laneway.app import Laneway
     from laneway.compat.celery.application import Celery
     from laneway.message import Lease
     from laneway.tasks.invocation import Invocation
+
+_COLLECTING: ContextVar[tuple[Task, list[Signature[Any]]] | None] = ContextVar(
+    "collecting", default=None
+)
+"""The task whose calls are collected instead of published, see `Task.prepared`."""
 
 FOREVER = 1_000_000
 """Retries of a task with `max_retries=None`."""
@@ -45,24 +54,46 @@ LOST_MAX = 1
 """How often a task is retried, in a process of its own, after the worker that ran it was lost."""
 
 
-class Context:
-    """`self.request` with Celery's attributes."""
+OUTSIDE: Mapping[str, Any] = {
+    "id": None,
+    "task": None,
+    "args": (),
+    "kwargs": {},
+    "retries": 0,
+    "headers": {},
+    "eta": None,
+    "parent_id": None,
+    "root_id": None,
+    "priority": 0,
+    "topic": None,
+    "key": None,
+    "attempt": 1,
+    "deliveries": 1,
+    "published_at": None,
+    "chain": None,
+    "delivery_info": None,
+    "called_directly": True,
+    "is_eager": False,
+}
+"""The attributes of `self.request`, and their values outside of a run."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self.delivery_info = {
+
+def _context(request: Request) -> dict[str, Any]:
+    """The attributes of a run. `chain`: the ids of the calls that follow; None outside a flow."""
+    return {
+        **{name: getattr(request, name, default) for name, default in OUTSIDE.items()},
+        "chain": request.after,
+        "correlation_id": request.id,
+        "hostname": socket.gethostname(),
+        "called_directly": False,
+        "is_eager": request.fence == 0,
+        "delivery_info": {
             "exchange": "",
             "routing_key": request.topic,
             "priority": request.priority,
             "redelivered": request.deliveries > 1,
-        }
-        self.correlation_id = request.id
-        self.hostname = socket.gethostname()
-        self.called_directly = False
-        self.is_eager = request.fence == 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
+        },
+    }
 
 
 class Task(_Task[..., Any]):
@@ -110,13 +141,19 @@ class Task(_Task[..., Any]):
         self.handler.asks_for_losses = True
         self.bound = True
 
+    def _get_app(self) -> Any:  # celery-once calls it
+        """The Celery application."""
+        return self.celery
+
+    app = property(_get_app)
+
     @property
-    def app(self) -> Any:
+    def host(self) -> Laneway:
         """The Laneway application; first use applies the settings."""
         return self.celery.for_task()
 
-    @app.setter
-    def app(self, app: Any) -> None:
+    @host.setter
+    def host(self, app: object) -> None:
         pass
 
     def __reduce__(self) -> Any:
@@ -131,10 +168,30 @@ class Task(_Task[..., Any]):
             return self(*args, **kwargs)
         return super()._invoke(args, kwargs)
 
-    def invocation(self, *args: Any, **kwargs: Any) -> Invocation:
-        """Encode a call, after the settings were applied."""
+    def invocation(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        **more: Any,
+    ) -> Invocation:
+        """
+        Encode a call with the task's own options, after the settings were applied.
+
+        As in Celery, a time that is past is no error.
+        """
         self.celery.for_task()
-        return super().invocation(*args, **kwargs)
+        options = {"priority": self.priority, "ttl": self.expires, **options}
+        at, delay, ttl = options.get("at"), options.get("delay"), options["ttl"]
+        if isinstance(at, datetime):
+            options["at"] = self.celery.aware(at)
+        if isinstance(delay, (int, float)) and delay < 0:
+            options["delay"] = 0
+        if isinstance(ttl, datetime):
+            ttl = (self.celery.aware(ttl) - self.celery.now()).total_seconds()
+        options["ttl"] = ttl if not isinstance(ttl, (int, float)) or ttl > 0 else SHORTEST_TTL
+        given = {name: value for name, value in options.items() if value is not None}
+        return super().invocation(args, kwargs, given, **more)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The task's function; a custom class overrides it."""
@@ -150,18 +207,7 @@ class Task(_Task[..., Any]):
         Outside of a run, as in Celery, an object whose id is None.
         """
         request = current_request()
-        if request is None:
-            return types.SimpleNamespace(
-                id=None,
-                retries=0,
-                args=(),
-                kwargs={},
-                called_directly=True,
-                delivery_info=None,
-                headers={},
-                eta=None,
-            )
-        return Context(request)
+        return types.SimpleNamespace(**OUTSIDE if request is None else _context(request))
 
     def given(self, job: Any) -> Any:
         """A job as Celery's handle."""
@@ -180,47 +226,89 @@ class Task(_Task[..., Any]):
         **options: Any,
     ) -> Any:
         """Publish a call with Celery's options. Unknown options are errors."""
-        for name in NO_MEANING & options.keys():
-            options.pop(name)
+        options = {name: value for name, value in options.items() if name not in NO_MEANING}
         if routing_key is not None:
             options.setdefault("queue", routing_key)
-        options = {**self._usual(), **options}
-        for name in ("eta", "expires"):
-            if isinstance(options.get(name), datetime):
-                options[name] = self.celery.aware(options[name])
         if self.celery.conf.task_always_eager:
             result = self.apply(args, kwargs, task_id=options.get("task_id"))
-            for each in _listed(link) if result.successful() else ():
+            for each in listed(link) if result.successful() else ():
                 each.clone().delay(*(() if each.immutable else (result.get(),)))
             return result
-        return super().apply_async(
-            tuple(args or ()), kwargs, link=link, link_error=link_error, **options
-        )
+        named = {
+            CELERY_NAMES.get(name, name): value
+            for name, value in options.items()
+            if value is not None
+        }
+        self.check_options(named, *CELERY_NAMES)
+        named |= {"link": listed(link) or None, "link_error": listed(link_error) or None}
+        call = (tuple(args or ()), kwargs or {}, named)
+        collecting = _COLLECTING.get()
+        if collecting is None or collecting[0] is not self:
+            return _Task.publish(self, *call)
+        collecting[1].append(self._linked(*call))
+        return AsyncResult(named.get("id"), self.celery, self.name)
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         """Publish a call, or with `task_always_eager` run it."""
-        return self.publish(args, kwargs, {})
+        return self.apply_async(args, kwargs)
 
     def publish(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Publish a call, or with `task_always_eager` run it."""
-        if self.celery.conf.task_always_eager:
-            return self.apply(args, kwargs)
-        usual = {CELERY_NAMES.get(name, name): value for name, value in self._usual().items()}
-        options = {**usual, **options}
-        delay = options.get("delay")
-        if isinstance(delay, (int, float)) and delay < 0:
-            options["delay"] = 0  # as in Celery, where it is due at once
-        return super().publish(args, kwargs, options)
+        """Publish a call with Laneway's options."""
+        return self.apply_async(args, kwargs, **_celery_named(options))
 
-    def _usual(self) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        if self.priority is not None:
-            options["priority"] = self.priority
-        if self.expires is not None:
-            options["expires"] = self.expires
-        return options
+    async def apublish(self, *call: Any) -> Any:
+        """As `publish`, awaited: an overridden `apply_async` may block."""
+        return await asyncio.to_thread(self.publish, *call)
+
+    def _linked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Signature[Any]:
+        call = super()._linked(args, kwargs, options)
+        call.is_prepared = True
+        return call
+
+    def prepared(self, call: Signature[Any], job_id: str) -> Signature[Any]:
+        """
+        What an overridden `apply_async` makes of a call that is published in a flow or by a
+        schedule. Raises what it raises, and UsageError if it does not publish the call.
+        """
+        if type(self).apply_async is Task.apply_async:
+            return call
+        calls: list[Signature[Any]] = []
+        token = _COLLECTING.set((self, calls))
+        try:
+            options = {**_celery_named(call.options), "task_id": job_id}
+            self.apply_async(call.args, call.kwargs, **options)
+        finally:
+            _COLLECTING.reset(token)
+        if len(calls) != 1:
+            raise UsageError(
+                f'task "{self.name}": its apply_async published {len(calls)} calls instead of one;'
+                " a flow is published completely or not at all"
+            )
+        created = calls[0]
+        created.immutable = call.immutable
+        created.followers += call.followers
+        created.errors += call.errors
+        return created
+
+    def request_for(self, lease: Lease) -> Request:
+        """
+        The run of a lease. A later call of a flow, or one of a schedule, passes through an
+        overridden `apply_async` when it starts.
+        """
+        request = super().request_for(lease)
+        is_published = not request.before and control.SCHEDULE not in (lease.headers or {})
+        if is_published or request.each or request.attempt > 1:
+            return request
+        try:
+            call = self.prepared(Signature(self, request.args, request.kwargs, {}), request.id)
+        except Exception as error:
+            raise final(error) from error
+        headers = {**request.headers, **(call.options.get("headers") or {})}
+        return msgspec.structs.replace(request, args=call.args, kwargs=call.kwargs, headers=headers)
 
     def apply(
         self,
@@ -254,8 +342,8 @@ class Task(_Task[..., Any]):
                 )
                 if throw:
                     raise cause  # noqa: B904  # not the wrapper around it
-                return EagerResult(job_id, self.celery, self.name, error=cause)
-            return EagerResult(job_id, self.celery, self.name, returned=returned)
+                return EagerResult(job_id, cause, states.FAILURE, self.celery, self.name)
+            return EagerResult(job_id, returned, states.SUCCESS, self.celery, self.name)
         raise AssertionError("attempts have no end")
 
     def _performed(self, request: Request) -> Any:
@@ -266,7 +354,7 @@ class Task(_Task[..., Any]):
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802  # Celery's name
         """The handle of a call of this task."""
-        return AsyncResult(Job(self.app, task_id, None, task=self), self.celery, self.name)
+        return AsyncResult(Job(self.host, task_id, None, task=self), self.celery, self.name)
 
     subtask = _Task.s
 
@@ -321,7 +409,7 @@ class Task(_Task[..., Any]):
             raise used_up(request.attempt, cause) from cause
         delay: Any = self.default_retry_delay if countdown is None else countdown
         if eta is not None:
-            delay = max(0.0, self.celery.aware(eta).timestamp() - self.app.handlers.now())
+            delay = max(0.0, self.celery.aware(eta).timestamp() - self.host.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     @property
@@ -369,11 +457,10 @@ class Task(_Task[..., Any]):
         """Set the state of this run."""
         del task_id  # it is this run's
         request = current_request()
-        if request is not None and request.fence == 0:
+        if request is None or request.fence == 0:
             return  # it runs in the caller: nobody can read its state
-        super().update_state(state, meta)
-        if request is not None:
-            self._stated[request.fence] = outcomes.OwnState(state, meta)
+        report_progress(self.host, request, state, meta)
+        self._stated[request.fence] = outcomes.OwnState(state, meta)
 
     def perform_current(self, request: Request) -> Any:
         """Run the function; in a Django project, close stale connections around it."""
@@ -384,9 +471,8 @@ class Task(_Task[..., Any]):
 
     def _run(self, request: Request) -> Any:
         if self._is_tracked and request.fence:
-            super().update_state(
-                states.STARTED, {"pid": os.getpid(), "hostname": socket.gethostname()}
-            )
+            started = {"pid": os.getpid(), "hostname": socket.gethostname()}
+            report_progress(self.host, request, states.STARTED, started)
         if self.handler.kind == "async":
             return self._arun(request)
         try:
@@ -426,15 +512,8 @@ class Task(_Task[..., Any]):
         job_id, text, trace, *own = args
         details = msgspec.convert(error, Details) if error is not None else None
         failed = outcomes.Outcome(status=outcomes.FAILURE, error=details, reason=text)
-        request = types.SimpleNamespace(
-            id=job_id,
-            task_id=job_id,
-            correlation_id=job_id,
-            args=(),
-            kwargs={},
-            retries=0,
-            is_eager=False,
-        )
+        about = {"id": job_id, "task_id": job_id, "correlation_id": job_id}
+        request = types.SimpleNamespace(**{**OUTSIDE, **about, "called_directly": False})
         return (request, outcomes.error_of(job_id, failed), trace, *own)
 
     def __repr__(self) -> str:
@@ -445,9 +524,13 @@ def _task_named(name: str) -> Any:
     return current.application().tasks[name]
 
 
-def _listed(links: Any) -> list[Any]:
-    return [] if links is None else list(links) if isinstance(links, (list, tuple)) else [links]
+def _celery_named(options: Mapping[str, Any]) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in CELERY_NAMES.items()}
+    return {names.get(name, name): value for name, value in options.items()}
 
+
+SHORTEST_TTL = 1e-6
+"""The ttl of a call that has expired before it is published; 0 is refused."""
 
 NO_MEANING = {
     "exchange",
