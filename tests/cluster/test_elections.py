@@ -133,6 +133,33 @@ def test_coroutines(store: Store, log: Log) -> None:
     assert log.entries == ["inaugurate b", "execute", "hand over"]
 
 
+def test_execute_again_and_again(app: Laneway, log: Log) -> None:
+    """While it returns True, until the term is ending."""
+
+    class Career:
+        def inaugurate(self) -> None:
+            self.steps = 0
+
+        def execute(self, term: Term) -> bool:
+            self.steps += 1
+            log.add(f"step {self.steps}")
+            if self.steps == 5:
+                app.election("a", Career).step_down()
+                term.ending.wait(30)
+            return self.steps < 3 or log.entries.count("hand over") == 1
+
+        def hand_over(self) -> None:
+            log.add("hand over")
+
+    assert app.election("a", Career, term=LONG).run(terms=2) == 2
+    assert log.entries == [
+        *(f"step {n}" for n in range(1, 4)),
+        "hand over",
+        *(f"step {n}" for n in range(1, 6)),
+        "hand over",
+    ]
+
+
 def test_step_down(store: Store, log: Log) -> None:
     """A holder that is asked to step down hands over, and another candidate is next."""
     with store.app() as app, store.app() as other:

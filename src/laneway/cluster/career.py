@@ -53,7 +53,10 @@ class Career(Protocol):
 
     @property
     def execute(self) -> Callable[[Term], Any]:
-        """Do the work until `term.ending`. Returning earlier ends the term, too."""
+        """
+        Do the work until `term.ending`. Returning earlier ends the term, too, unless it returns
+        True: then it is called again, until the term is ending.
+        """
         ...
 
     @property
@@ -105,18 +108,22 @@ class CareerRunner:
 
     async def call(self, name: str) -> None:
         """
-        Call a method of the career. Raises what it raises, and TermLost once the term is lost and
-        the method has ended or is given up.
+        Call a method of the career; `execute` again while it returns True. Raises what it raises,
+        and TermLost once the term is lost and the method has ended or is given up.
         """
+        while await self._call_once(name) is True and name == "execute":
+            if self._term.ending:
+                return
+
+    async def _call_once(self, name: str) -> Any:
         method = getattr(self._career, name)
         arguments = (self._term,) if name == "execute" or _takes_one(method) else ()
         if inspect.iscoroutinefunction(method):
             task = asyncio.create_task(
                 method(*arguments), name=f"laneway-term-{self._term.name}-{name}"
             )
-            await self._run((task, task.cancel))
-        else:
-            await self._run(self._in_thread(method, *arguments))
+            return await self._run((task, task.cancel))
+        return await self._run(self._in_thread(method, *arguments))
 
     def close(self) -> None:
         """End the thread, or give it up if its method goes on."""
