@@ -245,6 +245,14 @@ GAUGES = (
 )
 """Gauges of the store by namespace, pattern, tier and pool."""
 
+PART_GAUGES = (
+    ("used", "used_bytes", "Bytes of the file, or of the server's memory"),
+    ("free", "free_bytes", "Bytes left on the disk, or below the server's maxmemory"),
+    ("log", "log_bytes", "Bytes of the write-ahead log or append-only file"),
+    ("seconds", "answer_seconds", "How long a small read took"),
+)
+"""Gauges of a store's files or servers: the field of `StorePart`, the name, the meaning."""
+
 TOTALS = ("published", "delivered", "done", "retried", "died", "merged", "expired", "removed")
 """Counters of the namespace since it was created."""
 
@@ -330,6 +338,15 @@ class StoreCollector:
         ):
             gauge = GaugeMetricFamily(f"laneway_store_{name}", what, labels=["namespace"])
             gauge.add_metric([space], value)
+            yield gauge
+        for field, name, what in PART_GAUGES:
+            gauge = GaugeMetricFamily(
+                f"laneway_store_part_{name}", what, labels=["namespace", "part"]
+            )
+            for part in figures.parts:
+                value = getattr(part, field)
+                if value is not None:
+                    gauge.add_metric([space, part.name], value)
             yield gauge
         for name in TOTALS:
             counter = CounterMetricFamily(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from laneway.app import Laneway
-    from laneway.engines.base import FullEngine, Overview, TopicStats
+    from laneway.engines.base import FullEngine, Overview, StorePart, TopicStats
     from laneway.policy import PolicyTable
 
 TOPICS = 500
@@ -79,11 +79,15 @@ Groups = dict[tuple[str, str, str], Group]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A store at one moment. `is_exact`: every topic was read, so each group is exact."""
+    """
+    A store at one moment. `is_exact`: every topic was read, so each group is exact. `parts`: its
+    files or servers.
+    """
 
     overview: Overview
     groups: list[Group]
     is_exact: bool
+    parts: list[StorePart]
 
 
 def read(app: Laneway, walk: Walk | None = None) -> Figures:
@@ -121,6 +125,7 @@ def read(app: Laneway, walk: Walk | None = None) -> Figures:
         overview,
         [*largest_groups, other] if other.waiting or other.leased or other.dead else largest_groups,
         is_exact,
+        engine.store_parts() if hasattr(engine, "store_parts") else [],
     )
 
 

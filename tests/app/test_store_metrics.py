@@ -81,6 +81,8 @@ def test_gauges_are_by_pattern_and_tier(app: Laneway) -> None:
         found['laneway_store_tier_delivered_total{namespace="default",pool="default",tier="mid"}']
         == 2
     )
+    parts = {name.partition("{")[0] for name in found if "_part_" in name}
+    assert {f"laneway_store_part_{name}" for name in ("used_bytes", "answer_seconds")} <= parts
     assert not any("push.own" in name or "push.1" in name for name in found)
 
 
