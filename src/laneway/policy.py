@@ -507,7 +507,13 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         _duration(),
         "how long a message waits for a handler before it is a dead letter; default: it waits",
     ),
-    "dead_ttl": (_duration(), "how long dead letters are kept; default 14 days"),
+    "dead_ttl": (
+        _duration_or_forever,
+        (
+            'how long dead letters are kept; "forever": until somebody redrives or drops them;'
+            " default 14 days"
+        ),
+    ),
     "serial": (
         _serial,
         (
@@ -980,6 +986,8 @@ def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dic
 def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert checked fields to the units of `Resolved`: microseconds, bytes."""
     values = dict(fields)
+    if values.get("dead_ttl") == "forever":
+        values["dead_ttl"] = units.MAX_SECONDS  # engines add it to the time
     for name in _TO_MICROSECONDS:
         if name in values:
             values[name] = max(1, round(values[name] * units.SECOND))

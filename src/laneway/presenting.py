@@ -17,7 +17,7 @@ import msgspec
 from laneway.message import RAW
 from laneway.policy import AUTO, FOREVER, FOREVER_FIELDS, gate_names
 from laneway.safetext import escaped, escaped_json
-from laneway.units import rate_text
+from laneway.units import MAX_SECONDS, SECOND, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,10 +185,14 @@ DURATIONS = (
 )
 """The settings that are durations."""
 
+KEPT_FOREVER = MAX_SECONDS * SECOND
+"""`dead_ttl="forever"` in microseconds."""
+
 
 def setting_in_seconds(name: str, value: Any) -> Any:
     """A setting of a resolved policy, where durations are microseconds, in seconds."""
-    if name in FOREVER_FIELDS and value == FOREVER:
+    is_forever = value == FOREVER if name in FOREVER_FIELDS else value == KEPT_FOREVER
+    if is_forever and name in DURATIONS:
         return "forever"
     if name == "gate" and value is not None:
         names = gate_names(value)

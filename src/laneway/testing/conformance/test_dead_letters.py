@@ -34,6 +34,15 @@ def test_redrive_drop_and_dead_ttl(
     assert driver.engine.dead_list() == []
 
 
+def test_dead_letters_that_are_kept_for_ever(driver: EngineDriver) -> None:
+    driver.policy("a", dead_ttl="forever")
+    driver.put("a", "1")
+    driver.settle(driver.lease(), "dead")
+    driver.later(50 * 365 * 86_400)
+    driver.engine.tick(now_us=driver.now)
+    assert len(driver.engine.dead_list("a")) == 1
+
+
 def test_redrive_spacing(driver: EngineDriver) -> None:
     """With spacing, the n-th redriven message is due n spacings from now."""
     driver.put("a", "1", "2", "3")
