@@ -99,11 +99,11 @@ class Shards:
     def steps_of(self, seconds: float, hold: int = 0) -> int:
         return sum(self.step(hold) for _ in range(round(seconds / STEP)))
 
-    def most_above(self, rate: float) -> float:
+    def most_above(self, rate: float, cost: int = 1) -> float:
         """By how much the deliveries of any time exceed its rate at most: the burst that it had."""
         most, debt, before = 0.0, 0.0, 0
         for at, _ in self.delivered:
-            debt = max(0.0, debt - rate * (at - before) / 1_000_000) + 1
+            debt = max(0.0, debt - rate * (at - before) / 1_000_000) + cost
             most, before = max(most, debt), at
         return most
 
@@ -275,6 +275,24 @@ def test_partitions_share_a_rate_over_shards(opened: Callable[..., Shards]) -> N
     shards.steps_of(4)
     assert records_of(shards.engine) == []
     assert all(check.ok for check in shards.engine.doctor())
+
+
+def test_debts_move_with_the_grants_of_a_topic(opened: Callable[..., Shards]) -> None:
+    """A cost above the burst counts while turns move, and while the topic is away for a moment."""
+    shards = opened()
+    policy = {"partitions": 4, "rate": 2.0}
+    shards.engine.policy_set("code", "hot", policy, now_us=shards.now)
+    delivered = 0
+    for _ in range(8):
+        drafts = [Draft("hot", b"x", key=key, headers={COST: "3"}) for key in KEYS]
+        shards.engine.put(drafts * 2, now_us=shards.now)
+        delivered += shards.steps_of(shards.draw.uniform(4, 6))
+        shards.engine.topic_purge("hot", now_us=shards.now)
+        shards.steps_of(0.5)
+    assert delivered >= 16
+    assert shards.most_above(2.0, cost=3) <= 3.01
+    shards.steps_of(4)
+    assert records_of(shards.engine) == []
 
 
 def test_partitions_share_a_limit_that_adapts_over_shards(opened: Callable[..., Shards]) -> None:

@@ -101,6 +101,9 @@ LONGEST_TURN = 1000
 CLOSE = 0.05
 """Rates that differ by less are not written again."""
 
+RECOVERED = 0.001
+"""Seconds of its rate that a topic may owe when its grants end."""
+
 MOST_TURNS = 10_000
 """Gates of whose turns a process remembers the length."""
 
@@ -250,6 +253,10 @@ class Turns(msgspec.Struct):
     used: dict[int, tuple[float, int, float]] = {}
     promised: dict[int, int] = {}
     """The concurrency that shards get when other shards' leases end."""
+    owed: float = 0.0
+    """Permits, less than 0, that shards without a place owed, and no other shard has taken over."""
+    recovers: float = 0.0
+    """When the rate of a topic that is idle has recovered."""
 
     def is_unused(self, shard: int, usage: Usage, here: Gate, now: float) -> bool:
         """Whether nothing of the shard's turn was used for long, although its limits admit it."""
@@ -374,7 +381,7 @@ class Grants:
     def _renew(self, gate: str, limits: Gate, usage: list[Usage], look: Look) -> float:
         if not any(each.waiting for each in usage):
             if gate.startswith(TOPIC) and not any(each.leased for each in usage):
-                self._end(gate, usage, look.now_us)
+                self._end(gate, limits, usage, look)
             return EVERY
         if limits.least is not None:
             limit = limit_of_all(usage, look.luck[0])
@@ -407,6 +414,8 @@ class Grants:
         other shards' leases end.
         """
         promised: dict[int, int] = {}
+        turns = self._turns.setdefault(gate, Turns())
+        permits += turns.owed
         here = [
             shard
             for shard, each in enumerate(usage)
@@ -437,11 +446,12 @@ class Grants:
             if grant == before:
                 continue
             room = (grant.burst or 0.0) - ((before.burst or 0.0) if before is not None else 0.0)
-            more = min(permits, max(room, 0.0))
+            more = min(permits, max(room, 0.0)) if grant.rate is not None else 0.0
             permits -= more
             grown[shard] = msgspec.structs.replace(grant, permits=more)
         self._grant(gate, grown, now_us)
         self._grown |= grown.keys()
+        turns.owed = min(permits, 0.0)
         return promised
 
     def _grant(
@@ -450,20 +460,30 @@ class Grants:
         answers = self._gates.grant_on(gate, grants, now_us) if grants else []
         return dict(zip(grants, answers, strict=True))
 
-    def _end(self, gate: str, usage: Sequence[Usage], now_us: int | None) -> None:
-        """End all grants of an idle topic: those above their parts shrink first."""
-        parts = {
-            shard: at_most(each.part, each)
-            for shard, each in enumerate(usage)
-            if each.part is not None
-        }
-        for shard, answer in self._grant(gate, parts, now_us).items():
-            part = usage[shard].part
-            most = part.concurrency if part is not None else None
-            if most is not None and answer.held > most:
-                return  # something was leased meanwhile
-        for shard in parts:
-            self._gates.end_grant(gate, shard, now_us)
+    def _end(self, gate: str, limits: Gate, usage: Sequence[Usage], look: Look) -> None:
+        """
+        End all grants of an idle topic, once its rate has recovered: until then its parts owe what
+        the grants owed, in case that the topic comes back.
+        """
+        turns = self._turns.setdefault(gate, Turns())
+        if look.now < turns.recovers:
+            return
+        here = [shard for shard, each in enumerate(usage) if each.part is not None]
+        shut = {shard: shut_grant(usage[shard]) for shard in here}
+        answers = self._grant(gate, shut, look.now_us)
+        if any(answer.held for answer in answers.values()):
+            return  # something was leased meanwhile; the next look divides the limits again
+        if limits.rate is not None:
+            permits = sum(answer.gave_up for answer in answers.values())
+            wait = (limits.effective_burst - permits) / limits.rate
+            if wait > RECOVERED:
+                turns.recovers = look.now + wait
+                parts = [each.part or shut_grant(each) for each in usage]
+                had = [Usage(0, 0, 0, shut_grant(each).gate, each.part) for each in usage]
+                self._write(gate, limits, had, parts, permits, look.now_us)
+                return
+        for shard in here:
+            self._gates.end_grant(gate, shard, look.now_us)
 
 
 def places(limits: Gate, shards: int) -> int:
