@@ -78,10 +78,13 @@ def command_of(words: list[str]) -> click.Command:
     context = click.Context(main)
     for word in words:
         if not isinstance(found, click.Group):
+            takes_words = any(isinstance(each, click.Argument) for each in found.params)
+            assert takes_words or not word.isalpha(), f"{found.name} takes no {word!r}"
             break
         child = found.get_command(context, word)
         if child is None:
-            assert found is not main, f"there is no command {word!r}"
+            is_name = found is main or word.isalpha()
+            assert not is_name, f"{found.name} has no command {word!r}"
             break
         found = child
     return found

@@ -11,6 +11,9 @@ from tests.fairness.judging import MAY_MISS
 from tests.fairness.running import run_case
 from tests.seeds import seed_for
 
+pytestmark = pytest.mark.timeout(1800)
+"""On a machine with a load of 20, ten cases take longer than a test may by default."""
+
 LONGER = "LANEWAY_FAIRNESS"
 """The variable by which `make fairness` asks for more cases."""
 
