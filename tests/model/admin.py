@@ -753,7 +753,7 @@ class Model(Engine):
         now_us: int | None = None,
     ) -> list[TopicStats]:
         measures: dict[str, Callable[[TopicStats], float]] = {
-            "backlog": lambda stats: stats.waiting,
+            "backlog": lambda stats: stats.waiting + stats.leased / (1 << 21),
             "age": lambda stats: now - stats.oldest_us + 1 if stats.oldest_us is not None else 0,
             "rate": lambda stats: stats.rate_now,
             "throttled": lambda stats: stats.throttled_us,

@@ -227,6 +227,8 @@ class Admin(Protocol):
         250 of that order are compared (or 5 × `limit`); with a pattern, those of the first 1,000
         that it covers. Of topics in buckets, the first 250 by name are compared.
 
+        By `"backlog"`, topics that only have leases come last; those in buckets are left out.
+
         By `"in-rate"` and `"failures"` a shard knows the 1,000 topics with the highest recent
         counts (see `shared.recent`), but none in buckets; by `"dead"` it knows all.
 

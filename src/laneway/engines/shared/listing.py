@@ -26,8 +26,17 @@ CANDIDATES = 250
 MOST = 1 << 30
 """A larger limit of a top list counts as this one: multiples of it fit an engine's integers."""
 
+LEASED = 1 << 20
+"""So many leases and more count alike among topics with the same backlog."""
+
+
+def backlog(waiting: int, leased: int) -> float:
+    """What waits; among topics with the same backlog, such as none, the leases decide."""
+    return waiting + min(leased, LEASED) / (2 * LEASED)
+
+
 MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
-    "backlog": lambda stats, _: stats.waiting,
+    "backlog": lambda stats, _: backlog(stats.waiting, stats.leased),
     "age": lambda stats, now_us: now_us - stats.oldest_us + 1 if stats.oldest_us is not None else 0,
     "rate": lambda stats, _: stats.rate_now,
     "throttled": lambda stats, _: stats.throttled_us,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.shared import listing, size_classes
-from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
+from laneway.engines.shared.listing import CANDIDATES, FEW, LEASED, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
 from laneway.engines.sqlite import recent_counts, views
@@ -108,6 +108,7 @@ _BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
 """For lanes with several ranks the oldest message is searched afterwards."""
 
 _WAITING = "l.ready + l.delayed + l.parked"
+_BACKLOG = f"{_WAITING} + min(l.leased, {LEASED}) / {2.0 * LEASED}"  # as `listing.backlog`
 _THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
 _RATE = f"""CASE WHEN ?4 - l.seen >= {2 * size_classes.WINDOW_US} THEN 0
         WHEN ?4 - l.seen >= {size_classes.WINDOW_US} THEN 1.0 * l.lately
@@ -119,6 +120,10 @@ _RATE = f"""CASE WHEN ?4 - l.seen >= {2 * size_classes.WINDOW_US} THEN 0
 
 def _as_it_is(_transaction: Transaction, _lane: int, number: int) -> float:
     return number
+
+
+def _backlog(_transaction: Transaction, _lane: int, waiting: int, leased: int) -> float:
+    return listing.backlog(waiting, leased)
 
 
 def _rate(tx: Transaction, _lane: int, *counted: int) -> float:
@@ -134,9 +139,9 @@ ORDERS = {
     "backlog": _Order(
         "big",
         "DESC",
-        _WAITING,
-        _as_it_is,
-        f"{_WAITING} DESC",
+        f"{_WAITING}, l.leased",
+        _backlog,
+        f"{_BACKLOG} DESC",
         folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
     ),
     "age": _Order("old", "ASC", _FRONT, _age, _BY_FRONT, folded=("min(since)", _READY)),

@@ -45,7 +45,7 @@ class _Order(NamedTuple):
 
 
 def _backlogs(_view: View, lanes: Lanes) -> list[float]:
-    return [lane.waiting for _, lane in lanes]
+    return [listing.backlog(lane.waiting, lane.leased) for _, lane in lanes]
 
 
 def _rates(view: View, lanes: Lanes) -> list[float]:

@@ -42,6 +42,17 @@ def test_largest_backlogs(driver: EngineDriver) -> None:
     assert top(driver, "backlog", "none.*") == []
 
 
+def test_topics_that_only_have_leases_come_last(driver: EngineDriver) -> None:
+    """By backlog: a topic whose messages are all being processed is listed, too."""
+    driver.put("a", "x", "x")
+    driver.put("b", "x")
+    driver.put("c", "x", "x", "x")
+    driver.lease()
+    driver.put("d", "x")
+    assert top(driver, "backlog") == ["d", "c", "a", "b"]
+    assert top(driver, "age") == ["d"]
+
+
 @pytest.mark.parametrize("order", MEASURES)
 def test_no_limit_is_too_large(driver: EngineDriver, order: TopicOrder) -> None:
     """Any that a 64-bit integer holds."""
