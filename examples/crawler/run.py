@@ -121,7 +121,7 @@ def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Kille
     crawlers = [start_crawler(store, site) for _ in range(CRAWLERS)]
     killed = None
     try:
-        while not is_finished(app, site):
+        while not app.wait_idle("host.*", timeout=0.05):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"the crawl did not end within {DEADLINE:.0f} s: {app.engine.overview()}"
@@ -139,17 +139,6 @@ def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Kille
             crawler.kill()
             crawler.wait()
     return killed
-
-
-def is_finished(app: Laneway, site: Site) -> bool:
-    """
-    Whether every host's done cursor has passed all published pages, and no new page was published.
-    """
-    for host in site.hosts:
-        if not app.topic(f"host.{host}").wait_done(timeout=0.05):
-            return False
-    now = app.engine.overview()
-    return not now.waiting and not now.leased
 
 
 def start_crawler(store: str, site: Site) -> subprocess.Popen[bytes]:

@@ -23,6 +23,7 @@ from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
 from laneway.admin.topic import Topic
 from laneway.admin.views import Stats, stats_of
+from laneway.admin.waits import IdleWait
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
 from laneway.cluster.consumer import Consumer
@@ -695,6 +696,23 @@ class Laneway:
         )
         now_us = self.engine.time_us()
         return [stats_of(one, now_us) for one in stats]
+
+    def wait_idle(self, pattern: str, timeout: Duration | None = None) -> bool:
+        """
+        Wait until nothing waits in a topic, or in the topics of a pattern, and nothing is leased,
+        such as until a crawl has ended whose handlers publish more. Delayed messages count, retries
+        and paused topics, too; subscriptions of the pattern's topics do not.
+
+        Returns False if the timeout is over first. Raises UsageError, BadPolicy.
+        """
+        seconds = arguments.seconds_or_none("wait_idle", "timeout", timeout)
+        return IdleWait(self.engine, check_pattern(pattern)).run(seconds)
+
+    async def await_idle(self, pattern: str, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
+        """As `wait_idle`, awaited."""
+        seconds = arguments.seconds_or_none("await_idle", "timeout", timeout)
+        wait = IdleWait(self.engine, check_pattern(pattern))
+        return await wait.arun(self.threads, seconds)
 
     def history(
         self,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -157,6 +157,7 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.publish_many(5), "publish_many: expected an iterable"),  # type: ignore[arg-type]
     (lambda app: app.publish_many([], timeout="soon"), "publish_many: timeout"),
     (lambda app: app.topic("a").wait_done("soon"), "wait_done: timeout"),
+    (lambda app: app.wait_idle("a.*", "soon"), "wait_idle: timeout"),
     (lambda app: app.topic("a").peek(-1), "peek: expected limit"),
     (lambda app: app.topics(limit=0), "topics: expected limit"),
     (lambda app: app.dead_letters(limit=-1), "dead_letters: expected limit"),
@@ -458,6 +459,53 @@ def test_wait_done_does_not_poll(app: Laneway, looks: list[float]) -> None:
         assert app.topic("w").wait_done(timeout=30)
         acking.result()
     assert len(looks) < 8
+
+
+def test_wait_idle(app: Laneway) -> None:
+    """Until nothing waits or runs in any topic of the pattern, whatever handlers publish."""
+    assert app.wait_idle("crawl.*", timeout=1)
+    assert app.topic("crawl.a").wait_idle(timeout=1)
+    app.publish("other", 0)
+    app.publish("crawl.a", 3)
+    assert not app.wait_idle("crawl.*", timeout=0.05)
+    assert not app.topic("crawl.a").wait_idle(timeout=0.05)
+
+    def work() -> None:
+        """Each message publishes the next one to the other topic, in its own transaction."""
+        for _ in range(4):
+            (delivery,) = app.lease(1, topics=["crawl.a", "crawl.b"], wait=30)
+            left = delivery.body
+            after = "crawl.b" if delivery.topic == "crawl.a" else "crawl.a"
+            delivery.ack(publish=[Message(after, left - 1)] if left else [])
+
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(work)
+        assert app.wait_idle("crawl.*", timeout=30)
+        assert [app.topic(f"crawl.{name}").stats().done for name in "ab"] == [2, 2]
+        working.result()
+    assert asyncio.run(app.await_idle("crawl.*", timeout=1))
+    assert not asyncio.run(app.topic("other").await_idle(timeout=0.01))
+
+
+def test_wait_idle_sees_a_message_that_moves_while_topics_are_read(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an ack does that publishes to a topic that was read before."""
+    app.publish("crawl.b", 1)
+    (delivery,) = app.lease(1)
+    topic_list, reads = app.engine.topic_list, iter(range(100))
+
+    def read(**options: Any) -> Any:
+        if options["order"] == "backlog":
+            return []  # as with very many topics
+        found = topic_list(**options)
+        if next(reads) == 0:
+            delivery.ack(publish=[Message("crawl.a", 2)])
+            return []
+        return found
+
+    monkeypatch.setattr(app.engine, "topic_list", read)
+    assert not app.wait_idle("crawl.*", timeout=0.01)
 
 
 def test_await_done(app: Laneway) -> None:

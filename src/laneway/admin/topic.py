@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
 from typing import TYPE_CHECKING, Any, Never, Unpack
 
 from laneway import arguments, units
 from laneway.admin import dead_letters, messages, policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
+from laneway.admin.waits import DoneWait, IdleWait
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.engines.base import HELD_STATES
@@ -23,21 +21,13 @@ if TYPE_CHECKING:
 
     from laneway.admin.dead_letters import DeadLetter
     from laneway.admin.subscriptions import SubscriptionInfo
-    from laneway.engines.base import FullEngine, HeldState, IdState, ResultListener
+    from laneway.engines.base import HeldState, IdState
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
     from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.host import Host
     from laneway.units import Duration
-
-WATCH = 60.0
-"""
-Seconds for which the engine notifies a wait of the topic's changes; the wait renews it before.
-"""
-
-COALESCE = 0.02
-"""Seconds between two reads of the cursors of a busy topic, however many notifications arrive."""
 
 
 class Topic:
@@ -222,23 +212,33 @@ class Topic:
     def wait_done(self, timeout: Duration | None = None) -> bool:
         """
         Wait until every message that was published to the topic before this call is finished:
-        acked, dead, expired or removed.
+        acked, dead, expired or removed. What handlers publish meanwhile is not waited for, see
+        `wait_idle`.
 
         Returns False if the timeout is over first.
         """
         seconds = arguments.seconds_or_none("wait_done", "timeout", timeout)
-        return _DoneWait(self._host.engine, self.name).run(seconds)
+        return DoneWait(self._host.engine, self.name).run(seconds)
 
     async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
         """As `wait_done`, awaited."""
         seconds = arguments.seconds_or_none("await_done", "timeout", timeout)
-        wait = _DoneWait(self._host.engine, self.name)
-        waiting = asyncio.get_running_loop().run_in_executor(self.threads, wait.run, seconds)
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            wait.stop()
-            raise
+        return await DoneWait(self._host.engine, self.name).arun(self.threads, seconds)
+
+    def wait_idle(self, timeout: Duration | None = None) -> bool:
+        """
+        Wait until nothing waits in the topic, delayed messages included, and nothing of it is
+        leased. See `Laneway.wait_idle` for several topics.
+
+        Returns False if the timeout is over first.
+        """
+        seconds = arguments.seconds_or_none("wait_idle", "timeout", timeout)
+        return IdleWait(self._host.engine, self.name).run(seconds)
+
+    async def await_idle(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
+        """As `wait_idle`, awaited."""
+        seconds = arguments.seconds_or_none("await_idle", "timeout", timeout)
+        return await IdleWait(self._host.engine, self.name).arun(self.threads, seconds)
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """
@@ -290,55 +290,3 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
-
-
-class _DoneWait:
-    """One wait for the done cursor. The engine notifies it; `stop` ends it from another thread."""
-
-    def __init__(self, engine: FullEngine, topic: str) -> None:
-        self._engine = engine
-        self._topic = topic
-        self._stopped = threading.Event()
-        self._listener: ResultListener | None = None
-
-    def run(self, timeout: float | None) -> bool:
-        """Returns False if `timeout` seconds are over first, or if the wait was stopped."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        last = self._engine.overview().last_number
-        if self._is_done(last):
-            return True
-        if not getattr(self._engine, "runs_by_itself", True):
-            raise UsageError(
-                f"wait_done {self._topic}: nothing runs by itself in a virtual world; call"
-                " world.run() first"
-            )
-        self._listener = self._engine.result_listener()
-        try:
-            return self._poll(self._listener, last, deadline)
-        finally:
-            self._listener.close()
-
-    def stop(self) -> None:
-        """End the wait."""
-        self._stopped.set()
-        if self._listener is not None:
-            self._listener.wake()
-
-    def _poll(self, listener: ResultListener, last: int, deadline: float | None) -> bool:
-        renew_at = 0.0
-        while not self._stopped.is_set():
-            now = time.monotonic()
-            if now >= renew_at:
-                listener.subscribe(*self._engine.watch_topic(self._topic, WATCH))
-                renew_at = now + WATCH / 2
-            if self._is_done(last):
-                return True
-            left = renew_at - now if deadline is None else min(deadline, renew_at) - now
-            if left <= 0 and deadline is not None and now >= deadline:
-                return False
-            if listener.poll(max(left, 0.0)):
-                self._stopped.wait(min(COALESCE, max(left, 0.0)))
-        return False
-
-    def _is_done(self, last: int) -> bool:
-        return min(done for _, done in self._engine.cursors(self._topic).values()) >= last
