@@ -74,11 +74,13 @@ def room(
     """
     admitted = UNLIMITED
     if limits.rate is not None:
-        burst, tat = limits.effective_burst, rebase(limits, tat, now_us, owes)
+        burst = limits.effective_burst  # a TAT beyond it admits nothing, as a rebased one
         admitted = fairness.permits(tat, now_us, limits.rate, burst)
         if not is_holder:
             admitted -= kept
-        elif not fairness.admits(tat, now_us, limits.rate, burst, kept):
+        elif not fairness.admits(
+            rebase(limits, tat, now_us, owes), now_us, limits.rate, burst, kept
+        ):
             admitted = 0
     if limits.concurrency is not None:
         slot = 1 if kept and not is_holder else 0
@@ -114,7 +116,9 @@ def take(limits: Gate, tat: int, taken: int, now_us: int, owes: int = 0) -> int:
     """The TAT after deliveries that use `taken` permits."""
     if limits.rate is None:
         return tat
-    return fairness.take_permits(rebase(limits, tat, now_us, owes), now_us, limits.rate, taken)
+    if not fairness.recovered(tat, now_us):
+        tat = rebase(limits, tat, now_us, owes)
+    return fairness.take_permits(tat, now_us, limits.rate, taken)
 
 
 def give_back(limits: Gate, tat: int, returned: int, since_us: int) -> int:

@@ -218,10 +218,10 @@ class GateLine:
 
     def add(self, lane: Lane) -> None:
         """Add a lane that waits here now, or that has another turn."""
-        group = gate_order.group_at(self._tx, lane, self.gate.name)
-        if group is None:
+        if lane.tier_queue == self._index:
             self._push(self._heap, lane)
         elif self._waits(lane):
+            group = self._tx.groups.get(-lane.tier_queue)
             if (heap := self._inner.get(group.number)) is not None:
                 self._push(heap, lane)
             self._push_group(group)

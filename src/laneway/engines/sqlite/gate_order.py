@@ -10,6 +10,7 @@ share, see docs/specification.md, "Gates".
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from laneway.engines.shared import fairness, gates
@@ -182,19 +183,20 @@ def take(
         group = group_at(tx, lane, state.name)
         before = lane_turn(tx, lane, group, state)
         lane.set_turn(state.name, before + fairness.stride(taken, weight))
-        reached = _reached(before, taken, weight)
+        reached = before + _without_last_chunk(taken, weight)
         if group is not None:
             its = tx.groups.touch_turn(group, state.name)
             its.inner, before = reached, group_turn(tx, group, state)
             its.turn = before + fairness.stride(taken, group.weight)
-            reached = _reached(before, taken, group.weight)
+            reached = before + _without_last_chunk(taken, group.weight)
             if its.waiting:
                 tx.moves_in(group.tier_queue, state.name)
         state.turn = reached
         tx.touch_gate(state)
 
 
-def _reached(before: int, taken: int, weight: float) -> int:
-    """The virtual time that an order has reached after a visit: where its last chunk began."""
+@lru_cache(4096)
+def _without_last_chunk(taken: int, weight: float) -> int:
+    """By how much an order advances with a visit: to where its last chunk began."""
     one_chunk = fairness.stride(fairness.chunk(taken, 2, weight), weight)
-    return fairness.reached(before, before + fairness.stride(taken, weight), one_chunk)
+    return fairness.reached(0, fairness.stride(taken, weight), one_chunk)

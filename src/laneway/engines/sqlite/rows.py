@@ -440,13 +440,12 @@ class GateState(msgspec.Struct, gc=False):
         self.tat, self.owes = gates.with_permits(limits, has, now)
         return had + more - has
 
-    def _use_turn(self, taken: int) -> None:
+    def _use_turn(self, taken: int, left: int) -> None:
         """So many deliveries are from its turn, see `sharded.grants`."""
-        if self.here.left is not None:
-            left = max(0, self.here.left - taken)
-            self.granted = _dumps(msgspec.structs.replace(self.here, left=left)).decode()
-            self.has_new_grant = True
-            self.set_limits()
+        granted = msgspec.structs.replace(self.here, left=max(0, left - taken))
+        self.granted = _dumps(granted).decode()
+        self.has_new_grant = True
+        self.set_limits()
 
     def adapt(self) -> None:
         """The limit that adapts may have changed."""
@@ -549,7 +548,8 @@ class GateState(msgspec.Struct, gc=False):
         So many deliveries of a lane go through it; they use so many permits, one of them `largest`.
         """
         self.leased += taken
-        self._use_turn(taken)
+        if self.here.left is not None:
+            self._use_turn(taken, self.here.left)
         if self.limits.rate is not None:
             self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
             self.owes = largest if largest > 1 else 0

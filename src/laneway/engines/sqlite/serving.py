@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.shared import adaptive, fairness
+from laneway.engines.shared.gates import UNLIMITED
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
@@ -327,9 +328,13 @@ class _Candidates:
             if lane is None or not line.gate.room(now, lane.lane):
                 heapq.heappop(heads)
                 self._shut.add(name)
-            elif (position := self.position(lane)) != place:
+                continue
+            if (position := self.position(lane)) != place:
                 heapq.heapreplace(heads, (position, name))
-            elif self._plan.lets_others_go_first(line, lane):
+                if heads[0][1] != name or self._more_gates:
+                    continue
+                place = position
+            if self._plan.lets_others_go_first(line, lane):
                 self.has_yielded = True
                 aside.append(heapq.heappop(heads))
             elif self._plan.lines.waits_for_pool(line, lane):
@@ -342,9 +347,9 @@ class _Candidates:
 
     def position(self, lane: Lane) -> Place:
         """The lane's position in the tier queue."""
-        group = self._tx.group_of(lane)
-        if group is None:
+        if lane.tier_queue > 0:
             return lane.vt, lane.lane, 0, 0
+        group = self._tx.groups.get(-lane.tier_queue)
         return group.vt, group.number, lane.vt, lane.lane
 
     # Lanes and groups
@@ -410,7 +415,8 @@ class _Candidates:
         ):
             self._seen.add(number)
             if self._only is None or self._only.takes(lane):
-                self.push(lane)
+                heapq.heappush(self._heap, (lane.vt, number, 0, lane))
+                self._entries += 1
 
     def push(self, entry: Lane | GroupQueue) -> None:
         """Add a lane or group at its present virtual time."""
@@ -907,14 +913,16 @@ class _Plan:
         """
         tx = self.tx
         here = lane.gate if lane.place == AT_GATE else None
-        rooms = [state.room(tx.now, lane.lane) for state in gates]
-        blocked = [
-            state
-            for state, room in zip(gates, rooms, strict=True)
-            if not room or (in_order and state.name != here and not self.lines.is_turn(lane, state))
-        ]
+        admitted, blocked = UNLIMITED, []
+        for state in gates:
+            room = state.room(tx.now, lane.lane)
+            admitted = min(admitted, room)
+            if not room or (
+                in_order and state.name != here and not self.lines.is_turn(lane, state)
+            ):
+                blocked.append(state)
         if not blocked:
-            return min(rooms)
+            return admitted
         if here is not None and in_order and all(state.name != here for state in blocked):
             gate_order.move(tx, lane, gates, blocked)
         return 0

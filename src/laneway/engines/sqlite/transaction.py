@@ -826,21 +826,21 @@ class Transaction(Statements):
             self.came_up.append(lane)
             if was not in (RUNNABLE, AT_GATE) and lane.tier_queue > 0:
                 lane.vt = max(lane.vt, tier_queue.vt)
-        if key or before:
+        if key and key == before:
+            self._gate_tier_queues.add((tier_queue.number, lane.gate or ""))
+        elif key or before:
             self._place_at_gates(lane, before, key, place)
         if place in (RUNNABLE, AT_GATE) and was != place:
             self._notify_pool(tier_queue, lane.gate if key else None)
         lane.place, lane.wake = place, wake
 
     def _place_at_gates(self, lane: Lane, before: str, key: str, place: int) -> None:
-        """The lane leaves its gates, comes to some, or stays: `before` and `key` are their keys."""
-        if before and key != before:
+        """The lane leaves its gates, or comes to others: `before` and `key` are their keys."""
+        if before:
             self.moves_at_gate(lane)
             if not key:
                 gate_order.end_holds(self, lane, before)
-        if key == before:
-            pass
-        elif before and key and lane.gate in gate_names(key):
+        if before and key and lane.gate in gate_names(key):
             gate_order.change(self, lane, key)
         else:
             if before:
@@ -1158,42 +1158,30 @@ class Transaction(Statements):
     def _write_gate_entries(self) -> None:
         """Write what is first at each gate where that may have changed."""
         moved, self._gate_tier_queues = self._gate_tier_queues, set()
+        has_groups = bool(moved) and self.groups.exist()
         for number, name in moved:
             gate = self.gate(name)
             if gate is not None and gate.is_open(self.now) != gate.open:
                 self.reopen(gate)
-            first = self._first_at(name, number)
-            is_open = gate.open if gate is not None else 0
-            entry = (*first, is_open) if first is not None else None
-            before = self.one("gate_entry_read", number, name)
-            if entry == before:
-                continue
-            if entry is None:
+            own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
+            owner = number if own is None else -own.number
+            turn, lane, vt, *before = self.one("gate_entry_read", name, owner, number)
+            if own is None and has_groups:
+                group = self.one("group_at_gate", name, number)
+                if group is not None and (lane is None or group < (turn, lane)):
+                    owner = -group[1]
+                    _, lane, vt = self.one("gate_head", name, owner)
+            entry = [owner, vt, lane, gate.open if gate is not None else 0]
+            if lane is None:
                 self.run("gate_entry_delete", number, name)
-            else:
+            elif entry != before:
                 self.run("gate_entry_write", number, name, *entry)
-            for owner, *_ in filter(None, (before, entry)):
-                if owner < 0:
-                    self._reopened_groups.add(-owner)
+            else:
+                continue
+            self._reopened_groups.update(-each for each in (owner, before[0] or 0) if each < 0)
         if self._reopened_groups:
             self.run("groups_reopen", _dumps(list(self._reopened_groups)))
             self._reopened_groups.clear()
-
-    def _first_at(self, name: str, number: int) -> tuple[int, int, int] | None:
-        """
-        What is first at a gate in a tier queue: the tier queue or, below 0, a group; and the
-        virtual time and number of its first lane there.
-        """
-        own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
-        if own is not None:
-            number = -own.number
-        lane = self.one("gate_head", name, number)
-        if own is None and self.groups.exist():
-            group = self.one("group_at_gate", name, number)
-            if group is not None and (lane is None or group < lane[:2]):
-                number = -group[1]
-                lane = self.one("gate_head", name, number)
-        return None if lane is None else (number, lane[2], lane[1])
 
     def reopen(self, gate: GateState) -> None:
         """Determine whether the gate is open; a gate that opens wakes its pools."""

@@ -150,7 +150,12 @@ SELECT name FROM gate WHERE waiting > 0 ORDER BY random() LIMIT ?;
 SELECT tier_queue FROM gate_entry WHERE gate = ?;
 
 -- name: gate_entry_read
-SELECT owner, vt, head, open FROM gate_entry WHERE tier_queue = ? AND gate = ?;
+-- The first lane of a tier queue, or of a group, at a gate: its turn, number and virtual time; and
+-- the entry as it is stored.
+SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open FROM (SELECT 1)
+    LEFT JOIN lane l ON l.lane = (SELECT lane FROM lane
+        WHERE gate = ?1 AND tier_queue = ?2 AND place = 3 ORDER BY turn, lane LIMIT 1)
+    LEFT JOIN gate_entry e ON e.tier_queue = ?3 AND e.gate = ?1;
 
 -- name: gate_entry_write
 INSERT INTO gate_entry (tier_queue, gate, owner, vt, head, open) VALUES (?, ?, ?, ?, ?, ?)
