@@ -237,8 +237,9 @@ class _Selection:
     def __init__(self, engine: FullEngine, tier: str | None, pattern: str) -> None:
         if not is_pattern(pattern) or is_copy(pattern):
             raise UsageError(
-                f'history: expected a pattern like "push.*", got {pattern!r:.80}; of a single topic'
-                " `laneway topics` shows the present figures"
+                f'history: expected a pattern like "push.*", got {pattern!r:.80}; to keep figures'
+                ' of one topic, name it below a pattern of its own, like "stage1.all", and declare'
+                ' a policy for "stage1.*"'
             )
         if tier is not None and tier not in engine.tiers:
             raise UsageError(
