@@ -204,6 +204,7 @@ ENVIRONMENT = {
     " separated by commas. The first one encrypts, all of them decrypt. `laneway endpoint key`"
     " prints one.",
     "LANEWAY_SECRETS_KEY_FILE": "A file with these keys, instead.",
+    "LANEWAY_PUSH_DENY": "Networks and hosts, separated by commas, that push never reaches.",
     "LANEWAY_PUSH_ALLOW": "Networks and hosts, separated by commas, that push reaches although they"
     " are not public.",
     "LANEWAY_PUSH_PROXY": "The proxy through which push sends all requests.",

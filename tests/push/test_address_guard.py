@@ -17,7 +17,16 @@ REFUSED = [
     *("127.0.0.1", "127.255.255.254", "169.254.169.254", "172.16.0.1", "172.31.255.255"),
     *("192.0.0.8", "192.0.2.1", "192.88.99.1", "192.168.0.1", "198.18.0.1", "198.19.255.255"),
     *("198.51.100.7", "203.0.113.9", "224.0.0.1", "239.255.255.255", "240.0.0.1"),
-    *("255.255.255.255", "::", "::1", "::7f00:1", "::ffff:127.0.0.1", "::ffff:10.0.0.1"),
+    *(
+        "255.255.255.255",
+        "168.63.129.16",
+        "::ffff:168.63.129.16",
+        "::",
+        "::1",
+        "::7f00:1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+    ),
     *("::ffff:169.254.169.254", "64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::1"),
     *("100::1", "2001::1", "2001:0:4136:e378::1", "2001:10::1", "2001:20::1", "2001:db8::1"),
     *("2002:7f00:1::", "2002:808:808::1", "3fff::1", "5f00::1", "fc00::1", "fd12:3456::1"),
@@ -56,7 +65,8 @@ def test_public_addresses(address: str) -> None:
 
 def test_ports_and_scopes() -> None:
     """Ports of other services, interfaces of this machine and what is no address are refused."""
-    refused = [0, 22, 23, 25, 53, 79, 81, 111, 135, 139, 442, 445, 587, 1023, 6379, 11211, 70_000]
+    refused = [0, 22, 23, 25, 53, 79, 81, 111, 135, 139, 442, 445, 587, 1023, 2181, 6379, 6443]
+    refused += [8086, 9000, 11211, 26379, 70_000]
     assert not any(Guard().allows("8.8.8.8", port) for port in refused)
     assert all(Guard().allows("8.8.8.8", port) for port in (80, 443, 1024, 8080, 8443, 65_535))
     assert not Guard().allows("2606:4700::1111%eth0", 443)
@@ -71,6 +81,7 @@ def test_allow_list() -> None:
     assert not guard.allows("10.2.0.1", 443)
     assert guard.allows("192.168.1.1", 8000, host="HOOKS.intranet.")
     assert not guard.allows("192.168.1.1", 8000, host="other.intranet")
+    assert guard.allows("::ffff:10.1.2.3", 443)
     for wrong in ("10.0.0.0/99", "300.1.1.1", "a b", "http://x", ""):
         with pytest.raises(UsageError, match="expected allow to list networks"):
             Guard([wrong])
@@ -200,6 +211,38 @@ def test_kept_connection_of_another_endpoint(app: Laneway, receiver: Receiver) -
     app.run_worker(burst=True, concurrency=1)
     assert len(receiver.requests) == 2
     assert [letter.message.topic for letter in app.dead_letters()] == ["push.other"]
+
+
+def test_deny_list(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stronger than the allow-list, `allow_private`, and a sender that reaches everything."""
+    deny = ["8.8.0.0/16", "2606:4700::/32", "api.acme.example", "10.1.0.0/16"]
+    for guard in (
+        Guard(deny=deny),
+        Guard(["8.8.8.8", "2606:4700::1111", "api.acme.example", "10.1.2.3"], deny=deny),
+        Guard(deny=deny, is_open=True),
+        Guard(deny=deny).opened(),
+    ):
+        assert guard is not None
+        for address in ("8.8.8.8", "::ffff:8.8.8.8", "2606:4700::1111", "10.1.2.3"):
+            assert not guard.allows(address, 443)
+        assert not guard.allows("1.1.1.1", 443, host="API.acme.example.")
+        assert guard.allows("1.1.1.1", 443, host="acme.example")
+        for host in ("8.8.8.8", "api.acme.example", "[2606:4700::1111]"):
+            with pytest.raises(UsageError, match="not public"):
+                check_url(f"https://{host}/", guard, allow_private=True, allow_http=True)
+    assert Guard().opened() is None
+    with pytest.raises(UsageError, match="expected deny to list networks"):
+        Guard(deny=["a b"])
+    monkeypatch.setenv("LANEWAY_PUSH_DENY", "127.0.0.0/8, other.example")
+    (handler, *_) = app.handlers.by_pattern()
+    handler.settings.lookup = lambda _: ["127.0.0.1"]  # type: ignore[attr-defined]
+    app.policy("push.*", retries=0)
+    url = f"http://hooks.acme.example:{receiver.port}/200"
+    app.endpoint("push.x", url=url, allow_private=True)
+    app.publish("push.x", 1)
+    app.run_worker(burst=True)
+    assert [each.error for each in app.dead_letters()] == ["blocked: the address is not public"]
+    assert receiver.requests == []
 
 
 def test_redirects_are_not_followed(app: Laneway, receiver: Receiver) -> None:

@@ -29,10 +29,22 @@ Examples:
     metavar="NETWORK|HOST",
     help="Reach these addresses although they are not public; may be repeated.",
 )
+@click.option(
+    "--deny",
+    multiple=True,
+    metavar="NETWORK|HOST",
+    help="Never reach these addresses, whatever allows them; may be repeated.",
+)
 @click.option("--proxy", help="Send all requests through this proxy, which guards the addresses.")
 @click.pass_context
 def push(
-    context: click.Context, /, *, allow: tuple[str, ...], proxy: str | None, **options: Any
+    context: click.Context,
+    /,
+    *,
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    proxy: str | None,
+    **options: Any,
 ) -> None:
     """
     Send the messages of an application's topics to their endpoints until SIGTERM or Ctrl-C.
@@ -41,15 +53,22 @@ def push(
     `app.push("push.*")` in the code names the topics. Give them a pool of their own, and --pool, to
     keep them apart from other work.
     """
-    from laneway.push.address_guard import ALLOW_VARIABLE, PROXY_VARIABLE, Guard
+    from laneway.push.address_guard import (
+        ALLOW_VARIABLE,
+        DENY_VARIABLE,
+        PROXY_VARIABLE,
+        Guard,
+    )
     from laneway.push.handler import PushHandler
     from laneway.push.table import proxy_of
 
-    if allow:
-        Guard(allow)  # raises for a wrong entry
-        own = os.environ.get(ALLOW_VARIABLE)
-        os.environ[ALLOW_VARIABLE] = ",".join((*([own] if own else []), *allow))
-    if proxy is not None:  # in the environment, which the processes of --processes inherit
+    Guard(allow, deny=deny)  # raises for a wrong entry
+    # In the environment, which the processes of --processes inherit
+    for variable, entries in ((ALLOW_VARIABLE, allow), (DENY_VARIABLE, deny)):
+        own = os.environ.get(variable)
+        if entries:
+            os.environ[variable] = ",".join((*([own] if own else []), *entries))
+    if proxy is not None:
         os.environ[PROXY_VARIABLE] = proxy_of(proxy)
     app = load_app(options["target"])
     if not any(isinstance(each, PushHandler) for each in app.handlers):

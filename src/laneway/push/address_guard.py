@@ -1,5 +1,6 @@
 """
-Which addresses may be reached: public ones only, unless an allow-list names them.
+Which addresses may be reached: public ones only, unless an allow-list names them, and none that a
+deny-list names.
 
 The check is made at the socket (`Guard.allows`), after the name was resolved. So every spelling of
 an address, a name that changes its address between two look-ups, and several addresses of one name
@@ -30,6 +31,7 @@ REFUSED_V4 = tuple(
         "10.0.0.0/8",
         "100.64.0.0/10",
         "127.0.0.0/8",
+        "168.63.129.16/32",
         "169.254.0.0/16",
         "172.16.0.0/12",
         "192.0.0.0/24",
@@ -43,7 +45,10 @@ REFUSED_V4 = tuple(
         "240.0.0.0/4",
     )
 )
-"""IPv4 networks that are not public: this host, private, link-local, documentation, multicast …"""
+"""
+IPv4 networks that are not public: this host, private, link-local, documentation, multicast …, and
+the address of Azure's fabric inside each of its machines.
+"""
 
 UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 """
@@ -66,8 +71,9 @@ GLOBAL_V6 = tuple(
 OPEN_PORTS = frozenset({80, 443})
 FIRST_USER_PORT = 1024
 REFUSED_PORTS = frozenset(
-    {1433, 1521, 2049, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5601, 5672, 5900, 5985}
-    | {6000, 6379, 6380, 7001, 8500, 9042, 9092, 9200, 9300, 10250, 11211, 15672, 27017, 50070}
+    {1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5601, 5672, 5900, 5985}
+    | {6000, 6379, 6380, 6443, 7001, 8086, 8500, 9000, 9042, 9092, 9200, 9300, 10250, 11211, 15672}
+    | {26379, 27017, 50070}
 )
 """Ports from 1024 on of services that are no webhook receivers."""
 
@@ -87,34 +93,40 @@ class Guard:
     What one sender may reach.
 
     Arguments: `allow`: networks (`"10.0.0.0/8"`) and host names that are reached although they are
-    not public, on any port, by `http:` too. `is_open`: everything is allowed (`laneway dev`).
+    not public, on any port, by `http:` too. `deny`: networks and host names that are never reached,
+    whatever else allows them. `is_open`: everything else is allowed (`laneway dev`).
     """
 
-    def __init__(self, allow: Iterable[str] = (), *, is_open: bool = False) -> None:
-        self._networks: list[Network] = []
-        self._hosts: set[str] = set()
+    def __init__(
+        self, allow: Iterable[str] = (), *, deny: Iterable[str] = (), is_open: bool = False
+    ) -> None:
+        self._allowed = _read("allow", allow)
+        self._denied = _read("deny", deny)
         self.is_open = is_open
-        for entry in allow:
-            try:
-                self._networks.append(ipaddress.ip_network(entry, strict=False))
-            except ValueError:
-                if not _HOST.fullmatch(entry) or entry.replace(".", "").isdigit():
-                    raise UsageError(
-                        f'push: expected allow to list networks such as "10.0.0.0/8" and host'
-                        f" names, got {entry!r:.80}"
-                    ) from None
-                self._hosts.add(entry.lower().rstrip("."))
 
     def with_others(self, allow: Iterable[str]) -> Guard:
         """Add entries to the allow-list, and return the guard."""
-        more = Guard(allow)
-        self._networks += more._networks
-        self._hosts |= more._hosts
+        more = _read("allow", allow)
+        self._allowed = _Entries(
+            self._allowed.networks + more.networks, self._allowed.hosts | more.hosts
+        )
         return self
+
+    def opened(self) -> Guard | None:
+        """The guard of what may reach private addresses; None: it has nothing to refuse."""
+        if not any(self._denied):
+            return None
+        guard = Guard(is_open=True)
+        guard._denied = self._denied
+        return guard
 
     def names(self, host: str) -> bool:
         """Whether the allow-list names this host."""
-        return self.is_open or host.lower().rstrip(".") in self._hosts
+        return self.is_open or self._allowed.names(host)
+
+    def denies(self, host: str) -> bool:
+        """Whether the deny-list names this host, or the address that it spells."""
+        return self._denied.lists(host)
 
     def allows(self, address: str, port: int, *, host: str = "") -> bool:
         """
@@ -122,6 +134,8 @@ class Guard:
 
         Arguments: `address`: as the resolver returned it; `host`: of the URL.
         """
+        if self._denied.names(host) or self._denied.lists(address.partition("%")[0]):
+            return False
         if self.names(host):
             return True
         if "%" in address:  # a scope: an interface of this machine
@@ -130,29 +144,72 @@ class Guard:
             found = ipaddress.ip_address(address)
         except ValueError:
             return False
-        if any(found.version == each.version and found in each for each in self._networks):
+        if self._allowed.has(found):
             return True
         return is_public(found) and is_open_port(port)
 
     def lists(self, host: str) -> bool:
         """Whether the allow-list names this host, or the address that it spells."""
+        return self.is_open or self._allowed.lists(host)
+
+
+class _Entries(NamedTuple):
+    """The networks and hosts of a list."""
+
+    networks: tuple[Network, ...]
+    hosts: frozenset[str]
+
+    def names(self, host: str) -> bool:
+        return host.lower().rstrip(".") in self.hosts
+
+    def has(self, address: Address) -> bool:
+        inside = address.ipv4_mapped if address.version == 6 else None
+        return any(
+            each is not None and each.version == network.version and each in network
+            for network in self.networks
+            for each in (address, inside)
+        )
+
+    def lists(self, host: str) -> bool:
+        """Whether it has a host, or the address that the host spells."""
         if self.names(host):
             return True
         try:
             found = ipaddress.ip_address(host)
         except ValueError:
             return False
-        return any(found.version == each.version and found in each for each in self._networks)
+        return self.has(found)
 
 
-ALLOW_VARIABLE, PROXY_VARIABLE = "LANEWAY_PUSH_ALLOW", "LANEWAY_PUSH_PROXY"
-"""The allow-list (separated by commas), and the proxy for all requests, of this process."""
+def _read(name: str, entries: Iterable[str]) -> _Entries:
+    networks: list[Network] = []
+    hosts: set[str] = set()
+    for entry in entries:
+        try:
+            networks.append(ipaddress.ip_network(entry, strict=False))
+        except ValueError:
+            if not _HOST.fullmatch(entry) or entry.replace(".", "").isdigit():
+                raise UsageError(
+                    f'push: expected {name} to list networks such as "10.0.0.0/8" and host'
+                    f" names, got {entry!r:.80}"
+                ) from None
+            hosts.add(entry.lower().rstrip("."))
+    return _Entries(tuple(networks), frozenset(hosts))
+
+
+ALLOW_VARIABLE, DENY_VARIABLE = "LANEWAY_PUSH_ALLOW", "LANEWAY_PUSH_DENY"
+PROXY_VARIABLE = "LANEWAY_PUSH_PROXY"
+"""Both lists (separated by commas), and the proxy for all requests, of this process."""
 
 
 def of_process(*, is_open: bool = False) -> Guard:
-    """The guard with the allow-list in the environment. Raises UsageError."""
-    entries = os.environ.get(ALLOW_VARIABLE, "").split(",")
-    return Guard([each.strip() for each in entries if each.strip()], is_open=is_open)
+    """The guard with the lists in the environment. Raises UsageError."""
+    return Guard(_listed(ALLOW_VARIABLE), deny=_listed(DENY_VARIABLE), is_open=is_open)
+
+
+def _listed(variable: str) -> list[str]:
+    entries = os.environ.get(variable, "").split(",")
+    return [each.strip() for each in entries if each.strip()]
 
 
 def is_public(address: Address) -> bool:
@@ -225,6 +282,8 @@ def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: boo
     """
     parts = split_url(url)
     host, port = parts.host, parts.port
+    if guard.denies(host):
+        raise UsageError(f"endpoint: {NOT_PUBLIC}")
     if allow_private or guard.lists(host):
         return parts
     if parts.scheme == "http" and not allow_http:

@@ -1,4 +1,4 @@
-"""One request to an endpoint, as a sender has it, and its entry in the delivery log."""
+"""One request to an endpoint, as a sender has it, and what is shown of it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from laneway.message import Lease
     from laneway.push.answers import Answer, Verdict
     from laneway.push.delivery_log import Result
+    from laneway.push.table import Record
     from laneway.push.targets import Target
 
 HIDDEN = "…"
@@ -67,7 +68,7 @@ def entry_of(
     lease, record = attempt.lease, attempt.target.record
     if result == "retried" and lease.attempt > engine.policy_of(lease.topic).retries:
         result = "dead"
-    secrets = _secrets(attempt)
+    headers, body = hidden(answer, attempt.headers, record)
     message = None
     if result == "acked" and record.log == "all":
         message = _kept(lease)
@@ -79,14 +80,9 @@ def entry_of(
         error=answer.error,
         text=(verdict.text or f"HTTP {answer.status}")[:MAX_TEXT],
         ms=tuple(round(each, 2) for each in answer.milliseconds),
-        sent=_shown(attempt),
-        got={
-            name: HIDDEN
-            if is_secret_header(name)
-            else _without(without_query(text) if name in URL_HEADERS else text, secrets)
-            for name, text in answer.headers.items()
-        },
-        body=_without(answer.body.decode(errors="backslashreplace"), secrets),
+        sent=[f"{name}: {text}" for name, text in shown(attempt.headers, record)],
+        got=headers,
+        body=body,
         sender=sender,
         probe=attempt.is_probe,
         replay_of=(lease.headers or {}).get(REPLAY_HEADER),
@@ -95,30 +91,40 @@ def entry_of(
     )
 
 
-def _shown(attempt: Attempt) -> list[str]:
-    """The request's header lines, without the values of secret ones."""
-    return [
-        f"{name}: {HIDDEN if is_hidden else value}" for name, value, is_hidden in _lines(attempt)
-    ]
+def shown(headers: list[bytes], record: Record) -> Iterator[tuple[str, str]]:
+    """A request's headers, without the values of secret ones."""
+    for name, value, is_hidden in _lines(headers, record):
+        yield name, HIDDEN if is_hidden else value
 
 
-def _lines(attempt: Attempt) -> Iterator[tuple[str, str, bool]]:
-    """The request's headers: name, value, and whether it is secret."""
-    sealed = attempt.target.record.sealed
-    for line in attempt.headers:
+def hidden(answer: Answer, headers: list[bytes], record: Record) -> tuple[dict[str, str], str]:
+    """An answer's headers and body, without secrets. `headers`: of the request."""
+    secrets = _secrets(headers, record)
+    kept = {
+        name: HIDDEN
+        if is_secret_header(name)
+        else _without(without_query(text) if name in URL_HEADERS else text, secrets)
+        for name, text in answer.headers.items()
+    }
+    return kept, _without(answer.body.decode(errors="backslashreplace"), secrets)
+
+
+def _lines(headers: list[bytes], record: Record) -> Iterator[tuple[str, str, bool]]:
+    """A request's headers: name, value, and whether it is secret."""
+    for line in headers:
         name, _, value = line.decode("latin-1").partition(": ")
         if value:
-            is_hidden = name in sealed or name in HIDDEN_HEADERS or is_secret_header(name)
+            is_hidden = name in record.sealed or name in HIDDEN_HEADERS or is_secret_header(name)
             is_own = name == "idempotency-key"  # it is the webhook-id
             yield name, value, is_hidden and not is_own
 
 
-def _secrets(attempt: Attempt) -> list[str]:
+def _secrets(headers: list[bytes], record: Record) -> list[str]:
     """
-    What an answer must not show in the log, as one of a receiver that repeats the request does:
-    the values of secret headers, and their words, as that behind `Bearer`.
+    What an answer must not show, as one of a receiver that repeats the request does: the values of
+    secret headers, and their words, as that behind `Bearer`.
     """
-    values = [value for _, value, is_hidden in _lines(attempt) if is_hidden]
+    values = [value for _, value, is_hidden in _lines(headers, record) if is_hidden]
     words = {part for value in values for part in (value, *re.split("[ ,]", value))}
     return sorted((each for each in words if len(each) >= LEAST_SECRET), key=len, reverse=True)
 

@@ -127,7 +127,8 @@ class Sender:
         self._resolver = Resolver(self._loop, settings.lookup)
         self._most_of_topic = max(LEAST_OF_TOPIC, concurrency // PARTS)
         self._most_waiting = max(1, concurrency // NAME_PARTS)
-        self._public = Transport(self._loop, None if self._guard.is_open else self._guard)
+        opened = self._guard.opened()
+        self._public = Transport(self._loop, opened if self._guard.is_open else self._guard)
         self._private: Transport | None = None
         self._targets: dict[str, Target] = {}
         """By topic; changed with the lock held."""
@@ -419,7 +420,7 @@ class Sender:
 
     def _to_private(self) -> Transport:
         if self._private is None:
-            self._private = Transport(self._loop, None)
+            self._private = Transport(self._loop, self._guard.opened())
         return self._private
 
     def _refusal(self, unit: WorkerDelivery, target: Target | None) -> BaseException | None:

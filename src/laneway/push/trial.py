@@ -16,6 +16,7 @@ from laneway.message import Lease
 from laneway.push import breaker, payloads, secret_store, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import judge
+from laneway.push.attempt import hidden, shown
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
@@ -35,7 +36,9 @@ class TrialResult(msgspec.Struct, kw_only=True):
     - `status`: of HTTP; 0: there is none, and `error` says why.
     - `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
     - `headers`, `body`: of the answer: up to 16 headers, and the first 4 KiB.
-    - `request_headers`: what was sent, without the values of secret headers.
+    - `request_headers`: what was sent.
+
+    Signatures and values of secret headers are hidden in all of them, as in the delivery log.
     """
 
     ok: bool
@@ -100,7 +103,8 @@ async def _send(target: Target, topic: str) -> TrialResult:
     lease = Lease(0, 0, f"test-{now_us}", topic, msgspec.json.encode(body), 0, published_us=now_us)
     content, content_type = payloads.of_lease(lease, record.content, record.template)
     headers = headers_for(target, lease, content, content_type, now_us)
-    transport = Transport(loop, None if record.allow_private else of_process())
+    guard = of_process()
+    transport = Transport(loop, guard.opened() if record.allow_private else guard)
     answered: asyncio.Future[Answer] = loop.create_future()
     try:
         transport.start(
@@ -121,11 +125,7 @@ def _result(answer: Answer, headers: list[bytes], record: Record) -> TrialResult
     verdict = judge(
         answer, dead_on=record.dead_on, duplicate_ok=record.duplicate_ok, now=table.now() / 1e6
     )
-    sent: dict[str, str] = {}
-    for line in headers:
-        name, _, value = line.decode("latin-1").partition(": ")
-        if value:
-            sent[name] = "…" if name in record.sealed else value
+    kept, content = hidden(answer, headers, record)
     names = ("resolved", "connected", "encrypted", "answered", "ended")
     return TrialResult(
         ok=verdict.effect == "ack",
@@ -133,7 +133,7 @@ def _result(answer: Answer, headers: list[bytes], record: Record) -> TrialResult
         status=answer.status,
         error=answer.error,
         milliseconds=dict(zip(names, answer.milliseconds, strict=False)),
-        headers=answer.headers,
-        body=answer.body.decode(errors="backslashreplace"),
-        request_headers=sent,
+        headers=kept,
+        body=content,
+        request_headers=dict(shown(headers, record)),
     )
