@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from laneway import Laneway, Message
 from laneway.cli import main
 from laneway.errors import Refused
-from laneway.push import breaker, events, stored_counts, table
+from laneway.push import breaker, events, secret_store, stored_counts, table
 from laneway.push.answers import Verdict
 from laneway.working.buffer import HandlerQueue
 from laneway.working.delivery import WorkerDelivery
@@ -144,6 +145,34 @@ def test_a_busy_endpoint_backs_off_at_once(
     page = app.endpoint("push.x").attempts(limit=1_000, result="backed_off")
     assert {each.attempt for each in page.attempts} == {1}
     assert app.endpoint("push.x").info().state == "healthy"
+
+
+def test_a_worker_without_the_key_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    """It is not ready, and `explain` names the key; with the key, the message is sent."""
+    store = f"sqlite:///{tmp_path}/q.db"
+    monkeypatch.setenv(secret_store.KEY_VARIABLE, key := secret_store.new_key())
+    (name,) = secret_store.of_process(store).names
+    with Laneway(store) as app:
+        app.push("push.*")
+        assert app.handlers.problem(app.engine) is None
+        app.endpoint("push.x", url=receiver.url("/200"), allow_private=True)
+        app.publish("push.x", 1)
+        monkeypatch.delenv(secret_store.KEY_VARIABLE)
+        problem = app.handlers.problem(app.engine)
+        assert problem is not None
+        assert f"need the key {name}, which LANEWAY_SECRETS_KEY of this process" in problem
+        text = f"the secrets of its endpoint need the key {name}, which no running worker has"
+        with running(app):
+            wait_for(lambda: bool(app.workers()))
+            assert app.explain_topic("push.x").reasons[0].text == text
+        monkeypatch.setenv(secret_store.KEY_VARIABLE, f"{secret_store.new_key()},{key}")
+        assert app.handlers.problem(app.engine) is None
+        with running(app):
+            wait_for(lambda: bool(app.workers()))
+            reasons = app.explain_topic("push.x").reasons
+            assert all("need the key" not in each.text for each in reasons)
 
 
 def test_a_short_pause_grows_if_it_does_not_help() -> None:

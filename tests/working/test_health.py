@@ -87,6 +87,9 @@ def test_an_unavailable_store(app: Laneway, port: int, monkeypatch: pytest.Monke
         back.wait(60)
         return real()
 
+    def ask_store() -> None:
+        app.engine.overview(now_us=None)
+
     monkeypatch.setattr(health_server, "RECENT_SECONDS", 0.0)
     monkeypatch.setattr(health_server, "STORE_SECONDS", 0.2)
     monkeypatch.setattr(app.engine, "overview", fail)
@@ -97,7 +100,7 @@ def test_an_unavailable_store(app: Laneway, port: int, monkeypatch: pytest.Monke
         call_soon=lambda call: call(),
         is_alive=lambda: True,
         is_serving=lambda: True,
-        ask_store=lambda: app.engine.overview(now_us=None),
+        ask_store=ask_store,
     )
     server.start()
     own = int(server.url.rpartition(":")[2])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway import units
 from laneway.errors import UsageError
-from laneway.push import notifications
+from laneway.push import notifications, secret_store, table
 from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.settings import SenderSettings
 from laneway.subscriptions import ANY, SEPARATOR, topic_of
@@ -74,6 +74,19 @@ class PushHandler(Handler):
         self.kind = "push"
         self.settings = settings
         self.make_executor = self._sender
+
+    def key_names(self) -> list[str]:
+        return secret_store.of_process(self.settings.url()).names
+
+    def problem(self, engine: FullEngine) -> str | None:
+        """With a look at some endpoints: this process has no key for any of them."""
+        lacking = table.first_without_keys(engine, self.key_names())
+        if lacking is None:
+            return None
+        return (
+            f"the secrets of endpoints need the key {lacking}, which {secret_store.KEY_VARIABLE} of"
+            " this process does not have"
+        )
 
     def _sender(
         self, engine: FullEngine, finished: Finished, dispatch: Dispatch, concurrency: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from laneway.admin import topic_reasons
+from laneway.admin import topic_reasons, workers
 from laneway.admin.topic_reasons import TopicExplanation, TopicReason
 from laneway.push import delivery_log, table
+from laneway.push.secret_store import KEY_VARIABLE
 from laneway.units import SECOND, counted
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ def explain_topic(
     record = table.find(engine, topic) if shows_endpoint else None
     if record is not None:
         now_us = engine.time_us(topic)
-        own = list(_of_record(topic, record, now_us))
+        own = list(_of_record(engine, topic, record, now_us))
         if record.disabled is not None:
             found.reasons = [each for each in found.reasons if each.cause != "disabled"]
-        if _decides(record, found, now_us):
+        if _decides(record, found, own):
             found.reasons = own + found.reasons
         else:
             found.reasons += own
@@ -130,18 +131,20 @@ def _lacks_one(engine: FullEngine, found: TopicExplanation) -> bool:
     return any(name.startswith(beside) for name, _ in names)
 
 
-def _decides(record: Record, found: TopicExplanation, now_us: int) -> bool:
+def _decides(record: Record, found: TopicExplanation, own: list[TopicReason]) -> bool:
     """Whether the endpoint is the first reason."""
     first = found.reasons[0].cause if found.reasons else "empty"
     if first == "empty" and record.events:
         return True
     if record.disabled is not None or first in STANDS:
         return record.disabled is not None
-    is_unsigned = bool(record.secrets) and not table.live_secrets(record, now_us)
-    return bool(record.condition.attention) or is_unsigned or first in WAITS
+    has_bad_secrets = any(each.cause == "secrets" for each in own)
+    return bool(record.condition.attention) or has_bad_secrets or first in WAITS
 
 
-def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]:
+def _of_record(
+    engine: FullEngine, topic: str, record: Record, now_us: int
+) -> Iterator[TopicReason]:
     quoted = shlex.quote(topic)
     if record.disabled is not None:
         yield TopicReason(
@@ -150,6 +153,9 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
             f" {record.disabled}",
             f"laneway endpoint enable {quoted}",
         )
+    if (text := _lacks_key(engine, record, now_us)) is not None:
+        advice = f"export {KEY_VARIABLE}=… where the worker runs, and start it again"
+        yield TopicReason("secrets", text, advice)
     if record.secrets and not table.live_secrets(record, now_us):
         yield TopicReason(
             "secrets",
@@ -160,6 +166,24 @@ def _of_record(topic: str, record: Record, now_us: int) -> Iterator[TopicReason]
         yield TopicReason("endpoint", f"its {text}", f"laneway endpoint test {quoted}")
     if record.events:
         yield TopicReason("events", _events_text(record), f"laneway endpoint show {quoted}")
+
+
+def _lacks_key(engine: FullEngine, record: Record, now_us: int) -> str | None:
+    """That workers which push lack the key of an endpoint's secrets."""
+    needed = table.missing_key(record, (), now_us)
+    if needed is None:
+        return None
+    keys = {
+        each.facts.id: each.facts.keys
+        for each in workers.read_all(engine)
+        if each.state == "running" and each.facts.keys is not None
+    }
+    lacking = [name for name, has in keys.items() if table.missing_key(record, has, now_us)]
+    if not lacking:
+        return None
+    needed = table.missing_key(record, keys[lacking[0]] or (), now_us)
+    who = "no running worker has" if len(lacking) == len(keys) else f"{lacking[0]} does not have"
+    return f"the secrets of its endpoint need the key {needed}, which {who}"
 
 
 def _condition_text(record: Record, now_us: int) -> str | None:

@@ -42,6 +42,11 @@ class SecretStore:
         self._keys = dict(keys)
         self._may_be_plain = may_be_plain
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the keys."""
+        return list(self._keys)
+
     def encrypt(self, secret: bytes, topic: str) -> str:
         """A secret as it is stored with the topic's endpoint. Raises Refused without a key."""
         if not self._keys:
@@ -82,6 +87,12 @@ class SecretStore:
     def needs_renewal(self, stored: str) -> bool:
         """Whether the secret is not encrypted by the first key."""
         return bool(self._keys) and stored.partition(":")[0] != next(iter(self._keys))
+
+
+def key_name(stored: str) -> str | None:
+    """The name of the key that a stored secret needs; None: it is not encrypted."""
+    name = stored.partition(":")[0]
+    return None if name == PLAIN else name
 
 
 def new_key() -> str:

@@ -17,13 +17,13 @@ import msgspec
 from laneway import units
 from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.policy import DISABLED, check_topic
-from laneway.push import payloads, signature
+from laneway.push import payloads, secret_store, signature
 from laneway.push.address_guard import check_url, split_url
 from laneway.push.notifications import notify
 from laneway.subscriptions import SEPARATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from laneway.engines.base import FullEngine, Records
     from laneway.push.address_guard import Guard
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 KIND: Literal["endpoint"] = "endpoint"
 PAGE = 500
 """Records that one call reads or changes."""
+
+LOOKED_AT = 20
+"""Endpoints for which a worker that becomes ready looks whether it has their keys."""
 
 OLD_SECRET_US = 24 * 3_600 * units.SECOND
 """How long a secret signs beside the one that replaced it."""
@@ -434,7 +437,24 @@ def live_secrets(record: Record, now_us: int) -> list[Secret]:
     return [each for each in record.secrets if not each.until_us or each.until_us > now_us]
 
 
+def missing_key(record: Record, keys: Collection[str], now_us: int) -> str | None:
+    """The name of a key that an endpoint's secrets need and that is not one of these, or None."""
+    stored = [each.stored for each in live_secrets(record, now_us)] + [*record.sealed.values()]
+    names = (secret_store.key_name(each) for each in stored)
+    return next((name for name in names if name is not None and name not in keys), None)
+
+
 # The store
+
+
+def first_without_keys(engine: Records, keys: Collection[str]) -> str | None:
+    """
+    The key that the first endpoint lacks, if the first `LOOKED_AT` of the table all lack one; None:
+    one of them can be sent to, or there is none.
+    """
+    now_us, records = now(), [read(stored) for _, stored in engine.records(KIND, limit=LOOKED_AT)]
+    missing = [missing_key(record, keys, now_us) for record in records]
+    return missing[0] if missing and all(missing) else None
 
 
 def now() -> int:

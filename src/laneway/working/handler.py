@@ -151,6 +151,15 @@ class Handler:
         del lease, losses
         return None
 
+    def key_names(self) -> list[str] | None:
+        """The names of the keys that its worker has for secrets in the store; None: needs none."""
+        return None
+
+    def problem(self, engine: FullEngine) -> str | None:
+        """Why this process can handle none of its messages, as far as it knows; None: it can."""
+        del engine
+        return None
+
     make_executor: Callable[..., Any] | None = None
     """
     A `MakeExecutor`, which creates the executor of this kind of handlers on the event loop of a
@@ -387,6 +396,15 @@ class Handlers:
         covering = self.covering_patterns() | {handler.covering for handler in self._own.values()}
         covers_all = "*" in covering and not any(map(subscriptions.is_copy, covering))
         return None if covers_all else sorted(covering)
+
+    def key_names(self) -> list[str] | None:
+        """The names of the keys of this process for secrets in the store; None: it needs none."""
+        return next((found for each in self if (found := each.key_names()) is not None), None)
+
+    def problem(self, engine: FullEngine) -> str | None:
+        """Why a kind of handlers can do nothing in this process; None: none is known."""
+        of_each_kind = {each.kind: each for each in self}.values()
+        return next((found for each in of_each_kind if (found := each.problem(engine))), None)
 
     def covering_patterns(self) -> set[str]:
         """Patterns that cover the topics of all handlers, tasks and queues, without Laneway's."""

@@ -3,7 +3,8 @@ The HTTP server of `--health-port`, for the probes of Kubernetes and other super
 
 - `GET /live`: the event loop responds and the engine thread is alive. After a 503, restart the
   process.
-- `GET /ready`: the worker has started, is not stopping, and its store has answered recently.
+- `GET /ready`: the worker has started, is not stopping, its store has answered recently, and it
+  has what its handlers need: the keys of endpoints.
 
 One thread serves one request after the other.
 """
@@ -50,7 +51,7 @@ class HealthServer:
     Serves the two probes from `start` to `close`.
 
     `call_soon` calls a function on the worker's event loop. `is_alive`, `is_serving` and
-    `ask_store` are called in the server's threads.
+    `ask_store` are called in the server's threads; `ask_store` returns what else is wrong.
     Raises UsageError if the port cannot be opened.
     """
 
@@ -62,14 +63,14 @@ class HealthServer:
         call_soon: Callable[[Callable[[], None]], object],
         is_alive: Callable[[], bool],
         is_serving: Callable[[], bool],
-        ask_store: Callable[[], object],
+        ask_store: Callable[[], str | None],
     ) -> None:
         self._call_soon = call_soon
         self._is_alive = is_alive
         self._is_serving = is_serving
         self._ask_store = ask_store
         self._answered_at = -RECENT_SECONDS
-        self._request: Future[object] | None = None
+        self._request: Future[str | None] | None = None
         self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-health")
         server_class = _ServerV6 if ":" in address else _Server
         try:
@@ -121,15 +122,16 @@ class HealthServer:
         ):  # at most one at a time: a store that is away answers none of them
             self._request = self._store_thread.submit(self._ask_store)
         try:
-            self._request.result(STORE_SECONDS)
+            problem = self._request.result(STORE_SECONDS)
         except NotYet:
             return f"the store has not answered for {STORE_SECONDS:g} s"
         except LanewayError as error:
             self._request = None
             return f"the store cannot be used: {without_passwords(str(error))}"
         self._request = None
-        self._answered_at = time.monotonic()
-        return None
+        if problem is None:
+            self._answered_at = time.monotonic()
+        return problem
 
 
 class _Server(http.server.HTTPServer):

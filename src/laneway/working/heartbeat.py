@@ -107,6 +107,7 @@ class Heartbeat(threading.Thread):
             topics=options.topics,
             patterns=handlers.handled_patterns(),
             concurrency=options.concurrency,
+            keys=handlers.key_names(),
         )
         self._busy: deque[dict[str, int]] = deque(maxlen=BUSY_BEATS)
         self._due = threading.Event()

@@ -307,10 +307,15 @@ class Worker:
             call_soon=self._loop.call_soon_threadsafe,
             is_alive=lambda: not self._is_started or self._engine_thread.is_alive(),
             is_serving=lambda: self._is_started and not self._stop_count,
-            ask_store=self._engine.overview,
+            ask_store=self._ask_store,
         )
         server.start()
         return server
+
+    def _ask_store(self) -> str | None:
+        """What keeps the worker from its work, though its store answers; None: nothing."""
+        self._engine.overview()
+        return self._handlers.problem(self._engine)
 
     def _create_executors(self) -> None:
         concurrency = self._options.concurrency

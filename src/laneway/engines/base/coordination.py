@@ -66,6 +66,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     - `durations`: by handler or task, since the worker began: how many attempts failed, then how
       many attempts took how long, by class of `WAIT_BOUNDS_US` and without the zeros at the end.
       Of several messages that end at once, one counts for all.
+    - `keys`: names of the keys that it has for the secrets of endpoints; None: it does not push.
     - `leased`: the leases that it holds.
     - `oldest`: the message whose handler has run for the longest time; None: no handler runs.
     - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
@@ -87,6 +88,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     busy_topics: dict[str, float] = {}
     slots: dict[str, tuple[int, float]] = {}
     durations: dict[str, list[int]] = {}
+    keys: list[str] | None = None
     leased: int = 0
     oldest: RunningMessage | None = None
     loop_lag: float | None = None
