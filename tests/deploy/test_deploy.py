@@ -24,6 +24,8 @@ from laneway.engines.valkey import server_check
 from laneway.errors import LanewayError
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.route_table import ROUTES
+from laneway.push import stored_counts
+from laneway.push.counts import Counts
 from laneway.testing.servers import ReplyError, Wire, binary, free_port, until
 from tests.gateway.test_server import call
 
@@ -65,6 +67,9 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         app.policy("push.*", gate="stripe")
         app.publish("push.acme", 1)
         app.lease(1)
+        counts = Counts()
+        counts.attempts["2xx"] = 1
+        stored_counts.add(app.engine, counts)
         gateway = Gateway(app)
         asyncio.run(call(gateway, "GET", "/v1/topics"))
         status, text, _ = asyncio.run(call(gateway, "GET", "/metrics"))
@@ -129,6 +134,9 @@ def test_commands_in_comments() -> None:
 
 # Prometheus and Grafana
 
+UNTESTED = ("LanewayBacklogGrows", "LanewayManyRetries")
+"""Alerts for which `alerts_test.yaml` has no case in which they fire."""
+
 
 def test_the_dashboard_shows_series_that_exist(series: dict[str, set[str]]) -> None:
     """Panels do not overlap, and their queries name series and labels of /metrics."""
@@ -153,7 +161,16 @@ def test_the_dashboard_shows_series_that_exist(series: dict[str, set[str]]) -> N
 
 
 def test_alerts_use_series_that_exist(series: dict[str, set[str]]) -> None:
-    """Alerts have a severity and texts, and the page lists each of them."""
+    """
+    Alerts have a severity and texts, the page lists each of them, and the tests of promtool expect
+    each with its description.
+    """
+    tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())["tests"]
+    expected = {
+        (case["alertname"], alert["exp_annotations"]["description"])
+        for case in tests[0]["alert_rule_test"]
+        for alert in case["exp_alerts"]
+    }
     page = (DEPLOY.parent / "docs" / "production.md").read_text()
     [group] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]:
@@ -161,6 +178,10 @@ def test_alerts_use_series_that_exist(series: dict[str, set[str]]) -> None:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"].keys() == {"summary", "description"}
         assert f"`{rule['alert']}`" in page
+        assert (
+            rule["alert"] in UNTESTED
+            or (rule["alert"], rule["annotations"]["description"]) in expected
+        )
         for command in re.findall(r"`laneway ([^`]+)`", rule["annotations"]["description"]):
             parse(command.split())
 

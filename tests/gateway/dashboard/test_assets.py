@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from laneway import Laneway, Message
 from laneway.gateway.dashboard import rendering
 from laneway.gateway.dashboard.menu import ALL
 from laneway.gateway.dashboard.view import ASSETS
-from tests.gateway.dashboard.conftest import Browser
+from tests.gateway.dashboard.conftest import Browser, beat
 
 FOLDER = Path(rendering.__file__).parent
 VENDOR = FOLDER / "static" / "vendor"
@@ -80,3 +81,22 @@ def test_files_are_kept_by_browsers(browser: Browser) -> None:
     page = browser.get("/")
     assert page.headers["cache-control"] == "no-store"
     assert "script-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_series_of_the_namespace(browser: Browser, app: Laneway) -> None:
+    """Delayed messages are apart, workers are counted, and a file's hash makes no new series."""
+    app.publish_many([Message("push.a", 1), Message("push.b", 1)])
+    app.publish("push.later", 1, delay=3600)
+    beat(app)
+    browser.get(ASSETS.url("charts.js"))
+    lines = browser.get("/metrics").text.splitlines()
+    for line in (
+        "laneway_waiting 3",
+        "laneway_ready 2",
+        "laneway_delayed 1",
+        'laneway_workers{state="running"} 1',
+        'laneway_workers{state="dead"} 0',
+        'laneway_gateway_requests_total{method="GET",path="/static/{file}",status="200"} 1',
+    ):
+        assert line in lines
+    assert any(re.match(r"laneway_oldest_seconds \d", line) for line in lines)

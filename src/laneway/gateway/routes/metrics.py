@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from laneway.admin import workers
+from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
 from laneway.gateway.waits import KINDS
 from laneway.history import figures
@@ -20,6 +24,15 @@ if TYPE_CHECKING:
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 RECENT_SECONDS = 600.0
 """How long ago the deliveries were whose waiting times are shown."""
+
+MOST_READ = 500
+"""
+Topics with the largest backlogs of which delayed messages are told apart; what waits in others
+counts as ready.
+"""
+
+STATIC_FILE = re.compile(rf"/[0-9a-f]{{{HASH_DIGITS}}}/.*")
+"""The end of the path of a static file, which changes with each version."""
 
 MAX_GATES = 100
 """Most gates that have series."""
@@ -41,7 +54,8 @@ Sample = tuple[dict[str, str], float]
 
 def show(call: Call) -> Response:
     """
-    The totals, tiers and gates of the namespace, and the gateway's requests, for Prometheus.
+    The totals, workers, tiers and gates of the namespace, and the gateway's requests, for
+    Prometheus.
 
     The number of series does not depend on that of topics. `top=20` adds the topics with the
     largest backlogs.
@@ -52,8 +66,20 @@ def show(call: Call) -> Response:
 
 def _lines(call: Call) -> Iterator[str]:
     found = call.engine.overview()
+    query: MetricsQuery = call.query
+    largest = call.engine.topic_list(order="backlog", limit=max(MOST_READ, query.top or 0))
+    recent = figures.read(call.engine, last=RECENT_SECONDS, largest=largest)
     for name in GAUGES:
         yield from _series(f"laneway_{name}", "gauge", [({}, getattr(found, name))])
+    delayed = min(found.waiting, sum(stats.delayed for stats in largest))
+    yield from _series("laneway_delayed", "gauge", [({}, delayed)])
+    yield from _series("laneway_ready", "gauge", [({}, found.waiting - delayed)])
+    yield from _series("laneway_oldest_seconds", "gauge", [({}, recent.oldest or 0.0)])
+    states = Counter({"running": 0, "stopping": 0, "dead": 0})
+    states.update(worker.state for worker in workers.read_all(call.engine))
+    yield from _series(
+        "laneway_workers", "gauge", [({"state": state}, count) for state, count in states.items()]
+    )
     for name in COUNTERS:
         yield from _series(f"laneway_{name}_total", "counter", [({}, getattr(found, name))])
     tiers = [({"pool": each.pool, "tier": each.tier}, each) for each in found.tiers]
@@ -69,13 +95,15 @@ def _lines(call: Call) -> Iterator[str]:
             "gauge",
             [({"gate": gate["name"]}, gate[name]) for gate in gates],
         )
-    answers = sorted(call.services.answers.items())
+    by_path: Counter[tuple[str, str, int]] = Counter()
+    for (method, path, status), count in call.services.answers.items():
+        by_path[method, STATIC_FILE.sub("/{file}", path), status] += count
     yield from _series(
         "laneway_gateway_requests_total",
         "counter",
         [
             ({"method": method, "path": path, "status": str(status)}, count)
-            for (method, path, status), count in answers
+            for (method, path, status), count in sorted(by_path.items())
         ],
     )
     services = call.services
@@ -87,7 +115,6 @@ def _lines(call: Call) -> Iterator[str]:
         [({"kind": kind}, count) for kind, count in waiting.items()],
     )
     yield from _series("laneway_gateway_operations", "gauge", [({}, services.operations.count)])
-    recent = figures.read(call.engine, last=RECENT_SECONDS)
     for topics, times in (("noisy", recent.noisy), ("others", recent.others)):
         bounds = [f"{bound:g}" for bound in times.bounds] + ["+Inf"]
         yield from _series(
@@ -99,13 +126,11 @@ def _lines(call: Call) -> Iterator[str]:
             ],
         )
     yield from _push_series(call.engine)
-    query: MetricsQuery = call.query
     if query.top:
-        top = call.engine.topic_list(order="backlog", limit=query.top)
         yield from _series(
             "laneway_topic_waiting",
             "gauge",
-            [({"topic": stats.topic}, stats.waiting) for stats in top],
+            [({"topic": stats.topic}, stats.waiting) for stats in largest[: query.top]],
         )
 
 
