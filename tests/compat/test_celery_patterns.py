@@ -215,6 +215,15 @@ def test_nested_groups(celery: Celery) -> None:
         assert deeper().get(timeout=SOON) == [[3, 4], [10, [10, 11]]]
         assert (deeper | same.s())().get(timeout=SOON) == [[3, 4], [10, [10, 11]]]
 
+        async def awaited() -> Any:
+            return await deeper()
+
+        assert asyncio.run(awaited()) == [[3, 4], [10, [10, 11]]]
+        later = group(add.s(n, n) for n in range(2)).apply_async(countdown=1_000)
+        assert (later.waiting(), len(later), later[0] in later.children) == (True, 2, True)
+        later.revoke()
+        assert [each.state for each in later] == ["REVOKED"] * 2
+
 
 def test_error_handlers(celery: Celery) -> None:
     """

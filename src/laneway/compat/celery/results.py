@@ -13,7 +13,7 @@ from laneway.tasks.job import Job, JobState
 from laneway.working.error_details import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from laneway.compat.celery.application import Celery
 
@@ -132,7 +132,15 @@ class AsyncResult:
     def revoke(self, terminate: bool = False, **_: object) -> None:
         """Cancel it. A running task is always stopped, whatever `terminate` says."""
         del terminate
-        self.job.cancel()
+        self.cancel()
+
+    def cancel(self) -> bool:
+        """Cancel it. Returns False if it had already ended."""
+        return self.job.cancel()
+
+    async def aget(self, *, propagate: bool = True) -> Any:
+        """As `get`, awaited."""
+        return await self.job.aget(propagate=propagate)
 
     def forget(self) -> None:
         """Delete its result."""
@@ -207,60 +215,37 @@ class EagerResult(AsyncResult):
             call(self)
         return self
 
-    def revoke(self, terminate: bool = False, **_: object) -> None:
-        """Do nothing: it has ended."""
+    def cancel(self) -> bool:
+        """False: it has ended."""
+        return False
 
     def forget(self) -> None:
         """Do nothing: nothing is stored."""
 
 
-class GroupResult:
-    """The handle of a group with Celery's API."""
+class GroupResult(GroupJob[Any]):
+    """The handle of a group with Celery's API, as its members are."""
 
-    def __init__(self, jobs: GroupJob[Any], app: Celery) -> None:
-        self.jobs = jobs
+    def __init__(self, group: GroupJob[Any], app: Celery) -> None:
+        super().__init__([_handle(job, app) for job in group], group.before)
         self.app = app
-        self.results = [_handle(job, app) for job in jobs]
-        self.children = self.results
+        self.children = self.jobs
 
-    def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> list[Any]:
+    def get(  # type: ignore[override]  # Celery's names
+        self, timeout: float | None = None, propagate: bool = True, **_: Any
+    ) -> list[Any]:
         """The results of all calls, in order."""
-        return GroupJob(self.results).get(timeout, propagate=propagate)
+        return super().get(timeout, propagate=propagate)
 
-    join = get
-
-    def completed_count(self) -> int:
-        """The number of calls that have returned."""
-        return self.jobs.completed_count()
-
-    def ready(self) -> bool:
-        """Whether all calls have ended."""
-        return self.jobs.ready()
-
-    def successful(self) -> bool:
-        """Whether all calls have returned."""
-        return self.jobs.successful()
-
-    def failed(self) -> bool:
-        """Whether a call has failed."""
-        return self.jobs.failed()
+    join = wait = get  # type: ignore[assignment]
 
     def waiting(self) -> bool:
         """Whether a call has not ended."""
-        return not self.jobs.ready()
+        return not self.ready()
 
     def revoke(self, **_: object) -> None:
         """Cancel all calls."""
-        self.jobs.cancel()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.results)
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.results[index]
+        self.cancel()
 
 
 def _info(job: Job[Any], state: JobState) -> Any:

@@ -814,19 +814,11 @@ class Worker:
         `concurrency`: jobs at once (RQ runs one).
         """
         del with_scheduler
-        if unknown.get("dequeue_strategy") in (None, "default"):
-            unknown.pop("dequeue_strategy", None)
-        known = (
-            "burst",
-            "logging_level",
-            "date_format",
-            "log_format",
-            "max_jobs",
-            "with_scheduler",
-            "concurrency",
-        )
+        usual = [("dequeue_strategy", "default"), *((name, None) for name in unknown)]
         config.refuse_unknown(
-            "Worker.work", {name for name, value in unknown.items() if value is not None}, known
+            "Worker.work",
+            [name for name, value in unknown.items() if (name, value) not in usual],
+            ("burst", "logging_level", "date_format", "log_format", "max_jobs", "concurrency"),
         )
         handler = logging.StreamHandler()
         handler.setFormatter(
