@@ -1144,8 +1144,8 @@ class Laneway:
     ) -> list[EndpointInfo]:
         """
         List endpoints by topic, from the one after `after`. `state`: only those that are
-        `"healthy"`, `"failing"`, `"busy"`, `"open"`, `"probing"` or `"disabled"`; among 10,000 at
-        most.
+        `"healthy"` (among 10,000 at most), `"failing"`, `"busy"`, `"open"`, `"probing"` or
+        `"disabled"`.
         """
         from laneway.push.endpoint import list_endpoints  # noqa: PLC0415  # as in push
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from laneway import Laneway
 from laneway.cli import main
 from laneway.errors import Refused, UsageError
-from laneway.push import secret_store
+from laneway.push import secret_store, table
 from laneway.push.signature import Key
 
 URL = "https://acme.example/hooks"
@@ -162,3 +162,54 @@ def test_import_is_lazy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_endpoints_by_state(app: Laneway) -> None:
+    """They have an index and a count, which survive changes that cross."""
+    app.endpoint_many((f"push.{n}", {"url": URL}) for n in range(40))
+    engine = app.engine
+
+    def states(state: table.State, pattern: str = "*") -> list[str]:
+        found = [each.topic for each in app.endpoints(pattern, state=state)]
+        assert table.count(engine, state, pattern=pattern) == len(found)
+        return found
+
+    assert engine.records("endpoint_state") == []
+    for name in ("push.3", "push.30", "push.39"):
+        app.endpoint(name).disable()
+    assert states("disabled") == ["push.3", "push.30", "push.39"]
+    assert states("disabled", "push.*") == ["push.3", "push.30", "push.39"]
+    assert states("disabled", "push.3") == ["push.3"]
+    page, following = table.listed(engine, state="disabled", limit=2)
+    assert ([topic for topic, _ in page], following) == (["push.3", "push.30"], "push.30")
+    page, following = table.listed(engine, state="disabled", limit=2, after="push.30")
+    assert ([topic for topic, _ in page], following) == (["push.39"], None)
+    assert len(app.endpoints(state="healthy")) == 37
+    app.endpoint("push.3").enable()
+    app.endpoint("push.30").remove()
+    assert (states("disabled"), states("probing")) == (["push.39"], ["push.3"])
+
+    def disable_meanwhile(record: table.Record | None) -> table.Record | None:
+        """Enable it, while another one enables and disables it again."""
+        assert record is not None
+        if not crossed:
+            crossed.append(True)
+            app.endpoint("push.39").enable()
+            table.update(engine, "push.39", disabled)
+        record.disabled = None
+        return record
+
+    def disabled(record: table.Record | None) -> table.Record | None:
+        assert record is not None
+        record.disabled = "again"
+        return record
+
+    crossed: list[bool] = []
+    table.update(engine, "push.39", disable_meanwhile)
+    assert states("disabled") == []
+    table.update(engine, "push.39", disabled)
+    assert states("disabled") == ["push.39"]
+    # One that a killed process left behind is dropped when it is listed.
+    engine.record_swap("endpoint_state", "open push.7", None, b"1")
+    assert app.endpoints(state="open") == []
+    assert table.count(engine, "open") == 0

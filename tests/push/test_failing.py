@@ -61,7 +61,7 @@ def test_breaker_of_a_dead_endpoint(
         assert looked - opened_at <= 5 + (time.monotonic() - opened) / LEAST_BACK_OFF
         counted = max(message.attempt for message in app.topic("push.x").peek(50))
         assert counted <= 6
-        assert stored_counts.open_breakers(app.engine) == ["push.x"]
+        assert [each.topic for each in app.endpoints(state="open")] == ["push.x"]
         status[0] = 200
         while app.topic("push.x").stats().done < 50 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -74,7 +74,8 @@ def test_breaker_of_a_dead_endpoint(
     assert endpoint.info().state == "healthy"
     shown = [(event.kind, event.topic) for event in events.since(app.engine, 0)]
     assert shown == [("opened", "push.x"), ("recovered", "push.x")]
-    assert stored_counts.open_breakers(app.engine) == []
+    assert app.endpoints(state="open") == []
+    assert app.engine.records("endpoint_state") == []
     counts = stored_counts.read(app.engine)
     assert counts.attempts == {"2xx": 50, "5xx": len(receiver.requests) - 50}
     assert (counts.opened, counts.skipped, counts.dropped) == (1, 0, 0)

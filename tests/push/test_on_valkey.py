@@ -14,6 +14,7 @@ from tests.push.test_delivery_log import (
     test_replay_to_one_subscription,
     test_search,
 )
+from tests.push.test_endpoints import test_endpoints_by_state
 from tests.push.test_failing import test_breaker_of_a_dead_endpoint
 from tests.push.test_sending import (
     test_gone_endpoint_is_disabled_until_it_is_enabled,
@@ -24,6 +25,7 @@ from tests.push.test_sending import (
 __all__ = [
     "test_an_attempt_in_the_log",
     "test_breaker_of_a_dead_endpoint",
+    "test_endpoints_by_state",
     "test_gone_endpoint_is_disabled_until_it_is_enabled",
     "test_replay_of_many",
     "test_replay_to_one_subscription",

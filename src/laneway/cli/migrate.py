@@ -124,6 +124,7 @@ def move(
     counts["rows of history"] = copy_rows(old, new)
     copy_records(old, new, "copying")
     counts["tokens"] = copy_records(old, new, "token")
+    copy_records(old, new, "endpoint_state")
     counts["endpoints"] = copy_records(old, new, "endpoint")
     counts["attempts in the delivery log"] = copy_delivery_log(old, new)
     tell(

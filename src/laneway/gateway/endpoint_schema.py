@@ -11,7 +11,7 @@ from laneway.push.endpoint import EndpointInfo
 
 
 class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`pattern`: only these topics. `state`: only such ones, among 10,000. `after`: a topic."""
+    """`pattern`: only these topics. `state`: only such ones, "healthy" among 10,000."""
 
     pattern: str = "*"
     state: Literal["healthy", "failing", "busy", "open", "probing", "disabled"] | None = None

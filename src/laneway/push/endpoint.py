@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import msgspec
 
@@ -99,21 +99,7 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
     version: int
 
 
-STATES = ("healthy", "failing", "busy", "open", "probing", "disabled")
-
-
-def state_of(record: Record) -> str:
-    """An endpoint's state in one word."""
-    condition = record.condition
-    if record.disabled is not None:
-        return "disabled"
-    if condition.opened_us:
-        return "open"
-    if condition.probing_us:
-        return "probing"
-    if condition.busy_since_us:
-        return "busy"
-    return "failing" if condition.failing_since_us else "healthy"
+STATES: tuple[table.State, ...] = get_args(table.State)
 
 
 def info_of(topic: str, record: Record) -> EndpointInfo:
@@ -128,7 +114,7 @@ def info_of(topic: str, record: Record) -> EndpointInfo:
         **same,
         topic=topic,
         url=record.url,
-        state=state_of(record),
+        state=table.state_of(record) or "healthy",
         headers={**record.headers, **dict.fromkeys(record.sealed, "…")},
         secrets=[each.hint for each in table.live_secrets(record, table.now())],
         disabled=record.disabled,
@@ -349,13 +335,7 @@ def list_endpoints(
             f"endpoints: expected state to be one of {', '.join(STATES)}, got {state!r:.80}"
         )
     whole("endpoints", "limit", limit, most=10_000)
-    page, following = table.listed(
-        engine,
-        pattern=pattern,
-        limit=limit,
-        after=after,
-        accepts=lambda record: state is None or state_of(record) == state,
-    )
+    page, following = table.listed(engine, pattern=pattern, limit=limit, after=after, state=state)
     return [info_of(topic, record) for topic, record in page], following
 
 

@@ -756,8 +756,6 @@ class Sender:
         record = table.update(self._engine, topic, change)
         if record is not None and record.disabled_us == now_us:
             table.pause(self._engine, topic)
-        if record is not None and opens:
-            stored_counts.opened(self._engine, topic)
         for kind, detail in events:
             self._tell(kind, topic, detail, now_us)
 
@@ -782,7 +780,6 @@ class Sender:
 
         table.update(self._engine, topic, change)
         if was_open:
-            stored_counts.closed(self._engine, [topic])
             self._tell("recovered", topic, "it answers again", table.now())
 
     def _tell(self, kind: str, topic: str, detail: str, now_us: int) -> None:

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from laneway.push.secret_store import SecretStore
 
 KIND: Literal["endpoint"] = "endpoint"
+STATE_KIND: Literal["endpoint_state"] = "endpoint_state"
+PRESENT = b"1"
+MAX_COUNTED = 10_000
+"""A count of endpoints in a state ends there."""
+
+State = Literal["healthy", "failing", "busy", "open", "probing", "disabled"]
+
 PAGE = 500
 """Records that one call reads or changes."""
 
@@ -487,8 +494,17 @@ def update(
     """Replace a topic's record by what `change` makes of it, however many others change it too."""
     while True:
         (stored,) = engine.record_read(KIND, [topic])
-        after = change(None if stored is None else read(stored))
+        before = None if stored is None else read(stored)
+        old_state = state_of(before)
+        after = change(before)
+        state = state_of(after)
+        # Before the record, so that it is found in its state whatever happens meanwhile.
+        if state != old_state:
+            _enter(engine, state, topic)
         if engine.record_swap(KIND, topic, stored, None if after is None else write(after)):
+            if state != old_state:
+                _enter(engine, state, topic)  # another change may have removed it
+                _leave(engine, old_state, topic)
             return after
 
 
@@ -543,34 +559,104 @@ def _batches(
         yield batch
 
 
+# States. All but "healthy" have an index: a record without content, "disabled push.acme".
+
+
+def state_of(record: Record | None) -> State | None:
+    """An endpoint's state; None: there is none."""
+    if record is None:
+        return None
+    condition = record.condition
+    if record.disabled is not None:
+        return "disabled"
+    if condition.opened_us:
+        return "open"
+    if condition.probing_us:
+        return "probing"
+    if condition.busy_since_us:
+        return "busy"
+    return "failing" if condition.failing_since_us else "healthy"
+
+
+def _enter(engine: Records, state: State | None, topic: str) -> None:
+    if state not in (None, "healthy"):
+        engine.record_swap(STATE_KIND, f"{state} {topic}", None, PRESENT)
+
+
+def _leave(engine: Records, state: State | None, topic: str) -> None:
+    if state in (None, "healthy"):
+        return
+    engine.record_swap(STATE_KIND, f"{state} {topic}", PRESENT, None)
+    if state_of(find(engine, topic)) == state:  # it is again, by another change
+        _enter(engine, state, topic)
+
+
+def count(engine: Records, state: State, *, pattern: str = "*", most: int = MAX_COUNTED) -> int:
+    """How many endpoints of a pattern have a state (not "healthy"), up to `most`."""
+    own, prefix = _span(pattern)
+    known = engine.record_read(STATE_KIND, [f"{state} {own}"]) if own != prefix else []
+    names = engine.records(STATE_KIND, limit=most, after=f"{state} {prefix}")
+    count = sum(name.startswith(f"{state} {prefix}") for name, _ in names)
+    return min(most, count + len(known) - known.count(None))
+
+
+def _span(pattern: str) -> tuple[str, str]:
+    """A topic that a pattern covers, and the prefix of all others."""
+    if pattern.endswith("*"):
+        return pattern[:-1], pattern[:-1]
+    return pattern, f"{pattern}{SEPARATOR}"
+
+
+def _page(
+    engine: Records, state: State | None, limit: int, after: str
+) -> Iterator[tuple[str, Record | None]]:
+    """A page of all endpoints, or of the index of a state: None for one that has left it."""
+    if state in (None, "healthy"):
+        for topic, stored in engine.records(KIND, limit=limit, after=after):
+            yield topic, _in_state(stored, state)
+        return
+    prefix = f"{state} "
+    names = engine.records(STATE_KIND, limit=limit, after=prefix + after)
+    topics = [name.removeprefix(prefix) for name, _ in names if name.startswith(prefix)]
+    for topic, found in zip(topics, engine.record_read(KIND, topics), strict=True):
+        record = _in_state(found, state)
+        if record is None:
+            _leave(engine, state, topic)
+        yield topic, record
+
+
+def _in_state(stored: bytes | None, state: State | None) -> Record | None:
+    record = None if stored is None else read(stored)
+    return record if state is None or state_of(record) == state else None
+
+
 def listed(
     engine: Records,
     *,
     pattern: str = "*",
     limit: int = 100,
     after: str = "",
-    accepts: Callable[[Record], bool] = lambda _: True,
+    state: State | None = None,
     most: int = 10_000,
 ) -> tuple[list[tuple[str, Record]], str | None]:
     """
     The endpoints of a pattern by topic, and the topic after which the next page begins; None: there
-    are no more. At most `most` records are read.
+    are no more. At most `most` records are read: only "healthy" ones are searched for.
     """
-    prefix = pattern[:-1] if pattern.endswith("*") else f"{pattern}{SEPARATOR}"
-    own = prefix if pattern.endswith("*") else pattern
+    own, prefix = _span(pattern)
     found: list[tuple[str, Record]] = []
     scanned = 0
-    if own and after < own and (record := find(engine, own)) is not None and accepts(record):
-        found.append((own, record))
+    if own and after < own and (record := find(engine, own)) is not None:
+        found += [(own, record)] if state in (None, state_of(record)) else []
     after = max(after, own, prefix)
     while len(found) < limit and scanned < most:
-        page = engine.records(KIND, limit=min(PAGE, max(limit, 50)), after=after)
-        for topic, stored in page:
+        page = list(_page(engine, state, min(PAGE, max(limit, 50)), after))
+        for topic, each in page:
             if not topic.startswith(prefix):
                 return found, None
             after, scanned = topic, scanned + 1
-            if accepts(record := read(stored)):
-                found.append((topic, record))
+            if each is not None:
+                found.append((topic, each))
                 if len(found) == limit:
                     return found, topic
         if not page:

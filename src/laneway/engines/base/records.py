@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RecordKind = Literal["audit", "command", "copying", "endpoint", "gateway", "session", "token"]
+RecordKind = Literal[
+    "audit",
+    "command",
+    "copying",
+    "endpoint",
+    "endpoint_state",
+    "gateway",
+    "session",
+    "token",
+]
 """
 What a record is about.
 
@@ -15,10 +24,11 @@ What a record is about.
 `"session"`: a browser's session that has ended early. `"audit"`: a change that was made through the
 API. `"command"`: one to a worker, or its answer. `"endpoint"`: where a topic's messages are pushed
 to; its name is the topic's. `"copying"`: a subscription that does not have all copies of what
-waited in its topics yet.
+waited in its topics yet. `"endpoint_state"`: an endpoint that is not healthy; its name is the state
+and the topic.
 
-There may be millions of endpoints, so reading and changing one, and listing a page of them, must
-not cost more then. Of the others there are thousands at most.
+There may be millions of endpoints and states, so reading and changing one, and listing a page of
+them, must not cost more then. Of the others there are thousands at most.
 """
 
 RecordChange = tuple[str, "bytes | None", "bytes | None"]

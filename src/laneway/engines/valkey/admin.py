@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from laneway.engines.valkey.records import Record
     from laneway.policy import Gate, Layer
 
-INDEXED: frozenset[RecordKind] = frozenset({"endpoint"})
+INDEXED: frozenset[RecordKind] = frozenset({"endpoint", "endpoint_state"})
 """Kinds of records of which there may be millions."""
 
 

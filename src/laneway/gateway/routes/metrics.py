@@ -12,7 +12,7 @@ from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
 from laneway.gateway.waits import KINDS
 from laneway.history import figures
-from laneway.push import stored_counts
+from laneway.push import stored_counts, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -150,8 +150,8 @@ def _push_series(engine: FullEngine) -> Iterator[str]:
         ("log_dropped", counts.dropped),
     ):
         yield from _series(f"laneway_endpoint_{name}_total", "counter", [({}, count)])
-    is_open = stored_counts.open_breakers(engine)
-    yield from _series("laneway_endpoint_breakers_open", "gauge", [({}, len(is_open))])
+    is_open = table.count(engine, "open")
+    yield from _series("laneway_endpoint_breakers_open", "gauge", [({}, is_open)])
 
 
 def _series(name: str, kind: str, samples: Iterable[Sample]) -> Iterator[str]:

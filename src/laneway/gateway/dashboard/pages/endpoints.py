@@ -30,10 +30,28 @@ def build(view: View) -> dict[str, Any]:
         "filter": query.filter,
         "state": query.state,
         "states": STATES,
+        "counts": _counts(view, pattern),
         "next": following,
         "is_pattern": is_pattern(pattern),
         "is_empty": not (found or following or text or query.state or query.after),
     }
+
+
+def _counts(view: View, pattern: str) -> dict[str, str]:
+    """How many endpoints that the caller may see have each state but "healthy"."""
+    from laneway.push import table  # noqa: PLC0415  # as below
+
+    patterns = tuple(view.caller.narrowed(pattern))
+
+    def read() -> dict[str, str]:
+        found = {}
+        for state in STATES:
+            if state != "healthy":
+                count = sum(table.count(view.engine, state, pattern=each) for each in patterns)
+                found[state] = f"{count:,}" + ("+" if count >= table.MAX_COUNTED else "")
+        return found
+
+    return view.reader.seldom(("endpoint states", patterns), read)
 
 
 def _listed(
@@ -59,7 +77,7 @@ def _listed(
             topics[-1] if is_cut else min(following, default=None)
         )
 
-    # Of one state, up to 10,000 endpoints are read for a page.
+    # Among healthy ones, up to 10,000 endpoints are read for a page.
     return view.reader.once(key, read) if state is None else view.reader.seldom(key, read)
 
 
