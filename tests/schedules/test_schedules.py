@@ -171,6 +171,27 @@ def test_it_is_removed_while_it_fires(clockwork: Clockwork) -> None:
     assert clockwork.minutes("it") == [10]
 
 
+def test_it_moves_while_it_is_removed(clockwork: Clockwork) -> None:
+    """It fires between the steps of the deletion: what follows is removed, too."""
+    app, world = clockwork.app, clockwork.world
+    assert world is not None
+    app.add_schedule("it", clockwork.tick, every="10m", args=("it",))
+    world.later("10m")
+    (due,) = app.lease(1)
+    purge, calls = app.engine.topic_purge, iter(range(100))
+
+    def fires_behind_it(topic: str, **options: Any) -> int:
+        removed = purge(topic, **options)
+        if next(calls) == 0:
+            due.ack(publish=[Message("laneway.schedule.it", due.body, delay="10m")])
+        return removed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app.engine, "topic_purge", fires_behind_it)
+        assert app.remove_schedule("it") is True
+    assert app.schedules() == []
+
+
 def test_once(clockwork: Clockwork) -> None:
     app, world = clockwork.app, clockwork.world
     assert world is not None

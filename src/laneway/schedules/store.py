@@ -50,6 +50,9 @@ A firing that cannot be published now (its topic is full) is retried forever: a 
 end its schedule.
 """
 
+TRIES = 10
+"""How often a schedule that is firing is read; it may be no schedule."""
+
 Missed = Literal["skip", "one", "all"]
 MISSED = ("skip", "one", "all")
 
@@ -269,14 +272,18 @@ def put(engine: FullEngine, schedule: Schedule) -> bool:
     if nominal is None:
         return False
     if standing:
-        engine.topic_delete(schedule.topic)
+        remove(engine, schedule.name)
     engine.put([schedule.entry(nominal)])
     return True
 
 
 def remove(engine: FullEngine, name: str) -> bool:
     """Remove a schedule. Returns False if it did not exist."""
-    return engine.topic_delete(PREFIX + name) > 0
+    topic, removed = PREFIX + name, 0
+    while True:  # what fires meanwhile may have passed a step of the deletion
+        removed += engine.topic_delete(topic)
+        if not _is_held(engine, topic):
+            return removed > 0
 
 
 def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
@@ -389,8 +396,18 @@ def _planned(entry: Entry, *, is_paused: bool) -> Planned:
 
 
 def _standing(engine: FullEngine, topic: str) -> list[Entry]:
-    """What waits, else what is firing now."""
-    return _held(engine, topic) or _held(engine, topic, "leased")
+    """What waits, else what is firing now. Read again if it moved between the two."""
+    for _ in range(TRIES):
+        found = _held(engine, topic) or _held(engine, topic, "leased")
+        if found or not _is_held(engine, topic):
+            return found
+    return []
+
+
+def _is_held(engine: FullEngine, topic: str) -> bool:
+    """Whether a message waits or is leased, as one read of the store tells."""
+    stats = engine.topic_stats(topic)
+    return bool(stats.waiting or stats.leased)
 
 
 def _held(engine: FullEngine, topic: str, state: HeldState | None = None) -> list[Entry]:
