@@ -221,6 +221,25 @@ def test_copying_that_was_interrupted_continues(
         assert admin_subscriptions.check(app.engine) == []
 
 
+def test_copying_that_ended_before_it_declared_the_subscription(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing the subscription ends the doctor's finding."""
+    with application(tmp_path) as app:
+        app.publish("orders", 1)
+
+        def is_away(*_: object) -> None:
+            raise EngineUnavailable("the store is away", applied=False)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app._holder, "set_policy", is_away)
+            with pytest.raises(EngineUnavailable):
+                app.subscribe("orders", "audit", start="all waiting")
+        assert len(admin_subscriptions.check(app.engine)) == 1
+        assert app.unsubscribe("orders", "audit") == 0
+        assert admin_subscriptions.check(app.engine) == []
+
+
 def test_longest_names(tmp_path: Path) -> None:
     """The copies of topics and ids of any length can be named."""
     longest = "orders." + "x" * 248

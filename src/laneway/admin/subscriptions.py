@@ -342,12 +342,12 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
     check_pattern(pattern)
     field = subscriptions.field_of(name)
     declaring = _layers_with(_layers(engine, pattern), field)
-    if not declaring:
-        raise Refused(f"subscription {name} of {pattern}: there is none")
     key = subscriptions.topic_of(pattern, name)
     (record,) = engine.record_read(COPYING, [key])
-    if record is not None:
+    if record is not None:  # perhaps of a call that ended before it declared the subscription
         engine.record_swap(COPYING, key, record, None)
+    elif not declaring:
+        raise Refused(f"subscription {name} of {pattern}: there is none")
     for layer in declaring:
         engine.policy_set_many(layer, [(pattern, {field: None})])
     if not is_pattern(pattern):
