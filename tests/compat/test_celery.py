@@ -356,13 +356,14 @@ def run(folder: Path, program: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=700,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+@pytest.mark.timeout(900)
 def test_documented_programs(tmp_path: Path) -> None:
     """
     The programs of Celery's first pages run with another import, even with the broker URL in them.
@@ -370,7 +371,7 @@ def test_documented_programs(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(FIRST_PAGE)
     calling = (
         "import hello; r = hello.hello.delay(); hello.app.run_worker(burst=True);"
-        " print(r.get(timeout=10))"
+        " print(r.get(timeout=600))"
     )
     assert run(tmp_path, calling) == "hello world\n"
     (tmp_path / "periodic.py").write_text(PERIODIC)
@@ -389,10 +390,10 @@ def test_documented_programs(tmp_path: Path) -> None:
         calling = """
 from proj.tasks import add, xsum
 from laneway.compat.celery import chain, group, chord
-print(add.delay(2, 2).get(timeout=120), group(add.s(i, i) for i in range(10))().get(timeout=120),
-      chain(add.s(4, 4) | add.s(8))().get(timeout=120),
-      chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=120),
-      (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=120))
+print(add.delay(2, 2).get(timeout=600), group(add.s(i, i) for i in range(10))().get(timeout=600),
+      chain(add.s(4, 4) | add.s(8))().get(timeout=600),
+      chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=600),
+      (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=600))
 """
         assert run(tmp_path, calling) == "4 [0, 2, 4, 6, 8, 10, 12, 14, 16, 18] 16 90 90\n"
     finally:

@@ -143,6 +143,7 @@ def test_command_line(tmp_path: Path, key: str) -> None:
     run("disable", "push.acme", "--reason", "too slow")
     assert "too slow" in run("list", "--state", "disabled")
     run("enable", "push.acme")
+    assert run("list", "--state", "failing") == "no endpoint of * is failing\n"
     lines = "".join(json.dumps({"topic": f"push.{n}", "url": URL}) + "\n" for n in range(3))
     assert run("load", stdin=lines).count("whsec_") == 3
     assert json.loads(run("list", "--json"))[0]["topic"] == "push.0"

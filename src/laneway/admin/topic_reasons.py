@@ -329,7 +329,7 @@ def _holders(case: _Case, shares: Callable[[Resolved, TopicStats], bool]) -> str
     if not case.shows_others:
         return ""
     found = [
-        f"{stats.topic} ({stats.worker_time:.0f})"
+        f"{stats.topic} ({max(1, round(stats.worker_time))})"
         for stats in top_topics.topics(case.engine, "worker-time", limit=HOLDERS)
         if stats.worker_time
         and stats.worker_time >= 0.5
@@ -478,8 +478,7 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
     else:
         yield TopicReason(
             "empty",
-            f"{text}, and no publish is on record: all was finished a while ago, or nothing was"
-            " published",
+            f"{text}, and no publish is on record: all was finished, or nothing was published",
         )
 
 

@@ -199,7 +199,9 @@ def list_(
         ("topic", "state", "url", "why"),
         _row,
         as_json=as_json,
-        empty="there are no endpoints; `laneway endpoint set` creates one",
+        empty=f"no endpoint of {pattern} is {state}"
+        if state
+        else f"no endpoint matches {pattern}; `laneway endpoint set` creates one",
     )
 
 
@@ -225,7 +227,8 @@ def test(session: Session, topic: str, *, as_json: bool) -> None:
     else:
         say(f"{'ok' if result.ok else 'failed'}: {result.text}")
         for name, milliseconds in result.milliseconds.items():
-            say(f"  {name:<10} after {milliseconds:.1f} ms")
+            if milliseconds:  # it came as far as that
+                say(f"  {name:<10} after {milliseconds:.1f} ms")
         for name, value in result.headers.items():
             say(f"  {name}: {value}")
         if result.body:

@@ -206,7 +206,9 @@ class DevSession:
             f"{elsewhere}",
         )
         if self._sink is not None:
-            self._line("webhooks", f"{self._sink.address} receives and shows them")
+            wanted = setup.sink
+            taken = f" (port {wanted} is taken)" if wanted not in (0, self._sink.port) else ""
+            self._line("webhooks", f"{self._sink.address} receives and shows them{taken}")
 
     def _name_parts(self, found: Found) -> None:
         facts = [] if found.namespace == "default" else [f"namespace {found.namespace}"]

@@ -60,9 +60,14 @@ class Sink:
         )
 
     @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return self._server.server_port
+
+    @property
     def address(self) -> str:
         """The URL of its page."""
-        return f"http://{HOST}:{self._server.server_address[1]}"
+        return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
         """Begin to answer."""
