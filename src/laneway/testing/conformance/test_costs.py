@@ -72,6 +72,21 @@ def test_a_cost_above_the_burst_passes_when_the_bucket_is_full(
     assert driver.bodies() == ["50"]
 
 
+def test_what_waits_for_permits_is_served_after_another_topic_is_settled(
+    driver: EngineDriver,
+) -> None:
+    """Also if the settlement is the first call after the permits are there."""
+    driver.engine.gate_set("g", Gate(1, 4), now_us=driver.now)
+    driver.policy("*", gate="g")
+    put(driver, "a", 1)
+    (lease,) = driver.lease()
+    put(driver, "b", 4)
+    assert driver.lease() == []
+    driver.later(1)
+    driver.settle([lease])
+    assert driver.bodies() == ["4"]
+
+
 @kinds
 def test_the_next_wake_is_that_of_the_cost(driver: EngineDriver, kind: str) -> None:
     """Nobody is woken before the permits for the next message are there."""

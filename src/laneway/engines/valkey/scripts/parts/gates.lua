@@ -574,7 +574,8 @@ local gates = part(function(gates)
         return at or 0
     end
 
-    -- Set when the gate opens. If it has opened or shut, all its heads are to be written.
+    -- Set when the gate opens. If it has opened or shut, or admits the lane that it is held for, all
+    -- its heads are to be written.
     local function look(gate)
         gate.wake = wake_of(gate)
         if gate.wake > 0 then
@@ -583,7 +584,8 @@ local gates = part(function(gates)
             call('ZREM', keys.gate_wakes, gate.name)
         end
         local is_open = room_of(gate, false) > 0
-        if is_open ~= gate.is_open or gate.is_held_again then
+        if is_open ~= gate.is_open or gate.is_held_again
+            or (shard.now < gate.held_until and room_of(gate, true) > 0) then
             gate.is_open, gate.is_held_again = is_open, false
             for tier_queue = 1, #tier_queues do
                 moved[gate.name .. '\0' .. tier_queue] = { gate.name, tier_queue, true }
