@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Delivery, Laneway, Message
+from laneway.engines.base import HEARTBEAT_TIMEOUT
 from laneway.testing.servers import Server, until
 from tests.cluster.processes import files_of, later
 from tests.stopping import stop_between_writes
@@ -28,7 +29,7 @@ SOON = 15.0
 """Seconds that a busy machine may take besides; far less than the policy's `lease`, an hour."""
 
 WORKER = """
-import sys, time
+import ctypes, os, sys, time
 from pathlib import Path
 from laneway import Laneway
 app = Laneway(sys.argv[1])
@@ -37,6 +38,12 @@ def slow(message):
     print(f"began {message.id}\\n", end="", flush=True)  # in one write
     while not Path(sys.argv[2]).exists():
         time.sleep(0.05)
+@app.handler("holds")
+def holds(message):
+    # It holds the interpreter until something is written to the pipe that the body names.
+    file = os.open(message.body, os.O_RDWR)
+    print(f"began {message.id}\\n", end="", flush=True)
+    ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
 summary = app.run_worker(concurrency=4, heartbeat_timeout=float(sys.argv[3]), grace=0)
 print("acked", summary.acked)
 """
@@ -142,6 +149,30 @@ def test_stopped_worker_loses_its_leases(
     overview = app.engine.overview()
     assert (overview.done, overview.waiting, overview.leased) == (3, 0, 0)
     assert output.splitlines()[-1] == "acked 0"
+
+
+def test_handler_that_holds_the_interpreter(app: Laneway, start: Start, tmp_path: Path) -> None:
+    """Another process extends its lease, and the one of a message beside it; each runs once."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    worker = start(HEARTBEAT_TIMEOUT)
+    app.publish("a.1", 1, id="beside")
+    begun(worker, 1)
+    app.publish("holds", str(pipe), id="holds")
+    begun(worker, 1)
+
+    def deadlines() -> list[int]:
+        views = [app.engine.find("beside", "a.1"), app.engine.find("holds", "holds")]
+        return [view.deadline_us or 0 for view in views if view is not None]
+
+    first = max(deadlines())
+    until(lambda: min(deadlines()) > first, "extended leases")
+    pipe.write_bytes(b"1")
+    (tmp_path / "end").touch()
+    until(lambda: app.engine.overview().done == 2, "the end of both")
+    worker.terminate()
+    output, _ = worker.communicate(timeout=SOON)
+    assert output.splitlines()[-1] == "acked 2"
 
 
 def test_lease_by_hand_lasts_as_its_policy_says(app: Laneway) -> None:

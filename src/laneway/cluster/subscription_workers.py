@@ -276,6 +276,7 @@ class _TermWorker(Worker):
 
     _takes_samples = False
     _has_side_workers = False
+    _keeps_leases = False
 
     def __init__(
         self, engine: FullEngine, handlers: Handlers, options: Options, term: Term

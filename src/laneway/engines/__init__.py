@@ -7,11 +7,13 @@ group `laneway.engines`. Ours are also in a table, and no other package can repl
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from laneway.engines.own import OWN
 from laneway.engines.planned import PLANNED
@@ -34,7 +36,18 @@ def open_engine(url: str, settings: Settings) -> FullEngine:
 
     Raises UsageError for a URL that names no engine, and the errors of the engine.
     """
-    return _opener(url)(url, settings)
+    engine = _opener(url)(url, settings)
+    with contextlib.suppress(TypeError):  # of another package, without weak references
+        _opened[engine] = url, settings
+    return engine
+
+
+_opened: WeakKeyDictionary[FullEngine, tuple[str, Settings]] = WeakKeyDictionary()
+
+
+def opened_with(engine: FullEngine) -> tuple[str, Settings] | None:
+    """With what `open_engine` opened an engine, for another process; None: it did not."""
+    return _opened.get(engine)
 
 
 def check_server(url: str) -> list[Check]:

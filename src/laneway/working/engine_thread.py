@@ -12,7 +12,8 @@ In a pass, in this order:
     start     record the starts of suspects
     lease     what the worker has room for, plus a few milliseconds of work (prefetch)
 
-It owns `held`: each lease that this worker has and has not settled, by fence.
+It owns `held`: each lease that this worker has and has not settled, by fence. While a handler holds
+the interpreter, another process extends them, see `StandbyRenewal`.
 While the worker has free slots and nothing to lease, this thread registers for the engine's
 notification. The event loop receives it where it can, and begins what was leased with it at once;
 else this thread waits for it. `ArrivalThread` listens while the worker is busy.
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from laneway.working.handler import Handler
     from laneway.working.options import Options
     from laneway.working.reserves import Reserves
+    from laneway.working.standby_renewal import StandbyRenewal
 
     class WorkerCallbacks(Protocol):
         """What the worker offers to its engine thread, which calls all of it."""
@@ -203,6 +205,7 @@ class EngineThread(threading.Thread):
         callbacks: WorkerCallbacks,
         priority: EnginePriority,
         reserves: Reserves,
+        standby: StandbyRenewal | None,
     ) -> None:
         super().__init__(name="laneway-engine", daemon=True)
         self.starts: deque[WorkerDelivery] = deque()
@@ -241,6 +244,7 @@ class EngineThread(threading.Thread):
         self._reserves = reserves
         self._has_reserves = engine.capabilities.reserves and options.topics is None
         self._renewal = LeaseRenewal()
+        self._standby = standby
         self._overdue = OverdueHandlers(engine)
         self._listener: WorkListener | None = None
         """Notifies this worker while it has free slots; created with the first wait."""
@@ -319,6 +323,13 @@ class EngineThread(threading.Thread):
             self._received.append(None)
         return []
 
+    def note_renewed(self) -> None:
+        """Note until when leases last that were extended while no thread of this worker ran."""
+        if self._standby is not None and (until := self._standby.renewed()):
+            for delivery in list(self.held.values()):
+                if delivery is not None:
+                    delivery.expires = max(delivery.expires, until)
+
     def end(self, seconds: float) -> None:
         """
         Settle what has ended, then stop; waits for that. From any thread but the event loop's.
@@ -355,6 +366,8 @@ class EngineThread(threading.Thread):
 
     def run(self) -> None:
         try:
+            if self._standby is not None:
+                self._standby.start()
             while not self._is_ending or self._to_settle:
                 try:
                     self._pass()
@@ -375,6 +388,8 @@ class EngineThread(threading.Thread):
         except BaseException as error:  # noqa: BLE001  # the worker ends with it
             self._callbacks.failed(error)
         finally:
+            if self._standby is not None:
+                self._standby.close()
             self._arrivals.finish()
             if self._listener is not None:
                 self._stop_listening()
@@ -552,6 +567,9 @@ class EngineThread(threading.Thread):
             self._deliver(self._lease(size), size)
 
     def _pass(self) -> None:
+        if self._standby is not None:
+            self._standby.passed(self.held)
+        self.note_renewed()
         self._take_received()
         if self._has_reserves:
             self._reserves.follow(self._engine.tiers)
@@ -791,8 +809,11 @@ class EngineThread(threading.Thread):
             delivery = WorkerDelivery(lease, handler, expires, length_us)
             held[lease.fence] = delivery
             deliveries.append(delivery)
-        if deliveries and prepares:
-            self._callbacks.prepare(deliveries)
+        if deliveries:
+            if self._standby is not None:
+                self._standby.add(deliveries, held)
+            if prepares:
+                self._callbacks.prepare(deliveries)
         return _HeldBatch(batch, deliveries, unhandled)
 
     def _follow_up(self, held: _HeldBatch, size: int) -> None:

@@ -41,7 +41,7 @@ from laneway.message import Settlement
 from laneway.working.buffer import Buffer
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.engine_priority import EnginePriority
-from laneway.working.engine_thread import EngineThread
+from laneway.working.engine_thread import MAX_PREFETCH, EngineThread
 from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, caught, run_to_end
 from laneway.working.executors.coroutines import AsyncExecutor
 from laneway.working.executors.processes import ProcessExecutor, fork_server_for
@@ -59,6 +59,7 @@ from laneway.working.outcome import (
 )
 from laneway.working.outcome_log import OutcomeLog
 from laneway.working.reserves import Reserves
+from laneway.working.standby_renewal import StandbyRenewal
 from laneway.working.suspect_trials import SuspectTrials
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from laneway.working.unhandled_warnings import UnhandledWarnings
@@ -113,6 +114,9 @@ class Worker:
 
     _has_side_workers = True
     """Whether workers for exclusive and failover subscriptions run beside it."""
+
+    _keeps_leases = True
+    """Whether another process keeps its leases while a handler holds the interpreter."""
 
     def __init__(
         self,
@@ -201,7 +205,12 @@ class Worker:
         self._create_executors()
         STATES.reset(outer)
         self._engine_thread = EngineThread(
-            self._reporting_engine(), self._options, self, self._priority, self._reserves
+            self._reporting_engine(),
+            self._options,
+            self,
+            self._priority,
+            self._reserves,
+            self._create_standby(),
         )
         self._heartbeat = Heartbeat(self._engine, self._handlers, self._options, self)
         self._history = HistoryThread(self._engine, self._handlers.alarms)
@@ -339,6 +348,14 @@ class Worker:
         for handler in self._handlers:
             if handler.make_executor is not None:
                 self._add_executor(handler, handler.make_executor)
+
+    def _create_standby(self) -> StandbyRenewal | None:
+        options = self._options
+        may_hold_interpreter = any(each.kind in ("async", "thread") for each in self._handlers)
+        if not (self._keeps_leases and may_hold_interpreter):
+            return None
+        room = 2 * (options.concurrency + MAX_PREFETCH)
+        return StandbyRenewal.of(self._engine, options.heartbeat_timeout, room)
 
     def _add_executor(self, handler: Handler, make: MakeExecutor) -> None:
         """Give a handler the executor of its kind, which handlers of that kind share."""
@@ -629,6 +646,7 @@ class Worker:
 
     def dispatch(self) -> None:
         """Begin all messages that may begin now."""
+        self._engine_thread.note_renewed()
         if self._trials.waiting or self._engine_thread.is_paused:
             self._trials.begin_next()
         self.begin_others()
