@@ -247,6 +247,11 @@ def test_memory_that_has_run_out(opened: Opened) -> None:
                 accepted += len(engine.put([Draft(f"t.{n}", b"x" * 2000) for n in range(100)]))
         assert caught.value.applied is False
         assert engine.overview().waiting == accepted
+        # What a worker does when it starts goes on.
+        engine.policy_set("code", "t.*", {"rate": "1000000/s"})
+        engine.gate_set("g", Gate(concurrency=5), layer="code")
+        accepted += len(engine.put([Draft("laneway.schedule.hourly", b"x")]))
+        accepted -= engine.topic_purge("t.0")
         assert len(drain(engine)) == accepted
         engine.put(some(10))
         assert [check for check in engine.doctor() if not check.ok] == []

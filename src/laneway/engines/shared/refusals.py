@@ -34,6 +34,9 @@ LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
 
 MAX_NAMESPACE_BYTES = 100
 
+OWN_TOPICS = "laneway."
+"""Topics of Laneway itself begin with this."""
+
 STEP = 16
 """
 Deliveries beyond what the caller can start are divided between tiers in steps of this size, so that
@@ -200,3 +203,11 @@ def brief(error: str) -> str:
     if len(line) > BRIEF_BYTES:
         line = re.sub(rb"[\xc0-\xff][\x80-\xbf]*$", b"", line[:BRIEF_BYTES])
     return line.decode(errors="replace")
+
+
+def uses_reserve(draft: Draft) -> bool:
+    """
+    Whether a store takes the message although its memory or its disk is used up: others end by it,
+    or a worker puts it when it starts, such as a schedule.
+    """
+    return draft.signal is not None or draft.topic.startswith(OWN_TOPICS)

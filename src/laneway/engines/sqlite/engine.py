@@ -272,6 +272,7 @@ class Core:
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
         if not drafts:
             return []
+        self._store.refuse_without_room(drafts)
         if len(drafts) == 1 and (receipt := self._put_in_inbox(drafts[0], now_us)) is not None:
             return [receipt]
         is_inbox_full = self._inbox.is_full
@@ -294,6 +295,7 @@ class Core:
     def forward(
         self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
     ) -> list[Receipt]:
+        self._store.refuse_without_room(drafts)
         with self._transaction(now_us, durable=True) as tx:
             receipts = forwarding.forward(tx, drafts, spool, batch)
             if tx.has_due_later:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _dumps = msgspec.json.Encoder().encode
 
-PAGE = 5000
+PAGE = 1000
 """Most messages that one transaction removes."""
 
 

@@ -23,6 +23,7 @@ from weakref import WeakSet
 from laneway.engines.shared import forking
 from laneway.engines.shared.files import Files, is_of_another
 from laneway.engines.sqlite import log_length
+from laneway.engines.sqlite.disk_space import DiskSpace
 from laneway.engines.sqlite.log_length import LogLength
 from laneway.engines.sqlite.syncing import WalSync
 from laneway.errors import (
@@ -35,6 +36,8 @@ from laneway.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from laneway.message import Draft
 
 T = TypeVar("T")
 
@@ -81,6 +84,7 @@ class Store:
         self._files: Files | None = None
         self._wal_sync: WalSync | None = None
         self._log_length: LogLength | None = None
+        self._disk = DiskSpace(path) if path is not None and hasattr(os, "statvfs") else None
         self._later: dict[int, int] = {}
         """By thread that syncs later: its last commit."""
         with self.lock:  # a fork waits until it is open
@@ -303,6 +307,12 @@ class Store:
                 self.sync(commit)
             finally:
                 self._later[thread] = 0
+
+    def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
+        """Raise EngineUnavailable if the disk has no room for these messages, see `disk_space`."""
+        if self._disk is not None:
+            with self.lock:
+                self._disk.check(drafts, self._prepared(durable=False))
 
     def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
         """

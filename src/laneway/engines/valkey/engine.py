@@ -38,6 +38,7 @@ from laneway.engines.shared.refusals import (
     costs_too_much,
     delay_outlasts_ttl,
     full,
+    uses_reserve,
 )
 from laneway.engines.valkey import layouts, records
 from laneway.engines.valkey.coordination import ValkeyCoordination
@@ -186,7 +187,13 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         while True:
             version = space.routes.version
             route = space.routes.route(draft.topic)
-            if route.own or route.is_copied or draft.id is not None or not _is_plain(draft, route):
+            if (
+                route.own
+                or route.is_copied
+                or draft.id is not None
+                or not _is_plain(draft, route)
+                or uses_reserve(draft)
+            ):
                 return self._put_page(shard, [draft], now_us)[0]
             answer = space.run(
                 "put_one",
@@ -238,7 +245,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 b"" if forwarded is None else _batch_record(forwarded, page),
                 records.pack([page.copied, page.expires]) if page.copied else b"",
             )
-            answers = space.run("put", shard, now_us, *head, *page.messages, durable=True)
+            function = "put_reserve" if all(map(uses_reserve, drafts)) else "put"
+            answers = space.run(function, shard, now_us, *head, *page.messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
             self._check_again(shard, drafts)

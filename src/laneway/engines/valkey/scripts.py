@@ -4,7 +4,8 @@ it once when it is loaded, and stores it over restarts and on replicas.
 
 `*.lua` are the functions, `parts/*.lua` what they have in common. All parts are one chunk: a
 top-level `local` of a part is visible to all later ones. The first line `--@ allow-oom` sets flags
-of the server (allow-oom: a function that empties queues may run when memory is used up).
+of the server (allow-oom: the function may run when memory is used up, because it empties queues, or
+workers need it when they start).
 
 The library's name has a fingerprint of its code, so that programs with different versions can share
 a server.
@@ -59,6 +60,7 @@ PARTS = (
 
 FUNCTIONS = (
     "put",
+    "put_reserve",
     "put_one",
     "finish_copies",
     "lease",
@@ -98,6 +100,9 @@ FUNCTIONS = (
     "log_read",
 )
 
+_VARIANTS = {"put_reserve": ("put", "allow-oom")}
+"""Functions with the code of another one, and the flag that they have besides."""
+
 _FOLDER = Path(__file__).with_name("scripts")
 
 
@@ -106,13 +111,12 @@ def _read(path: str) -> str:
 
 
 def _function(name: str) -> str:
-    text = _read(f"{name}.lua")
-    flags = (
-        ", ".join(f"'{flag}'" for flag in text.split("\n", 1)[0][4:].split())
-        if text.startswith("--@ ")
-        else ""
-    )
-    return f"offer('{name}', {{ {flags} }}, function()\n{text}end)\n"
+    file, *flags = _VARIANTS.get(name, (name,))
+    text = _read(f"{file}.lua")
+    if text.startswith("--@ "):
+        flags += text.split("\n", 1)[0][4:].split()
+    quoted = ", ".join(f"'{flag}'" for flag in flags)
+    return f"offer('{name}', {{ {quoted} }}, function()\n{text}end)\n"
 
 
 def _assemble() -> tuple[str, bytes]:

@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Set the limits of a gate, or a topic group's settings: those of the code, of the operator, or
 -- this shard's grant. Or end the grant of a topic's gate, or forget what a gate owes.
 --

@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Set the backlog limits of the namespace, this shard's part of them.
 --
 -- ARGV[3]: messages; "": no limit

@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Publish an end notice with `follower` when a message ends, if its outcome is kept.
 --
 -- ARGV[3]: the message's number; "": it is not known

@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Replace the own policies of exact topics whose home is this shard. It touches only the entries
 -- and lanes of these topics, and notifies no client.
 --

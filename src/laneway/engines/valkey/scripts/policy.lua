@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Change the policies that every client knows: those of patterns, and of topics with partitions or
 -- under buckets.
 --

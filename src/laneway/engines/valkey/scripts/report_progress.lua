@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Store progress under the ids of messages.
 --
 -- ARGV[3]: {id, milliseconds until it expires, message's number, fence} of each; number 0: without

@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Replace a record, if it is what the client has read (compare and swap).
 --
 -- ARGV[3]: "programs", "elections" or "records:KIND": the hash with the record

@@ -1,3 +1,4 @@
+--@ allow-oom
 -- Change the tiers.
 --
 -- ARGV[3]: the tiers as the client has read them from the settings
