@@ -15,6 +15,7 @@ import redis
 
 from laneway.cluster.term_store import Candidate, Claim, EngineTerms
 from laneway.engines.base import FullEngine
+from laneway.engines.valkey import server_check
 from laneway.errors import EngineUnavailable
 from laneway.testing.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
 from tests.valkey.conftest import drain, some
@@ -301,25 +302,33 @@ def test_what_the_server_cannot_keep_is_refused_at_the_start(
         opened(server.url, durability=durability)
 
 
+@pytest.fixture
+def _patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a timeout of 40 s, servers wait 4 s for replicas, and the client waits for them."""
+    monkeypatch.setattr(server_check, "CONFIRM_PART", 0.1)
+
+
+@pytest.mark.usefixtures("_patient_client")
 def test_replicas_that_do_not_confirm_in_time_are_an_error(
     opened: Callable[..., FullEngine],
 ) -> None:
     with Replicated(1) as group:
-        engine = opened(f"{group.url}?timeout=3", durability="replicated")
+        engine = opened(f"{group.url}?timeout=40", durability="replicated")
         engine.put(some(1))
         group.replicas[0].pause()
         with pytest.raises(
-            EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 2\.4 s"
+            EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 4 s"
         ) as caught:
             engine.put(some(1, start=1))
         assert caught.value.applied is None
         group.replicas[0].resume()
 
 
+@pytest.mark.usefixtures("_patient_client")
 def test_a_renewal_that_no_replica_has(opened: Callable[..., FullEngine]) -> None:
     """It fails: if the replica took over, another candidate would hold the term, too."""
     with Replicated(1) as group:
-        engine = opened(f"{group.url}?timeout=3", durability="replicated")
+        engine = opened(f"{group.url}?timeout=40", durability="replicated")
         terms = EngineTerms(lambda: engine, "a")
         claim = terms.claim(Candidate("one", "web-1:1"), 60)
         assert isinstance(claim, Claim)

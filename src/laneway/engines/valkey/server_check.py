@@ -88,6 +88,9 @@ def acl_rule(*, cluster: bool = False) -> str:
     )
 
 
+CONFIRM_PART = 0.8
+"""The part of a connection's timeout for which a server waits for its disk and its replicas."""
+
 OLDEST = {"valkey": (8, 0), "redis": (7, 0)}
 OLDEST_WAITAOF = {"valkey": (8, 0), "redis": (7, 2)}
 
@@ -284,7 +287,7 @@ def _cannot_append(found: Facts, durability: str) -> list[Problem]:
 
 def confirm(address: Address, found: Facts, durability: str) -> Confirm | None:
     """What follows every durable call."""
-    seconds = max(0.1, address.timeout * 0.8)
+    seconds = max(0.1, address.timeout * CONFIRM_PART)
     whole, half = round(seconds * 1000), round(seconds * 500)
     replicas = address.replicas if durability == "replicated" else 0
     if durability == "fsync":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +66,11 @@ async def _answers(call: Call) -> AsyncIterator[bytes]:
     finally:
         if count:
             content = encode(f"{count} endpoints by lines")
-            services.threads.submit(
+            stored = services.threads.submit(
                 audit.append, call.engine, audit.change_of(call.caller, call.request, content)
             )
+            # It is in the log when the answer ends, and also if the client has gone.
+            await asyncio.shield(asyncio.wrap_future(stored))
 
 
 def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer]:
