@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -130,6 +130,29 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(EngineCorrupt, match="another program"):
         engine_at(path)
+
+
+def test_program_of_an_older_version_beside_a_newer_one(tmp_path: Path) -> None:
+    """It changes nothing in a file that was upgraded while it had it open."""
+    path = tmp_path / "q.db"
+    with closing(engine_at(path)) as old:
+        old.put([Draft("a", b"1")])
+        (lease,) = old.lease(1).leases
+        with closing(sqlite3.connect(path)) as newer, newer:
+            newer.execute("UPDATE shard SET policy_version = policy_version + 1")
+            newer.execute(f"PRAGMA user_version = {store.SCHEMA_VERSION + 1}")
+        calls: list[Callable[[], object]] = [
+            lambda: old.put([Draft("a", b"1")]),
+            lambda: old.put([Draft("a", b"2"), Draft("b", b"3")]),
+            lambda: old.lease(1),
+            lambda: old.settle([Settlement(lease.handle, lease.fence)]),
+            lambda: old.policy_set("code", "a", {"rate": 1}),
+        ]
+        for call in calls:
+            with pytest.raises(SchemaMismatch, match="nothing was changed: upgrade Laneway"):
+                call()
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("SELECT waiting, leased FROM shard").fetchone() == (0, 1)
 
 
 def make_layout(path: Path, layout: int, *statements: str) -> None:

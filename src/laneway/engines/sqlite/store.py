@@ -219,6 +219,8 @@ class Store:
                     (nonce, first, first),
                 )
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            elif version < SCHEMA_VERSION:  # programs that have it open put nothing into its inbox
+                connection.execute("UPDATE shard SET policy_version = policy_version + 1")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
         except BaseException:
@@ -239,6 +241,7 @@ class Store:
             connection = self._prepared(durable=durable)
             self._begin(connection)
             try:
+                self._check_layout(connection)
                 yield connection
             except BaseException as error:
                 self._roll_back(connection)
@@ -259,6 +262,16 @@ class Store:
             commit = self.written
         if durable and syncs:
             self.sync(commit)
+
+    def _check_layout(self, connection: sqlite3.Connection) -> None:
+        """Raise SchemaMismatch if a newer Laneway has upgraded the file since it was opened."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise SchemaMismatch(
+                f"{self.name}: another program has upgraded the file to layout {version}, this one"
+                f" knows layouts up to {SCHEMA_VERSION}; nothing was changed: upgrade Laneway and"
+                " start this program again"
+            )
 
     def sync(self, commit: int) -> None:
         """
