@@ -574,8 +574,8 @@ local gates = part(function(gates)
         return at or 0
     end
 
-    -- Set when the gate opens. If it has opened or shut, or admits the lane that it is held for, all
-    -- its heads are to be written.
+    -- Set when the gate opens. All its heads are to be written if it has opened or shut, or admits
+    -- the lane that it is held for.
     local function look(gate)
         gate.wake = wake_of(gate)
         if gate.wake > 0 then
