@@ -50,6 +50,7 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
         ({"secret": "whsec_c2hvcnQ="}, "base64 of 24 to 64 bytes"),
         ({"verify_tls": "no"}, "true or false"),
         ({"ca": "nonsense"}, "certificate in PEM"),
+        ({"ca": "-----BEGIN CERTIFICATE-----\nx"}, "no certificate in PEM that can be read"),
         ({"proxy": "socks5://x"}, "expected proxy to begin with"),
         ({"color": 1}, 'unknown setting "color"; there are: url, secret'),
         ({"ulr": "https://a.example"}, 'unknown setting "ulr"; did you mean "url"?'),

@@ -103,6 +103,30 @@ def test_a_name_without_an_answer_fails_at_once(
     assert {each.result for each in attempts} == {"dead"}
 
 
+def test_a_proxy_that_is_not_found_is_no_fault_of_endpoints(
+    app: Laneway, receiver: Receiver, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender's own: its messages go back until it is found, and it is not asked for others."""
+    monkeypatch.setattr("laneway.push.sender.NO_SOCKET_SECONDS", 0.01)
+    monkeypatch.setattr("laneway.push.sender.SLOW_NAME_SECONDS", 0.01)
+    monkeypatch.setattr(resolver, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(resolver, "MAX_AGAIN_SECONDS", 0.01)
+    names.problem = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    (handler, *_) = app.handlers.by_pattern()
+    proxy = f"http://proxy.example:{receiver.port}"
+    handler.settings.proxy = proxy  # type: ignore[attr-defined]
+    endpoint = app.endpoint("push.x", url="http://acme.example/200", allow_http=True)
+    app.publish("push.x", 1)
+    with running(app):
+        wait_for(lambda: names.asked["proxy.example"] > 2)
+        names.problem = None
+        wait_for(lambda: len(receiver.requests) == 1)
+        wait_for(lambda: app.topic("push.x").stats().done == 1)
+    assert receiver.requests[0].headers["webhook-attempt"] == "1"
+    assert endpoint.info().failures == 0
+    assert set(names.asked) == {"proxy.example"}
+
+
 class Loop:
     """An event loop whose clock the test moves."""
 

@@ -271,6 +271,12 @@ def _ca(value: Any) -> str:
         raise UsageError("endpoint: expected ca to be a certificate in PEM")
     if len(value) > 65_536:
         raise UsageError("endpoint: expected ca to have at most 65,536 characters")
+    import ssl  # noqa: PLC0415  # few endpoints have one
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=value)
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError("endpoint: ca has no certificate in PEM that can be read") from error
     return value
 
 
