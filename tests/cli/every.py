@@ -31,6 +31,7 @@ CALLS: dict[str, list[list[str]]] = {
     "message dead": [["{hostile}"]],
     "message drop": [["{hostile}"]],
     "message cancel": [["{hostile}"]],
+    "message release": [["{hostile}"]],
     "back-off": [["push.none", "1s"], ["{topic}", "{hostile}"]],
     "drain": [["{hostile}"]],
     "stacks": [["{hostile}"]],

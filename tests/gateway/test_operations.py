@@ -11,11 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from laneway import Laneway
+from laneway.admin import workers
 from laneway.admin.fingerprints import title_of
 from laneway.cli import main
-from laneway.errors import Refused, UsageError
+from laneway.engines.base import WorkerFacts
+from laneway.errors import LeaseLost, Refused, UsageError
 from laneway.gateway import moments
 from laneway.gateway.problems import Problem
+from laneway.units import SECOND
 from tests.gateway.conftest import Api
 
 ERROR = """\
@@ -157,7 +160,7 @@ def test_actions_on_a_message(api: Api, app: Laneway) -> None:
     path = "/v1/topics/acted/messages"
     (delivery,) = api.lease(1, topics=["acted"])
     problem = api.problem("POST", f"{path}/a/retry", status=409)
-    assert "its handler runs" in problem["detail"]
+    assert "it is leased; `cancel` stops its handler" in problem["detail"]
     api.problem("POST", f"{path}/a/drop", status=409)
     api.settle({"receipt": delivery["receipt"], "action": "retry"})
     assert api("POST", f"{path}/a/retry").json == {"id": "a", "done": "ready"}
@@ -175,6 +178,40 @@ def test_actions_on_a_message(api: Api, app: Laneway) -> None:
     generated = app.publish("acted", "e", delay="1h").id
     assert api("POST", f"/v1/messages/{generated}/retry").json["done"] == "ready"
     assert app.topic("acted").stats().ready == 2
+
+
+def test_the_lease_of_a_program_that_has_ended(
+    api: Api, app: Laneway, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Explain says that no worker holds it; released, it is delivered, and its holder is late."""
+    app.policy("held", lease="2h", concurrency=1)
+    app.publish("held", 1, id="first")
+    app.publish("held", 2, id="second")
+    (lost,) = app.lease(topics=["held"])
+    assert "no worker on the list" not in app.explain("first", topic="held").reasons[0]
+    monkeypatch.setattr(workers, "HELD_SECONDS", 0.0)
+    command = "laneway message release first --topic held"
+    reason = app.explain("first", topic="held").reasons[0]
+    assert "no worker on the list holds it" in reason
+    assert command in reason
+    (decisive, *_) = app.explain_topic("held").reasons
+    assert (decisive.cause, decisive.advice) == ("full", command)
+    assert "first of held was leased" in decisive.text
+    path = "/v1/topics/held/messages"
+    assert "not leased" in api.problem("POST", f"{path}/second/release", status=409)["detail"]
+    assert api("POST", f"{path}/first/release").json == {"id": "first", "done": "released"}
+    (again,) = app.lease(topics=["held"])
+    assert (again.message.id, again.attempt) == ("first", 1)
+    with pytest.raises(LeaseLost):
+        lost.ack()
+    held = WorkerFacts(id="w-1", pid=42, held=[again.lease.handle], leased=1)
+    app.engine.beat(held, dead_after_us=3600 * SECOND, listed_us=3600 * SECOND)
+    assert "worker w-1 holds it (pid 42)" in app.explain("first", topic="held").reasons[0]
+    app.engine.leave("w-1")
+    arguments = ["-u", store, *command.split()[1:]]
+    assert "waits again" in CliRunner().invoke(main, arguments).output
+    app.topic("held").release(app.lease(topics=["held"])[0].message.id)
+    assert app.topic("held").stats().leased == 0
 
 
 def test_back_off(api: Api, app: Laneway) -> None:

@@ -605,11 +605,9 @@ class Model(Engine):
             )
         for lease in self.leases.values():
             if lease.message is message and not lease.gone:
-                view.fence, view.deadline_us, view.deliveries = (
-                    lease.fence,
-                    lease.deadline,
-                    message.deliveries + 1,
-                )
+                view.handle, view.fence = lease.handle, lease.fence
+                view.leased_us, view.deadline_us = lease.granted, lease.deadline
+                view.deliveries = message.deliveries + 1
         return view
 
     def _view_state(self, message: Message) -> MessageState:

@@ -42,6 +42,7 @@ def test_worker_is_listed_while_it_runs(app: Laneway) -> None:
         assert (worker.state, worker.pools, worker.topics) == ("running", ["default"], None)
         assert (worker.busy, worker.concurrency, worker.leased) == (1, 3, 1)
         assert (worker.oldest_topic, worker.oldest_id) == ("a.1", "first")
+        assert f"worker {worker.id} holds it" in app.explain("first", topic="a.1").reasons[0]
         assert worker.oldest_since is not None
         assert before - 30 <= worker.oldest_since <= worker.last_heartbeat + 0.1
         assert worker.started <= worker.last_heartbeat

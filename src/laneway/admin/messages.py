@@ -1,4 +1,4 @@
-"""What an operator does to one message: try it now, make it dead, drop it, cancel it."""
+"""What an operator does to one message: try it now, make it dead, drop, cancel or release it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Literal
 from laneway import arguments
 from laneway.engines.base import BY_OPERATOR
 from laneway.errors import Refused
+from laneway.message import Settlement
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
 
-MessageAction = Literal["retry", "dead", "drop", "cancel"]
+MessageAction = Literal["retry", "dead", "drop", "cancel", "release"]
 
-Done = Literal["ready", "redriven", "dead", "dropped", "cancelled", "aborted"]
+Done = Literal["ready", "redriven", "dead", "dropped", "cancelled", "aborted", "released"]
 """
 What was done: `"ready"`: it was delayed; `"redriven"`: it was dead; `"dead"`: it is a dead letter;
-`"dropped"`, `"cancelled"`: it was removed; `"aborted"`: its lease ended, its worker is notified.
+`"dropped"`, `"cancelled"`: it was removed; `"aborted"`: its lease ended, its worker is notified;
+`"released"`: its lease ended, and it waits again.
 """
 
 MAX_REASON = 500
@@ -44,6 +46,8 @@ def act(
         return _make_dead(engine, message_id, topic, reason)
     if action == "drop":
         return _drop(engine, message_id, topic)
+    if action == "release":
+        return _release(engine, message_id, topic)
     answer = engine.cancel(message_id, topic)
     if answer not in ("cancelled", "aborted"):
         raise _refusal(action, message_id, answer)
@@ -82,10 +86,22 @@ def _drop(engine: FullEngine, message_id: str, topic: str | None) -> Done:
     raise _refusal("drop", message_id, "unknown")
 
 
+def _release(engine: FullEngine, message_id: str, topic: str | None) -> Done:
+    """End a lease: its holder's later settlements are refused by the fence."""
+    view = engine.find(message_id, topic)
+    if view is None or view.handle is None or view.fence is None:
+        raise _refusal("release", message_id, "unknown" if view is None else "free")
+    (outcome,) = engine.settle([Settlement(view.handle, view.fence, "release")])
+    if outcome == "lost":  # its holder has settled it meanwhile
+        raise _refusal("release", message_id, "free")
+    return "released"
+
+
 WHY = {
     "waiting": "it is not delayed: it waits for its turn, its serial key or its signals",
-    "leased": "its handler runs; `cancel` stops it",
+    "leased": "it is leased; `cancel` stops its handler, `release` ends a lease that nobody holds",
     "dead": "it is a dead letter",
+    "free": "it is not leased",
     "unknown": "it does not wait, is not leased and is not dead; ids of your own need their topic",
 }
 """Why an action is refused, by the state of the message."""

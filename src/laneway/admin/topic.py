@@ -174,6 +174,15 @@ class Topic:
         """
         messages.act(self._host.engine, "drop", message_id, self.name)
 
+    def release(self, message_id: str) -> None:
+        """
+        End the lease of a message whose holder has ended; it is delivered again.
+
+        A holder that is alive cannot settle it any more. No attempt is counted. Raises Refused if
+        there is no such message, or it is not leased.
+        """
+        messages.act(self._host.engine, "release", message_id, self.name)
+
     def purge(self) -> int:
         """
         Remove all waiting messages; leased ones settle as usual. Returns how many were removed.
@@ -280,6 +289,7 @@ class Topic:
     aretry_now = async_variant(retry_now)
     amake_dead = async_variant(make_dead)
     adrop = async_variant(drop)
+    arelease = async_variant(release)
     apurge = async_variant(purge)
     adelete = async_variant(delete)
     apeek = async_variant(peek)

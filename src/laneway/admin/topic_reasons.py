@@ -16,7 +16,7 @@ from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted, rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from laneway.engines.base import Explanation, FullEngine, MessageView, TopicStats
     from laneway.policy import Resolved
@@ -284,6 +284,8 @@ def _slow_rate(case: _Case) -> TopicReason | None:
 
 def _full(case: _Case, _: Explanation, text: str) -> TopicReason:
     text += f", set {case.set_by('concurrency')}"
+    if (unheld := _unheld(case, [case.topic])) is not None:
+        return TopicReason("full", f"{text}; {unheld.text}", unheld.advice)
     if (oldest := _longest(case)) is not None:
         text += f"; {oldest}"
     return TopicReason("full", text, f"laneway policy set {case.quoted} --concurrency COUNT")
@@ -293,16 +295,20 @@ def _gate(case: _Case, _: Explanation, text: str) -> TopicReason:
     names = [name for name in gate_names(case.policy.gate) if f'"{name}"' in text]
     name = names[0] if names else ""
     gates = {each["name"]: each for each in case.engine.gate_list()}
-    text += _limits(gates.get(name)) + _holders(
-        case, lambda policy, _: name in gate_names(policy.gate)
-    )
+    holders = _holders(case, lambda policy, _: name in gate_names(policy.gate))
+    text += _limits(gates.get(name)) + _most_handlers(holders)
+    if ITS_RATE not in text and (unheld := _unheld(case, [case.topic, *holders])) is not None:
+        return TopicReason("gate", f"{text}; {unheld.text}", unheld.advice)
     return TopicReason("gate", text, f"laneway gate set {shlex.quote(name)} {_wider(text)}")
 
 
 def _group(case: _Case, _: Explanation, text: str) -> TopicReason:
     name = case.stats.group or ""
     groups = {each["name"]: each for each in case.engine.topic_group_list()}
-    text += _limits(groups.get(name)) + _holders(case, lambda _, stats: stats.group == name)
+    holders = _holders(case, lambda _, stats: stats.group == name)
+    text += _limits(groups.get(name)) + _most_handlers(holders)
+    if ITS_RATE not in text and (unheld := _unheld(case, [case.topic, *holders])) is not None:
+        return TopicReason("group", f"{text}; {unheld.text}", unheld.advice)
     advice = f"laneway topic-group set {shlex.quote(name)} {_wider(text)}"
     return TopicReason("group", text, advice)
 
@@ -324,18 +330,39 @@ def _limits(limit: dict[str, object] | None) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def _holders(case: _Case, shares: Callable[[Resolved, TopicStats], bool]) -> str:
+def _holders(case: _Case, shares: Callable[[Resolved, TopicStats], bool]) -> dict[str, TopicStats]:
     """The topics that have the most handlers running of those that share a limit."""
     if not case.shows_others:
-        return ""
+        return {}
+    busiest = top_topics.topics(case.engine, "worker-time", limit=HOLDERS)
+    shared = (each for each in busiest if shares(case.engine.policy_of(each.topic), each))
+    return {each.topic: each for each in shared}
+
+
+def _most_handlers(holders: dict[str, TopicStats]) -> str:
     found = [
-        f"{stats.topic} ({max(1, round(stats.worker_time))})"
-        for stats in top_topics.topics(case.engine, "worker-time", limit=HOLDERS)
-        if stats.worker_time
-        and stats.worker_time >= 0.5
-        and shares(case.engine.policy_of(stats.topic), stats)
+        f"{topic} ({max(1, round(stats.worker_time))})"
+        for topic, stats in holders.items()
+        if stats.worker_time and stats.worker_time >= 0.5
     ]
     return f"; the most handlers run for {', '.join(found[:3])}" if found else ""
+
+
+def _unheld(case: _Case, topics: Iterable[str]) -> TopicReason | None:
+    """A lease of these topics that no worker on the list holds; None: there is none."""
+    holders = workers.Holders(case.engine)
+    for topic in dict.fromkeys(topics):
+        for view in case.engine.topic_peek(topic, limit=HOLDERS, state="leased"):
+            if holders.lacks(view, case.now_us):
+                age = duration((case.now_us - (view.leased_us or 0)) / SECOND)
+                left = duration(((view.deadline_us or 0) - case.now_us) / SECOND)
+                return TopicReason(
+                    "leased",
+                    f"{view.id} of {topic} was leased {age} ago for {left} more, and no worker on"
+                    " the list holds it; if what leased it has ended, release it",
+                    workers.release_command(view),
+                )
+    return None
 
 
 def _due(case: _Case, found: Explanation, text: str) -> TopicReason:
@@ -356,12 +383,14 @@ def _waits_again(message: MessageView, text: str) -> str:
     )
 
 
-def explain_message(engine: FullEngine, message_id: str, topic: str | None) -> Explanation:
+def explain_message(
+    engine: FullEngine, message_id: str, topic: str | None, *, shows_workers: bool = True
+) -> Explanation:
     """
     `workers.explain`, with the last error of a message that has failed, and the time limit of one
     that blocks its key.
     """
-    found = workers.explain(engine, message_id, topic)
+    found = workers.explain(engine, message_id, topic, shows_workers=shows_workers)
     message = found.message
     if message is not None and "key" in found.causes:
         found.reasons[found.causes.index("key")] += _time_limit(engine.policy_of(message.topic))
@@ -429,7 +458,7 @@ def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
     busy_with = case.engine.explain(parked.id, case.topic).busy_with
     if busy_with is None:
         return
-    blocking = case.engine.explain(busy_with, case.topic)
+    blocking = workers.explain(case.engine, busy_with, case.topic, shows_workers=case.shows_others)
     message = blocking.message
     text = (
         f'{_messages_wait(case.stats.parked)} for their keys; the key "{parked.key}" is busy with'
@@ -441,9 +470,11 @@ def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
         text += _last_error(message)
     if (oldest := _longest(case, busy_with)) is not None:
         text += f"; {oldest}"
+    step = "dead"
     if blocking.state == "leased":
-        text += _time_limit(case.policy)
-    step = "cancel" if blocking.state == "leased" else "dead"
+        is_held = message is None or not workers.Holders(case.engine).lacks(message, case.now_us)
+        step = "cancel" if is_held else "release"
+        text += _time_limit(case.policy) if is_held else ""
     advice = f"laneway message {step} {shlex.quote(busy_with)} --topic {case.quoted}"
     yield TopicReason("key", text, advice)
 
@@ -460,9 +491,13 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
     """What is said of a topic in which nothing waits."""
     stats = case.stats
     if stats.leased:
-        oldest = _longest(case)
         text = f"nothing waits; {stats.leased:,} of its messages run"
-        yield TopicReason("leased", text + (f"; {oldest}" if oldest else ""), "laneway workers")
+        if (unheld := _unheld(case, [case.topic])) is not None:
+            yield TopicReason("leased", f"{text}; {unheld.text}", unheld.advice)
+        else:
+            oldest = _longest(case)
+            text += f"; {oldest}" if oldest else ""
+            yield TopicReason("leased", text, "laneway workers")
     if not is_copy(case.topic):
         yield from _of_subscriptions(case)
     if case.shows_others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,14 @@ from laneway.working import commands
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from laneway.engines.base import Explanation, FullEngine, Overview, WorkerFacts, WorkerView
+    from laneway.engines.base import (
+        Explanation,
+        FullEngine,
+        MessageView,
+        Overview,
+        WorkerFacts,
+        WorkerView,
+    )
     from laneway.working.commands import WorkerCommand
 
 PAGE = 1000
@@ -39,6 +47,12 @@ BUSY_PART = 0.7
 
 KEPT_PART, KEPT_SECONDS = 0.5, 0.5
 """A pattern keeps slots if it has this part of them, and one of them for that long."""
+
+HELD_SECONDS = 20.0
+"""A lease of that age is in a heartbeat of the worker that holds it."""
+
+MAX_HOLDERS = 1000
+"""Workers that are read to find the holder of a lease; with more, none is missed."""
 
 UNSERVED_SECONDS = 60.0
 """How long a message waits before the doctor finds that no worker serves it."""
@@ -346,9 +360,64 @@ def _serves_the_same(one: WorkerFacts, other: WorkerFacts) -> bool:
     )
 
 
-def explain(engine: FullEngine, message_id: str, topic: str | None) -> Explanation:
-    """`Admin.explain`, with a sentence if the message is due and no worker serves it."""
+class Holders:
+    """Which workers hold leases, as of their last heartbeats."""
+
+    def __init__(self, engine: FullEngine) -> None:
+        self._by_handle: dict[int, WorkerFacts] = {}
+        listed = list(read_all(engine, MAX_HOLDERS))
+        self._are_all_known = len(listed) < MAX_HOLDERS
+        for facts in (each.facts for each in listed):
+            self._are_all_known &= len(facts.held) >= facts.leased
+            self._by_handle.update(dict.fromkeys(facts.held, facts))
+
+    def of(self, view: MessageView) -> WorkerFacts | None:
+        """The worker that holds a message; None: none on the list does, as far as is known."""
+        return self._by_handle.get(view.handle or 0)
+
+    def lacks(self, view: MessageView, now_us: int) -> bool:
+        """Whether no worker on the list holds a message that is leased."""
+        if view.leased_us is None or not self._are_all_known:
+            return False
+        return now_us - view.leased_us >= HELD_SECONDS * units.SECOND and self.of(view) is None
+
+
+def unheld(view: MessageView, now_us: int) -> str:
+    """What is said of a message that is leased, and that no worker on the list holds."""
+    age_s = (now_us - (view.leased_us or now_us)) / units.SECOND
+    return (
+        "no worker on the list holds it: a program, an HTTP client or a worker that no longer"
+        f" responds leased it {age_s:,.0f} s ago; if that has ended: {release_command(view)}"
+    )
+
+
+def release_command(view: MessageView) -> str:
+    """The command that ends the lease of a message."""
+    return f"laneway message release {shlex.quote(view.id)} --topic {shlex.quote(view.topic)}"
+
+
+def _add_holder(engine: FullEngine, explanation: Explanation, *, shows_workers: bool) -> None:
+    """Say which worker holds a message that is leased, or that none does."""
+    view, now_us = explanation.message, explanation.now_us
+    if view is None or now_us is None or "leased" not in explanation.causes:
+        return
+    holders = Holders(engine)
+    facts, at = holders.of(view), explanation.causes.index("leased")
+    if facts is not None and shows_workers:
+        explanation.reasons[at] += f"; worker {facts.id} holds it (pid {facts.pid})"
+    elif holders.lacks(view, now_us):
+        explanation.reasons[at] += f"; {unheld(view, now_us)}"
+
+
+def explain(
+    engine: FullEngine, message_id: str, topic: str | None, *, shows_workers: bool = True
+) -> Explanation:
+    """
+    `Admin.explain`, with a sentence if the message is due and no worker serves it, and with the
+    holder of a lease.
+    """
     explanation = engine.explain(message_id, topic)
+    _add_holder(engine, explanation, shows_workers=shows_workers)
     if explanation.state not in ("ready", "parked") or explanation.topic is None:
         return explanation
     topic, policy = explanation.topic, engine.policy_of(explanation.topic)

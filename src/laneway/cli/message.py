@@ -18,6 +18,7 @@ DONE = {
     "dropped": "is removed",
     "cancelled": "is cancelled",
     "aborted": "is cancelled; its worker is notified",
+    "released": "waits again; its holder can no longer settle it",
 }
 
 _topic = click.option("--topic", help="Of the message; needed for ids of your own.")
@@ -25,7 +26,7 @@ _topic = click.option("--topic", help="Of the message; needed for ids of your ow
 
 @click.group()
 def message() -> None:
-    """Retry a message now, make it a dead letter, drop or cancel it."""
+    """Retry a message now, make it a dead letter, drop, cancel or release it."""
 
 
 @message.command()
@@ -63,6 +64,20 @@ def drop(session: Session, message_id: str, *, topic: str | None) -> None:
 def cancel(session: Session, message_id: str, *, topic: str | None) -> None:
     """Remove a message that waits, or stop its handler."""
     _act(session, "cancel", message_id, topic)
+
+
+@message.command()
+@click.argument("message_id", metavar="ID")
+@_topic
+@pass_session
+def release(session: Session, message_id: str, *, topic: str | None) -> None:
+    """
+    End the lease of a message, so that it is delivered again.
+
+    For a lease whose holder has ended. If the holder is alive, it cannot settle the message any
+    more, and its handler runs at the same time as the next one. No attempt is counted.
+    """
+    _act(session, "release", message_id, topic)
 
 
 def _act(

@@ -38,4 +38,6 @@ def of_message(
     from laneway.push.reasons import explain_message  # noqa: PLC0415
 
     may_know = "endpoints" in caller.scopes
-    return explain_message(engine, message_id, topic, shows_endpoint=may_know)
+    return explain_message(
+        engine, message_id, topic, shows_endpoint=may_know, shows_workers=caller.sees_all
+    )

@@ -220,6 +220,7 @@ ROUTES: tuple[Route, ...] = (
             ("dead", messages.make_dead, DeadMessageQuery),
             ("drop", messages.drop, NoQuery),
             ("cancel", messages.cancel, NoQuery),
+            ("release", messages.release, NoQuery),
         )
     ),
     Route("GET", "/v1/messages/{id}", "read", topics.show_message, answer=MessageAnswer),

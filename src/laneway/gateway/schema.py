@@ -344,11 +344,12 @@ class MessagesAnswer(msgspec.Struct):
 class MessageActionAnswer(msgspec.Struct):
     """
     What was done to a message: it is `ready` (it was delayed), `redriven` (it was dead), `dead`,
-    `dropped`, `cancelled`, or `aborted` (its lease ended, and its worker is notified).
+    `dropped`, `cancelled`, `aborted` (its lease ended, and its worker is notified), or `released`
+    (its lease ended, and it waits again).
     """
 
     id: str
-    done: Literal["ready", "redriven", "dead", "dropped", "cancelled", "aborted"]
+    done: Literal["ready", "redriven", "dead", "dropped", "cancelled", "aborted", "released"]
 
 
 class BackOffBody(_Body):

@@ -69,13 +69,18 @@ def explain_topic(
 
 
 def explain_message(
-    engine: FullEngine, message_id: str, topic: str | None, *, shows_endpoint: bool = True
+    engine: FullEngine,
+    message_id: str,
+    topic: str | None,
+    *,
+    shows_endpoint: bool = True,
+    shows_workers: bool = True,
 ) -> Explanation:
     """
     As `topic_reasons.explain_message`. With `shows_endpoint`, it is said what the endpoint answers
     that holds the topic up, or that it is disabled, and when a message that has ended was sent.
     """
-    found = topic_reasons.explain_message(engine, message_id, topic)
+    found = topic_reasons.explain_message(engine, message_id, topic, shows_workers=shows_workers)
     topic = found.topic or topic
     is_gone = found.state in ("finished", "unknown")
     waits_for = ENDS.intersection(found.causes)

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 from laneway import texts, units
-from laneway.engines.base import MAX_BUSY_TOPICS, RunningMessage, WorkerFacts
+from laneway.engines.base import MAX_BUSY_TOPICS, MAX_WORKER_NAMES, RunningMessage, WorkerFacts
 from laneway.errors import LanewayError
 from laneway.working import commands
 from laneway.working.banner import installed_version
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
         def lease_count(self) -> int:
             """How many leases the worker holds."""
+            ...
+
+        def held(self) -> list[int]:
+            """Their handles, the oldest first."""
             ...
 
         def durations(self) -> dict[str, list[int]]:
@@ -182,6 +186,7 @@ class Heartbeat(threading.Thread):
         facts.busy_topics = self._busy_topics(running)
         facts.slots = _slots(running)
         facts.leased = self._observed.lease_count()
+        facts.held = self._observed.held()[:MAX_WORKER_NAMES]
         facts.durations = self._observed.durations()
         facts.oldest = self._oldest(running)
         facts.stopping = self._observed.is_stopping()

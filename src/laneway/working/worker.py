@@ -487,6 +487,10 @@ class Worker:
     def lease_count(self) -> int:
         return len(self._engine_thread.held)
 
+    def held(self) -> list[int]:
+        held = sorted(dict(self._engine_thread.held).items())  # by fence, so by age in each shard
+        return [each.lease.handle for _, each in held if each is not None]
+
     def durations(self) -> dict[str, list[int]]:
         return self._engine_thread.settler.durations.counts()
 

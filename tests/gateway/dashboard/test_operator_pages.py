@@ -70,7 +70,7 @@ def test_the_whole_body_is_a_file(browser: Browser, app: Laneway) -> None:
 
 
 def test_actions_on_a_message(browser: Browser, app: Laneway) -> None:
-    """A message is made ready, made dead, dropped and cancelled by its page."""
+    """A message is made ready, made dead, dropped, cancelled and released by its page."""
     back = "/message?topic=act.a&id=m"
     app.publish("act.a", 1, id="m", delay="1h")
     assert "Retry now" in browser.get(back).words
@@ -78,6 +78,12 @@ def test_actions_on_a_message(browser: Browser, app: Laneway) -> None:
     assert app.engine.topic_stats("act.a").ready == 1
     assert "m: dead." in browser.submit("message_dead", topic="act.a", id="m", back=back).words
     assert app.engine.topic_stats("act.a").dead == 1
+    app.publish("act.a", 1, id="held")
+    app.lease(topics=["act.a"])
+    held = back.replace("id=m", "id=held")
+    assert "Release" in browser.get(held).words
+    page = browser.submit("message_release", topic="act.a", id="held", back=held)
+    assert "held: released." in page.words
     page = browser.submit("message_drop", topic="act.a", id="m", back=back)
     assert "m: dropped." in page.words
     page = browser.submit("message_cancel", topic="act.a", id="m", back=back)

@@ -67,7 +67,8 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
       many attempts took how long, by class of `WAIT_BOUNDS_US` and without the zeros at the end.
       Of several messages that end at once, one counts for all.
     - `keys`: names of the keys that it has for the secrets of endpoints; None: it does not push.
-    - `leased`: the leases that it holds.
+    - `leased`: the leases that it holds. `held`: the handles of at most `MAX_WORKER_NAMES` of them,
+      the oldest first.
     - `oldest`: the message whose handler has run for the longest time; None: no handler runs.
     - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
     - `stopping`: it leases nothing any more.
@@ -90,6 +91,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     durations: dict[str, list[int]] = {}
     keys: list[str] | None = None
     leased: int = 0
+    held: list[int] = []
     oldest: RunningMessage | None = None
     loop_lag: float | None = None
     stopping: bool = False

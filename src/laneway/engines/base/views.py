@@ -111,7 +111,7 @@ class MessageView(msgspec.Struct, gc=False, kw_only=True):
     One message as administration sees it. Times are microseconds.
 
     - `seq`: its sequence number. `since_us`: the time by which equal priorities are ordered.
-    - `fence`, `deadline_us`: of its lease, if it is leased.
+    - `handle`, `fence`, `leased_us`, `deadline_us`: of its lease, if it is leased.
     - `bodies`: all bodies, if several were merged.
     - `reason`, `error`, `died_us`: if it is a dead letter.
     - `history`: its last 20 failures, each `{"at_us", "what", "error"}`.
@@ -131,7 +131,9 @@ class MessageView(msgspec.Struct, gc=False, kw_only=True):
     attempts: int = 0
     deliveries: int = 0
     suspect: bool = False
+    handle: int | None = None
     fence: int | None = None
+    leased_us: int | None = None
     deadline_us: int | None = None
     bodies: list[bytes] | None = None
     reason: str | None = None

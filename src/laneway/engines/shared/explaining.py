@@ -149,7 +149,7 @@ def not_waiting(view: MessageView, now_us: int, clock_us: int) -> Explanation:
     else:
         explanation.add(
             "leased",
-            f"a worker holds it (fence {view.fence}) for"
+            f"it is leased (fence {view.fence}) for"
             f" {_left(now_us, clock_us, view.deadline_us)} more, unless the lease is extended",
         )
         _add_clock(explanation, now_us, clock_us)

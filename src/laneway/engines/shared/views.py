@@ -217,10 +217,13 @@ def message(
     )
 
 
-def set_lease(view: MessageView, *, fence: int, deadline_us: int) -> None:
+def set_lease(
+    view: MessageView, *, handle: int, fence: int, leased_us: int, deadline_us: int
+) -> None:
     """The message is leased: the delivery that is under way counts."""
     view.state = "leased"
-    view.fence, view.deadline_us = fence, deadline_us
+    view.handle, view.fence = handle, fence
+    view.leased_us, view.deadline_us = leased_us, deadline_us
     view.deliveries += 1
 
 

@@ -259,7 +259,13 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
         return dead_view(tx, dead) if dead is not None else None
     view = _view(tx, row, messages.topic_of(row, tx.lane(row.lane)))
     if held is not None:
-        shared.set_lease(view, fence=held.fence, deadline_us=held.deadline)
+        shared.set_lease(
+            view,
+            handle=held.mid,
+            fence=held.fence,
+            leased_us=held.granted,
+            deadline_us=held.deadline,
+        )
     return view
 
 

@@ -589,8 +589,14 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
         ],
     )
     if held is not None:
-        fence = held.fence * view.space.shards + shard
-        shared.set_lease(message, fence=fence, deadline_us=held.deadline)
+        shards = space.shards
+        shared.set_lease(
+            message,
+            handle=record.mid * shards + shard,
+            fence=held.fence * shards + shard,
+            leased_us=held.granted,
+            deadline_us=held.deadline,
+        )
     if record.death:
         _, message.died_us, _, message.reason, error = record.death
         message.error = error or None

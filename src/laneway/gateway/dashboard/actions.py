@@ -365,6 +365,7 @@ ACTIONS: dict[str, Action] = {
     "message_dead": _message_action("Make dead", "dead"),
     "message_drop": _message_action("Drop", "drop"),
     "message_cancel": _message_action("Cancel", "cancel"),
+    "message_release": _message_action("Release", "release"),
     "back_off": Action(
         "Back off",
         "operate",

@@ -34,6 +34,14 @@ def cancel(call: Call) -> MessageActionAnswer:
     return _act(call, "cancel")
 
 
+def release(call: Call) -> MessageActionAnswer:
+    """
+    End the lease of a message whose holder has ended: it is delivered again, and no attempt is
+    counted. A holder that is alive cannot settle it any more.
+    """
+    return _act(call, "release")
+
+
 def _act(call: Call, action: MessageAction, reason: str | None = None) -> MessageActionAnswer:
     topic, message_id = visible_topic(call), call.parameters["id"]
     try:

@@ -99,6 +99,7 @@ def test_facts_are_bounded(driver: EngineDriver) -> None:
         concurrency=7,
         busy=2,
         leased=3,
+        held=[7, 8, 2**62],
         oldest=RunningMessage("push.acme", "id-1", driver.now - 5 * SECOND),
         loop_lag=0.25,
     )
@@ -109,6 +110,7 @@ def test_facts_are_bounded(driver: EngineDriver) -> None:
         program="\ud800",
         pools=["p"],
         topics=[f"t.{n}" for n in range(5_000)],
+        held=list(range(5_000)),
         oldest=RunningMessage("t" * 10_000, "i" * 10_000, 1),
     )
     beat(driver, huge)
@@ -116,6 +118,7 @@ def test_facts_are_bounded(driver: EngineDriver) -> None:
     assert one == facts
     assert other.host == "h" * MAX_WORKER_TEXT
     assert other.topics == [f"t.{n}" for n in range(MAX_WORKER_NAMES)]
+    assert other.held == list(range(MAX_WORKER_NAMES))
     assert other.is_cut
     assert other.oldest is not None
     assert len(other.oldest.topic) == len(other.oldest.id) == MAX_WORKER_TEXT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import BY_OPERATOR, SIGNALS_HEADER
+from laneway.message import Settlement
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -108,6 +109,26 @@ def test_move_of_generated_ids(driver: EngineDriver) -> None:
     answer = driver.engine.message_move(receipt.id, to="dead", reason="mine", now_us=driver.now)
     assert answer == "moved"
     assert driver.engine.dead_list()[0][1].reason == "mine"
+
+
+def test_end_of_a_lease_from_outside(driver: EngineDriver) -> None:
+    """What `find` says of a lease ends it: its holder is late, and the message is delivered."""
+    driver.put("a", "1", id="held")
+    began = driver.now
+    (lease,) = driver.lease()
+    driver.later(1)
+    view = driver.engine.find("held", "a")
+    assert view is not None
+    assert (view.handle, view.fence) == (lease.handle, lease.fence)
+    assert (view.leased_us, view.deadline_us) == (began, lease.deadline_us)
+    assert view.handle is not None
+    assert view.fence is not None
+    released = Settlement(view.handle, view.fence, "release")
+    assert driver.engine.settle([released], now_us=driver.now) == ["released"]
+    assert driver.settle([lease]) == ["lost"]
+    assert driver.bodies() == ["1"]
+    view = driver.engine.find("held", "a")
+    assert view is None or view.handle is None
 
 
 def test_back_off_of_a_topic(driver: EngineDriver) -> None:

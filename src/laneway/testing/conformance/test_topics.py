@@ -56,7 +56,7 @@ def test_explain_reasons(driver: EngineDriver) -> None:
         return " ".join(driver.engine.explain(message_id, now_us=driver.now).reasons)
 
     assert "admits the next delivery in 1.0 s" in explain(second.id)
-    assert "a worker holds it" in explain(first.id)
+    assert "it is leased (fence" in explain(first.id)
     driver.settle(leases, "dead", reason="no such order")
     assert "no such order" in explain(first.id)
     driver.policy("r", paused=True)

@@ -41,7 +41,7 @@ POSSIBLE = {
     "delayed": ("message_retry", "message_dead", "message_drop", "message_cancel"),
     "ready": ("message_dead", "message_drop", "message_cancel"),
     "parked": ("message_dead", "message_drop", "message_cancel"),
-    "leased": ("message_cancel",),
+    "leased": ("message_release", "message_cancel"),
     "dead": ("message_retry", "message_drop"),
 }
 """The actions by state."""
