@@ -106,7 +106,7 @@ def test_a_name_without_an_answer_fails_at_once(
 def test_a_proxy_that_is_not_found_is_no_fault_of_endpoints(
     app: Laneway, receiver: Receiver, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sender's own: its messages go back until it is found, and it is not asked for others."""
+    """The sender's own: its messages go back until it is found; no other name is looked up."""
     monkeypatch.setattr("laneway.push.sender.NO_SOCKET_SECONDS", 0.01)
     monkeypatch.setattr("laneway.push.sender.SLOW_NAME_SECONDS", 0.01)
     monkeypatch.setattr(resolver, "AGAIN_SECONDS", 0.01)
@@ -125,6 +125,24 @@ def test_a_proxy_that_is_not_found_is_no_fault_of_endpoints(
     assert receiver.requests[0].headers["webhook-attempt"] == "1"
     assert endpoint.info().failures == 0
     assert set(names.asked) == {"proxy.example"}
+
+
+def test_a_proxy_that_does_not_listen_is_no_fault_of_endpoints(
+    app: Laneway, receiver: Receiver
+) -> None:
+    """The sender's own: its messages go back, and no attempt is counted."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        (handler, *_) = app.handlers.by_pattern()
+        proxy = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        handler.settings.proxy = proxy  # type: ignore[attr-defined]
+        endpoint = app.endpoint("push.x", url="http://acme.example/200", allow_http=True)
+        app.publish("push.x", 1)
+        app.run_worker(burst=True)
+    assert app.topic("push.x").peek(1)[0].attempt == 1
+    assert app.topic("push.x").stats().backs_off_until_us is not None
+    assert endpoint.info().failures == 0
+    assert endpoint.attempts().attempts == []
 
 
 class Loop:

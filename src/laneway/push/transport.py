@@ -371,7 +371,10 @@ class Slot:
             detail = f"no socket: {self._socket_error.strerror}"
             if self._socket_error.errno in OUR_ERRORS:
                 return Answer(error="reset", detail=detail, is_ours=True)
-        return Answer(error=error, detail=detail[:300], milliseconds=milliseconds)
+        # The sender's own proxy does not answer
+        settings = self.request.destination.settings
+        is_ours = settings.is_proxy_trusted and code == pycurl.E_COULDNT_CONNECT
+        return Answer(error=error, detail=detail[:300], milliseconds=milliseconds, is_ours=is_ours)
 
     # Called by libcurl
 
