@@ -348,8 +348,11 @@ def test_gone_endpoint_is_disabled_until_it_is_enabled(app: Laneway, receiver: R
     app.run_worker(burst=True)
     assert len(receiver.requests) == 1  # a probe
     assert "endpoint.enabled" in [each["type"] for each in notices]
-    with pytest.raises(Exception, match="enabled less than 5 min ago"):
+    with pytest.raises(Refused, match=r"enabled less than 5 min ago.*push\.x --now`"):
         endpoint.enable()
+    endpoint.enable(now=True)
+    assert endpoint.info().state == "probing"
+    endpoint.disable("gone")
     status[0] = 200
     record = app.engine.record_read("endpoint", ["push.x"])[0]
     assert record is not None

@@ -260,11 +260,14 @@ def disable(session: Session, topic: str, *, reason: str) -> None:
 
 @endpoint.command("enable")
 @click.argument("topic")
+@click.option(
+    "--now", is_flag=True, help="Even if it was enabled and disabled again within five minutes."
+)
 @pass_session
-def enable(session: Session, topic: str) -> None:
+def enable(session: Session, topic: str, *, now: bool) -> None:
     """Send to an endpoint again: one message as a probe, then the others."""
     with session.app() as app:
-        app.endpoint(topic).enable()
+        app.endpoint(topic).enable(now=now)
         is_paused = app.engine.policy_of(topic).paused
     resume = f"; the topic is paused: `laneway resume {shlex.quote(topic)}`" if is_paused else ""
     say(f"endpoint {topic} is enabled{resume}")

@@ -182,12 +182,14 @@ class Endpoint:
         """Send nothing more; the topic's messages wait (their ttl runs)."""
         table.disable(self._app.engine, self.topic, reason)
 
-    def enable(self) -> None:
+    def enable(self, *, now: bool = False) -> None:
         """
-        Send again: one message as a probe, then the others. Raises Refused if it was enabled, and
-        disabled again, within the last five minutes.
+        Send again: one message as a probe, then the others.
+
+        Raises Refused if it was enabled, and disabled again, within the last five minutes, unless
+        `now` is set, for an endpoint that was repaired.
         """
-        table.enable(self._app.engine, self.topic)
+        table.enable(self._app.engine, self.topic, is_repaired=now)
 
     def remove(self) -> bool:
         """Remove it. Returns whether there was one. Its topic's messages stay and wait."""

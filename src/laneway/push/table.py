@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -703,10 +704,11 @@ def disable(engine: FullEngine, topic: str, reason: str = "by hand") -> Record:
     return record
 
 
-def enable(engine: FullEngine, topic: str) -> Record:
+def enable(engine: FullEngine, topic: str, *, is_repaired: bool = False) -> Record:
     """
     Enable an endpoint: one message is sent as a probe, then the others. Raises Refused if there is
-    none, or if it was enabled, and disabled again, less than five minutes ago.
+    none, or, unless `is_repaired`, if it was enabled, and disabled again, less than five minutes
+    ago.
     """
     now_us = now()
 
@@ -716,10 +718,11 @@ def enable(engine: FullEngine, topic: str) -> Record:
         if record.disabled is None:
             return record
         left = record.enabled_us + AGAIN_SECONDS * units.SECOND - now_us
-        if record.disabled_us > record.enabled_us > 0 and left > 0:
+        if record.disabled_us > record.enabled_us > 0 and left > 0 and not is_repaired:
             raise EnabledRecently(
                 f"endpoint {topic}: it was enabled less than {AGAIN_SECONDS // 60} min ago and"
-                f" disabled again ({record.disabled}); try again in {left // units.SECOND + 1} s",
+                f" disabled again ({record.disabled}); try again in {left // units.SECOND + 1} s;"
+                f" once it is repaired: `laneway endpoint enable {shlex.quote(topic)} --now`",
                 left / units.SECOND,
             )
         return msgspec.structs.replace(
