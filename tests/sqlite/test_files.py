@@ -75,7 +75,7 @@ def test_a_file_that_was_removed(
         match=r"q\.db: the file was removed or moved away under this process.*put it back",
     ) as raised:
         put(engine)
-    assert raised.value.applied is None
+    assert not raised.value.applied  # False: it was found before the write, on a slow machine
     for operation in operations(engine):
         with pytest.raises(EngineUnavailable, match="removed or moved away"):
             operation()
