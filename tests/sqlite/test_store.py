@@ -132,6 +132,20 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
         engine_at(path)
 
 
+def test_only_the_owner_can_read_a_new_file(tmp_path: Path) -> None:
+    """The messages are customers' data; a file that exists keeps its mode."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
+    for name, real in (("q.db", "q.db"), ("link.db", "real.db")):
+        with closing(engine_at(tmp_path / name)) as engine:
+            engine.put([Draft("a", b"1")])
+            modes = {file.stat().st_mode & 0o777 for file in tmp_path.glob(f"{real}*")}
+            assert modes == {0o600}
+    (tmp_path / "q.db").chmod(0o640)
+    with closing(engine_at(tmp_path / "q.db")) as engine:
+        engine.put([Draft("a", b"1")])
+        assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("q.db*")} == {0o640}
+
+
 def test_program_of_an_older_version_beside_a_newer_one(tmp_path: Path) -> None:
     """It changes nothing in a file that was upgraded while it had it open."""
     path = tmp_path / "q.db"

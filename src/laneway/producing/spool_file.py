@@ -25,7 +25,7 @@ from weakref import WeakSet
 import msgspec
 
 from laneway.engines.shared import forking
-from laneway.engines.shared.files import Files, is_of_another
+from laneway.engines.shared.files import Files, create_file, is_of_another
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft
 
@@ -161,6 +161,7 @@ class SpoolFile:
                     f" programs that use them and move {self.path}-wal and {self.path}-shm away"
                 )
             _files.add(self)
+            create_file(self.path)
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )

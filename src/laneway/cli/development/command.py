@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 
 import click
 
@@ -70,8 +68,6 @@ def dev(
     from laneway.cli.development.session import DevSession, Setup
 
     url, source = _store(session)
-    if url == DEV_URL:
-        _create_file(Path(url.removeprefix("sqlite:///")))
     namespace = session.namespace if session.namespace_given else None
     setup = Setup(
         target=target,
@@ -85,14 +81,6 @@ def dev(
         has_login=not no_login,
     )
     DevSession(setup).run()
-
-
-def _create_file(path: Path) -> None:
-    """
-    Create the store's file so that only its owner can read it: secrets of push may then be in it.
-    """
-    with contextlib.suppress(OSError):  # it exists; or opening it says what is wrong
-        path.touch(mode=0o600, exist_ok=False)
 
 
 def _store(session: Session) -> tuple[str, str]:

@@ -102,6 +102,16 @@ def _identity(name: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def create_file(path: str, mode: int = 0o600) -> None:
+    """
+    Create an empty file that SQLite fills, and that only its owner can read, unless it exists or
+    cannot be created. The `-wal` and the `-shm` get the same mode from SQLite.
+    """
+    # Never open a file that exists: closing it would drop the locks that SQLite has on it.
+    with suppress(OSError):
+        os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
+
+
 def is_of_another(path: str, nonce_query: str) -> bool:
     """
     Whether the `-wal` beside a file belongs to another file that was at the path before.

@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import LogEntry
+from laneway.engines.shared.files import create_file
 from laneway.engines.sqlite.statements import SQL
 from laneway.errors import EngineUnavailable, SchemaMismatch
 
@@ -133,9 +134,7 @@ class DeliveryLogFile:
         try:
             if not os.path.exists(self._path):
                 # As readable as the store: it has parts of messages.
-                mode = stat.S_IMODE(os.stat(self._store).st_mode)
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
+                create_file(self._path, stat.S_IMODE(os.stat(self._store).st_mode))
             return _prepared(sqlite3.connect(self._path, **_OPTIONS))
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, sqlite3.Error) and _is_damaged(error):
