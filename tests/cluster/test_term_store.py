@@ -12,7 +12,14 @@ from laneway import EngineUnavailable, Laneway
 from laneway.cli.migrate import move
 from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
-from laneway.cluster.term_store import Candidate, Claim, EngineTerms, Renewal, copy_terms
+from laneway.cluster.term_store import (
+    Candidate,
+    Claim,
+    ElectionState,
+    EngineTerms,
+    Renewal,
+    copy_terms,
+)
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.units import SECOND
@@ -152,6 +159,24 @@ def test_the_stores_clock_stands_still(
     assert taken.number == number + 1
     assert terms.renew(number, 10, 30) is None
     assert terms.renew(taken.number, 10, 30) is not None
+
+
+def test_the_stores_clock_jumps_forward(
+    clocked: Clocked, terms: EngineTerms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder counts by its own clock: who has seen it waits for as long by its own, too."""
+    now = 100.0
+    monkeypatch.setattr("laneway.cluster.term_store.clock", lambda: now)
+    other = EngineTerms(lambda: clocked, "a")
+    number = claim(terms).number
+    assert not isinstance(other.claim(OTHER, 10), Claim)
+    clocked.seconds = 3_600
+    now += 9.5
+    waiting = other.claim(OTHER, 10)
+    assert isinstance(waiting, ElectionState)
+    assert (waiting.state, waiting.left) == ("held", 0.5)
+    now += 0.5
+    assert claim(other, OTHER).number > number
 
 
 def test_lost_term_is_given_up(clocked: Clocked) -> None:

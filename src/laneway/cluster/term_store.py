@@ -14,6 +14,7 @@ of an engine is changed by compare and swap: what was decided on an older record
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -157,6 +158,9 @@ class EngineTerms:
     candidate also counts by its own clock. A term is free once its record has not changed for as
     long as the term had left when the candidate first saw it: by then its holder has given it up,
     by its own clock. (DynamoDB's lock client does the same.)
+
+    An engine's clock may also jump forward, while the holder counts by its own. So a term that a
+    candidate has seen held is not free before it has run out by the candidate's own clock, too.
     """
 
     def __init__(self, engine: Callable[[], Elections], name: str) -> None:
@@ -171,7 +175,7 @@ class EngineTerms:
 
     def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
         def change(record: Record, now: int) -> Record | None:
-            if record.is_held(now) and not self._has_run_out(record, now):
+            if record.candidate is not None and self._left(record, now) > 0:
                 return None
             return Record(
                 number=record.next_number(now),
@@ -183,14 +187,18 @@ class EngineTerms:
 
         before, after, now = self._change(change, durable=True)
         if after is None:
-            return state_of(self._name, before, now)
+            until = max(before.until_us, now + math.ceil(self._left(before, now) * SECOND))
+            return state_of(self._name, msgspec.structs.replace(before, until_us=until), now)
         return Claim(after.number, term, before.handed_over)
 
-    def _has_run_out(self, record: Record, now: int) -> bool:
-        """Whether the record stands unchanged for as long as it was held at first, and since."""
+    def _left(self, record: Record, now: int) -> float:
+        """
+        For how many seconds a term may still be held: as long as it was when this candidate first
+        saw its record, by the candidate's own clock.
+        """
         if self._seen is None or self._seen[0] != record:
             self._seen = record, clock() + (record.until_us - now) / SECOND
-        return clock() >= self._seen[1]
+        return self._seen[1] - clock()
 
     def renew(self, number: int, term: float, bound: float) -> Renewal | None:
         def change(record: Record, now: int) -> Record | None:
