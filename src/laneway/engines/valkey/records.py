@@ -801,9 +801,12 @@ class Lane(msgspec.Struct):
     @property
     def gate_key(self) -> str:
         r"""The gates that it goes through, while it is at gates: their names, joined by \x1f."""
-        if self.gate[:1] != b"\x01":  # layout 14 has only these
-            return self.gate.decode()
-        return _counted(self.gate, 2)[0].decode()
+        match self.gate[:1]:
+            case b"\x01":
+                return _counted(self.gate, 2)[0].decode()
+            case b"\x02" | b"\x03":
+                return self.gate[9:].decode()
+        return self.gate.decode()  # layout 14 has only these
 
     @property
     def first_of_latest(self) -> int | None:

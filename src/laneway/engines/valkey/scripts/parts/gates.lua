@@ -468,7 +468,7 @@ local gates = part(function(gates)
     end
 
     function gates.lanes_key(name, tier_queue)
-        return key('gate:' .. text(tier_queue) .. ':' .. name)
+        return key('gate:' .. tier_queue .. ':' .. name)
     end
 
     -- Clients move the grants of gates that lanes wait at.
@@ -548,6 +548,12 @@ local gates = part(function(gates)
         list_waited(gate.name, tier_queue, lane ~= nil)
     end
 
+    -- The earlier of a time (nil: none) and that at which the rate admits a delivery of this cost.
+    local function with_permit(at, gate, cost)
+        local permit = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth, cost)
+        return permit > shard.now and least(at, permit) or at
+    end
+
     -- When the gate opens by the clock: only if its rate alone shuts it, or a hold; 0: never.
     local function wake_of(gate)
         local now, at = shard.now, nil
@@ -563,12 +569,9 @@ local gates = part(function(gates)
         end
         if gate.rate then
             gate.tat = tat_of(gate)
-            local costs = { 1, is_held and gate.need or nil, is_held and gate.need + 1 or nil }
-            for _, cost in ipairs(costs) do
-                local permit = fairness.next_permit(gate.tat, now, gate.step, gate.depth, cost)
-                if permit > now then
-                    at = least(at, permit)
-                end
+            at = with_permit(at, gate, 1)
+            if is_held then -- the lane that it is held for gets what is held; others need one more
+                at = with_permit(with_permit(at, gate, gate.need), gate, gate.need + 1)
             end
         end
         return at or 0
@@ -595,8 +598,8 @@ local gates = part(function(gates)
 
     local function write(gate)
         call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
-            gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes)
-            .. packed(gate.flow and adaptive.encode(gate.flow), gate.turn, gate.mean, gate.holder,
+            gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes,
+            gate.flow and adaptive.encode(gate.flow), gate.turn, gate.mean, gate.holder,
             gate.holder_name, next(gate.listed) ~= nil and gate.listed))
     end
 

@@ -488,15 +488,24 @@ lanes = part(function(lanes)
         return NOWHERE, 0
     end
 
-    -- Call before a change of place, wake, gate, turn, tier queue or virtual time: remembers the
-    -- index.
+    local STAYS = '\0' -- as an index: it waits at a gate, and its turn there does not change
+
+    -- Call before a change of place, wake, tier queue or virtual time: remembers the index.
     function lanes.before_move(lane)
-        if not lane.index then
+        if not lane.index and lane.place == AT_GATE then
+            lane.index, lane.score = STAYS, lane.vt
+        elseif not lane.index then
             lane.index, lane.score = index_of(lane)
-            if lane.place == AT_GATE then
-                local found = turns.of(lane)
-                left[lane] = { tier_queues[lane.tier_queue].number, found.waits, found.key }
-            end
+        end
+    end
+
+    -- Call before the gate where it waits changes, or its turn there.
+    function lanes.before_turn(lane)
+        lanes.before_move(lane)
+        if lane.index == STAYS then
+            local found = turns.of(lane)
+            lane.index, lane.score = index_of(lane)
+            left[lane] = { tier_queues[lane.tier_queue].number, found.waits, found.key }
         end
     end
 
@@ -531,6 +540,13 @@ lanes = part(function(lanes)
     end
 
     local function move(lane)
+        if lane.index == STAYS then
+            if lane.vt ~= lane.score then
+                gates.moved(turns.of(lane).waits, tier_queues[lane.tier_queue].number)
+            end
+            lane.index = false
+            return
+        end
         local index, score = index_of(lane)
         local before = lane.index
         if before ~= index or (index ~= NOWHERE and score ~= lane.score) then
@@ -725,15 +741,20 @@ lanes = part(function(lanes)
             done) .. sub(stored, at + COUNTS_BYTES)
     end
 
+    local function leave_gates(lane)
+        if lane.place == AT_GATE then
+            lanes.before_turn(lane)
+            turns.leave_all(lane)
+        end
+    end
+
     -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
         local policy = lane.policy or lanes.rule(lane)
         lanes.before_move(lane)
         -- in another tier queue or group it begins like a lane that wakes
         if is_elsewhere(lane, policy) then
-            if lane.place == AT_GATE then
-                turns.leave_all(lane)
-            end
+            leave_gates(lane)
             leave_group(lane)
             enter(lane, policy)
             lane.place, lane.wake, lane.gate = IDLE, 0, ''
@@ -756,13 +777,13 @@ lanes = part(function(lanes)
                 pools_to_notify[tier_queue.pool] = true
             end
         end
-        if lane.place == AT_GATE and place ~= AT_GATE then
-            turns.leave_all(lane)
-        end
-        lane.place, lane.wake = place, wake
-        if place == AT_GATE then
+        if place ~= AT_GATE then
+            leave_gates(lane)
+        elseif lane.place ~= AT_GATE or not turns.is_at(lane, gate) then
+            lanes.before_turn(lane)
             turns.arrive(lane, gate)
         end
+        lane.place, lane.wake = place, wake
         move(lane)
         lanes.touch(lane)
     end
@@ -866,9 +887,7 @@ lanes = part(function(lanes)
         if lanes.group(lane) then
             groups.count(lanes.group(lane), lane.place == RUNNABLE, lane.place == AT_GATE, -1)
         end
-        if lane.place == AT_GATE then
-            turns.leave_all(lane)
-        end
+        leave_gates(lane)
         lane.place, lane.wake = FULL, 0 -- in no index
         move(lane)
         forget_all({ lane })

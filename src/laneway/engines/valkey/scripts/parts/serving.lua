@@ -787,7 +787,7 @@ local serving = part(function(serving)
             return gate.holder == first.number
         elseif gate.holder == first.number then
             gates.end_hold(gate)
-            lanes.before_move(first)
+            lanes.before_turn(first)
             turns.miss(first, gate, turns.at(turns.entry(lane, gate.name), gate.name) + 1)
             table.insert(calls.missed, first)
             return false
@@ -820,7 +820,7 @@ local serving = part(function(serving)
     -- deliver.
     local function list_gate(line, queue)
         local lane = first_at(line, queue)
-        queue.entry = lane and { lane.vt, lane.number, queue } or false
+        queue.entry = lane and { lane.vt, lane.number, queue, false, lane, calls.visited } or false
         if lane and lane.tier_queue < 0 then
             local group = lanes.group(lane)
             group.gates = group.gates or {}
@@ -845,6 +845,8 @@ local serving = part(function(serving)
         local queue = entry[3]
         if queue.entry ~= entry then
             return nil
+        elseif entry[6] == calls.visited then -- nothing has changed since
+            return entry[5]
         end
         local lane = first_at(line, queue)
         if lane and lane.vt == entry[1] and lane.number == entry[2] then
@@ -1028,7 +1030,7 @@ local serving = part(function(serving)
                 end
             end
             local waited_at = lanes.waits_at(lane)
-            lanes.before_move(lane)
+            lanes.before_turn(lane)
             turns.wait_for_permits(lane, short, costs[1])
             if waited_at then
                 has_moved(lane, waited_at)
@@ -1041,27 +1043,28 @@ local serving = part(function(serving)
         return count, permits, largest
     end
 
-    -- Whether a gate of the key does not admit the lane, or has others before it. Then the lane
-    -- goes to wait there, if it was its turn where it waits. `in_order`: whether it is visited for
-    -- that.
-    local function is_blocked(lane, key_of_gates, in_order)
-        local here, blocked, is_open_here = lanes.waits_at(lane), {}, true
+    -- How many deliveries of the lane the gates of a key admit; 0 if one of them does not, or has
+    -- others before it. Then the lane goes to wait there, if it was its turn where it waits.
+    -- `in_order`: whether it is visited for that.
+    local function room_at_gates(lane, key_of_gates, in_order)
+        local here, blocked, is_open_here, least = lanes.waits_at(lane), nil, true, math.huge
         for _, gate in ipairs(gates.of_key(key_of_gates)) do
+            local room = gates.room_of(gate, lane)
             if not gate then -- the store lost it
-                return true
-            end
-            if gates.room_of(gate, lane) == 0 or (in_order and gate.name ~= here
-                and not is_turn(lane, gate)) then
+                return 0
+            elseif room == 0 or (in_order and gate.name ~= here and not is_turn(lane, gate)) then
+                blocked = blocked or {}
                 blocked[#blocked + 1] = gate
                 is_open_here = is_open_here and gate.name ~= here
             end
+            least = min(least, room)
         end
-        if blocked[1] and here and in_order and is_open_here then
-            lanes.before_move(lane)
+        if blocked and here and in_order and is_open_here then
+            lanes.before_turn(lane)
             turns.move(lane, blocked)
             has_moved(lane, here)
         end
-        return blocked[1] ~= nil
+        return blocked and 0 or least
     end
 
     -- Take as many messages from the lane as all limits admit, and charge the lane for them.
@@ -1093,10 +1096,7 @@ local serving = part(function(serving)
             take = min(take, count_ready(lane, given.wanted))
         end
         if gate and take > 0 then
-            if is_blocked(lane, gate, in_order) then
-                return 0
-            end
-            take = min(take, gates.room(gate, lane))
+            take = min(take, room_at_gates(lane, gate, in_order))
         end
         local slots
         if take > 0 and policy.key_limited then
@@ -1129,7 +1129,7 @@ local serving = part(function(serving)
             calls.startable = calls.startable - take
         end
         if gate then
-            lanes.before_move(lane)
+            lanes.before_turn(lane)
             for _, each in ipairs(gates.of_key(gate)) do
                 gates.take(each, lane, take, permits, largest)
                 turns.advance(lane, each, take, policy.weight)
@@ -1171,6 +1171,7 @@ local serving = part(function(serving)
             return 0, true
         end
         local got = visit(lane, tier_queue, room, count_of_lanes, nil, nil, true)
+        calls.visited = calls.visited + 1
         if got == 0 then
             calls.refused = calls.refused + 1
             if calls.refused >= MOST_REFUSED then
@@ -1377,6 +1378,7 @@ local serving = part(function(serving)
         count_groups(line)
         local entries = min(count(line.tier_queue, most, line.known), most)
         calls.for_others, calls.first_runnable = calls.left - room, {}
+        calls.visited = calls.visited + 1 -- others may have been served
         list_yielding(line)
         while taken < room and not is_over() do
             if may_empty(line) then
@@ -2153,7 +2155,7 @@ local serving = part(function(serving)
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false, parked = 0,
             -- lanes that wait in the heap behind open gates, and those that could deliver nothing
-            ahead = 0, refused = 0, is_halted = false,
+            ahead = 0, refused = 0, visited = 0, is_halted = false,
             -- by gate and tier queue, see `queue_of`; those that lanes have come to; lanes at gates
             -- that deliver nothing more; how often lanes have moved
             lines = {}, queues = {}, came_to = {}, left_out = {}, moves = {},

@@ -18,13 +18,26 @@ local turns = part(function(turns)
     local NEVER = '' -- the record of a lane that never was at a gate
 
     -- A record is a mark, the place of `waits` in the key, 0 if it is none, and the key; then the
-    -- turn at each of these gates, -1 if there is none; then names and turns of other gates.
-    local MARK = 1
+    -- turn at each of these gates, -1 if there is none; then names and turns of other gates. If
+    -- there is only one gate it is a mark, the turn and the name: the lane waits there, or goes
+    -- through none now.
+    local SEVERAL, WAITS_AT_ONE, ONE = 1, 2, 3
     local BEGINNING, TURN, OTHER = '<BBI2c0', '<i8', '<I2c0i8'
+    local OF_ONE, NAME_AT = '<Bi8', 10
 
     -- Whether a lane's record is of layout 14 and has only the key.
     function turns.is_old(stored)
-        return stored ~= NEVER and byte(stored) ~= MARK
+        return stored ~= NEVER and byte(stored) > ONE
+    end
+
+    -- Whether the lane, which is at gates, waits at one of this key. Mostly it need not be decoded.
+    function turns.is_at(lane, key_of_gates)
+        local found = lane.gate
+        if type(found) == 'string' and byte(found) == WAITS_AT_ONE then
+            return sub(found, NAME_AT) == key_of_gates
+        end
+        found = turns.of(lane)
+        return found.key == key_of_gates and found.waits ~= false
     end
 
     local function names_in(key_of_gates)
@@ -34,6 +47,16 @@ local turns = part(function(turns)
     local function decode(stored)
         local found = { waits = false, key = '', turns = {} }
         if stored == NEVER then
+            return found
+        end
+        local mark = byte(stored)
+        if mark ~= SEVERAL then
+            local _, turn = unpack_from(OF_ONE, stored)
+            local name = sub(stored, NAME_AT)
+            found.turns[name] = turn
+            if mark == WAITS_AT_ONE then
+                found.waits, found.key = name, name
+            end
             return found
         end
         local _, place, key_of_gates, at = unpack_from(BEGINNING, stored)
@@ -72,8 +95,12 @@ local turns = part(function(turns)
         if type(found) == 'string' then
             return found
         end
-        if next(found.turns) == nil then
+        local one, turn = next(found.turns)
+        if not one then
             return NEVER
+        elseif next(found.turns, one) == nil and (found.key == '' or (found.waits == one
+            and found.key == one)) then
+            return pack(OF_ONE, found.waits and WAITS_AT_ONE or ONE, turn) .. one
         end
         local place, parts, is_in_key = 0, { '' }, {}
         for name in names_in(found.key) do
@@ -82,12 +109,12 @@ local turns = part(function(turns)
             end
             parts[#parts + 1], is_in_key[name] = pack(TURN, found.turns[name] or -1), true
         end
-        for name, turn in pairs(found.turns) do
+        for name, its in pairs(found.turns) do
             if not is_in_key[name] then
-                parts[#parts + 1] = pack(OTHER, #name, name, turn)
+                parts[#parts + 1] = pack(OTHER, #name, name, its)
             end
         end
-        parts[1] = pack(BEGINNING, MARK, place, #found.key, found.key)
+        parts[1] = pack(BEGINNING, SEVERAL, place, #found.key, found.key)
         return table.concat(parts)
     end
 
