@@ -89,11 +89,12 @@ def test_a_file_that_is_put_back_can_be_used(path: Path, opened: Callable[..., F
     engine = opened(path)
     put(engine)
     path.rename(path.with_name("away"))
-    with pytest.raises(EngineUnavailable, match="removed or moved away"):
+    with pytest.raises(EngineUnavailable, match="removed or moved away") as raised:
         put(engine)
     path.with_name("away").rename(path)
     assert put(engine) == ["accepted"]
-    assert engine.overview().waiting == 3, "of the one in between it was said that nobody knows"
+    in_between = 1 if raised.value.applied is None else 0  # on a slow machine it was not written
+    assert engine.overview().waiting == 2 + in_between
 
 
 def test_a_folder_that_was_moved(path: Path, opened: Callable[..., FullEngine]) -> None:
