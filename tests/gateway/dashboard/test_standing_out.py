@@ -9,6 +9,8 @@ import pytest
 
 from laneway import Laneway, Message
 from laneway.engines.base import WorkerFacts
+from laneway.gateway.dashboard import standing_out
+from laneway.history import sampling
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
@@ -45,7 +47,7 @@ def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for n in range(3):
             app.endpoint(f"push.{n}", url="https://shop.example/hooks")
             log.add("opened", f"push.{n}", "HTTP 503")
-        assert "breaker" not in browser.get("/").words
+        assert "breaker is open" not in browser.get("/").words
         table.update(app.engine, "push.1", opened)
         words = browser.get("/").words
         assert "push.1 its endpoint's breaker is open: HTTP 503, since 1970-01-01" in words
@@ -56,6 +58,19 @@ def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         page = browser.get("/")
         assert "2 endpoints opened their breaker" in page.words
         assert "/endpoints?state=open" in page.text
+        assert "1 endpoint is disabled, so nothing is sent" in page.words
+
+
+def test_messages_that_no_worker_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic with a mistyped name stands out although workers serve its pool."""
+    monkeypatch.setattr(standing_out, "UNSERVED_SECONDS", 0.0)
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        facts = WorkerFacts(id="one", pools=["default"], patterns=["push.*"], concurrency=1)
+        app.engine.beat(facts, dead_after_us=3600 * SECOND, listed_us=3600 * SECOND)
+        app.publish("push.m1", 1)
+        assert "no worker handles" not in browser.get("/").words
+        app.publish("psuh.m2", 1)
+        assert "psuh.m2 has messages that no worker handles" in browser.get("/").words
 
 
 def test_who_keeps_the_slots_is_named_with_the_cure(tmp_path: Path) -> None:
@@ -85,3 +100,13 @@ def test_who_keeps_the_slots_is_named_with_the_cure(tmp_path: Path) -> None:
         assert "import.* keeps 189 of 200 slots" in browser.get("/").words
         heartbeat("one", pools=["other"], busy=91, slots=slots)
         assert "keeps" not in browser.get("/").words, "0.4 s are not long"
+
+
+def test_new_dead_letters(tmp_path: Path) -> None:
+    """Messages that died in the last hour stand out."""
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        app.publish_many([Message("a", n) for n in range(2)])
+        sampling.take(app.engine)
+        for delivery in app.lease(2):
+            delivery.dead("no such order")
+        assert "2 dead letters in the last hour" in browser.get("/").words

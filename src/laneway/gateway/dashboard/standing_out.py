@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from laneway.admin.workers import UNSERVED_SECONDS
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
-from laneway.gateway.dashboard.reader import LARGEST_TOPICS
-from laneway.units import SECOND
+from laneway.gateway.dashboard.reader import LARGEST_TOPICS, OLDEST_TOPICS
+from laneway.subscriptions import is_copy
+from laneway.units import SECOND, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,6 +113,60 @@ def _breakers(view: View) -> Iterator[Sentence]:
             "bad",
             found[0][1].opened_us,
         )
+
+
+def _endpoints(view: View) -> Iterator[Sentence]:
+    """Endpoints that are disabled, and those that ask for pauses."""
+    if not view.may("endpoints"):
+        return
+    from laneway.push import table  # noqa: PLC0415  # only programs that push need it
+
+    states: tuple[tuple[table.State, str, str], ...] = (
+        ("disabled", "disabled, so nothing is sent: laneway endpoint enable TOPIC", "bad"),
+        ("busy", "asking for pauses (HTTP 429 or 503)", "slow"),
+    )
+    for state, text, kind in states:
+        key = "endpoints", state
+        count = view.reader.seldom(key, lambda s=state: table.count(view.engine, s))  # type: ignore[misc]
+        if count:
+            more = "+" if count >= table.MAX_COUNTED else ""
+            yield Sentence(
+                counted(count, "endpoint") + more,
+                f"{'is' if count == 1 else 'are'} {text}",
+                view.urls.page("/endpoints", state=state),
+                kind,
+            )
+
+
+def _unhandled(view: View) -> Iterator[Sentence]:
+    """Topics whose messages no running worker handles, although one serves their pool."""
+    now_us, coverage = view.reader.now_us(), view.reader.coverage()
+    found = [
+        stats
+        for stats in view.reader.topics("age", ("*",), OLDEST_TOPICS)
+        if stats.ready
+        and stats.oldest_us is not None
+        and now_us - stats.oldest_us >= UNSERVED_SECONDS * SECOND
+        and coverage.serves_pool(stats.pool)
+        and not coverage.serves_topic(stats.pool, stats.topic)
+        and not is_copy(stats.topic)
+    ]
+    if found:
+        yield Sentence(
+            _named([stats.topic for stats in found]),
+            f"{'has' if len(found) == 1 else 'have'} messages that no worker handles",
+            view.urls.topic(found[0].topic),
+            "bad",
+            found[0].oldest_us,
+        )
+
+
+def _dead_letters(view: View) -> Iterator[Sentence]:
+    history = view.reader.history(HOUR)
+    died = sum(row.died for row in history.rows if row.start >= history.now - HOUR)
+    if died:
+        text = "in the last hour"
+        yield Sentence(counted(died, "dead letter"), text, view.urls.page("/dead"), "bad")
 
 
 def _named(names: list[str]) -> str:
@@ -248,6 +304,9 @@ RULES = (
     _unserved,
     _dead_workers,
     _breakers,
+    _endpoints,
+    _unhandled,
+    _dead_letters,
     _kept_slots,
     _failing,
     _backlog,
