@@ -186,6 +186,8 @@ def test_unusual(served: Served, pieces: tuple[bytes, ...]) -> None:
     good = b"201 Created" if b"topics" in pieces[0] else b"200 OK"
     if b"nothing" in pieces[0]:
         good = b"404 Not Found"
+    if b"HTTP/1.0" in pieces[0]:  # a proxy may have sent it, and there is no token
+        good = b"403 Forbidden"
     assert status.endswith(good)
 
 
@@ -369,7 +371,7 @@ def test_one_read_of_a_token_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         async def counted(function: Any, *arguments: Any) -> Any:
             nonlocal asked
-            asked += function == services.tokens._read
+            asked += function == services.tokens._read_wanted
             if asked == REQUESTS:
                 every_one_asks.set()
             return await run_shared(function, *arguments)

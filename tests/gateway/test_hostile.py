@@ -242,13 +242,13 @@ def memory(process: int) -> int:
     return int(peak) << 10
 
 
-def test_stream_to_an_old_client(api: Api) -> None:
+def test_stream_to_an_old_client(tmp_path: Path) -> None:
     """HTTP/1.0 has no chunks: the answer ends with the connection."""
     lines = b'{"topic": "old", "body": 1}\n' * 2
     head = b"POST /v1/messages HTTP/1.0\r\ncontent-type: application/x-ndjson\r\n" + HOST
-    answer = exchange(
-        api.port, head + b"content-length: %d\r\n\r\n" % len(lines) + lines, until_closed=True
-    )
+    request = head + b"content-length: %d\r\n\r\n" % len(lines) + lines
+    with serving(f"sqlite:///{tmp_path}/laneway.db", "--insecure") as (api, _):
+        answer = exchange(api.port, request, until_closed=True)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"chunked" not in head
     assert [json.loads(line)["line"] for line in body.splitlines()] == [1, 2]
