@@ -432,8 +432,9 @@ def test_what_celery_accepts(
     arguments do not fit is a TypeError.
     """
     monkeypatch.setattr(application, "_WARNED", set())
-    for name in ("one", "two"):
-        task = celery.task(name=name, once={"graceful": True}, max_retriez=5)(lambda n: n)
+    options: dict[str, Any] = {"once": {"graceful": True}, "max_retriez": 5}
+    celery.task(name="one", **options)(lambda n: n)
+    task = celery.task(name="two", **options)(lambda n: n)
     assert (task.once, task.max_retriez, task.max_retries) == ({"graceful": True}, 5, 3)
     warnings = [each.getMessage() for each in caplog.records if "is unknown" in each.message]
     assert sorted(warnings) == [
