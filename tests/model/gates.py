@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laneway.engines.shared import adaptive, fairness
+from laneway.engines.shared import adaptive, fairness, gates
 from laneway.policy import Gate, Resolved, gate_names
+from laneway.tiers import TierLayers, Tiers
 from laneway.topic_groups import GROUP, TOPIC
 from tests.model.state import (
     HOLD_US,
@@ -29,6 +30,12 @@ class Gates:
     now: int
     gates: dict[str, GateState]
     lanes: dict[str, Lane]
+    tier_settings: TierLayers
+
+    @property
+    def tiers(self) -> Tiers:
+        """The tiers in force."""
+        return self.tier_settings.in_force()
 
     def _gates_of(self, lane: Lane, policy: Resolved) -> tuple[str, ...]:
         """
@@ -176,7 +183,7 @@ class Gates:
         entry = self._entry(lane, name)
         turn, inner = self._turn(entry, name), self._inner_turn(lane, name)
         for other in self._waiting_at(name):
-            if other in call.left_out:
+            if other in call.left_out or self._is_served_later(other.tier_queue, lane.tier_queue):
                 continue
             its = self._entry(other, name)
             if its is entry:
@@ -185,6 +192,9 @@ class Gates:
             elif (its.turns[name], its.number) < (turn, entry.number):
                 return False
         return True
+
+    def _is_served_later(self, one: TierQueue, other: TierQueue) -> bool:
+        return one.pool == other.pool and gates.is_served_later(self.tiers, one.tier, other.tier)
 
     def _turn(self, entry: Lane | GroupQueue, name: str) -> int:
         """The entry's virtual time at a gate: not before that of the entry served last."""

@@ -15,7 +15,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, Gate, PolicyTable, Resolved
-from laneway.tiers import Tier, TierLayers, Tiers
+from laneway.tiers import Tier, TierLayers
 from laneway.topic_groups import TOPIC, group_of
 from tests.model.gates import Gates
 from tests.model.state import (
@@ -77,11 +77,6 @@ class Lanes(Gates):
         self.election_records: dict[str, bytes] = {}
         self.kept_records: dict[tuple[str, str], bytes] = {}
         self.deadlines_given: set[int] = set()
-
-    @property
-    def tiers(self) -> Tiers:
-        """The tiers in force."""
-        return self.tier_settings.in_force()
 
     def _fair_by(self, tier_queue: TierQueue) -> str:
         """Lanes may remain in a tier that was removed."""

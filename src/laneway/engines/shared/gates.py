@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from laneway.engines.shared.adaptive import Flow
+    from laneway.tiers import Tiers
 
 T = TypeVar("T", int, float)
 
@@ -283,3 +284,12 @@ def view(
         "next_permit_us": next_permit_us(limits, tat, now_us, 1, owes),
         "waiting": waiting,
     }
+
+
+def is_served_later(tiers: Tiers, tier: str, strict: str) -> bool:
+    """
+    Whether lanes of `tier` may get nothing while those of another tier of their pool, a strict one,
+    have work. Then they are not before them at a gate, whatever their turns are.
+    """
+    order = [name for name, each in tiers.items() if each.share == "strict"]
+    return strict in order and tier not in order[: order.index(strict) + 1]

@@ -87,6 +87,8 @@ class GateLines:
         else:
             turn, number = gate_order.group_turn(tx, group, gate), group.number
         for line in self.at(gate):
+            if self._is_served_later(line.tier_queue, lane):
+                continue
             if line.has_before(turn, number):
                 return False
             if group is not None and line.tier_queue == group.tier_queue:
@@ -94,6 +96,13 @@ class GateLines:
                 if first is not None and (first.turn, first.lane) < (inner, lane.lane):
                     return False
         return True
+
+    def _is_served_later(self, number: int, lane: Lane) -> bool:
+        """Whether this tier queue may get nothing while that of the lane has work."""
+        one, other = self.tx.tier_queues[number], self.tx.tier_queue_of(lane)
+        return one.pool == other.pool and gates.is_served_later(
+            self.tx.rules.tiers, one.tier, other.tier
+        )
 
     def waits_for_pool(self, line: GateLine, lane: Lane) -> bool:
         """

@@ -12,6 +12,7 @@ import pytest
 from laneway.message import Settlement
 from laneway.policy import Gate
 from laneway.testing.engine_driver import EngineDriver
+from laneway.tiers import Tier
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -127,6 +128,22 @@ def test_tiers_at_one_gate(driver: EngineDriver) -> None:
     driver.policy("high", gate="A", tier="high")
     driver.policy("low", gate="A", tier="low")
     check(driver, {"high": 100, "low": 100})
+
+
+def test_a_strict_tier_at_two_gates(driver: EngineDriver) -> None:
+    """Topics of other tiers that wait at one of the gates, and get nothing, are not before it."""
+    driver.open(tiers={"first": Tier("strict"), "mid": Tier(1)})
+    a_gate(driver, "A", concurrency=1)
+    a_gate(driver, "B", concurrency=1)
+    driver.policy("busy", tier="first")
+    driver.policy("one", gate="B", tier="first")
+    driver.policy("two", gate=["A", "B"], tier="first")
+    driver.policy("a", gate="A", tier="mid")
+    driver.policy("b", gate="B", tier="mid")
+    for topic in ("busy", "one", "two", "a", "b"):
+        driver.put(topic, *map(str, range(300)))
+    got = Handlers(driver, {"default": 2}).run(5)
+    assert min(got["one"], got["two"]) >= 10, got
 
 
 def test_pools_at_one_gate(driver: EngineDriver) -> None:

@@ -533,13 +533,29 @@ local serving = part(function(serving)
         return top ~= nil and before(top, position)
     end
 
+    -- Whether a tier queue may get nothing while another one of its pool, of a strict tier, has
+    -- work. Then its lanes are not before those of the other one at a gate, whatever their turns.
+    local function is_served_later(one, other)
+        if one.pool ~= other.pool or one.tier == other.tier then
+            return false
+        end
+        for _, tier in ipairs(tiers) do
+            if tier.strict and (tier.name == one.tier or tier.name == other.tier) then
+                return tier.name == other.tier
+            end
+        end
+        return false
+    end
+
     -- Whether nothing that waits at the gate and may deliver is before the lane, which waits at
     -- another one.
     local function is_turn(lane, gate)
         local entry = turns.entry(lane, gate.name)
-        local turn = turns.would_be(entry, gate)
+        local turn, its_queue = turns.would_be(entry, gate), tier_queues[lane.tier_queue]
         for number = 1, #tier_queues do
-            if has_before(queue_of(gate, tier_queues[number]), turn, entry.number, entry) then
+            local other = tier_queues[number]
+            if not is_served_later(other, its_queue) and has_before(queue_of(gate, other), turn,
+                entry.number, entry) then
                 return false
             end
         end
