@@ -58,13 +58,14 @@ test-kills: $(READY) ## publishers, workers, spools and stores that are killed a
 test-elections: $(READY) ## holders that die, stop and step down, with 50 candidates, many more successions than in make test
 	LANEWAY_SUCCESSIONS=300 LANEWAY_CANDIDATES=50 $(BIN)/python -m pytest -s --timeout 3600 tests/cluster/test_successions.py $(ARGS)
 
-lint: $(READY) ## ruff, mypy, pyright, the layers
+lint: $(READY) ## ruff, mypy, pyright, the layers, the size of the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@if command -v node >/dev/null 2>&1; then echo $(BIN)/pyright; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright; \
 	else echo "pyright: left out, it needs node (mypy has read the same tests of the types)"; fi
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python lint/size.py
 
 fmt: $(READY) ## format, and fix what ruff can
 	$(BIN)/ruff check --fix-only --quiet .
