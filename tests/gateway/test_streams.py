@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -180,6 +181,16 @@ def test_metrics(api: Api, app: Laneway) -> None:
     api("GET", "/v1/topics/a")
     assert line in api("GET", "/metrics").content.decode()
     assert "metric." not in text
+    api("POST", "/v1/topics/a/messages", {"body": 1})
+    text = api("GET", "/metrics").content.decode()
+    for method, path in (("GET", "/v1/topics/{topic}"), ("POST", "/v1/topics/{topic}/messages")):
+        labels = f'{{method="{method}",path="{path}"'
+        assert f'laneway_gateway_request_seconds_bucket{labels},le="+Inf"}} 1\n' in text
+        assert f"laneway_gateway_request_seconds_count{labels}}} 1\n" in text
+        [seconds] = re.findall(
+            rf"laneway_gateway_request_seconds_sum{re.escape(labels)}}} (.+)", text
+        )
+        assert 0 < float(seconds) < 60
     topped = api("GET", "/metrics?top=100").content.decode()
     assert r'laneway_topic_waiting{topic="metric.\"\\"} 1' in topped
     parser = pytest.importorskip("prometheus_client.parser")

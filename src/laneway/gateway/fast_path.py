@@ -9,6 +9,7 @@ small request that has arrived as a whole. What is unusual takes ASGI's way, wit
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
@@ -70,11 +71,11 @@ class _Head(msgspec.Struct, frozen=True):
 class _Waiting:
     """A request that waits for its message's receipt. A `Waiter` of the producer."""
 
-    __slots__ = ("_draft", "_gateway", "_respond", "_route", "_scope")
+    __slots__ = ("_draft", "_gateway", "_respond", "_route", "_scope", "_started")
 
     def __init__(self, gateway: Owner, scope: Scope, route: Route, respond: Respond) -> None:
         self._gateway, self._scope, self._route = gateway, scope, route
-        self._respond = respond
+        self._respond, self._started = respond, time.perf_counter()
 
     def send(self, draft: Draft) -> None:
         """Publish the message."""
@@ -106,7 +107,9 @@ class _Waiting:
         self._answer(self._gateway.problem(request, self._route, fault))
 
     def _answer(self, response: Response) -> None:
-        self._gateway.services.answers["POST", self._route.path, response.status] += 1
+        self._gateway.services.count_answer(
+            "POST", self._route.path, response.status, self._started
+        )
         try:
             self._respond(response)
         except Exception as error:  # noqa: BLE001  # the answers to others wait behind it

@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, get_origin
 from urllib.parse import quote
 
@@ -131,7 +132,8 @@ class Gateway:
                 self.services.open_requests.remove(request)
 
     async def _answer_all(self, request: Request) -> None:
-        method, path = request.method, "unknown"
+        started = time.perf_counter()
+        method, path = request.method if request.method in METHODS else "other", "unknown"
         if self.cors_origins and cors.is_allowed(request, self.cors_origins):
             request.more_headers = cors.headers(request)
             if cors.is_preflight(request):
@@ -150,7 +152,7 @@ class Gateway:
             return
         except Exception as error:  # noqa: BLE001  # every error has an answer
             answer = self.problem(request, route, error)
-        self.services.answers[method if method in METHODS else "other", path, answer.status] += 1
+        self.services.count_answer(method, path, answer.status, started)
         try:
             if isinstance(answer, Stream):
                 await request.stream(answer)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
-from collections import Counter
+import math
+import time
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -36,6 +39,9 @@ BODY_SECONDS = 5.0
 THREADS = 16
 """Reads and settlements that run at the same time; publishes have the application's threads."""
 
+LATENCY_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, math.inf)
+"""Upper bounds in seconds of the time that answers take."""
+
 
 class Extended(Protocol):
     """What the routes of the API use of an extension."""
@@ -66,6 +72,9 @@ class Services:
         self.long_polls = LongPolls(host, self.threads)
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
+        self.latencies: Counter[tuple[str, str, float]] = Counter()
+        """Answers by method, path of the route, and the bound of the time that they took."""
+        self.answer_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.tokens = TokenCheck(host)
         self.sessions = Sessions(host, self.tokens, local_login)
         self.credits = Credits()
@@ -83,6 +92,14 @@ class Services:
         """The calls of `run_shared` that run, by loop, function and arguments."""
         self.readers: Readers = {}
         self._ends: dict[Callable[[], object], asyncio.AbstractEventLoop] = {}
+
+    def count_answer(self, method: str, path: str, status: int, started: float) -> None:
+        """Count an answer to a request of a route that arrived at `started` (`perf_counter`)."""
+        seconds = time.perf_counter() - started
+        bound = LATENCY_BOUNDS[bisect.bisect_left(LATENCY_BOUNDS, seconds)]
+        self.answers[method, path, status] += 1
+        self.latencies[method, path, bound] += 1
+        self.answer_seconds[method, path] += seconds
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking function in a thread."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from laneway.admin import workers
 from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
+from laneway.gateway.services import LATENCY_BOUNDS
 from laneway.gateway.waits import KINDS
 from laneway.history import figures
 from laneway.push import stored_counts, table
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
     from laneway.gateway.schema import MetricsQuery
+    from laneway.gateway.services import Services
 
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 RECENT_SECONDS = 600.0
@@ -107,6 +110,7 @@ def _lines(call: Call) -> Iterator[str]:
         ],
     )
     services = call.services
+    yield from _request_seconds(services)
     waiting: dict[str, int] = {"lease": services.long_polls.count}
     waiting |= {kind: services.waits.by_kind[kind] for kind in KINDS}
     yield from _series(
@@ -134,6 +138,26 @@ def _lines(call: Call) -> Iterator[str]:
         )
 
 
+def _request_seconds(services: Services) -> Iterator[str]:
+    """A histogram of the time until the head of an answer, waiting for messages included."""
+    counts: Counter[tuple[str, str, float]] = Counter()
+    for (method, path, bound), count in services.latencies.copy().items():
+        counts[method, STATIC_FILE.sub("/{file}", path), bound] += count
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for (method, path), seconds in services.answer_seconds.copy().items():
+        sums[method, STATIC_FILE.sub("/{file}", path)] += seconds
+    yield "# TYPE laneway_gateway_request_seconds histogram\n"
+    for (method, path), seconds in sorted(sums.items()):
+        labels = {"method": method, "path": path}
+        total = 0
+        for bound in LATENCY_BOUNDS:
+            total += counts[method, path, bound]
+            le = "+Inf" if math.isinf(bound) else f"{bound:g}"
+            yield _line("laneway_gateway_request_seconds_bucket", {**labels, "le": le}, total)
+        yield _line("laneway_gateway_request_seconds_sum", labels, seconds)
+        yield _line("laneway_gateway_request_seconds_count", labels, total)
+
+
 def _push_series(engine: FullEngine) -> Iterator[str]:
     """What the senders have counted; nothing where none ever did."""
     counts = stored_counts.read(engine)
@@ -157,11 +181,12 @@ def _push_series(engine: FullEngine) -> Iterator[str]:
 def _series(name: str, kind: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}\n"
     for labels, value in samples:
-        yield (
-            f"{name}{_labels(labels)} {value:g}\n"
-            if isinstance(value, float)
-            else (f"{name}{_labels(labels)} {value}\n")
-        )
+        yield _line(name, labels, value)
+
+
+def _line(name: str, labels: dict[str, str], value: float) -> str:
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name}{_labels(labels)} {shown}\n"
 
 
 def _labels(labels: dict[str, str]) -> str:
