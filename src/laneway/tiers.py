@@ -160,12 +160,8 @@ class TierLayers(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def read(stored: bytes | str) -> TierLayers:
-        """Read the stored JSON, also that from before there were layers: a list of (name, tier)."""
-        found = msgspec.json.decode(stored)
-        if isinstance(found, list):
-            code = {name: msgspec.convert(value, Tier) for name, value in found}
-            return TierLayers(code=code, default=usual_default(code), declared=code)
-        return msgspec.convert(found, TierLayers)
+        """Read the stored JSON."""
+        return msgspec.json.decode(stored, type=TierLayers)
 
     def json(self) -> bytes:
         """Return the JSON that is stored, the same once it was read again: a share of 3 is 3.0."""

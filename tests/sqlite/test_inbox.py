@@ -12,7 +12,6 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.sqlite import store
 from laneway.engines.sqlite.admin import SqliteEngine
 from laneway.engines.sqlite.inbox import MOST_ROWS
 from laneway.engines.sqlite.transaction import Transaction
@@ -112,37 +111,6 @@ def test_time_never_goes_back(engine: FullEngine, other: FullEngine) -> None:
     leases = other.lease(10, topics=["a"], now_us=1).leases
     assert [lease.body for lease in leases] == [b"0", b"1", b"2"]
     assert [lease.published_us for lease in leases] == [3 * 10**15] * 3
-
-
-def test_a_file_without_inbox_gets_one(path: Path) -> None:
-    """A file of layout 5."""
-    folder = Path(store.__file__).parent / "migrations"
-    with closing(sqlite3.connect(path)) as raw:
-        for number in range(1, 6):
-            raw.executescript(next(folder.glob(f"{number:04d}_*.sql")).read_text(encoding="utf-8"))
-        raw.executescript(
-            "INSERT INTO shard (one, nonce) VALUES (1, 'zzzzzz');"
-            f"PRAGMA application_id = {store.APPLICATION_ID}; PRAGMA user_version = 5"
-        )
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        engine.put([Draft("a", b"")])
-        engine.put([Draft("a", b"")])
-        assert rows(path) == 1
-        assert engine.overview().waiting == 2
-
-
-def test_a_program_without_inbox_takes_its_number(
-    engine: FullEngine, other: FullEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program of layout 5 that still runs: both messages are delivered."""
-    assert isinstance(other, SqliteEngine)
-    engine.put([Draft("a", b"inbox")], now_us=1)
-    monkeypatch.setattr(other._inbox, "empty", lambda tx: None)
-    other.put([Draft("a", b"old"), Draft("a", b"program")], now_us=1)
-    monkeypatch.undo()
-    leases = engine.lease(10, topics=["a"]).leases
-    assert [lease.body for lease in leases] == [b"old", b"program", b"inbox"]
-    assert [check.name for check in engine.doctor() if not check.ok] == []
 
 
 def test_a_put_inside_another_call_is_refused(

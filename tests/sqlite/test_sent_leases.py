@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +12,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings, WorkListener
-from laneway.engines.sqlite import inbox, store, wakeup
+from laneway.engines.sqlite import inbox, wakeup
 from laneway.engines.sqlite.admin import SqliteEngine
 from laneway.engines.sqlite.wakeup import LEAST_STARTABLE
 from laneway.message import Batch, Draft, Lease, Settlement
@@ -299,22 +298,6 @@ def test_a_policy_with_a_short_lease(
     assert batch.until <= time.monotonic() + 0.5
     assert not worker.lease(10, now_us=batch.now_us + SECOND // 2 - 1).leases
     assert len(worker.lease(10, now_us=batch.now_us + SECOND // 2).leases) == 1
-
-
-def test_a_layout_without_leases_in_the_inbox(path: Path) -> None:
-    """Layout 7; what is in its inbox is kept."""
-    folder = Path(store.__file__).parent / "migrations"
-    with closing(sqlite3.connect(path)) as raw:
-        for number in range(1, 8):
-            raw.executescript(next(folder.glob(f"{number:04d}_*.sql")).read_text(encoding="utf-8"))
-        raw.executescript(
-            "INSERT INTO shard (one, nonce) VALUES (1, 'zzzzzz');"
-            "INSERT INTO inbox (mid, published, topic, rank, body) VALUES (1, 1, 'a', 1, x'31');"
-            f"PRAGMA application_id = {store.APPLICATION_ID}; PRAGMA user_version = 7"
-        )
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        assert [lease.body for lease in engine.lease(10).leases] == [b"1"]
-        assert_is_healthy(engine)
 
 
 def test_the_longest_lease_of_a_worker(engine: FullEngine, worker: FullEngine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import sqlite3
@@ -31,8 +30,7 @@ from laneway.errors import (
     UsageError,
 )
 from laneway.message import Draft, Settlement
-from laneway.policy import Gate, Tier
-from laneway.units import SECOND
+from laneway.policy import Gate
 
 
 def engine_at(path: Path, **settings: object) -> FullEngine:
@@ -169,212 +167,50 @@ def test_program_of_an_older_version_beside_a_newer_one(tmp_path: Path) -> None:
         assert raw.execute("SELECT waiting, leased FROM shard").fetchone() == (0, 1)
 
 
-def make_layout(path: Path, layout: int, *statements: str) -> None:
-    """A file as it was at that layout, with what the statements put into it."""
-    folder = Path(store.__file__).parent / "migrations"
-    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
-        for number in range(1, layout + 1):
-            raw.executescript(next(folder.glob(f"{number:04d}_*.sql")).read_text(encoding="utf-8"))
-        raw.execute("INSERT INTO shard (one, nonce) VALUES (1, 'zzzzzz')")
-        raw.execute(f"PRAGMA application_id = {store.APPLICATION_ID}")
-        raw.execute(f"PRAGMA user_version = {layout}")
-        for statement in statements:
-            raw.executescript(statement)
-
-
-def test_each_new_store_has_the_schema_of_the_migrations(
+def test_a_step_brings_a_file_to_the_next_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the second one of a process, which runs no migration; and none of them adds a row."""
-    monkeypatch.setattr(store, "_newest_schema", [])
-    make_layout(tmp_path / "q.db", store.SCHEMA_VERSION)
-    with contextlib.ExitStack() as opened:
-        migrated, first, second = [
-            opened.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
-            for path in (tmp_path / "q.db", ":memory:", ":memory:")
-        ]
-        migrated.execute("DELETE FROM shard")
-        store._upgrade(first, 0)
-        monkeypatch.setattr(store, "_migration", None)  # the second must not call it
-        store._upgrade(second, 0)
-        assert schema_of(first) == schema_of(migrated) != []
-        assert schema_of(second) == schema_of(migrated)
-        for each in (first, second):
-            each.execute("DELETE FROM sqlite_sequence")  # 0 is where a number without a row begins
-            assert not [line for line in each.iterdump() if "INSERT INTO" in line]
+    """In one transaction, with all that it holds, while a program of the older layout has it."""
+    path, next_layout = tmp_path / "q.db", store.SCHEMA_VERSION + 1
+    step = tmp_path / f"{next_layout:04d}_step.sql"
+    step.write_text("ALTER TABLE gate ADD COLUMN made_up INTEGER NOT NULL DEFAULT 7;\nBROKEN;\n")
+    with closing(engine_at(path)) as old:
+        old.put([Draft("a", b"1"), Draft("a", b"2")])
+        old.gate_set("g", Gate(concurrency=1))
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "SCHEMA_VERSION", next_layout)
+            patched.setattr(store, "MIGRATIONS", tmp_path)
+            with pytest.raises(LanewayError, match="syntax error"):
+                engine_at(path)
+            assert schema_version(path) == next_layout - 1
+            step.write_text(step.read_text().replace("BROKEN;", ""))
+            with closing(engine_at(path)) as engine:
+                assert schema_version(path) == next_layout
+                with closing(sqlite3.connect(path)) as raw:
+                    assert raw.execute("SELECT made_up FROM gate").fetchall() == [(7,)]
+                (first, _) = engine.lease(2).leases
+                assert first.body == b"1"
+                assert [check for check in engine.doctor() if not check.ok] == []
+        with pytest.raises(SchemaMismatch, match="nothing was changed: upgrade Laneway"):
+            old.put([Draft("a", b"3")])
 
 
-def schema_of(connection: sqlite3.Connection) -> list[object]:
-    return connection.execute(
-        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid"
-    ).fetchall()
-
-
-ONE_MESSAGE = """
-    INSERT INTO tier_queue (tier_queue, pool, tier) VALUES (1, 'default', 'mid');
-    INSERT INTO lane (lane, name, tier_queue, place, vt, tat, ready, delayed, parked, leased, bytes,
-                      published, delivered, done, seen, lately, before)
-        VALUES (1, 'a', 1, 1, 0, 0, 1, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0);
-    INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body)
-        VALUES (1, 1, 0, 1, 1, 1, 1, 0, 0, CAST('kept' AS BLOB));
-    INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (1, 1, 1, 1, 1);
-    UPDATE shard SET seq = 1, waiting = 1, bytes = 4, published = 1, lanes = 1;
-"""
-"""In the topic a."""
-
-
-def test_policies_of_an_older_layout_are_kept(tmp_path: Path) -> None:
-    """Those of exact topics become rows of their own; a lane that is there already follows them."""
-    path = tmp_path / "q.db"
-    rows: list[tuple[str, str, dict[str, object]]] = [
-        ("code", "a", {"retries": 2}),
-        ("code", "b", {"rate": 5.0}),
-        ("code", "t.*", {"weight": 2.0}),
-        ("operator", "a", {"paused": True}),
-    ]
-    policies = [
-        f"INSERT INTO policy VALUES ('{layer}', '{pattern}', '{json.dumps(fields)}')"
-        for layer, pattern, fields in rows
-    ]
-    make_layout(path, 2, ONE_MESSAGE, *policies)
-    with closing(engine_at(path)) as engine:
-        assert engine.policies().rows() == [rows[2]]
-        before = {"code": {"retries": 2}, "program:": {"retries": 2}, "operator": {"paused": True}}
-        assert engine.policy_own_list() == (
-            [("a", before), ("b", {"code": {"rate": 5.0}, "program:": {"rate": 5.0}})],
-            None,
-        )
-        assert (
-            engine.policy_of("a").paused,
-            engine.policy_of("a").retries,
-            engine.policy_of("b").rate,
-        ) == (True, 2, 5.0)
-        engine.policy_set("code", "a", {"weight": 3})
-        assert engine.lease(1).leases == []
-        engine.policy_reset("operator", "a")
-        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
-
-
-def test_an_older_layout_is_migrated(tmp_path: Path) -> None:
-    """With everything in it."""
-    path = tmp_path / "q.db"
-    make_layout(path, 1, ONE_MESSAGE)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        (lease,) = engine.lease(1).leases
-        assert lease.body == b"kept"
-        engine.settle(
-            [
-                Settlement(
-                    lease.handle,
-                    lease.fence,
-                    id=lease.id,
-                    outcome=b"so",
-                    outcome_ttl_us=SECOND * 60,
-                )
-            ]
-        )
-        assert engine.results([(lease.id, "a")])[0].outcome == b"so"
-        assert [check for check in engine.doctor() if not check.ok] == []
-
-
-def test_a_topic_of_a_file_without_groups_moves_to_one(tmp_path: Path) -> None:
-    """A file of layout 10; its messages stay."""
-    path = tmp_path / "q.db"
-    make_layout(path, 10, ONE_MESSAGE)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        engine.policy_set("code", "*", {"group": "all"})
-        assert engine.topic_stats("a").group == "all"
-        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
-        assert [check for check in engine.doctor() if not check.ok] == []
-
-
-def test_a_file_without_policies_of_subscriptions_by_pattern(tmp_path: Path) -> None:
-    """A program that does not know them refuses the file from then on."""
-    path = tmp_path / "q.db"
-    make_layout(path, 15, ONE_MESSAGE)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        engine.policy_set("code", "*", {"subscription:audit": {"kind": "failover"}})
-        engine.policy_set("code", "*#audit", {"retries": 0})
-        engine.put([Draft("a", b"new")])
-        assert [lease.body for lease in engine.lease(5, pool="*#audit").leases] == [b"new"]
-        assert [check for check in engine.doctor() if not check.ok] == []
-    with closing(sqlite3.connect(path)) as raw:
-        assert raw.execute("PRAGMA user_version").fetchone() == (store.SCHEMA_VERSION,)
-        assert store.SCHEMA_VERSION >= 16
-
-
-def test_partitions_of_an_older_file_share_a_limit_that_adapts(tmp_path: Path) -> None:
-    """A file of layout 17, whose lane was full by its own limit, waits at the topic's then."""
-    path = tmp_path / "q.db"
-    own = json.dumps({"code": {"partitions": 4, "concurrency": "auto"}})
-    full = f"""
-        INSERT INTO own_set (no, layers, uses) VALUES (1, '{own}', 1);
-        INSERT INTO own_policy (topic, own) VALUES ('a', 1);
-        UPDATE lane SET name = 'a' || char(31) || '0', rule = 'a', own = 1, place = 4;
-        UPDATE shard SET own = 1;
-    """
-    make_layout(path, 17, ONE_MESSAGE, full)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        assert [lease.body for lease in engine.lease(5).leases] == [b"kept"]
-        assert engine.topic_stats("a").limit == 2
-        assert [check for check in engine.doctor() if not check.ok] == []
-
-
-def test_a_file_without_coordination_gets_it(tmp_path: Path) -> None:
-    """A file of layout 6; its messages stay."""
-    path = tmp_path / "q.db"
-    make_layout(path, 6, ONE_MESSAGE)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+def schema_version(path: Path) -> int:
     with closing(sqlite3.connect(path)) as raw:
         (version,) = raw.execute("PRAGMA user_version").fetchone()
-        tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
-    assert version == store.SCHEMA_VERSION
-    assert {"workers", "elections"} <= tables
+    return int(version)
 
 
-def test_a_file_without_several_gates_gets_them(tmp_path: Path) -> None:
-    """A file of layout 9: its lane waits at one gate, and then at two."""
+@pytest.mark.parametrize("layout", [1, store.SCHEMA_VERSION - 1])
+def test_a_layout_that_no_step_begins_at_is_refused(tmp_path: Path, layout: int) -> None:
+    """The error has the layout, and what to do with its messages."""
     path = tmp_path / "q.db"
-    gated = """
-        INSERT INTO gate (name, code, leased, open)
-            VALUES ('g', '{"concurrency": 1}', 1, 0), ('h', '{"concurrency": 1}', 1, 0);
-        INSERT INTO policy VALUES ('code', 'a', '{"gate": "g"}');
-        UPDATE lane SET place = 3, gate = 'g';
-        INSERT INTO gate_entry VALUES (1, 'g', 0, 1, 0);
-    """
-    make_layout(path, 9, ONE_MESSAGE, gated)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        assert engine.lease(1).leases == []
-        engine.gate_set("g", Gate(concurrency=2))
-        engine.policy_set("code", "a", {"gate": ["g", "h"]})
-        assert engine.lease(1).leases == []
-        engine.gate_set("h", Gate(concurrency=2))
-        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
-        assert [check for check in engine.doctor() if not check.ok] == []
-
-
-def test_positions_of_groups_move_from_gates_to_the_group(tmp_path: Path) -> None:
-    """A file of layout 19: a group is first at an open gate."""
-    path = tmp_path / "q.db"
-    waiting = """
-        INSERT INTO gate (name, code, leased, open, waiting)
-            VALUES ('g', '{"concurrency": 1}', 0, 1, 1);
-        INSERT INTO policy VALUES ('code', 'a', '{"gate": "g", "group": "all"}');
-        INSERT INTO group_queue (number, tier_queue, name, vt, inner_vt, lanes, runnable, at_gate,
-            weight) VALUES (2, 1, 'all', 9, 0, 1, 0, 1, 1.0);
-        INSERT INTO group_turn VALUES (2, 'g', 1, 0, 0, 1);
-        INSERT INTO gate_entry VALUES (1, 'g', 9, 2, 1);
-        UPDATE lane SET tier_queue = -2, place = 3, gate = 'g', vt = 7;
-    """
-    make_layout(path, 19, ONE_MESSAGE, waiting)
-    with closing(engine_at(path)) as engine:
-        with closing(sqlite3.connect(path)) as raw:
-            entries = raw.execute("SELECT owner, vt, head, open FROM gate_entry").fetchall()
-        assert entries == [(-2, 7, 1, 1)]
-        assert [lease.body for lease in engine.lease(5).leases] == [b"kept"]
-        assert engine.lease(5).leases == []
-        assert [check for check in engine.doctor() if not check.ok] == []
+    engine_at(path).close()
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute(f"PRAGMA user_version = {layout}")
+    with pytest.raises(SchemaMismatch, match=rf"layout {layout},.* handle its messages with"):
+        engine_at(path)
+    assert schema_version(path) == layout
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
@@ -532,23 +368,6 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 2_000_000
 
 
-def test_tiers_of_an_older_layout_become_the_codes_layer(tmp_path: Path) -> None:
-    """They were stored as a list; the default is the one that every topic had."""
-    path = tmp_path / "q.db"
-    make_layout(
-        path,
-        3,
-        """INSERT INTO setting VALUES
-        ('tiers', '[["gold", {"share": 3.0}], ["mid", {"share": 1.0}]]')""",
-        ONE_MESSAGE,
-    )
-    with closing(engine_at(path)) as engine:
-        assert (list(engine.tiers), engine.tiers.default) == (["gold", "mid"], "mid")
-        engine.tier_set("operator", {"gold": Tier(5)})
-        assert engine.tier_layers().code["gold"] == Tier(3.0)
-        assert [lease.topic for lease in engine.lease(1).leases] == ["a"]
-
-
 def test_an_index_finds_own_policies_that_name_a_tier(tmp_path: Path) -> None:
     """The cost is the same at one and at a million such policies."""
     with closing(engine_at(tmp_path / "q.db")) as engine:
@@ -659,31 +478,6 @@ def test_a_recreated_file_repeats_no_number(tmp_path: Path) -> None:
         )
     assert engine.settle([Settlement(lease.handle, lease.fence) for lease in new]) == ["acked"] * 5
     engine.close()
-
-
-def test_what_waits_in_a_file_without_tallies_is_counted(tmp_path: Path) -> None:
-    """A file of layout 10 has no tallies: its backlog counts from the first transaction on."""
-    path = tmp_path / "q.db"
-    make_layout(path, 10, ONE_MESSAGE)
-    with closing(engine_at(path)) as engine:
-        (tally,) = engine.tallies().tallies
-        assert (tally.tier, tally.pattern, tally.waiting) == ("mid", "*", 1)
-        assert len(engine.lease(1).leases) == 1
-        (tally,) = engine.tallies().tallies
-        assert (tally.delivered, tally.waiting) == (1, 0)
-
-
-def test_a_file_of_layout_16_lists_topics_by_dead_letters(tmp_path: Path) -> None:
-    """Letters that died before the upgrade count."""
-    path = tmp_path / "q.db"
-    dead = """
-        INSERT INTO dead (mid, topic, died, until, reason)
-            VALUES (7, 'b', 1, 1 << 62, 'x'), (8, 'b', 1, 1 << 62, 'x'), (9, 'a', 1, 1 << 62, 'x');
-    """
-    make_layout(path, 16, dead)
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        found = engine.topic_list(order="dead")
-    assert [(stats.topic, stats.dead) for stats in found] == [("b", 2), ("a", 1)]
 
 
 def test_close_does_not_wait_for_another_process(tmp_path: Path) -> None:

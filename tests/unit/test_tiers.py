@@ -116,16 +116,11 @@ def test_reserve_is_a_part_of_the_slots(reserve: Any) -> None:
         check_tiers({"a": Tier(1, reserve=reserve)})
 
 
-def test_stored_tiers_are_read_in_both_formats() -> None:
+def test_stored_tiers_are_read_as_they_were() -> None:
     layers = TierLayers.new({"a": Tier("strict", reserve=0.2), "b": Tier(2.5, "time")}, "a").change(
         "operator", {"b": None}, nobody
     )
     assert TierLayers.read(layers.json()) == layers
-    old = TierLayers.read(
-        '[["high", {"share": 6, "fair_by": "messages"}], ["last", {"share": "strict"}]]'
-    )
-    assert old.in_force() == {"high": Tier(6.0), "last": Tier("strict")}
-    assert old.in_force().default == "last"
 
 
 def test_lanes_move_if_a_tier_is_removed_or_the_default_changes() -> None:

@@ -37,7 +37,6 @@ from laneway.testing.servers import (
     free_port,
     until,
 )
-from laneway.tiers import Tier
 from tests.conformance.valkey_setups import cluster, guarded, sentinels, server
 from tests.valkey.conftest import drain, some
 
@@ -303,21 +302,6 @@ def test_a_missing_namespace(opened: Opened) -> None:
         refusal(opened, server().url, namespace="nobody-was-here", create=False), NoNamespace
     )
     assert isinstance(refusal(opened, server().url, namespace="no/slash"), UsageError)
-
-
-def test_tiers_of_a_namespace_of_before_there_were_layers(opened: Opened) -> None:
-    """They are the code's layer; then every shard learns of changes as of any."""
-    url = f"{server().url}?shards=2"
-    opened(url, namespace="old-tiers").put([Draft(f"t.{n}", b"x") for n in range(10)])
-    settings = "laneway:{old-tiers/0}:settings"
-    server().run("HDEL", settings, "tier_layers")
-    server().run("HSET", settings, "tiers", '[["high",{"share":6.0}],["mid",{"share":3.0}]]')
-    for shard in range(2):
-        server().run("DEL", f"laneway:{{old-tiers/{shard}}}:tiers")
-    engine = opened(url, namespace="old-tiers", tiers={"vip": Tier(6), "rest": Tier(1)})
-    assert engine.tiers == {"vip": Tier(6), "rest": Tier(1)}
-    assert len(drain(engine)) == 10
-    assert {tier.tier for tier in engine.overview().tiers} == {"mid", "rest"}
 
 
 def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) -> None:

@@ -216,10 +216,7 @@ def reset(session: Session, pattern: str, *, layer: Layer) -> None:
     """Remove the operator's policy of PATTERN; the code's holds again."""
     whose = "the operator" if layer == "operator" else "no program at run time"
     engine = session.engine()
-    found = engine.policy_reset(layer, pattern)
-    if layer == "code":
-        found = engine.policy_reset(PROGRAM, pattern) or found  # of before programs had names
-    if not found:
+    if not engine.policy_reset(layer, pattern):
         exit_with(
             f"policy {pattern}: {whose} has set {'nothing' if layer == 'operator' else 'anything'}"
             " for it",

@@ -23,7 +23,7 @@ from laneway.engines.shared.policy_changes import (
     topic_in_use,
 )
 from laneway.errors import TopicInUse
-from laneway.policy import PROGRAM, change_layers, is_pattern, matches, sources, with_code
+from laneway.policy import change_layers, is_pattern, matches, sources
 from laneway.subscriptions import base_of, is_copy, topic_of
 
 if TYPE_CHECKING:
@@ -383,37 +383,6 @@ class Policies:
                 version, version + 1, after, change.names, differences(current, after)
             )
             if self._write_shared(undone, names, current):
-                namespace.routes.load(version + 1, after.stored_rows())
-                return
-
-    def spread(self, *, from_before_programs: bool = False) -> None:
-        """
-        Make own policies of shared ones that need not be shared, and write all rules again.
-
-        `from_before_programs`: what code has set was declared by a program, whose name nobody
-        stored.
-        """
-        namespace = self._namespace
-        while True:
-            namespace.reload()
-            before, version = self._policy_table(), namespace.routes.version
-            after, own = copy_of(before), []
-            for name, layers in layers_by_name(before).items():
-                with_program = (
-                    with_code({PROGRAM: layers["code"], **sources(layers)})
-                    if from_before_programs and PROGRAM not in layers and "code" in layers
-                    else layers
-                )
-                becomes_own = not is_pattern(name) and not is_shared(before, name, layers)
-                after.add(name, {} if becomes_own else with_program)
-                if becomes_own:
-                    own.append(OwnChange(name, b"", with_program))
-            # One that an earlier attempt wrote, and perhaps another process changed since, stays.
-            self._write_own(own, version)
-            names = sorted(layers_by_name(before))
-            rows = differences(before, after)
-            change = RulesChange(version, version + 1, after, names, rows)
-            if self._write_shared(change, ["*"], before):
                 namespace.routes.load(version + 1, after.stored_rows())
                 return
 

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 20
+SCHEMA_VERSION = 21
+"""The layout of `schema.sql`; 21 is that of 0.1.0, the first version whose files are kept."""
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+"""`NNNN_name.sql` brings a file of the layout before NNNN to layout NNNN; 0.1.0 needs none."""
+
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 
@@ -183,13 +188,38 @@ class Store:
         connection.execute("PRAGMA mmap_size = 0")
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN")  # one view, because another process may be creating the file
+        version = self._known_version(connection)
+        if self.path is not None:
+            connection.execute("PRAGMA journal_mode = WAL")
+        if version == SCHEMA_VERSION:
+            return
+        connection.execute("BEGIN IMMEDIATE")
         try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        finally:
+            version = self._known_version(connection)  # another process may have been faster
+            for statement in _upgrade(version) or ():
+                connection.execute(statement)
+            if version == 0:
+                nonce = f"{random.SystemRandom().randrange(32**4, 32**5):x}"
+                connection.execute(
+                    "INSERT INTO shard (one, nonce, seq, fence) VALUES (1, ?1, ?2, ?2)",
+                    (self._nonce or nonce, self._first_number),
+                )
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            elif version < SCHEMA_VERSION:  # programs that have it open put nothing into its inbox
+                connection.execute("UPDATE shard SET policy_version = policy_version + 1")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
             connection.execute("ROLLBACK")
+            raise
+
+    def _known_version(self, connection: sqlite3.Connection) -> int:
+        """The layout of the file, 0 for an empty one. Raises for one that cannot be used."""
+        # One statement: another process may be creating the file now.
+        version, application, tables = connection.execute(
+            "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master)"
+            " FROM pragma_user_version, pragma_application_id"
+        ).fetchone()
         if tables and application != APPLICATION_ID:
             raise EngineCorrupt(
                 f"{self.name}: this SQLite file belongs to another program; name another file"
@@ -204,29 +234,12 @@ class Store:
                 f"{self.name}: the file has layout {version}, this Laneway knows layouts up to"
                 f" {SCHEMA_VERSION}; upgrade Laneway"
             )
-        if self.path is not None:
-            connection.execute("PRAGMA journal_mode = WAL")
-        if version == SCHEMA_VERSION:
-            return
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            _upgrade(connection, version)
-            if version == 0:
-                nonce = self._nonce or f"{random.SystemRandom().randrange(32**4, 32**5):x}"
-                first = self._first_number
-                connection.execute(
-                    "INSERT INTO shard (one, nonce, seq, fence) VALUES (1, ?, ?, ?)",
-                    (nonce, first, first),
-                )
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            elif version < SCHEMA_VERSION:  # programs that have it open put nothing into its inbox
-                connection.execute("UPDATE shard SET policy_version = policy_version + 1")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
+        if _upgrade(version) is None:
+            raise SchemaMismatch(
+                f"{self.name}: the file has layout {version}, which a Laneway before 0.1.0 has"
+                " written; handle its messages with that version, then name another file"
+            )
+        return int(version)
 
     @contextmanager
     def writing(
@@ -624,39 +637,25 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return "locked" in str(error) or "busy" in str(error)
 
 
-_newest_schema: list[str] = []
-"""The statements that the tables and indexes of the newest layout consist of, once one was made."""
-
-
-def _upgrade(connection: sqlite3.Connection, version: int) -> None:
+def _upgrade(version: int) -> Sequence[str] | None:
     """
-    Bring a store of that layout, 0 for an empty one, to the newest.
-
-    The migrations of the first empty store of a process yield the schema of its next ones, which
-    takes a third of their time: each ALTER TABLE makes SQLite parse the whole schema again.
+    The statements that bring a store of that layout, 0 for an empty one, to the newest; None if it
+    is too old.
     """
-    if version == 0 and (schema := tuple(_newest_schema)):
-        for statement in schema:
-            connection.execute(statement)
-        return
-    for number in range(version + 1, SCHEMA_VERSION + 1):
-        for statement in _migration(number):
-            connection.execute(statement)
     if version == 0:
-        _newest_schema[:] = [
-            sql
-            for (sql,) in connection.execute(
-                "SELECT sql FROM sqlite_master"
-                " WHERE sql IS NOT NULL AND name NOT GLOB 'sqlite_*' ORDER BY rowid"
-            )
-        ]
+        return _schema()
+    statements: list[str] = []
+    for number in range(version + 1, SCHEMA_VERSION + 1):
+        step = next(MIGRATIONS.glob(f"{number:04d}_*.sql"), None)
+        if step is None:
+            return None
+        statements += _statements(step.read_text(encoding="utf-8"))
+    return statements
 
 
-@cache
-def _migration(number: int) -> tuple[str, ...]:
-    """Its statements; a process that makes many files reads them once."""
-    (file,) = Path(__file__).with_name("migrations").glob(f"{number:04d}_*.sql")
-    return tuple(_statements(file.read_text(encoding="utf-8")))
+@cache  # for a process that makes many files
+def _schema() -> tuple[str, ...]:
+    return tuple(_statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")))
 
 
 def _statements(script: str) -> Iterator[str]:

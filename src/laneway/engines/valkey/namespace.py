@@ -114,7 +114,8 @@ class Namespace(ShardedNamespace):
             stored = self._create(settings)
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
-        self._set_tiers(stored.get(b"tier_layers") or stored[b"tiers"])
+        # Without layers its layout is too old, and `bring_up` refuses it.
+        self._set_tiers(stored.get(b"tier_layers") or TierLayers.new(None, None).json())
         if self.server.shards is not None and self.server.shards != self.shards:
             raise UsageError(
                 f"{self.server.name}: namespace {self.name} was made with {self.shards} shards, the"
@@ -123,8 +124,6 @@ class Namespace(ShardedNamespace):
             )
         self.routes = Routes(self.tiers, self.shards, records.plain_head)
         bring_up(self)
-        if b"tier_layers" not in stored:
-            self._begin_layers()
         self.reload()
         if self.shards > 1:
             self.finish_changes()
@@ -390,15 +389,6 @@ class Namespace(ShardedNamespace):
         self.tiers = self.tier_layers.in_force()
         self._tiers = records.tiers_record(self.tier_layers)
         self._tiers_stored = stored
-
-    def _begin_layers(self) -> None:
-        """
-        Give layers to the tiers of an older namespace: they become the code's. Every shard stores
-        the tiers before anything changes.
-        """
-        for shard in range(self.shards):
-            self.read(shard, "SET", "tiers", self._tiers, "NX")
-        self.read(0, "HSETNX", "settings", "tier_layers", self.tier_layers.json())
 
     def reload_tiers(self) -> None:
         """Read the tiers of the first shard again."""

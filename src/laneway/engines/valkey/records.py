@@ -19,7 +19,7 @@ from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.gates import Debt
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
-from laneway.engines.shared.states import ASLEEP, RUNNABLE
+from laneway.engines.shared.states import RUNNABLE
 from laneway.message import Batch, Draft, Lease
 from laneway.policy import AUTO, DISABLED, FOREVER, Gate, Resolved, engine_values, is_pattern
 from laneway.subscriptions import FIELD, split
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 15
+LAYOUT = 16
+"""That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -547,52 +548,6 @@ def read_record(mid: int, stored: bytes) -> Record:
     )
 
 
-def record_of(record: Record, mirrored: bytes) -> bytes:
-    """
-    The record as it is stored; for `layouts.py`, because only functions write records otherwise.
-    """
-    rare = [
-        record.lane if record.lane != record.topic else False,
-        record.attempts,
-        record.deliveries,
-        record.suspect,
-        record.joined,
-        record.parts,
-        record.parts_bytes,
-        record.unhandled_from,
-        record.unhandled_times,
-        msgspec.Raw(mirrored),
-        record.death,
-        record.history or False,
-    ]
-    is_near = NEAR_FROM <= record.rank + RANK_0 <= NEAR_TO
-    if not is_near:
-        rare.append(record.rank)
-    stored_rare = _pack(rare)
-    return (
-        _HEAD.pack(
-            _RICH,
-            record.state + 4 * record.serial,
-            record.rank + RANK_0 if is_near else 0,
-            record.seq,
-            record.since,
-            record.published,
-            record.expires or 0,
-            len(stored_rare),
-        )
-        + stored_rare
-        + content(
-            record.topic,
-            record.key,
-            record.id,
-            record.headers,
-            record.mkey,
-            record.body,
-            sticky=record.sticky,
-        )
-    )
-
-
 def since_of(stored: bytes) -> int:
     """The *since* of a message, from its record: plain ones end with it."""
     return read_record(0, stored).since if stored[0] == _RICH else int.from_bytes(stored[-7:])
@@ -683,8 +638,7 @@ _recent_meta: dict[bytes, _Meta] = {}
 
 def _meta(meta: bytes) -> _Meta:
     """What precedes the body in a message's content. Functions write false where it has none."""
-    topic, key, own_id, headers, sticky, *others = _unpack(meta)
-    mkey = others[0] if others else None  # not in plain records of layout 4
+    topic, key, own_id, headers, sticky, mkey = _unpack(meta)
     found = topic, key or None, own_id or None, headers or None, sticky, mkey or None
     if not (key or own_id or headers or sticky or mkey):
         if len(_recent_meta) >= REMEMBERED:
@@ -801,12 +755,9 @@ class Lane(msgspec.Struct):
     @property
     def gate_key(self) -> str:
         r"""The gates that it goes through, while it is at gates: their names, joined by \x1f."""
-        match self.gate[:1]:
-            case b"\x01":
-                return _counted(self.gate, 2)[0].decode()
-            case b"\x02" | b"\x03":
-                return self.gate[9:].decode()
-        return self.gate.decode()  # layout 14 has only these
+        if self.gate[:1] == b"\x01":
+            return _counted(self.gate, 2)[0].decode()
+        return self.gate[9:].decode()
 
     @property
     def first_of_latest(self) -> int | None:
@@ -854,15 +805,6 @@ def read_lane(name: str, stored: bytes) -> Lane:
     if len(rare) > RARE and rare[RARE]:
         lane.flow = msgspec.convert(rare[RARE], Flow)
     return lane
-
-
-def asleep(stored: bytes) -> bytes:
-    """The record of a lane, changed: it sleeps until now, and never was at a gate."""
-    _, rest = _counted(stored, _LANE_HEAD.size)
-    _, at = _counted(stored, rest + _LANE_TAIL.size)
-    tier_queue, _, *others = _LANE_TAIL.unpack_from(stored, rest)
-    before = stored[:_PLACE] + bytes([ASLEEP]) + stored[_PLACE + 1 : rest]
-    return before + _LANE_TAIL.pack(tier_queue, 1, *others) + b"\0\0" + stored[at:]
 
 
 class LaneCounts(NamedTuple):
@@ -924,12 +866,6 @@ _GROUP = msgspec.msgpack.Decoder(GroupRecord)
 def read_group(stored: bytes) -> GroupRecord:
     """Decode the record of a group."""
     return _GROUP.decode(b"\xdc" + struct.pack(">H", len(GroupRecord.__struct_fields__)) + stored)
-
-
-def without_gates(group: GroupRecord) -> bytes:
-    """The record of a group of which no lane is at a gate."""
-    values = msgspec.structs.asdict(group) | {"at_gate": 0, "has_heads": False}
-    return pack_values(*values.values())
 
 
 def read_held(stored: bytes) -> Held:
@@ -1028,18 +964,9 @@ def settings_of(name: str, gate: GateRecord) -> Gate:
 _GATE = msgspec.msgpack.Decoder(GateRecord)
 
 
-_GATE_FIELDS = (16, 11, 10, 7)
-"""How many fields its record has, and had in layouts 14, the same without a flow, and 5."""
-
-
 def read_gate(stored: bytes) -> GateRecord:
-    """Decode the record of a gate; also one of an older layout that was not written again."""
-    for count in _GATE_FIELDS:
-        try:
-            return _GATE.decode(b"\xdc" + struct.pack(">H", count) + stored)
-        except msgspec.DecodeError:
-            pass
-    raise ValueError("this is no record of a gate")
+    """Decode the record of a gate."""
+    return _GATE.decode(b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__)) + stored)
 
 
 class Counters(msgspec.Struct, array_like=True):

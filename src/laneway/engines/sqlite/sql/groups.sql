@@ -1,4 +1,4 @@
--- Groups of topics, see migrations/0013_groups.sql.
+-- Groups of topics, see schema.sql.
 
 -- name: group_any
 SELECT EXISTS (SELECT 1 FROM group_queue);

@@ -67,12 +67,11 @@ local gates = part(function(gates)
             local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes, flow,
                 turn, mean, holder, holder_name, listed = values_of(stored)
             gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
-                is_open = is_open, wake = wake, grant = grant, need = holder and need or 0,
-                held_until = holder and held_until or 0, owes = owes or 0,
+                is_open = is_open, wake = wake, grant = grant, need = need,
+                held_until = held_until, owes = owes,
                 flow = flow and adaptive.decode(flow) or false,
-                -- layout 14 has none of these, layout 5 no costs either
-                turn = turn or 0, mean = mean or 0, holder = holder or 0, holder_name = holder_name
-                    or '', listed = listed or {}, is_held_again = false }
+                turn = turn, mean = mean, holder = holder, holder_name = holder_name,
+                listed = listed or {}, is_held_again = false }
             limits_of(gate)
             known[name] = gate
         end

@@ -96,8 +96,8 @@ local groups = part(function(groups)
         local group = new(number, name, tier_queue, vt)
         group.inner_vt, group.size, group.runnable, group.at_gate, group.weight, group.is_limited
             = inner_vt, size, runnable, at_gate, weight, is_limited
-        group.has_heads = has_heads == true -- in layout 14 a table
-        group.listed_at, group.heads_at = runnable > 0 and vt, group.has_heads and vt
+        group.has_heads = has_heads
+        group.listed_at, group.heads_at = runnable > 0 and vt, has_heads and vt
         return group
     end
 

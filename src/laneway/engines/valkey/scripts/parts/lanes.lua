@@ -155,9 +155,6 @@ lanes = part(function(lanes)
         if tier_queue >= IN_GROUP then
             tier_queue, rest = -unpack_from('>I7', stored, rest), rest + 7
         end
-        if place == AT_GATE and turns.is_old(gate) then -- layouts.py places it again
-            place, gate = IDLE, ''
-        end
         local is_rare = rest <= #stored
         local lane = is_rare and rare_table() or usual_table()
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
@@ -179,7 +176,6 @@ lanes = part(function(lanes)
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
                 lane.watched_until, lane.need, lane.owes, flow, limited_keys =
                     values_of(sub(stored, rest + 1))
-            -- records of earlier versions end before them
             lane.flow = flow and adaptive.decode(flow) or false
             lane.keys = limited_keys or false
             tallies.begin_rare(lane, was)

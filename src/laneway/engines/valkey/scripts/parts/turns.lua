@@ -25,11 +25,6 @@ local turns = part(function(turns)
     local BEGINNING, TURN, OTHER = '<BBI2c0', '<i8', '<I2c0i8'
     local OF_ONE, NAME_AT = '<Bi8', 10
 
-    -- Whether a lane's record is of layout 14 and has only the key.
-    function turns.is_old(stored)
-        return stored ~= NEVER and byte(stored) > ONE
-    end
-
     -- Whether the lane, which is at gates, waits at one of this key. Mostly it need not be decoded.
     function turns.is_at(lane, key_of_gates)
         local found = lane.gate

@@ -33,14 +33,34 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     merged         INTEGER NOT NULL DEFAULT 0,
     expired        INTEGER NOT NULL DEFAULT 0,
     removed        INTEGER NOT NULL DEFAULT 0,
-    lanes          INTEGER NOT NULL DEFAULT 0
+    lanes          INTEGER NOT NULL DEFAULT 0,
+    own            INTEGER NOT NULL DEFAULT 0,  -- topics with own policies; 0: none are read
+    tallies        BLOB                  -- MessagePack, see tallies.py; NULL: nothing counted
 );
 
--- tiers, limits of the namespace (JSON)
+-- tiers by layer, limits of the namespace (JSON)
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
+-- policies of patterns
 CREATE TABLE policy (layer TEXT NOT NULL, pattern TEXT NOT NULL, fields TEXT NOT NULL,
     PRIMARY KEY (layer, pattern)) WITHOUT ROWID;
+
+-- Policies of exact topics: one row each, so that setting one costs the same at 1 topic and at
+-- 1,000,000.
+CREATE TABLE own_policy (topic TEXT PRIMARY KEY, own INTEGER NOT NULL) WITHOUT ROWID;
+
+-- the own policies of topics, by layer (JSON); equal sets share a row
+CREATE TABLE own_set (
+    -- never reused: processes cache sets by number
+    no     INTEGER PRIMARY KEY AUTOINCREMENT,
+    layers TEXT NOT NULL UNIQUE,
+    uses   INTEGER NOT NULL              -- the topics that have this set
+);
+-- Tiers change while programs run: these find an own policy that names a tier.
+CREATE INDEX own_set_code_tier ON own_set (json_extract(layers, '$.code.tier'))
+    WHERE json_extract(layers, '$.code.tier') IS NOT NULL;
+CREATE INDEX own_set_operator_tier ON own_set (json_extract(layers, '$.operator.tier'))
+    WHERE json_extract(layers, '$.operator.tier') IS NOT NULL;
 
 -- a changed pattern whose lanes have not all been placed again yet
 CREATE TABLE sweep (
@@ -48,8 +68,8 @@ CREATE TABLE sweep (
     after   TEXT NOT NULL                -- the name of the last lane that was placed
 ) WITHOUT ROWID;
 
-CREATE TABLE tier_queue (                      -- one tier of one pool
-    tier_queue      INTEGER PRIMARY KEY,
+CREATE TABLE tier_queue (                -- one tier of one pool
+    tier_queue INTEGER PRIMARY KEY,
     pool      TEXT NOT NULL,
     tier      TEXT NOT NULL,
     vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane that was served last
@@ -58,6 +78,28 @@ CREATE TABLE tier_queue (                      -- one tier of one pool
     delivered INTEGER NOT NULL DEFAULT 0,
     UNIQUE (pool, tier)
 );
+
+-- Groups: lanes of a tier queue that compete as one.
+--
+-- A lane in a group has `lane.tier_queue` = -number of its group, so its group's lanes are in the
+-- indexes of lanes as those of a tier queue are. The row lives as long as it has lanes.
+CREATE TABLE group_queue (
+    number     INTEGER PRIMARY KEY,      -- numbered together with lanes
+    tier_queue INTEGER NOT NULL,
+    name       TEXT NOT NULL,
+    vt         INTEGER NOT NULL,         -- its own, among the lanes and groups of the tier queue
+    inner_vt   INTEGER NOT NULL,         -- of the lane that was served last in it
+    lanes      INTEGER NOT NULL,
+    runnable   INTEGER NOT NULL,         -- how many of them are runnable,
+    at_gate    INTEGER NOT NULL,         -- and at a gate
+    weight     REAL NOT NULL,
+    -- 1: it has a rate or a concurrency. Its lanes go through a gate, named U+001D and its name
+    limited    INTEGER NOT NULL DEFAULT 0,
+    open       INTEGER NOT NULL DEFAULT 0,   -- whether it has an open gate
+    UNIQUE (name, tier_queue)
+);
+CREATE INDEX group_runnable ON group_queue (tier_queue, vt, number) WHERE runnable > 0;
+CREATE INDEX group_open ON group_queue (tier_queue, vt, number) WHERE open = 1;
 
 CREATE TABLE gate (
     name        TEXT PRIMARY KEY,
@@ -68,33 +110,59 @@ CREATE TABLE gate (
     leased      INTEGER NOT NULL DEFAULT 0,
     open        INTEGER NOT NULL DEFAULT 1,
     -- the next permit of a shut gate; NULL: it is open, or opens at a settle
-    wake        INTEGER
+    wake        INTEGER,
+    -- rates by cost: it is held until it has the permits that a delivery of a high cost needs
+    need        INTEGER NOT NULL DEFAULT 0,
+    held_until  INTEGER NOT NULL DEFAULT 0,
+    owes        INTEGER NOT NULL DEFAULT 0,
+    flow        TEXT,                    -- JSON, see shared/adaptive.py
+    turn        INTEGER NOT NULL DEFAULT 0,  -- of the entry served last
+    mean        INTEGER NOT NULL DEFAULT 0,  -- length of a lease, microseconds
+    holder      INTEGER NOT NULL DEFAULT 0,  -- the lane that `need` is held for
+    waiting     INTEGER NOT NULL DEFAULT 0   -- lanes at gates that go through it
 ) WITHOUT ROWID;
 CREATE INDEX gate_timer ON gate (wake) WHERE wake IS NOT NULL;
 
--- one row for each gate and tier queue that has lanes at it: the first of these lanes
+-- The virtual times of a group at gates: its own and that of its lane served last there; and how
+-- many of its lanes wait there.
+CREATE TABLE group_turn (
+    group_no   INTEGER NOT NULL,
+    gate       TEXT NOT NULL,
+    tier_queue INTEGER NOT NULL,
+    turn       INTEGER NOT NULL,
+    inner_turn INTEGER NOT NULL,
+    waiting    INTEGER NOT NULL,
+    PRIMARY KEY (group_no, gate)
+) WITHOUT ROWID;
+CREATE INDEX group_turn_order ON group_turn (gate, tier_queue, turn, group_no) WHERE waiting > 0;
+
+-- One row for each gate and tier queue that has lanes there: the position of its first one in the
+-- tier queue. A gate where a group is first stands in the order of that group, by the group's
+-- first lane there. So the position of a group is only in its own row, however many gates its
+-- lanes wait at.
 CREATE TABLE gate_entry (
     tier_queue INTEGER NOT NULL,
     gate TEXT NOT NULL,
     vt   INTEGER NOT NULL,
     head INTEGER NOT NULL,
     open INTEGER NOT NULL,
+    owner INTEGER NOT NULL DEFAULT 0,    -- tier queue, or -group
     PRIMARY KEY (tier_queue, gate)
 ) WITHOUT ROWID;
-CREATE INDEX gate_entry_open ON gate_entry (tier_queue, vt, head) WHERE open = 1;
-CREATE INDEX gate_entry_gate ON gate_entry (gate);
+CREATE INDEX gate_entry_open ON gate_entry (owner, vt, head) WHERE open = 1;
+CREATE INDEX gate_entry_gate ON gate_entry (gate, tier_queue);
 
 CREATE TABLE lane (
     lane       INTEGER PRIMARY KEY,
     name       TEXT NOT NULL UNIQUE,     -- the topic; topic ␟ partition; ␞ pattern ␟ bucket
     -- the topic or pattern that its policy is resolved for; NULL: its name
     rule       TEXT,
-    tier_queue       INTEGER NOT NULL,
+    tier_queue INTEGER NOT NULL,         -- or minus the number of its group
     -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
     place      INTEGER NOT NULL,
     wake       INTEGER,                  -- asleep: until then · idle: deleted then
     vt         INTEGER NOT NULL,
-    gate       TEXT,
+    gate       TEXT,                     -- where it waits, or waited last
     tat        INTEGER NOT NULL,
     ready      INTEGER NOT NULL,
     delayed    INTEGER NOT NULL,
@@ -114,11 +182,14 @@ CREATE TABLE lane (
     big        INTEGER,
     old        INTEGER,
     busy       INTEGER,
-    slow       INTEGER
+    slow       INTEGER,
+    -- the number of its topic's set of own policies (0: none), read together with the lane
+    own        INTEGER NOT NULL DEFAULT 0,
+    turn       INTEGER NOT NULL DEFAULT 0    -- its virtual time at its gate
 );
 CREATE INDEX lane_runnable ON lane (tier_queue, vt, lane) WHERE place = 1;
 CREATE INDEX lane_timer ON lane (place, wake, lane) WHERE wake IS NOT NULL;
-CREATE INDEX lane_gate ON lane (gate, tier_queue, vt, lane) WHERE place = 3;
+CREATE INDEX lane_gate ON lane (gate, tier_queue, turn, lane) WHERE place = 3;
 CREATE INDEX lane_big ON lane (big) WHERE big IS NOT NULL;
 CREATE INDEX lane_old ON lane (old) WHERE old IS NOT NULL;
 CREATE INDEX lane_busy ON lane (busy) WHERE busy IS NOT NULL;
@@ -174,7 +245,20 @@ CREATE TABLE lease (
     gate     TEXT,
     -- at most once: no message is left; "" or the serial key that the lease holds
     empty    TEXT,
-    gone     INTEGER NOT NULL DEFAULT 0  -- its topic was deleted
+    gone     INTEGER NOT NULL DEFAULT 0, -- its topic was deleted
+    slot     TEXT                        -- the key that it holds a slot of
+);
+
+-- Messages that were published one at a time and are not in their lanes yet. Each is one row on one
+-- page, where a message in its lane changes four pages. See inbox.py.
+CREATE TABLE inbox (
+    mid       INTEGER PRIMARY KEY,       -- as in `message`
+    published INTEGER NOT NULL,
+    topic     TEXT NOT NULL,
+    rank      INTEGER NOT NULL,          -- as in `message`
+    headers   TEXT,
+    body      BLOB NOT NULL,
+    fence     INTEGER                    -- under which it is leased; NULL: it waits
 );
 
 -- merge = all
@@ -197,6 +281,28 @@ CREATE TABLE serial_key (                -- a key with a ready or leased message
 ) WITHOUT ROWID;
 
 CREATE TABLE parked (                    -- the messages behind the head of their key
+    lane INTEGER NOT NULL,
+    key  TEXT NOT NULL,
+    rank INTEGER NOT NULL,
+    pos  INTEGER NOT NULL,
+    seq  INTEGER NOT NULL,
+    mid  INTEGER NOT NULL,
+    PRIMARY KEY (lane, key, rank, pos, seq)
+) WITHOUT ROWID;
+
+-- Limits per key inside a topic.
+CREATE TABLE key_state (                 -- what a key has used, see shared/key_limits.py
+    lane   INTEGER NOT NULL,
+    key    TEXT NOT NULL,
+    leased INTEGER NOT NULL,
+    parked INTEGER NOT NULL,             -- messages that its limits have parked
+    tat    INTEGER NOT NULL,
+    wake   INTEGER,
+    PRIMARY KEY (lane, key)
+) WITHOUT ROWID;
+CREATE INDEX key_timer ON key_state (wake) WHERE wake IS NOT NULL;
+
+CREATE TABLE key_parked (                -- the messages that the limits of their keys have parked
     lane INTEGER NOT NULL,
     key  TEXT NOT NULL,
     rank INTEGER NOT NULL,
@@ -243,6 +349,12 @@ CREATE TABLE dead (
 );
 CREATE INDEX dead_topic ON dead (topic, no);
 
+CREATE TABLE dead_count (                -- the dead letters of each topic that has any
+    topic   TEXT PRIMARY KEY,
+    letters INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX dead_count_letters ON dead_count (letters);
+
 CREATE TABLE event (                     -- what happens by the clock
     at   INTEGER NOT NULL,
     -- 1 leases run out (fences a … b) · 2 due · 3 expires
@@ -251,4 +363,62 @@ CREATE TABLE event (                     -- what happens by the clock
     a    INTEGER NOT NULL,
     b    INTEGER,
     PRIMARY KEY (at, kind, a)
+) WITHOUT ROWID;
+
+-- What is stored under a message's id: its outcome (slot 0) and its last progress report (slot 1).
+CREATE TABLE kept (
+    id    TEXT NOT NULL,
+    slot  INTEGER NOT NULL,
+    until INTEGER NOT NULL,
+    body  BLOB NOT NULL,
+    PRIMARY KEY (id, slot)
+) WITHOUT ROWID;
+CREATE INDEX kept_until ON kept (until);
+
+-- The signals that a blocked message has received; their bodies are in `part`.
+CREATE TABLE came (mid INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (mid, n)) WITHOUT ROWID;
+
+-- The followers that a message's end notice carries.
+CREATE TABLE follower (no INTEGER PRIMARY KEY, id TEXT NOT NULL, topic TEXT NOT NULL,
+    body BLOB NOT NULL);
+CREATE INDEX follower_id ON follower (id);
+
+-- The programs that serve this namespace, and who leads what.
+CREATE TABLE workers (                   -- one row each; every heartbeat replaces it
+    id         TEXT PRIMARY KEY,
+    pools      TEXT NOT NULL,            -- the names of the pools that it serves (JSON)
+    started_us INTEGER NOT NULL,
+    beat_us    INTEGER NOT NULL,         -- its last heartbeat
+    dead_us    INTEGER NOT NULL,         -- when it counts as dead without another one
+    until_us   INTEGER NOT NULL,         -- when its row may be deleted
+    facts      TEXT NOT NULL             -- JSON, see engines/base/coordination.py
+) WITHOUT ROWID;
+CREATE INDEX workers_until ON workers (until_us);
+
+CREATE TABLE elections (                 -- one row each; it stays when nobody holds the term
+    name   TEXT PRIMARY KEY,
+    record TEXT NOT NULL                 -- JSON, see cluster/term_store.py
+) WITHOUT ROWID;
+
+-- The last batch that each spool of a producer has forwarded.
+CREATE TABLE forwarded (
+    spool TEXT PRIMARY KEY,
+    batch TEXT NOT NULL,
+    taken BLOB NOT NULL,                 -- its messages that this file has, see forwarding.py
+    at_us INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX forwarded_at ON forwarded (at_us);
+
+-- Top lists of topics by what arrived and failed lately.
+CREATE TABLE recent (                    -- a bounded number of rows, see shared/recent.py
+    kind  INTEGER NOT NULL,
+    topic TEXT NOT NULL,
+    score REAL NOT NULL,
+    PRIMARY KEY (kind, topic)
+) WITHOUT ROWID;
+CREATE INDEX recent_score ON recent (kind, score);
+
+CREATE TABLE history (                   -- what is made of tallies: few rows, which are replaced
+    name   TEXT PRIMARY KEY,
+    record BLOB NOT NULL                 -- see laneway/history/records.py
 ) WITHOUT ROWID;

@@ -1,2 +1,0 @@
--- Policies of subscriptions by pattern, like `orders.*#audit`: older programs would take them for
--- those of topics. No table changes.
