@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway import versions
-from laneway.errors import BadPolicy, UsageError
+from laneway.errors import BadPolicy, EngineUnavailable, UsageError
 from laneway.policy import PROGRAM, Gate, is_pattern, sources
 from laneway.units import SECOND
 
@@ -41,6 +41,9 @@ log = logging.getLogger("laneway")
 PAGE = 1000
 CLAIM_US = 30 * SECOND
 """How long a claim holds that is not renewed: its program has ended meanwhile."""
+
+DECLARATIONS = 3
+"""How many times a set is declared while connections break in the middle of a call."""
 
 LOOK_AGAIN = 0.02
 """Seconds between two looks of a program that waits for another process of it."""
@@ -116,7 +119,8 @@ def declare(
     Make this the program's set, unless a newer version of it has declared one.
 
     A program that says no version and declares nothing changes nothing: it may be a tool beside the
-    program. Raises BadPolicy, TopicInUse.
+    program. A connection that breaks in the middle of a call does not end it: the set is declared
+    again. Raises BadPolicy, TopicInUse.
     """
     if version is None and not policies and not gates:
         return
@@ -125,7 +129,22 @@ def declare(
         for pattern, fields in policies.items()
         if (set_ := {k: v for k, v in fields.items() if v is not None})
     }
-    digest = _digest(wanted, gates)
+    mine = Record(version=version, digest=_digest(wanted, gates), claim=secrets.token_hex(8))
+    for repetitions in reversed(range(DECLARATIONS)):
+        try:
+            _declare(engine, name, mine, wanted, gates)
+        except EngineUnavailable as error:
+            if error.applied is False or not repetitions:
+                raise
+            log.warning("program %s: its policies are declared again: %s", name, error)
+        else:
+            return
+
+
+def _declare(
+    engine: FullEngine, name: str, mine: Record, wanted: Policies, gates: Mapping[str, Gate]
+) -> None:
+    version, digest = mine.version, mine.digest
     while True:
         stored = engine.programs().get(name)
         before = _decode(stored) if stored is not None else Record()
@@ -143,14 +162,14 @@ def declare(
             )
             return
         now = engine.overview().now_us
-        if before.claim and before.claimed_until > now:
+        if before.claim not in ("", mine.claim) and before.claimed_until > now:
             time.sleep(LOOK_AGAIN)
             continue
         claim = msgspec.structs.replace(
             before,
             version=version,
             digest="",
-            claim=secrets.token_hex(8),
+            claim=mine.claim,
             claimed_until=now + CLAIM_US,
         )
         if engine.program_swap(name, stored, _encode(claim)):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from laneway import BadPolicy, Laneway, UsageError
+from laneway import BadPolicy, EngineUnavailable, Laneway, UsageError
 from laneway import programs as registry
 from laneway.engines.sqlite.engine import Core
 from laneway.policy import PROGRAM
@@ -258,6 +259,43 @@ def test_a_process_that_ended_in_the_middle_is_followed_by_the_next(
         assert not app.engine.program_swap(name, stored, None)
     program(url, namespace, "shop", "2", b={"rate": 5})
     assert (holds(url, namespace, "a"), holds(url, namespace, "b")) == ({}, {"rate": 5.0})
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize("failing", range(1, 5))
+def test_a_set_is_declared_again_after_the_connection_breaks(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, failing: int, *, is_applied: bool
+) -> None:
+    """
+    A server that restarts does not end a program that starts meanwhile: each call may fail, with
+    or without having changed something.
+    """
+    with Laneway(url, namespace=namespace, program="shop", version=1) as app:
+        calls = 0
+
+        def breaking(name: str) -> None:
+            call = getattr(type(app.engine), name)
+
+            def broken(self: object, *arguments: object, **options: object) -> object:
+                nonlocal calls
+                calls += 1
+                if calls != failing:
+                    return call(self, *arguments, **options)
+                if is_applied:
+                    call(self, *arguments, **options)
+                raise EngineUnavailable("the connection broke", applied=None)
+
+            monkeypatch.setattr(type(app.engine), name, broken)
+
+        for name in ("program_swap", "gate_set", "policy_set_many"):
+            breaking(name)
+        with Laneway(url, namespace=namespace, program="mail", version=1) as other:
+            other.gate("smtp", rate=5)
+            other.policy("mail.*", gate="smtp")
+            began = time.monotonic()
+            assert other.topic("mail.acme").policy() == {"gate": "smtp"}
+            assert time.monotonic() - began < registry.CLAIM_US / 2e6
+        assert calls >= failing
 
 
 STARTED = """

@@ -171,6 +171,7 @@ def test_purge_asks(laneway: Command) -> None:
     """Purging without --yes asks, and a no changes nothing."""
     laneway("publish", "a", "1")
     laneway("purge", "a", code=1, stdin="n\n")
+    assert "UTF-8" in laneway("purge", "a", code=2, stdin=b"\xff\xfe\n").stderr
     assert len(laneway.json("peek", "a")) == 1
     laneway("purge", "a", "--yes")
     assert laneway.json("peek", "a") == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
+from laneway import Laneway, Message
 from laneway.cli import main
+from laneway.engines.sqlite import engine
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,3 +47,31 @@ def test_another_namespace_of_the_same_file_is_no_such_store(tmp_path: Path) -> 
     url = f"sqlite:///{tmp_path}/a.db"
     run("--url", url, "publish", "t", "1")
     assert "1 message, " in run("migrate", url, url, "--to-namespace", "other")
+
+
+def test_a_move_ends_what_a_clock_that_was_ahead_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The old store's time waits until the clock has caught up, so rates and delays are blocked. The
+    new store's time is that of the clock.
+    """
+    now, ten_days = [time.time_ns() // 1000], 10 * 86_400 * SECOND
+    monkeypatch.setattr(engine, "_clock", lambda: now[0])
+    old, new = (f"sqlite:///{tmp_path}/{name}.db" for name in ("old", "new"))
+    with Laneway(old) as app:
+        app.policy("a", rate="1/s", burst=1)
+        now[0] += ten_days
+        app.publish_many(Message("a", n) for n in range(5))
+        assert app.lease(5, topics=["a"])
+        now[0] -= ten_days
+        app.publish("b", 1, delay="4s")
+        now[0] += 5 * SECOND
+        assert app.lease(5, topics=["a"]) == app.lease(5, topics=["b"]) == []
+    run("migrate", old, new, "--no-wait", code=1)
+    with Laneway(new) as app:
+        for _ in range(4):
+            assert [each.topic for each in app.lease(5, topics=["a"])] == ["a"]
+            assert app.lease(5, topics=["a"]) == []
+            now[0] += SECOND
+        assert app.lease(5, topics=["b"]) != []

@@ -11,12 +11,36 @@ from typing import Any
 
 import pytest
 
-from laneway import Laneway
-from laneway.message import Lease
+from laneway import Laneway, Message
+from laneway.message import Batch, Lease
 from laneway.working import buffer as buffer_module
+from laneway.working import engine_thread
 from laneway.working.buffer import Buffer, HandlerQueue
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.handler import Handler
+
+
+def test_large_bodies_are_not_leased_far_ahead(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker leases so few messages ahead that their bodies take a bounded memory."""
+    monkeypatch.setattr(engine_thread, "MAX_PREFETCH_BYTES", 10_000)
+    app.publish_many(Message("a", b"x" * 1_000) for _ in range(3_000))
+    sizes: list[int] = []
+    lease = app.engine.lease
+
+    def recorded(n: int, **options: Any) -> Batch:
+        sizes.append(n)
+        return lease(n, **options)
+
+    monkeypatch.setattr(app.engine, "lease", recorded)
+
+    @app.handler("a")
+    async def handle(body: bytes) -> None:
+        pass
+
+    assert app.run_worker(burst=True, concurrency=1).acked == 3_000
+    assert 3 < max(sizes) <= 1 + 10 + 5  # the slot, the prefetch, and half of it for arrivals
 
 
 def create_handlers(*patterns: str) -> list[Handler]:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.admin.records import copy as copy_records
@@ -21,7 +22,7 @@ from laneway.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.engines.base import FullEngine
+    from laneway.engines.base import ExportedMessage, FullEngine
 
 PAGE = 500
 LOOK_AGAIN = 0.2
@@ -161,7 +162,8 @@ def _move_messages(
     reported = time.monotonic()
     while True:
         while exported_messages := old.export(PAGE):
-            new.import_(exported_messages)
+            now_us, old_us = new.overview().now_us, old.overview().now_us
+            new.import_([_on_clock(each, now_us, old_us) for each in exported_messages])
             old.confirm_export(exported_messages)
             dead = sum(exported.death is not None for exported in exported_messages)
             counts["messages"] += len(exported_messages) - dead
@@ -182,6 +184,24 @@ def _move_messages(
         f"{_moved(counts)} moved"
         + (f"; {leased:,} {'is' if leased == 1 else 'are'} still leased" if leased else "")
     )
+
+
+def _on_clock(message: ExportedMessage, now_us: int, old_us: int) -> ExportedMessage:
+    """
+    The message with times of the new store's clock, if the old store's is ahead (`old_us`): what
+    is ready there is ready here, and what was published there since then has its delay left.
+    """
+    if message.published_us > now_us:
+        ahead = old_us - now_us
+        return replace(
+            message,
+            published_us=now_us,
+            since_us=message.since_us - ahead,
+            expires_us=None if message.expires_us is None else message.expires_us - ahead,
+        )
+    if now_us < message.since_us <= old_us:
+        return replace(message, since_us=now_us)
+    return message
 
 
 def _moved(counts: dict[str, int]) -> str:

@@ -113,7 +113,10 @@ def say(text: str = "", *, lines: bool = False, **style: Any) -> None:
 
 def confirm(question: str) -> None:
     """Ask; any answer but yes ends the program."""
-    click.confirm(escaped(_without_own_passwords(question)), abort=True)
+    try:
+        click.confirm(escaped(_without_own_passwords(question)), abort=True)
+    except UnicodeDecodeError as error:
+        raise click.UsageError("expected an answer in UTF-8; nothing was changed") from error
 
 
 def _without_own_passwords(text: str) -> str:

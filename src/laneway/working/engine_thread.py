@@ -143,6 +143,9 @@ How long ended messages gather for one pass of a worker that prefetches more, wh
 prefetched lasts twice as long.
 """
 
+MAX_PREFETCH_BYTES = 32 << 20
+"""How many bytes of bodies are leased ahead at most, as far as the last bodies foretell them."""
+
 RIVALS_PREFETCH_SECONDS = 0.05
 """
 The same while workers of other processes and this one wait for each other at the store: a turn at
@@ -274,6 +277,8 @@ class EngineThread(threading.Thread):
         """Whether the engine notified this worker, and it has not leased since."""
         self._held_at_lease = False
         """Whether messages were in flight when it leased last."""
+        self._body_bytes = 1
+        """The mean size of the last bodies; of larger ones before them a part."""
         self._ready_topic: str | None = None
         """A topic with messages that a limit delayed, as a burst saw last."""
 
@@ -533,6 +538,11 @@ class EngineThread(threading.Thread):
         """How many of them are about to end."""
         return max(0, self.settler.ending - self._reserves.ending())
 
+    def _prefetch(self, seconds: float) -> int:
+        """How many messages to lease ahead: work of these seconds, of a bounded size."""
+        most = min(MAX_PREFETCH, MAX_PREFETCH_BYTES // self._body_bytes)
+        return min(most, int(self.settler.pace * seconds))
+
     def _lease_size(self, prefetch: int) -> int:
         """How many messages to lease now. Leases that are about to end leave room for others."""
         most = self._reserves.common + prefetch
@@ -575,7 +585,7 @@ class EngineThread(threading.Thread):
             self._reserves.follow(self._engine.tiers)
         seconds = RIVALS_PREFETCH_SECONDS if self._has_rivals else PREFETCH_SECONDS
         seconds = max(seconds, self.prefetch_seconds)
-        prefetch = min(MAX_PREFETCH, int(self.settler.pace * seconds))
+        prefetch = self._prefetch(seconds)
         if self._reserves.count:
             self._reserves.measure(self.settler.summary.ended)
             if self._reserves.is_slow:
@@ -680,7 +690,7 @@ class EngineThread(threading.Thread):
 
     def _lease(self, count: int) -> Batch:
         options, lease_filter = self._options, self._filter
-        ahead = min(MAX_PREFETCH, int(self.settler.pace * self.prefetch_seconds))
+        ahead = self._prefetch(self.prefetch_seconds)
         startable = max(0, self._reserves.common + ahead + self._ending() - self._taken())
         self._was_notified = self._should_lease = False  # others set it while the engine answers
         self._held_at_lease = bool(self.held)
@@ -798,6 +808,8 @@ class EngineThread(threading.Thread):
         self._has_rivals = batch.has_rivals
         if batch.leases:
             self._callbacks.set_store_time(now_us)
+            mean = sum(len(lease.body) for lease in batch.leases) // len(batch.leases)
+            self._body_bytes = max(mean, self._body_bytes // 2, 1)
         for lease in batch.leases:
             handler = find_handler(lease)
             if handler is None:
