@@ -12,6 +12,7 @@ ROOT = Path(laneway.__file__).parent
 
 ALLOWED = {
     "laneway.compat.celery.application",
+    "laneway.compat.celery.control",
     "laneway.compat.celery.current",
     "laneway.compat.celery.results",
     "laneway.compat.celery.task",

@@ -22,18 +22,23 @@ from laneway.compat.celery import (
     Task,
     chain,
     chord,
+    chunks,
     crontab,
     current_app,
     group,
+    maybe_signature,
     schedule,
+    signals,
     signature,
     solar,
     states,
+    uuid,
 )
 from laneway.testing import virtual
 from tests.compat import celery_tasks as tasks
 from tests.conformance.valkey_setups import server
 from tests.tasks.conftest import working
+from tests.working.support import until
 
 SOON = 120.0
 
@@ -153,8 +158,37 @@ def test_states_and_revoking() -> None:
     assert later.state == "PENDING"
     tasks.app.control.revoke(later.id)
     assert later.state == "REVOKED"
-    with pytest.raises(UsageError, match=r"app\.control\.inspect is not supported"):
-        tasks.app.control.inspect()
+    with pytest.raises(UsageError, match=r"app\.control\.autoscale is not supported"):
+        tasks.app.control.autoscale()
+    with pytest.raises(UsageError, match="a group's handle"):
+        _ = later.children
+
+
+def test_inspecting_workers() -> None:
+    """`ping`, `active` and `stats` answer for the workers that run; the rest says what to use."""
+    until(tasks.app.laneway.workers)
+    inspect: Any = tasks.app.control.inspect(timeout=SOON)
+    (worker,) = inspect.ping()
+    assert tasks.app.control.ping(timeout=SOON) == [{worker: {"ok": "pong"}}]
+    assert inspect.stats()[worker]["pid"] == os.getpid()
+    assert list(inspect.active()) == [worker]
+    nobody: Any = tasks.app.control.inspect(["nobody"])
+    assert nobody.ping() is nobody.active() is nobody.stats() is None
+    with pytest.raises(UsageError, match=r"inspect\(\)\.registered is not supported"):
+        inspect.registered()
+
+
+def test_small_names_of_celery() -> None:
+    assert len(uuid()) == 36
+    call = tasks.add.s(1, 2)
+    assert (maybe_signature(None), maybe_signature(call)) == (None, call)
+    assert chunks(tasks.add, [(1, 1), (2, 2), (3, 3)], 2).apply_async().get(SOON) == [[2, 4], [6]]
+
+
+def test_a_signal_that_is_never_sent_says_what_to_connect() -> None:
+    with pytest.raises(UsageError, match=r"worker_process_init.*connect worker_ready"):
+        signals.worker_process_init.connect(print)
+    assert not hasattr(signals, "nonsense")
 
 
 def test_send_task() -> None:

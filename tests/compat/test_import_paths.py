@@ -10,18 +10,21 @@ import pytest
 CELERY = """
 from celery import Celery, signals, states
 from celery.app.task import Task
-from celery.canvas import chain, group
+from celery import chunks, maybe_signature, uuid
+from celery.canvas import chain, chunks, group, maybe_signature
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeoutError
 from celery.result import AsyncResult
 from celery.schedules import crontab, schedule, solar
 from celery.signals import task_success
 from celery.states import SUCCESS
+from celery.signals import after_setup_logger, setup_logging, task_received, worker_process_init
+from celery.utils import uuid
 from celery.utils.log import get_task_logger
 assert signals.task_success is task_success and states.SUCCESS == SUCCESS
 assert issubclass(type(Celery("tasks", broker="sqlite:///:memory:").task(print)), Task)
 """
 RQ = """
-from rq import Queue
+from rq import Connection, Queue, requeue_job
 from rq.job import Job, NoSuchJobError
 from rq import Job as same
 from rq import job as module

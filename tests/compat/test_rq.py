@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from laneway import Laneway, UsageError
+from laneway.compat import rq
 from laneway.compat.addresses import url_of
 from laneway.compat.rq import (
     Callback,
@@ -322,3 +323,9 @@ def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
             check=False,
         )
         assert (wrong.returncode, wrong.stderr.startswith("Error: connection: sqs://")) == (1, True)
+
+
+def test_a_name_that_is_not_supported_says_what_to_write() -> None:
+    with pytest.raises(UsageError, match="give each Queue and Worker its connection"):
+        rq.Connection(None)
+    assert not hasattr(rq, "nonsense")

@@ -169,6 +169,8 @@ class Commands(click.Group):
                 sys.exit(USAGE)
             where = error.ctx.command_path if error.ctx is not None else "laneway"
             text = with_notes(error, error.format_message().rstrip("."))
+            if isinstance(error, click.NoSuchOption) and error.option_name in ("-A", "--app"):
+                text += "; for Celery's `-A tasks worker` write `laneway worker tasks:app`"
             exit_with(f"{text} (see `{where} --help`)", USAGE)
         except click.ClickException as error:
             exit_with(error.format_message(), REFUSED)

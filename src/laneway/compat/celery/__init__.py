@@ -17,10 +17,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from laneway import signals
-from laneway.compat.celery import states
+from laneway.compat.celery import signals, states
 from laneway.compat.celery.application import Celery
-from laneway.compat.celery.current import current_app, current_task, shared_task, signature
+from laneway.compat.celery.current import (
+    chunks,
+    current_app,
+    current_task,
+    maybe_signature,
+    shared_task,
+    signature,
+    uuid,
+)
 from laneway.compat.celery.errors import (
     Ignore,
     MaxRetriesExceededError,
@@ -62,11 +69,13 @@ __all__ = [
     "WorkerLostError",
     "chain",
     "chord",
+    "chunks",
     "crontab",
     "current_app",
     "current_task",
     "get_task_logger",
     "group",
+    "maybe_signature",
     "schedule",
     "shared_task",
     "signals",
@@ -74,4 +83,5 @@ __all__ = [
     "solar",
     "states",
     "subtask",
+    "uuid",
 ]

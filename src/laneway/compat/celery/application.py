@@ -21,6 +21,7 @@ from laneway.app import Laneway
 from laneway.compat.addresses import url_of
 from laneway.compat.celery import current, django, worker_options
 from laneway.compat.celery.conf import Conf
+from laneway.compat.celery.control import Control, rate_of
 from laneway.compat.celery.results import AsyncResult, GroupResult
 from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
 from laneway.compat.celery.when import options_of
@@ -333,7 +334,7 @@ class Celery:
             **limits,
         )
         if self._is_settled:
-            laneway.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
+            laneway.policy(topic, retries=FOREVER, **({"rate": rate_of(rate)} if rate else {}))  # type: ignore[arg-type]
         if type(task).__mro__[1] is base and "celery" in vars(type(task)) and is_new:
             task.__init__(laneway, function, task_options)  # type: ignore[misc]  # custom classes override it
         else:
@@ -564,61 +565,11 @@ _CELERY_IGNORED = {
 }
 
 
-class Control:
-    """`app.control`: the operations that Laneway supports."""
-
-    def __init__(self, app: Celery) -> None:
-        self._app = app
-
-    def revoke(self, task_id: str | Sequence[str], terminate: bool = False, **_: object) -> None:
-        """Cancel tasks. A running one is always stopped, whatever `terminate` says."""
-        del terminate
-        for each in [task_id] if isinstance(task_id, str) else task_id:
-            self._app.laneway.job(each).cancel()
-
-    def terminate(self, task_id: str | Sequence[str], **_: object) -> None:
-        """Like `revoke`."""
-        self.revoke(task_id)
-
-    def purge(self) -> int:
-        """Remove the waiting messages of the application's tasks."""
-        topics = {task.template.text for task in self._app.tasks.values()} | {
-            self._app.conf.task_default_queue
-        }
-        return sum(self._app.laneway.topic(topic).purge() for topic in topics)
-
-    def rate_limit(self, task_name: str, rate_limit: str | float, **_: object) -> None:
-        """Change the rate limit of a task that was defined with one."""
-        task = self._app.tasks.get(task_name)
-        if task is None or task.template.text == task.queue:
-            raise UsageError(
-                f"rate_limit: {task_name} has no rate limit; set one where the task is defined,"
-                " then it can be changed"
-            )
-        self._app.laneway.engine.policy_set(
-            "operator", task.template.text, {"rate": _rate(rate_limit)}
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError(
-            f"app.control.{name} is not supported; use `laneway ping`, `laneway workers`, `laneway"
-            " topics` and `laneway explain`"
-        )
-
-
 def _class_of(task_class: type[Task] | str | None) -> type[Task]:
     if isinstance(task_class, str):
         module, _, name = task_class.rpartition(":" if ":" in task_class else ".")
         task_class = getattr(importlib.import_module(module), name)
     return Task if task_class is None else cast("type[Task]", task_class)
-
-
-def _rate(limit: str | float) -> str | float:
-    """Celery's "10/m" as Laneway's "10/min"."""
-    if isinstance(limit, (int, float)):
-        return limit
-    count, _, per = limit.partition("/")
-    return f"{float(count):g}/{ {'': 's', 's': 's', 'm': 'min', 'h': 'h'}.get(per, per) }"
 
 
 def _plain(run: Callable[..., Any]) -> Callable[..., Any]:

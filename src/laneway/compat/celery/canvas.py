@@ -1,5 +1,23 @@
 """The names of `celery.canvas`."""
 
-from laneway.compat.celery import Signature, chain, chord, group, signature, subtask
+from laneway.compat.celery import (
+    Signature,
+    chain,
+    chord,
+    chunks,
+    group,
+    maybe_signature,
+    signature,
+    subtask,
+)
 
-__all__ = ["Signature", "chain", "chord", "group", "signature", "subtask"]
+__all__ = [
+    "Signature",
+    "chain",
+    "chord",
+    "chunks",
+    "group",
+    "maybe_signature",
+    "signature",
+    "subtask",
+]

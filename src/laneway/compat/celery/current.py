@@ -6,13 +6,14 @@ import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 from laneway.errors import UsageError
 from laneway.tasks.canvas import Part, Signature
 from laneway.tasks.request import current_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from laneway.compat.celery.application import Celery
 
@@ -111,6 +112,22 @@ def signature(
             f" {', '.join(sorted(application().tasks)) or 'none'}"
         )
     return Signature(known, tuple(args), dict(kwargs or {}), {}, immutable=immutable).set(**options)
+
+
+def maybe_signature(call: Any, app: Celery | None = None) -> Any:
+    """The call itself, or None; anything else is given to `signature`."""
+    del app
+    return call if call is None else signature(call)
+
+
+def chunks(task: Any, calls: Iterable[Sequence[Any]], size: int) -> Any:
+    """Calls of a task in groups of `size`, as `task.chunks(calls, size)`."""
+    return task.chunks(calls, size)
+
+
+def uuid() -> str:
+    """A new id for a call."""
+    return str(uuid4())
 
 
 def name_of(function: Callable[..., Any]) -> str:

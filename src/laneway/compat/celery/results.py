@@ -118,6 +118,14 @@ class AsyncResult:
         """The previous call of its chain."""
         return AsyncResult(self.job.parent, self.app) if self.job.parent is not None else None
 
+    @property
+    def children(self) -> Any:
+        """Raises UsageError: a call does not know what follows it."""
+        raise UsageError(
+            "AsyncResult.children: calls that follow this one are not stored with it; keep their"
+            " handles: the last call of a chain has `.parent`, and a group's handle `.children`"
+        )
+
     def then(
         self,
         callback: Callable[[AsyncResult], Any],

@@ -63,6 +63,19 @@ __all__ = [
 DEFAULT_TIMEOUT = 180
 """Seconds that a job may run by default."""
 
+_CONNECTION = "give each Queue and Worker its connection, like Queue(connection=redis)"
+_INSTEAD = {
+    "Connection": _CONNECTION,
+    "push_connection": _CONNECTION,
+    "pop_connection": _CONNECTION,
+    "use_connection": _CONNECTION,
+    "get_current_connection": _CONNECTION,
+    "cancel_job": "use Job.fetch(id).cancel()",
+    "requeue_job": "use Job.fetch(id).requeue()",
+    "get_current_worker": "see `laneway workers`",
+}
+"""Names of RQ that programs import, and what to write instead."""
+
 FOREVER = 3_650 * 86_400
 """Seconds that -1 stands for: RQ has no end then, and Laneway ten years."""
 
@@ -833,6 +846,16 @@ class Worker:
             ).handled
             > 0
         )
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name not in _INSTEAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise UsageError(f"rq.{name} is not supported; {_INSTEAD[name]}")
+
+    return refused
 
 
 class SimpleWorker(Worker):

@@ -1,1 +1,5 @@
 """The names of `celery.utils`."""
+
+from laneway.compat.celery.current import uuid
+
+__all__ = ["uuid"]
