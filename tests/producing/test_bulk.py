@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 def publish(messages: Iterable[Message], put: Callable[[list[Draft]], list[Receipt]]) -> list[str]:
-    receipts = put_all(messages, put, lambda _: False, timeout=None, progress=False, overlaps=True)
+    receipts = put_all(
+        messages,
+        put,
+        lambda _: False,
+        lambda *_: None,
+        timeout=None,
+        progress=False,
+        overlaps=True,
+    )
     return [receipt.topic for receipt in receipts]
 
 

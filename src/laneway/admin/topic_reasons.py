@@ -11,6 +11,7 @@ import msgspec
 from laneway.admin import audit_log, subscriptions, top_topics, workers
 from laneway.engines.shared.explaining import ITS_RATE
 from laneway.policy import gate_names
+from laneway.producing import refused
 from laneway.schedules import store
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted, rate_text
@@ -108,6 +109,7 @@ def explain(
     found = [*_refused(case, max_backlog), *of_head, *of_keys]
     if not found:
         found = [_delivering(case)] if stats.waiting else [*_without_backlog(case)]
+    found += _refused_lately(case)
     if stats.dead and all(each.cause != "dead" for each in found):
         found.append(_dead(case))
     return TopicExplanation(
@@ -202,6 +204,14 @@ def _refused(case: _Case, max_backlog: int | None) -> Iterator[TopicReason]:
             f" messages: its limit is {max_backlog:,} messages",
             "laneway topics --order backlog",
         )
+
+
+def _refused_lately(case: _Case) -> Iterator[TopicReason]:
+    """Publishes that were refused in the last minutes."""
+    refusals = refused.read(case.engine).get(case.topic)
+    if refusals is not None:
+        ago = duration((case.now_us - refusals.last_us) / SECOND)
+        yield TopicReason("refused", f"{refusals.text()} (the last one {ago} ago)")
 
 
 def _of_head(case: _Case, found: Explanation | None) -> Iterator[TopicReason]:

@@ -39,7 +39,9 @@ class BufferedProducer(Producer):
 
     def begin(self) -> None:
         super().begin()
-        self.buffer = MessageBuffer(self._options, self.publisher.put, self._unsent)
+        self.buffer = MessageBuffer(
+            self._options, self._refusals.noted(self.publisher.put), self._unsent
+        )
 
     def publish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:
         receipt = self.buffer.add_now(draft)

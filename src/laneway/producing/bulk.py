@@ -41,6 +41,7 @@ def put_all(
     messages: Iterable[Message] | Iterable[Draft],
     put: Callable[[list[Draft]], list[Receipt]],
     has_to_wait: Callable[[str], bool],
+    on_refused: Callable[[Draft, str], object],
     *,
     timeout: float | None,
     progress: bool,
@@ -51,7 +52,8 @@ def put_all(
     Publish all messages, encoded or not, in batches; returns their receipts in order.
 
     `put`: calls the engine. `has_to_wait`: whether producers of a topic wait for room in a full
-    backlog. `timeout`: how long to wait for room, in seconds; None: forever.
+    backlog. `on_refused`: is called with each message that is refused at last, and the reason.
+    `timeout`: how long to wait for room, in seconds; None: forever.
     `progress`: show progress on a terminal. `is_one`: ignore BATCH_BYTES, because the messages are
     to be stored together. `overlaps`: call `put` in another thread and encode the next batch
     meanwhile.
@@ -65,6 +67,9 @@ def put_all(
         for drafts, answers in (_overlapping if overlaps else _in_turn)(batches, put):
             if any(answer.outcome == "refused" for answer in answers):
                 wait_for_room(drafts, answers, put, has_to_wait, timeout)
+                for draft, answer in zip(drafts, answers, strict=True):
+                    if answer.outcome == "refused":
+                        on_refused(draft, answer.reason or "")
             receipts += answers
             if display is not None:
                 display.show(len(receipts))

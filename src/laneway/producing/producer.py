@@ -17,6 +17,7 @@ from laneway.producing.bulk import BATCH, put_all, wait_for_room
 from laneway.producing.middleware import Middlewares
 from laneway.producing.publish_options import batches_of
 from laneway.producing.publisher import Publisher
+from laneway.producing.refused import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -52,7 +53,10 @@ class Producer:
 
     def begin(self) -> None:
         """Begin with nothing queued, in a new process."""
-        self.publisher = self.flow_publisher = Publisher(self._holder, self.threads)
+        self._refusals = Refusals(self._holder)
+        self.publisher = self.flow_publisher = Publisher(
+            self._holder, self.threads, self._note_refused
+        )
 
     def parts(self) -> list[object]:
         """What a forked child must not finalize, because the parent still uses it."""
@@ -110,13 +114,13 @@ class Producer:
             )
         shown = sys.stderr.isatty() if progress is None else progress
         seconds = arguments.seconds_or_none("publish_many", "timeout", timeout)
-        put, has_to_wait = self._bulk_put(seconds), self._has_to_wait
+        put, on_full = self._bulk_put(seconds), (self._has_to_wait, self._note_refused)
         if not self.middlewares:
             return put_all(
-                messages, put, has_to_wait, timeout=seconds, progress=shown, overlaps=self.overlaps
+                messages, put, *on_full, timeout=seconds, progress=shown, overlaps=self.overlaps
             )
         with self.middlewares.around_many(messages, put) as stream:
-            return put_all(stream, stream.put, has_to_wait, timeout=seconds, progress=shown)
+            return put_all(stream, stream.put, *on_full, timeout=seconds, progress=shown)
 
     def publish_drafts(
         self, drafts: Iterable[Draft], timeout: Duration | None = None
@@ -127,6 +131,7 @@ class Producer:
             drafts,
             self._bulk_put(seconds),
             self._has_to_wait,
+            self._note_refused,
             timeout=seconds,
             progress=False,
             overlaps=self.overlaps,
@@ -182,6 +187,7 @@ class Producer:
         put_flow = functools.partial(
             put_all,
             has_to_wait=self._has_to_wait,
+            on_refused=self._note_refused,
             timeout=None,
             progress=False,
             is_one=len(messages) <= BATCH,
@@ -234,8 +240,12 @@ class Producer:
         receipts, seconds = [receipt], arguments.seconds_or_none("publish", "timeout", timeout)
         wait_for_room([draft], receipts, self.publisher.put, self._has_to_wait, seconds, given_up)
         if receipts[0].outcome == "refused":
+            self._note_refused(draft, receipts[0].reason or "")
             raise self._full(draft, receipts[0])
         return receipts[0]
+
+    def _note_refused(self, draft: Draft, reason: str) -> None:
+        self._refusals.note(draft, reason)
 
     def _full(self, draft: Draft, receipt: Receipt) -> BacklogFull:
         """The error for a message that there is no room for."""

@@ -28,7 +28,7 @@ from laneway.engines.base.queue import SyncsLater
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
     from typing import Protocol
 
@@ -160,11 +160,18 @@ class Publisher:
     """
     Passes an application's messages to its engine, many callers' with one call.
 
-    `holder`: opens the engine at first use. `threads`: run the commits of coroutines.
+    `holder`: opens the engine at first use. `threads`: run the commits of coroutines. `on_bad`: is
+    called with a single message that the store does not take, and the reason.
     """
 
-    def __init__(self, holder: Holder, threads: Executor) -> None:
+    def __init__(
+        self,
+        holder: Holder,
+        threads: Executor,
+        on_bad: Callable[[Draft, str], object] = lambda *_: None,
+    ) -> None:
         self._holder = holder
+        self._on_bad = on_bad
         self._threads = threads
         self._mutex = threading.Lock()  # guards the next four; held for a few instructions
         self._leading = False
@@ -209,12 +216,19 @@ class Publisher:
             return group.receipts()
         try:
             return self._holder.engine.put(drafts)
-        except LanewayError:
-            raise
         except Exception as error:
-            raise _error_of(drafts, error) from error
+            fault = self._error_of(drafts, error)
+            if fault is error:
+                raise
+            raise fault from error
         finally:
             self._hand_over()
+
+    def _error_of(self, drafts: list[Draft], error: Exception) -> Exception:
+        fault = _error_of(drafts, error)
+        if isinstance(fault, BadMessage) and len(drafts) == 1:
+            self._on_bad(drafts[0], str(fault))
+        return fault
 
     def put_alone(self, drafts: list[Draft]) -> list[Receipt]:
         """
@@ -302,7 +316,7 @@ class Publisher:
                 group.fail(error)
         except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
             if len(groups) == 1 and groups[0].has_one_caller:
-                groups[0].fail(_error_of(drafts, error))
+                groups[0].fail(self._error_of(drafts, error))
             elif getattr(error, "applied", False) is None:
                 self._commit_unclear(groups, error)
             else:

@@ -66,6 +66,9 @@ class SpoolProducer(Producer):
         assert self.spool is not None
         return self._options.on_full == "block" and not self.spool.is_forwarding_here
 
+    def _note_refused(self, draft: Draft, reason: str) -> None:
+        """The spool was full, not the store."""
+
     def _full(self, draft: Draft, receipt: Receipt) -> BacklogFull:
         return ProducerFull(f"topic {draft.topic}: {receipt.reason}", [receipt])
 

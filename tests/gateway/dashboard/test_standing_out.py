@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from laneway import Laneway, Message
 from laneway.engines.base import WorkerFacts
+from laneway.errors import BacklogFull, BadMessage
 from laneway.gateway.dashboard import standing_out
 from laneway.history import sampling
+from laneway.producing import refused
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
@@ -110,3 +113,37 @@ def test_new_dead_letters(tmp_path: Path) -> None:
         for delivery in app.lease(2):
             delivery.dead("no such order")
         assert "2 dead letters in the last hour" in browser.get("/").words
+
+
+def test_refused_publishes(tmp_path: Path) -> None:
+    """Publishes that are refused stand out, and `explain` of their topic names them."""
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        app.policy("push.*", max_backlog=1)
+        app.policy("llm.*", rate="1/s", max_cost=5)
+        app.publish("push.acme", 1)
+        assert "refused" not in browser.get("/").words
+        for n in range(8):
+            with pytest.raises(BacklogFull):
+                app.publish("push.acme", n)
+        with pytest.raises(BadMessage):
+            app.publish("llm.a", 1, cost=6)
+        receipts = app.publish_many([Message("push.many", n) for n in range(9)])
+        assert [each.outcome for each in receipts].count("refused") == 8
+        found = refused.read(app.engine)
+        assert list(found) == ["push.acme", "push.many", "llm.a"]
+        assert found["llm.a"].count == 1
+        assert all(4 <= found[topic].count <= 8 for topic in ("push.acme", "push.many"))
+        app.lease(10)
+        for delivery in app.lease(10, wait=1):
+            delivery.ack()
+        [reason] = [
+            each for each in app.explain_topic("push.acme").reasons if each.cause == "refused"
+        ]
+        assert re.match(r"at least \d publishes were refused: .*1 message", reason.text), reason
+    with Laneway(f"sqlite:///{tmp_path}/store.db", buffer=True) as app, running(app) as browser:
+        app.publish_many([Message("push.buffered", n) for n in range(2)])
+        app.flush()
+        assert app.explain_topic("push.buffered").reasons[-1].text.startswith("1 publish was")
+        words = browser.get("/").words
+        assert re.search(r"push.acme at least \d publishes were refused: ", words)
+        assert "; so were publishes to push.many, " in words

@@ -11,6 +11,7 @@ from laneway.admin.workers import UNSERVED_SECONDS
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
 from laneway.gateway.dashboard.reader import LARGEST_TOPICS, OLDEST_TOPICS
+from laneway.producing import refused
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted
 
@@ -258,6 +259,16 @@ def _full(view: View) -> Iterator[Sentence]:
         )
 
 
+def _refused(view: View) -> Iterator[Sentence]:
+    """Topics to which publishes were refused in the last minutes."""
+    found = view.reader.seldom("refused", lambda: refused.read(view.engine))
+    for topic, refusals in islice(found.items(), 1):
+        text = refusals.text()
+        if len(found) > 1:
+            text += f"; so were publishes to {_named(list(found)[1:])}"
+        yield Sentence(topic, text, view.urls.topic(topic), "bad", refusals.since_us)
+
+
 def _gates(view: View) -> Iterator[Sentence]:
     held = gates_held(view.reader.rows(HELD_SECONDS))
     for gate in view.reader.gates():
@@ -311,6 +322,7 @@ RULES = (
     _failing,
     _backlog,
     _full,
+    _refused,
     _gates,
     _rates,
     _stuck,

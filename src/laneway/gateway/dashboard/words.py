@@ -209,9 +209,15 @@ def kind(name: str) -> str:
     return KINDS.get(name, "none")
 
 
+BAD_CAUSES = frozenset(
+    ("disabled", "endpoint", "secrets", "unserved", "unhandled", "backlog", "refused", "key")
+)
+"""Causes of reasons that need somebody to act."""
+
+
 def reason_kind(cause: str) -> str:
     """What a reason why a topic stands still means, as `kind`."""
-    if cause in ("disabled", "endpoint", "secrets", "unserved", "unhandled", "backlog", "key"):
+    if cause in BAD_CAUSES:
         return "bad"
     return "none" if cause in ("worker", "turn", "empty", "leased", "due", "dead") else "slow"
 
