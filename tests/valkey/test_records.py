@@ -7,7 +7,6 @@ Each is written down once in each language: here the Lua text is read.
 from __future__ import annotations
 
 import re
-import struct
 from pathlib import Path
 
 import laneway.engines.valkey
@@ -67,7 +66,9 @@ def test_fields_of_a_message() -> None:
 
 def test_fields_of_a_lease() -> None:
     """The padding ends with the slot of a key, if the lease has one."""
-    fields = assigned("settling", "settling.decode", "values_of")
+    behind, *fields = assigned("settling", "settling.decode", "unpack_limit")
+    assert behind == "behind"
+    fields += assigned("settling", "settling.decode", "values_of")
     assert fields == list(records.Held.__struct_fields__)
     rest = re.search(r"function settling\.tail\((.*?)\)", text("settling"), re.DOTALL)
     assert rest is not None
@@ -75,69 +76,42 @@ def test_fields_of_a_lease() -> None:
 
 
 def test_fields_of_a_lane() -> None:
-    """The usual fields, those that few lanes have, and what the beginning has in common."""
-    decoded = assigned("lanes", "decode", "unpack_from")
-    assert decoded[-1] == "rest", "where the record ends"
-    usual = decoded[:-1]
+    """The head, the rest, and the fields that few lanes have."""
+    head, rest = (
+        assigned("lanes", "decode", "unpack_from"),
+        assigned("lanes", "decode_rest", "unpack_from"),
+    )
+    assert (head.pop(), rest.pop()) == ("rest", "behind"), "where these end"
     fields = list(records.Lane.__struct_fields__)
-    assert fields == [*usual, "name", *listed("lanes", "RARE"), "flow"]
+    assert fields == [*head, *rest, "name", *listed("lanes", "RARE"), "flow"]
     assert len(listed("lanes", "RARE")) == records.RARE
-    heads = assigned("lane_heads", "lane_heads.write", "unpack_from")
-    assert heads[:-1] == usual[: len(heads) - 1], "lane_heads.lua reads the beginning of a record"
-
-
-LANE_FORMATS = (
-    r"LANE_HEAD = '(.*?)'",
-    r"SERVED = '(.*?)'",
-    r"RECORD = LANE_HEAD \.\. SERVED \.\. '(.*?)'",
-)
+    assert head[records._TIER_QUEUE] == "tier_queue"
 
 
 def test_widths_of_a_lane() -> None:
     """Both languages take the fields of a lane to be as wide."""
-    head, served, end = (found_in("lanes", pattern) for pattern in LANE_FORMATS)
-    beginning = records._LANE_HEAD.format.removeprefix("<") + "s"
-    rest = records._LANE_TAIL.format.removeprefix("<") + "s"
-    assert python_format(head) == beginning
-    assert python_format(served + end) == rest
-    usual = list(records.Lane.__struct_fields__).index("name")
-    assert len(beginning + rest) == usual
-
-
-def test_where_a_lane_has_its_fields() -> None:
-    """The positions from 1 on, and the widths, that are stated beside the format."""
-    head, served, end = (python_format(found_in("lanes", pattern)) for pattern in LANE_FORMATS)
-    fields = assigned("lanes", "decode", "unpack_from")
-    place, published, latest, queue, done = map(
-        fields.index, ("place", "published", "latest", "tier_queue", "done")
+    for name, known in (("HEAD", records._LANE_HEAD), ("REST", records._LANE_REST)):
+        assert python_format(found_in("lanes", rf"local {name} = '(.*?)'")) == (
+            known.format.removeprefix("<") + "s"
+        )
+    rest = re.search(r"USUAL_REST = \('\\0'\):rep\((\d+)\)", text("lanes"))
+    new = re.search(r"NEW = \('\\0'\):rep\((\d+)\) \.\. USUAL_REST", text("lanes"))
+    assert rest is not None
+    assert new is not None
+    assert (int(new[1]), int(rest[1])) == (
+        records._LANE_HEAD.size + COUNT,
+        records._LANE_REST.size + COUNT,
     )
-    assert numbers_of("AT") == {
-        "place": 1 + width(head[:place]),
-        "published": 1 + width(head[:published]),
-        "latest": 1 + width(head[:latest]),
-        "queue": 1 + width(head),
-    }
-    assert numbers_of("BYTES") == {
-        "done": width(served[: done + 1 - queue]),
-        "served": width(served),
-        "rest": width(served + end),
-    }
+
+
+COUNT = 2
+"""Bytes of the size of counted bytes."""
 
 
 def found_in(part: str, pattern: str) -> str:
     found = re.search(pattern, text(part))
     assert found is not None, f"{part}.lua has no {pattern}"
     return found[1]
-
-
-def width(format_: str) -> int:
-    """Bytes of a format, in which counted bytes are none after their size."""
-    return struct.calcsize("<" + format_.replace("s", "H"))
-
-
-def numbers_of(name: str) -> dict[str, int]:
-    pairs = re.findall(r"(\w+) = (\d+)", found_in("lanes", rf"local {name} = {{(.*?)}}"))
-    return {field: int(number) for field, number in pairs}
 
 
 def test_fields_of_the_counters() -> None:

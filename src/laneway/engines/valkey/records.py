@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 16
+LAYOUT = 17
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -707,29 +707,29 @@ Bytes = bytes  # a lane has a field of that name
 class Lane(msgspec.Struct):
     """A lane. The fields are in the order of `lanes.lua`."""
 
-    big: int
-    old: int
-    busy: int
-    slow: int
     place: int
     number: int
     ready: int
     delayed: int
     parked: int
+    leased: int
     listed: int
     bytes: int
     published: int
-    latest: Bytes
+    delivered: int
+    done: int
     tier_queue: int
     wake: int
     vt: int
-    tat: int
-    leased: int
-    delivered: int
-    done: int
     seen: int
     lately: int
     before: int
+    latest: Bytes
+    big: int
+    old: int
+    busy: int
+    slow: int
+    tat: int
     sorted: int
     gate: Bytes
     name: str = ""
@@ -776,32 +776,33 @@ RARE = 13
 IN_GROUP = 1 << 15
 """Added to the number of the tier queue of a lane in a group; the group's number is behind it."""
 
-_LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
-_LANE_TAIL = struct.Struct("<Hqqqiqqqiii")
-_PLACE = struct.calcsize("<HIHH")
-"""Where the place is in the record of a lane."""
+_LANE_HEAD = struct.Struct("<BqiiiiiqqqqHqqqii")
+_LANE_REST = struct.Struct("<HIHHqi")
+_TIER_QUEUE = 11
+"""Which of the fields of a lane's head is the number of its tier queue."""
 
 _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
     """Decode the record of a lane."""
+    head = _LANE_HEAD.unpack_from(stored)
     latest, rest = _counted(stored, _LANE_HEAD.size)
-    gate, at = _counted(stored, rest + _LANE_TAIL.size)
-    tail = _LANE_TAIL.unpack_from(stored, rest)
-    if tail[0] >= IN_GROUP:
-        tail = (-int.from_bytes(stored[at : at + 7]), *tail[1:])
-        at += 7
-    rare = _unpack(stored[at:]) if at < len(stored) else ()
+    gate, at = _counted(stored, rest + _LANE_REST.size)
+    is_in_group = head[_TIER_QUEUE] >= IN_GROUP
+    rare_at = at + 7 * is_in_group
+    rare = _unpack(stored[rare_at:]) if rare_at < len(stored) else ()
     values: tuple[Any, ...] = (
-        *_LANE_HEAD.unpack_from(stored),
+        *head,
         latest,
-        *tail,
+        *_LANE_REST.unpack_from(stored, rest),
         gate,
         name,
         *rare[:RARE],
     )
     lane = Lane(*values)
+    if is_in_group:
+        lane.tier_queue = -int.from_bytes(stored[at:rare_at])
     if len(rare) > RARE and rare[RARE]:
         lane.flow = msgspec.convert(rare[RARE], Flow)
     return lane
@@ -818,11 +819,10 @@ class LaneCounts(NamedTuple):
 
 def read_lane_counts(stored: bytes) -> LaneCounts | None:
     """The part of a lane's record that its rate needs; None: it cannot deliver now."""
-    if stored[_PLACE] != RUNNABLE:
+    place, *others = _LANE_HEAD.unpack_from(stored)
+    if place != RUNNABLE:
         return None
-    _, rest = _counted(stored, _LANE_HEAD.size)
-    tier_queue, *_, seen, lately, before, _ = _LANE_TAIL.unpack_from(stored, rest)
-    return LaneCounts(tier_queue % IN_GROUP, seen, lately, before)
+    return LaneCounts(others[_TIER_QUEUE - 1] % IN_GROUP, *others[-3:])
 
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:

@@ -22,7 +22,7 @@ if unknown then
     return { 'own', unpack(unknown) }
 end
 if lane_then ~= nil then
-    lanes.learn(topic, lane_then)
+    lanes.find(topic, lane_then)
 end
 local answers = intake.accept_batch({ topic }, { 1 }, { ARGV[5] }, {}, {})
 if wakeup.lease_at_once(1, lanes.find(topic), answers[1], ARGV[5]) then

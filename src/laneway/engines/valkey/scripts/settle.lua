@@ -38,60 +38,42 @@ for _, each in ipairs(settlements) do
 end
 publishing.mark(settlements)
 
-local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
-local left, ended = acks.settle(simple, #settlements > 0)
-if #left == 0 and #settlements > 0 then
-    answers = settling.settle_all(settlements, ended)
-    for n = 1, #settlements do
-        words[settlements[n][10]] = answers[n]
-    end
-elseif #left > 0 then
-    -- Plain acks that need more are settled between the other settlements, in the order of the
-    -- call; the tenth value of a row is its position there.
-    local is_other, positions, merged, numbers, row = {}, {}, {}, {}, 1
-    for _, each in ipairs(settlements) do
-        is_other[each[10]] = true
-    end
-    for place = 1, #simple / 3 + #settlements do
-        if not is_other[place] then
-            positions[#positions + 1] = place
-        end
-    end
-    local function add_rows(before)
-        while settlements[row] and settlements[row][10] < before do
-            merged[#merged + 1], row = settlements[row], row + 1
-        end
-    end
-    for _, n in ipairs(left) do
-        local at, position = 3 * n - 2, positions[n]
-        add_rows(position)
-        local ack = { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2], true,
-            1, position, false }
-        merged[#merged + 1], numbers[ack] = ack, n
-    end
-    add_rows(math.huge)
-    row = 0
-    for n, answer in ipairs(settling.settle_all(merged, ended)) do
-        local number = numbers[merged[n]]
-        words[merged[n][10]] = answer
-        if not number then
-            row = row + 1
-            answers[row] = answer
-        elseif answer ~= 'acked' then
-            unlike[#unlike + 1], unlike[#unlike + 2] = number, answer
-        end
+-- The rows have their positions in the call; the plain acks are at the others, in their order.
+local acks = values_of(ARGV[3])
+local mids, fences, all, row_at, ack_at, plain_ack = {}, {}, {}, {}, {}, {}
+for n, each in ipairs(settlements) do
+    row_at[each[10]] = n
+end
+local ack = 1
+for place = 1, #acks / 3 + #settlements do
+    local row = settlements[row_at[place]]
+    if row then
+        mids[place], fences[place], all[place] = row[1], row[2], row
+    else
+        local cost = acks[ack + 2]
+        mids[place], fences[place] = acks[ack], acks[ack + 1]
+        -- those of equal costs are one
+        local found = plain_ack[cost] or { 0, 0, 'ack', false, false, false, cost, true, 1, 0,
+            false }
+        all[place], plain_ack[cost], ack_at[place], ack = found, found, (ack + 2) / 3, ack + 3
     end
 end
-local placed = {}
-for _, lane in ipairs(ended) do
-    if not placed[lane] then
-        placed[lane] = true
-        lanes.place(lane)
+local words, ended = settling.settle_all(mids, fences, all)
+local answers, unlike = {}, {}
+for place = 1, #words do
+    local word = words[place]
+    if row_at[place] then
+        answers[row_at[place]] = word
+    elseif word ~= 'acked' then
+        unlike[#unlike + 1], unlike[#unlike + 2] = ack_at[place], word
     end
+end
+for n = 1, #ended do
+    lanes.place(ended[n])
 end
 -- before the published messages: one that is dropped for them may have the same id
 for n = 1, #outcomes, 3 do
-    local word = words[outcomes[n]] or 'acked'
+    local word = words[outcomes[n]]
     if word == 'acked' or word == 'died' then
         results.write('o', outcomes[n + 1], ARGV[#ARGV - (#outcomes - n - 2) / 3], outcomes[n + 2])
     end
@@ -100,5 +82,5 @@ local refused = publishing.put(answers)
 if refused then
     return refused
 end
-save(#left > 0 or #settlements > 0) -- plain acks create no event
+save(#settlements > 0) -- plain acks create no event
 return { unlike, answers, call_us(), shard.copying > 0 and shard.copying or nil }

@@ -12,24 +12,11 @@
 local copies = part(function(copies)
     local last, verdict -- of the message whose copies follow: the last copy; why none is accepted
     local oldest -- by number of a lane: the since of its oldest ready message
-    local is_open -- every copy is accepted
     local MOST_RANKS, MOST_AT_FRONT = 100, 100
 
-    -- `are_accepted`: no copy refuses its message, and none is for an unused subscription.
     -- `count`: how many messages and copies the call has.
-    function copies.begin(are_accepted, copied, count)
-        last, verdict, oldest, is_open = copied and copied.are_left and count or 0, nil, {},
-            are_accepted
-    end
-
-    -- Whether a copy of one of so many messages has a backlog limit.
-    function copies.have_limits(count, copied)
-        for n = 1, count do
-            if copied[n] and copied[n][4] then
-                return true
-            end
-        end
-        return false
+    function copies.begin(copied, count)
+        last, verdict, oldest = copied and copied.are_left and count or 0, nil, {}
     end
 
     -- The *since* of the lane's oldest ready message, as far as they are stored: those of this call
@@ -125,29 +112,12 @@ local copies = part(function(copies)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]), draft.topic }
     end
 
-    -- Whether another message fits in a topic with one lane, in which so much waits.
-    local function has_room(policy, waiting, bytes, size)
-        return policy.partitions == 1 and not policy.buckets
-            and (not policy.max_backlog or waiting < policy.max_backlog)
-            and (not policy.max_backlog_bytes or bytes + size <= policy.max_backlog_bytes)
-    end
-
     -- The refusal of the first copy between two positions that refuses its message; nil: none does.
     local function refusal_of_any(first, last_one, copied, drafts)
-        local limited, topics, policies = {}, {}, {}
         for at = first, last_one do
-            local topic = drafts[at] and drafts[at].topic
-            local policy = topic and rules.of(topic)
-            if policy and (policy.max_backlog or policy.max_backlog_bytes) then
-                local place = #limited + 1
-                limited[place], topics[place], policies[place] = at, topic, policy
-            end
-        end
-        local waiting, bytes = lanes.counts_of(topics)
-        for n = 1, #limited do
-            local at = limited[n]
-            local refused = not (waiting[n] and has_room(policies[n], waiting[n], bytes[n],
-                drafts[at].size)) and not is_unused(at, copied, drafts) and refusal(drafts[at])
+            local policy = drafts[at] and rules.of(drafts[at].topic)
+            local refused = policy and (policy.max_backlog or policy.max_backlog_bytes)
+                and not is_unused(at, copied, drafts) and refusal(drafts[at])
             if refused then
                 return refused
             end
@@ -159,8 +129,7 @@ local copies = part(function(copies)
         if is_stored and id and ids.is_known(topic, id, generated_mid) then
             return { 'duplicate' }
         end
-        local refused = not is_open and has_limits and refusal_of_any(n + 1, n + count, copied,
-            drafts)
+        local refused = has_limits and refusal_of_any(n + 1, n + count, copied, drafts)
         if refused then
             return refused
         end

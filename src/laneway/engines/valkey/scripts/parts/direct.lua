@@ -118,16 +118,15 @@ local direct = part(function(direct)
         end
         -- The lane
         local queue = queues[plan.queue]
-        local busy, number, bytes, published, wake, vt, tat, leased, delivered, done, seen, lately,
-            before = 0, 0, 0, 0, 0, queue[VT], 0, 0, 0, 0, now, 0, 0
+        local number, bytes, published, wake, vt, leased, delivered, done, seen, lately, before =
+            0, 0, 0, 0, queue[VT], 0, 0, 0, now, 0, 0
         if stored then
-            local big, old, slow, place, ready, delayed, parked, listed, latest, its_queue, sorted,
-                gate, rest
-            big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
-                latest, its_queue, wake, vt, tat, leased, delivered, done, seen, lately, before,
-                sorted, gate, rest = unpack_from(lanes.RECORD, stored)
-            if place ~= IDLE or ready + delayed + parked + listed + sorted + big + old + slow > 0
-                or its_queue ~= plan.queue or gate ~= '' or rest <= #stored then
+            local place, ready, delayed, parked, listed, latest, its_queue, rest
+            place, number, ready, delayed, parked, leased, listed, bytes, published, delivered,
+                done, its_queue, wake, vt, seen, lately, before, latest, rest = unpack_from(
+                lanes.HEAD, stored)
+            if place ~= IDLE or ready + delayed + parked + listed > 0 or its_queue ~= plan.queue
+                or sub(stored, rest) ~= lanes.USUAL_REST then
                 return nil
             end
         else
@@ -135,7 +134,7 @@ local direct = part(function(direct)
         end
         published, delivered = published + 1, delivered + 1
         lately, before, seen = lanes.lately(1, lately, before, seen, now)
-        if fairness.size_class(max(before, lately)) ~= busy then
+        if fairness.size_class(max(before, lately)) > 0 then
             return nil
         end
         local lane_member = pack('>I7c0', number, topic)
@@ -161,9 +160,9 @@ local direct = part(function(direct)
             .. settling.tail(deadline, now, 0, false, '', false, false, false, true)))
         run('ZADD', keys.due, deadline, LEASES_END .. sortable(fence) .. pack('>I6I6', mid, fence))
         vt = max(vt, queue[VT])
-        run('HSET', keys.lanes, topic, pack(lanes.RECORD, 0, 0, busy, 0, IDLE, number, 0, 0, 0, 0,
-            bytes, published, 0, '', plan.queue, 0, vt + plan.stride, tat, leased + 1, delivered,
-            done, seen, lately, before, 0, 0, ''))
+        run('HSET', keys.lanes, topic, pack(lanes.HEAD, IDLE, number, 0, 0, 0, leased + 1, 0, bytes,
+            published, delivered, done, plan.queue, 0, vt + plan.stride, seen, lately, before, 0,
+            '') .. lanes.USUAL_REST)
         if not stored then
             run('ZADD', keys.names, 0, topic)
             values[LANES], values[CREATED] = values[LANES] + 1, number

@@ -1,7 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, plain, lane_heads, rich_heads, messages, ids, backlog, putting, copies,
---   left_copies
+-- uses: rules, lanes, plain, ids, backlog, putting, copies, left_copies
 
 local intake = part(function(intake)
     local LEFT = { 'left' } -- the answer of a copy that `finish_copies` puts
@@ -39,24 +38,17 @@ local intake = part(function(intake)
     end
 
     local written -- the records of plain messages, which are written together
-    local stamp   -- when they were accepted
-    local count, bytes -- how many they are, and of how many bytes, as the shard has not counted yet
 
     local function write()
-        shard.published, shard.waiting, shard.bytes = shard.published + count, shard.waiting
-            + count, shard.bytes + bytes
-        count, bytes = 0, 0
         call_many('HSET', keys.m, written, 2)
         plain.write()
-        lane_heads.write()
         written = {}
     end
 
-    -- The answer if a limit of the namespace refuses the message.
-    local function refused(topic, size)
-        write() -- making room may drop messages of this call
-        local limit = backlog.make_room(topic, rules.of(topic), size)
-        return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) }
+    -- Messages of this call may be dropped for later ones. `policy`: of the next message.
+    local function may_drop(policy)
+        return shard.max_backlog or shard.max_backlog_bytes or policy.max_backlog
+            or policy.max_backlog_bytes
     end
 
     local function load_ids(topics, order, own_ids, first_left)
@@ -69,40 +61,62 @@ local intake = part(function(intake)
         ids.load(by_topic)
     end
 
+    -- Accept a plain message. `id`: its id, or false; `is_copy`: see copies.lua; `stamp`: the time
+    -- of the call. Returns its number, or {outcome, …}.
+    local function accept_plain(topic, message, id, is_copy, stamp, arrivals)
+        local size, number = #message - 3 - unpack_from('>I2', message, 2), nil
+        if (shard.max_backlog or shard.max_backlog_bytes) and not is_copy then
+            if id and ids.is_known(topic, id) then
+                return { 'duplicate' }
+            end
+            write()
+            local limit = backlog.make_room(topic, rules.of(topic), size)
+            if limit then
+                return { 'refused', limit[5], text(limit[1]), text(limit[2]) }
+            end
+        end
+        number = max(shard.seq, least) + 1
+        if id and not ids.claim(topic, id, number) then
+            return { 'duplicate' }
+        end
+        local lane, place = lanes.find(topic) or lanes.make(topic), #written
+        if not arrivals[lane] then
+            arrivals[lane], arrivals[#arrivals + 1] = true, lane
+            lanes.touch(lane)
+        end
+        written[place + 1], written[place + 2] = number, message .. stamp
+        plain.append(lane, number)
+        lane.published, lane.bytes, shard.seq = lane.published + 1, lane.bytes + size, number
+        shard.published, shard.waiting, shard.bytes = shard.published + 1, shard.waiting + 1,
+            shard.bytes + size
+        return number
+    end
+
     -- `topics`: the topics of plain messages; `order`: for each message the position of its topic,
     -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain
     -- (without `keeps_order`, those that may be left need not be decoded); `own_ids`: the ids of
     -- plain ones; `keeps_order`: after a refused message, the later ones of its topic are refused;
     -- `copied`: see copies.lua, nil: no message has copies.
     function intake.accept_batch(topics, order, stored, drafts, own_ids, keeps_order, copied)
-        local arrivals, answers = {}, {}
+        local arrivals, answers, stamp = {}, {}, sortable(shard.now)
         local full = {} -- the answers that refused messages, by topic
-        local at = {} -- the whole lanes, by the topic's position
-        local is_plain = true -- the message before
         local accepted_to = 0 -- the position of the last copy that is accepted without a question
-        local is_limited = shard.max_backlog or shard.max_backlog_bytes
-        written, stamp, count, bytes = {}, sortable(shard.now), 0, 0
         local first_left = copied and copied.first_left
         local its_drafts, its_topics = drafts, topics -- those that are not left
+        written = {}
         if first_left then
             its_drafts, its_topics = left_copies.before(first_left, topics, order, drafts)
         end
-        local are_accepted = next(drafts) and (not copied or (next(copied.expires) == nil
-            and not copies.have_limits(#order, copied)))
-            and putting.load_accepted(its_drafts, its_topics, not copied)
-        if not are_accepted then
-            -- first, so that a lane is read either whole or only its beginning
-            putting.load(its_drafts)
-        end
-        lane_heads.load(its_topics)
+        putting.load(its_drafts)
+        lanes.load(its_topics)
         load_ids(topics, order, own_ids, first_left)
         if copied then
-            copies.begin(are_accepted, copied, #order)
+            copies.begin(copied, #order)
             accepted_to = copies.accepted_to(copied)
         end
         for n = 1, #order do
-            local position, message = order[n], stored[n]
-            local is_copy, group = n <= accepted_to, copied and copied[n]
+            local position, group = order[n], copied and copied[n]
+            local draft, is_copy, answer = position < 0 and drafts[n], n <= accepted_to, nil
             if first_left and copies.are_left(n, copied) then
                 left_copies.keep(n, topics, order, stored, drafts, own_ids, copied)
                 for left = n, #order do
@@ -110,78 +124,33 @@ local intake = part(function(intake)
                 end
                 break
             end
-            local refusal = keeps_order and not is_copy
-                and full[position < 0 and drafts[n].topic or topics[position]]
-            if copied and not is_copy then
-                if is_plain and group and not are_accepted and (is_limited and not group[2]
-                    or group[4]) then
-                    write() -- limits count the messages of this call
-                    at = {}
+            local topic = draft and draft.topic or topics[position]
+            if not is_copy then
+                answer = keeps_order and full[topic]
+                if copied then
+                    answer = copies.answer(n, copied, topic, draft and draft.id or own_ids[n],
+                        draft and draft.generated_mid, drafts, answer)
+                    is_copy = copies.is_copy(n, copied)
                 end
-                local draft = position < 0 and drafts[n]
-                refusal = copies.answer(n, copied, draft and draft.topic or topics[position],
-                    draft and draft.id or own_ids[n], draft and draft.generated_mid, drafts,
-                    refusal)
-                is_copy = copies.is_copy(n, copied)
             end
-            if refusal then
-                answers[n] = refusal
-            elseif position < 0 and are_accepted then
-                answers[n] = putting.insert(drafts[n], arrivals)
-            elseif position < 0 then
-                if is_plain then
+            if not answer and draft then
+                if may_drop(draft.policy) then
                     write()
-                    at, is_plain = {}, false
                 end
-                answers[n] = putting.accept(drafts[n], arrivals, is_copy)
-            else
-                is_plain = true
-                local size = #message - 3 - unpack_from('>I2', message, 2)
-                local id, answer, number = own_ids[n], false, nil
-                local may_be_full = is_limited and not is_copy
-                if id and not may_be_full then
-                    number = max(shard.seq, least) + 1
-                    answer = not ids.claim(topics[position], id, number) and { 'duplicate' }
-                elseif id and ids.is_known(topics[position], id) then
-                    answer = { 'duplicate' }
-                elseif may_be_full then
-                    answer, at = refused(topics[position], size), {}
-                end
-                if not answer then
-                    local place = #written
-                    answer = number or max(shard.seq, least) + 1
-                    shard.seq = answer
-                    if id and not number then
-                        ids.set(topics[position], id, answer)
-                    end
-                    written[place + 1], written[place + 2] = answer, message .. stamp
-                    if not lane_heads.append(position, answer, size) then
-                        local lane = at[position]
-                        if not lane then
-                            lane = lanes.make(topics[position])
-                            lanes.touch(lane)
-                            arrivals[#arrivals + 1], at[position] = lane, lane
-                        end
-                        plain.append(lane, answer)
-                        lane.published, lane.bytes = lane.published + 1, lane.bytes + size
-                    end
-                    count, bytes = count + 1, bytes + size
-                end
-                answers[n] = answer
+                answer = putting.accept(draft, arrivals, is_copy)
+            elseif not answer then
+                answer = accept_plain(topic, stored[n], own_ids[n], is_copy, stamp, arrivals)
             end
             if group then
-                copies.follow(n, copied, answers[n])
+                copies.follow(n, copied, answer)
                 accepted_to = copies.accepted_to(copied)
             end
-            if keeps_order and type(answers[n]) == 'table' and answers[n][1] == 'refused' then
-                full[position < 0 and drafts[n].topic or topics[position]] = answers[n]
+            if keeps_order and type(answer) == 'table' and answer[1] == 'refused' then
+                full[topic] = answer
             end
+            answers[n] = answer
         end
         write()
-        if are_accepted then
-            messages.write_new()
-            rich_heads.write()
-        end
         place(arrivals)
         putting.forget()
         return answers

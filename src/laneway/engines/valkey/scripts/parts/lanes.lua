@@ -37,8 +37,6 @@ local PARTITION, BUCKET = '\31', '\30'
 
 local key_limits -- defined in key_limits.lua, which uses `lanes`
 
-local LANE_HEAD = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
-
 lanes = part(function(lanes)
     local known, changed, watched
     local left_topics -- of which a partition was forgotten
@@ -47,50 +45,34 @@ lanes = part(function(lanes)
         known, changed, watched, left_topics = {}, {}, {}, {}
     end)
 
-    -- A record has a fixed width as far as possible, and a lane is a table of the 32 fields that
-    -- need no larger one: decoding costs more than everything that is then done with a lane. Fields
-    -- that few lanes have are behind the record, and in no table before they are set. It begins
-    -- with the size classes and the fields that an arriving plain message changes, see
-    -- lane_heads.lua. `was` is what `tallies` has counted of the lane.
-    local SERVED = 'I2i8i8i8i4i8i8i8i4i4' -- from the tier queue to `before`
-    local RECORD = LANE_HEAD .. SERVED .. 'i4I2c0'
-    lanes.RECORD, lanes.SERVED = RECORD, SERVED
-    -- Where these begin, for parts that read a record without decoding it: the place, `published`,
-    -- the size of `latest`, and the tier queue if `latest` is empty.
-    local AT = { place = 11, published = 44, latest = 52, queue = 54 }
-    -- From the tier queue on: how many bytes to the end of `done`, of SERVED, and of the record.
-    local BYTES = { done = 46, served = 62, rest = 68 }
-    lanes.AT, lanes.BYTES = AT, BYTES
-    local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
+    -- A record has a head of fixed width with what most calls change, then `latest`: both are
+    -- always decoded. The rest has what few lanes need: their classes in top lists, their
+    -- rate's clock, how many messages are sorted, gates, the group, and fields that are rarely used. A lane
+    -- without any of these has the rest `USUAL_REST`, which is neither decoded nor encoded:
+    -- `is_open` is false then. Setting such a field opens the lane.
+    -- `was` is what `tallies` has counted of the lane.
+    local HEAD = '<Bi8i4i4i4i4i4i8i8i8i8I2i8i8i8i4i4I2c0'
+    local REST = '<I2I4I2I2i8i4I2c0'
+    lanes.HEAD, lanes.CLASSES = HEAD, '<I2I4' -- the classes of backlog and age
+    local HEAD_AND_REST = HEAD .. 'c0'
+    local USUAL_REST = ('\0'):rep(24)
+    lanes.USUAL_REST = USUAL_REST
+    local NEW = ('\0'):rep(97) .. USUAL_REST -- the record of a lane before anything is set
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
     -- MessagePack's mark of a list of so many, the flow and the keys
     local RARE_MARK = '\159'
-    lanes.RARE_MARK = RARE_MARK
-    local USUAL = { is_bucket = false, rule = false, is_rare = false, flow = false, arrived = false,
-        keys = false }
+    local USUAL = { big = 0, old = 0, busy = 0, slow = 0, tat = 0, sorted = 0, gate = '', is_rare =
+        false, flow = false, keys = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
     end
-    local LANE = {
-        __index = USUAL,
-        __newindex = function(lane, field, value)
-            if not lane.is_rare then
-                rawset(lane, 'is_rare', true)
-                tallies.begin_rare(lane, lane.was)
-            end
-            rawset(lane, field, value)
-        end,
-    }
 
     -- Partitions and buckets: the topic or pattern that the lane's policy is resolved for.
-    local function identify(lane)
+    local function identify(lane, cut)
         local name = lane.name
-        local cut = string.find(name, PARTITION, 1, true)
-        if cut then
-            lane.is_bucket = byte(name) == 30
-            lane.rule = sub(name, lane.is_bucket and 2 or 1, cut - 1)
-        end
+        local is_bucket = byte(name) == 30
+        lane.is_bucket, lane.rule = is_bucket, sub(name, is_bucket and 2 or 1, cut - 1)
     end
 
     -- False: a bucket, which has many topics.
@@ -98,87 +80,100 @@ lanes = part(function(lanes)
         return not lane.is_bucket and (lane.rule or lane.name)
     end
 
-    -- Tables of lanes are used again in later calls, because creating them is slow. Those of lanes
-    -- with rare fields are larger.
+    local LANE = { __index = USUAL }
+
+    -- Give a lane the fields of the rest.
+    local function open(lane, big, old, busy, slow, tat, sorted, gate)
+        setmetatable(lane, nil)
+        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.sorted,
+            lane.gate = true, false, big, old, busy, slow, tat, sorted, gate
+        setmetatable(lane, LANE)
+    end
+
+    -- Called for a field that the lane does not have.
+    function LANE.__newindex(lane, field, value)
+        if not lane.is_open then
+            open(lane, 0, 0, 0, 0, 0, 0, '')
+            lane[field] = value
+            return
+        elseif not lane.is_rare then
+            lane.is_rare = true
+            tallies.begin_rare(lane, lane.was)
+        end
+        rawset(lane, field, value)
+    end
+
+    -- Tables of lanes are used again in later calls, because creating them is slow; those with rare
+    -- fields are not.
     local POOL = 512
     local pool, taken = {}, 0
-    local rare_pool, rare_taken = {}, 0
 
     at_begin(function()
-        taken, rare_taken = 0, 0
+        taken = 0
     end)
 
-    local function usual_table()
-        taken = taken + 1
-        local lane = pool[taken]
-        if not lane or lane.is_rare then
-            lane = setmetatable({
-                name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, gate = '',
-                    tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
-                bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0,
-                    listed = 0, sorted = 0, latest = '', big = 0,
-                old = 0, busy = 0, slow = 0, policy = false, is_changed = false,
-                    index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
-            }, LANE)
-            if taken <= POOL then
-                pool[taken] = lane
-            end
-        end
+    local function new_table()
+        local lane = setmetatable({
+            name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, ready = 0,
+            delayed = 0, parked = 0, leased = 0, bytes = 0, published = 0, delivered = 0, done = 0,
+            seen = 0, lately = 0, before = 0, listed = 0, latest = '', is_open = false,
+            policy = false, is_changed = false, rule = false, is_bucket = false, arrived = false,
+            index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
+        }, LANE)
+        pool[taken] = taken <= POOL and lane or nil
         return lane
     end
 
-    local function rare_table()
-        rare_taken = rare_taken + 1
-        local lane = rare_pool[rare_taken]
-        if not lane then
-            lane = usual_table()
-            pool[taken], taken = nil, taken - 1
-            if rare_taken <= POOL then
-                rare_pool[rare_taken] = lane
-            end
-        end
-        lane.is_bucket, lane.rule, lane.flow, lane.keys = false, false, false, false
-        return lane
+    -- An earlier call has used the table for a lane without rare fields.
+    local function close(lane)
+        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.sorted,
+            lane.gate = false, nil
     end
 
-    -- Set the fields that are not stored.
-    local function begin_call(lane, name)
-        lane.name, lane.policy, lane.is_changed, lane.index, lane.head_since = name, false, false,
-            false, false
-        identify(lane)
-    end
-
-    local function decode(name, stored)
-        local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
-            latest, tier_queue, wake, vt, tat, leased, delivered, done, seen, lately, before,
-            sorted, gate, rest = unpack_from(RECORD, stored)
-        if tier_queue >= IN_GROUP then
-            tier_queue, rest = -unpack_from('>I7', stored, rest), rest + 7
+    local function decode_rest(lane, stored, at)
+        local big, old, busy, slow, tat, sorted, gate, behind = unpack_from(REST, stored, at)
+        open(lane, big, old, busy, slow, tat, sorted, gate)
+        if lane.tier_queue >= IN_GROUP then
+            lane.tier_queue, behind = -unpack_from('>I7', stored, behind), behind + 7
         end
-        local is_rare = rest <= #stored
-        local lane = is_rare and rare_table() or usual_table()
-        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
-            lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered,
-                lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
-            lane.gate = big, old, busy, slow, place, number, ready, delayed,
-            parked, listed, bytes, published,
-            latest, tier_queue, wake, vt, tat, leased, delivered,
-                done, seen, lately, before, sorted,
-            gate
-        local was = lane.was
-        was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
-        begin_call(lane, name)
-        if is_rare then
-            -- the values of a list, without a table
+        if behind <= #stored then -- the values of a list, without a table
             local flow, limited_keys
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-                lane.watched_until, lane.need, lane.owes, flow, limited_keys =
-                    values_of(sub(stored, rest + 1))
+                lane.watched_until, lane.need, lane.owes, flow, limited_keys = values_of(sub(stored,
+                behind + 1))
             lane.flow = flow and adaptive.decode(flow) or false
             lane.keys = limited_keys or false
-            tallies.begin_rare(lane, was)
+            tallies.begin_rare(lane, lane.was)
+        end
+    end
+
+    local function decode(name, stored)
+        local place, number, ready, delayed, parked, leased, listed, bytes, published, delivered,
+            done, tier_queue, wake, vt, seen, lately, before, latest, rest = unpack_from(HEAD,
+            stored)
+        taken = taken + 1
+        local lane = pool[taken]
+        if not lane or lane.is_rare then
+            lane = new_table()
+        elseif lane.is_open then
+            close(lane)
+        end
+        lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.leased, lane.listed,
+            lane.bytes, lane.published, lane.delivered, lane.done, lane.tier_queue, lane.wake,
+            lane.vt, lane.seen, lane.lately, lane.before, lane.latest, lane.name, lane.policy,
+            lane.is_changed, lane.index, lane.head_since = place, number, ready, delayed, parked,
+            leased, listed, bytes, published, delivered, done, tier_queue, wake, vt, seen, lately,
+            before, latest, name, false, false, false, false
+        local was, cut = lane.was, find_in(name, PARTITION, 1, true)
+        was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
+        if cut then
+            identify(lane, cut)
+        elseif lane.rule then
+            lane.rule, lane.is_bucket = false, false
+        end
+        if sub(stored, rest) ~= USUAL_REST then
+            decode_rest(lane, stored, rest)
         end
         return lane
     end
@@ -199,18 +194,26 @@ lanes = part(function(lanes)
             lane.flow and adaptive.encode(lane.flow), lane.keys)
     end
 
-    local function encode(lane)
+    local function rest_of(lane)
         local gate = turns.record(lane)
-        local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place,
-            lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
-            lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue > 0
-                and lane.tier_queue or IN_GROUP + tier_queues[lane.tier_queue].number, lane.wake,
-                lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
-            lane.lately, lane.before, lane.sorted, #gate, gate)
+        local rest = pack(REST, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.sorted,
+            #gate, gate)
         if lane.tier_queue < 0 then
-            stored = stored .. sortable(-lane.tier_queue)
+            rest = rest .. sortable(-lane.tier_queue)
         end
-        return lane.is_rare and stored .. rare_of(lane) or stored
+        return lane.is_rare and rest .. rare_of(lane) or rest
+    end
+
+    local function encode(lane)
+        local tier_queue, latest = lane.tier_queue, lane.latest
+        local is_usual = not lane.is_open
+        if tier_queue < 0 then
+            tier_queue, is_usual = IN_GROUP + tier_queues[tier_queue].number, false
+        end
+        return pack(HEAD_AND_REST, lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
+            lane.leased, lane.listed, lane.bytes, lane.published, lane.delivered, lane.done,
+            tier_queue, lane.wake, lane.vt, lane.seen, lane.lately, lane.before, #latest, latest,
+            is_usual and USUAL_REST or rest_of(lane))
     end
 
     -- `stored`: its record, if it was read already; false: there is none.
@@ -226,35 +229,21 @@ lanes = part(function(lanes)
         return lane
     end
 
-    function lanes.is_known(name)
-        return known[name] ~= nil
-    end
-
-    -- Use a record that was read already; false: there is none.
-    function lanes.learn(name, stored)
-        known[name] = stored and decode(name, stored)
-        return known[name]
-    end
-
-    -- Read at once what the lanes of these names need, which are read.
-    function lanes.load_rules(names)
-        rules.load(names)
-        if shard.groups > 0 then
-            local numbers = {}
-            for n = 1, #names do
-                local lane = known[names[n]]
-                if lane and lane.tier_queue < 0 then
-                    numbers[#numbers + 1] = -lane.tier_queue
-                end
-            end
-            groups.load(numbers)
-        end
-    end
-
     -- The records of these lanes, in order; false: there is none.
     function lanes.read(names)
         rules.load(names)
         return read_many(keys.lanes, names)
+    end
+
+    local function load_groups(names)
+        local numbers = {}
+        for n = 1, shard.groups > 0 and #names or 0 do
+            local lane = known[names[n]]
+            if lane and lane.tier_queue < 0 then
+                numbers[#numbers + 1] = -lane.tier_queue
+            end
+        end
+        groups.load(numbers)
     end
 
     -- Read several at once.
@@ -271,7 +260,8 @@ lanes = part(function(lanes)
         for n = 1, #found do
             known[wanted[n]] = found[n] and decode(wanted[n], found[n])
         end
-        lanes.load_rules(wanted)
+        rules.load(wanted)
+        load_groups(wanted)
     end
 
     function lanes.rule(lane)
@@ -365,22 +355,10 @@ lanes = part(function(lanes)
     function lanes.make(name)
         local lane = lanes.find(name)
         if not lane then
-            shard.lanes = shard.lanes + 1
-            lane = usual_table()
-            lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked,
-                lane.leased, lane.bytes, lane.published,
-                lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed,
-                    lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
-                lane.gate, lane.latest = IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                    shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
-            local was = lane.was
-            was[1], was[2], was[3], was[4] = 0, 0, 0, 0
-            begin_call(lane, name)
-            local policy = lanes.rule(lane)
-            enter(lane, policy)
-            shard.lanes_created = shard.lanes_created + 1
-            lane.number = shard.lanes_created
-            known[name] = lane
+            shard.lanes, shard.lanes_created = shard.lanes + 1, shard.lanes_created + 1
+            lane = decode(name, NEW)
+            lane.number, lane.seen, known[name] = shard.lanes_created, shard.now, lane
+            enter(lane, lanes.rule(lane))
             writes.set_member(keys.names, name, 0)
             lanes.touch(lane)
         end
@@ -424,24 +402,6 @@ lanes = part(function(lanes)
             return topic .. PARTITION .. text((spread or number) % policy.partitions)
         end
         return topic
-    end
-
-    -- How many messages wait in each of these lanes, and of how many bytes; false: it was read
-    -- already, and may have changed. Nothing else of the others is decoded.
-    function lanes.counts_of(names)
-        local found, bytes_in = read_many(keys.lanes, names), {}
-        for n = 1, #names do
-            if known[names[n]] ~= nil then
-                found[n] = false
-            elseif found[n] then
-                local _, _, _, _, _, _, ready, delayed, parked, _, bytes = unpack_from(LANE_HEAD,
-                    found[n])
-                found[n], bytes_in[n] = ready + delayed + parked, bytes
-            else
-                found[n], bytes_in[n] = 0, 0
-            end
-        end
-        return found, bytes_in
     end
 
     -- The lanes of a topic that is in no bucket.
@@ -590,6 +550,14 @@ lanes = part(function(lanes)
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
     local function where(lane, policy, tier_queue)
         local now, is_rare = shard.now, lane.is_rare
+        if not (is_rare or policy.may_hold) and lane.tier_queue > 0 then
+            if lane.ready > 0 then
+                return RUNNABLE, 0
+            elseif lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
+                return IDLE, 0
+            end
+            return IDLE, forgotten_at(lane, policy, tier_queue)
+        end
         if policy.shared then
             shared_gate(lane, policy, lane.place == IDLE and lane.leased == 0)
         end
@@ -640,10 +608,12 @@ lanes = part(function(lanes)
     end
 
     local function is_elsewhere(lane, policy)
-        local tier_queue, is_in_group = tier_queues[lane.tier_queue], lane.tier_queue < 0
-        local group = is_in_group and groups.find(-lane.tier_queue)
-        if is_in_group and not group then
-            return true
+        local tier_queue, group = tier_queues[lane.tier_queue], false
+        if lane.tier_queue < 0 then
+            group = groups.find(-lane.tier_queue)
+            if not group then
+                return true
+            end
         end
         if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return true
@@ -675,68 +645,6 @@ lanes = part(function(lanes)
         groups.count(group, place == RUNNABLE, place == AT_GATE, 1)
     end
 
-    local PLACE_AT, LATEST_AT = AT.place, AT.latest
-    local COUNTS_BYTES, REST_BYTES = BYTES.done, BYTES.rest
-    local stem, queue, cell = '', 0, nil -- of the lane before
-
-    at_begin(function()
-        cell = nil
-    end)
-
-    -- What is behind the record of a lane of which nothing is rare but counts: its mark, how many
-    -- were retried, died, merged, expired and were removed, in a byte each, and this.
-    local NOTHING_ELSE = '\0\0\0\0\0\0\0\0\194\194'
-    local RARE_BYTES = 6 + #NOTHING_ELSE
-
-    -- Whether a record has nothing rare, or only counts. `size`: that of one without.
-    function lanes.is_usual(stored, size)
-        return #stored == size or (#stored == size + RARE_BYTES and sub(stored, -#NOTHING_ELSE)
-            == NOTHING_ELSE and sub(stored, size + 1, size + 1) == RARE_MARK)
-    end
-
-    -- The record of a lane after so many plain acks, without decoding all of it, which costs more
-    -- than all that they change. Nil, and nothing is changed, if more than counts may change than
-    -- that the lane is idle from now on; as `lanes.place`, `lanes.save` and `lanes.forgotten_at`.
-    -- `name`: of no partition. `frees_keys`: the acks free serial keys, for which messages may be
-    -- parked. `ends_more`: what the acks end besides, by gates and `dedupe`, the caller ends.
-    function lanes.after_acks(name, stored, count, policy, frees_keys, ends_more)
-        local place, number, ready, delayed, parked = unpack_from('<Bi8i4i4i4', stored, PLACE_AT)
-        local at = LATEST_AT + 2 + unpack_from('<I2', stored, LATEST_AT)
-        local its_queue, wake, vt, tat, leased, delivered, done, _, lately = unpack_from(
-            '<I2i8i8i8i4i8i8i8i4', stored, at)
-        local tier_queue, gate_bytes = tier_queues[its_queue], unpack_from('<I2', stored, at
-            + REST_BYTES - 2)
-        if (place ~= IDLE and place ~= RUNNABLE) or (place == IDLE and (wake > 0 or ready > 0))
-            or not lanes.is_usual(stored, at + REST_BYTES - 1 + gate_bytes)
-            or sub(stored, 1, #NO_CLASSES) ~= NO_CLASSES
-            or ready >= 32 or delayed >= 32 or lately >= 32 or its_queue >= IN_GROUP
-            or (frees_keys and parked > 0) or policy.shared or policy.paused or policy.group
-            or (not ends_more and (policy.dedupe or policy.gate))
-            or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
-            return nil
-        end
-        leased, done = leased - count, done + count
-        if place == IDLE then
-            if policy.rate and not fairness.recovered(tat, shard.now) then
-                tat = fairness.rebase(tat, shard.now, policy.step, policy.depth, 0)
-            end
-            if leased == 0 and delayed == 0 and parked == 0 then
-                wake = shard.now + (tier_queue.by_time and LINGER_BY_TIME or LINGER)
-                if policy.rate then
-                    wake = max(wake, math.ceil(tat / TICKS))
-                end
-                writes.set_member(keys.idle, pack('>I7c0', number, name), wake)
-            end
-        end
-        if not cell or its_queue ~= queue or stem ~= stem_of(name) then
-            stem, queue = stem_of(name), its_queue
-            cell = tallies.cell(stem, queue)
-        end
-        cell.done = cell.done + count
-        return sub(stored, 1, at + 1) .. pack('<i8i8i8i4i8i8', wake, vt, tat, leased, delivered,
-            done) .. sub(stored, at + COUNTS_BYTES)
-    end
-
     local function leave_gates(lane)
         if lane.place == AT_GATE then
             lanes.before_turn(lane)
@@ -744,10 +652,22 @@ lanes = part(function(lanes)
         end
     end
 
+    -- The lane comes to a gate, stays at one, or leaves it. `gate`: the key of its gates; "": none.
+    local function place_at_gate(lane, gate)
+        if gate == '' then
+            leave_gates(lane)
+        elseif lane.place ~= AT_GATE or not turns.is_at(lane, gate) then
+            lanes.before_turn(lane)
+            turns.arrive(lane, gate)
+        end
+    end
+
     -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
         local policy = lane.policy or lanes.rule(lane)
-        lanes.before_move(lane)
+        if not lane.index then
+            lanes.before_move(lane)
+        end
         -- in another tier queue or group it begins like a lane that wakes
         if is_elsewhere(lane, policy) then
             leave_gates(lane)
@@ -755,17 +675,20 @@ lanes = part(function(lanes)
             enter(lane, policy)
             lane.place, lane.wake, lane.gate = IDLE, 0, ''
         end
-        local limits = lane.parked > 0 and lane.keys and lane.keys[2] or ''
-        if limits ~= '' and limits ~= policy.key_limits then
+        if lane.parked > 0 and lane.keys and lane.keys[2] ~= ''
+            and lane.keys[2] ~= policy.key_limits then
             key_limits.limits_changed(lane, policy)
         end
-        local tier_queue = tier_queues[lane.tier_queue]
+        local tier_queue, gate = tier_queues[lane.tier_queue], ''
         local place, wake = where(lane, policy, tier_queue)
-        if lane.tier_queue < 0 and place ~= lane.place then
+        local is_new = place ~= lane.place
+        if is_new and lane.tier_queue < 0 then
             place_in_group(lane, place, tier_queue)
         end
-        local gate = place == AT_GATE and lanes.gate_of(lane, policy) or ''
-        if can_deliver_at(place) and lane.place ~= place then
+        if place == AT_GATE then
+            gate = lanes.gate_of(lane, policy)
+        end
+        if is_new and can_deliver_at(place) then
             if not can_deliver_at(lane.place) and lane.tier_queue > 0 then
                 lane.vt = max(lane.vt, tier_queue.vt) -- sleeping earns no credit
             end
@@ -773,11 +696,8 @@ lanes = part(function(lanes)
                 pools_to_notify[tier_queue.pool] = true
             end
         end
-        if place ~= AT_GATE then
-            leave_gates(lane)
-        elseif lane.place ~= AT_GATE or not turns.is_at(lane, gate) then
-            lanes.before_turn(lane)
-            turns.arrive(lane, gate)
+        if place == AT_GATE or lane.place == AT_GATE then
+            place_at_gate(lane, gate)
         end
         lane.place, lane.wake = place, wake
         move(lane)
@@ -831,6 +751,46 @@ lanes = part(function(lanes)
         shard.delivered = shard.delivered + taken
     end
 
+    -- Top lists are sorted by size classes, which change rarely; few lanes are large enough for
+    -- one.
+
+    local function set_class(lane, name, class)
+        if lane[name] ~= class then
+            lane[name] = class
+            writes.set_member(keys['top:' .. name], lane.name, class > 0 and class)
+        end
+    end
+
+    -- The classes of what waits.
+    local function classify_backlog(lane, is_gone)
+        set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
+        if is_gone or lane.ready < 32 then
+            set_class(lane, 'old', 0)
+        elseif lane.old == 0 or lane.head_since then
+            set_class(lane, 'old', floor((lane.head_since or shard.now) / 8388608))
+        end
+    end
+
+    -- The classes of what was delivered.
+    local function classify_deliveries(lane, is_gone)
+        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(max(lane.before,
+            lane.lately)))
+        if lane.is_rare or lane.slow > 0 then
+            set_class(lane, 'slow', is_gone and 0
+                or fairness.size_class(floor(lane.throttled / 10000)))
+        end
+    end
+
+    local function classify(lane)
+        if lane.big > 0 or lane.old > 0 or lanes.waiting(lane) >= 32 then
+            classify_backlog(lane)
+        end
+        if lane.busy > 0 or lane.slow > 0 or lane.lately >= 32 or (lane.is_rare
+            and lane.throttled > 0) then
+            classify_deliveries(lane)
+        end
+    end
+
     local function remove_all(names)
         call_many('HDEL', keys.lanes, names, 1)
         call_many('ZREM', keys.names, names, 1)
@@ -863,7 +823,8 @@ lanes = part(function(lanes)
         for n, lane in ipairs(gone) do
             names[n] = lane.name
             if lane.big + lane.old + lane.busy + lane.slow > 0 then
-                lanes.classify(lane, true)
+                classify_backlog(lane, true)
+                classify_deliveries(lane, true)
             end
             if lane.is_rare and lane.watched_until > 0 then
                 watched[#watched + 1] = lane.name
@@ -895,59 +856,29 @@ lanes = part(function(lanes)
             names[n] = sub(member, 8)
         end
         lanes.load(names)
-        for n, name in ipairs(names) do
-            found[n] = lanes.find(name)
+        for _, name in ipairs(names) do
+            found[#found + 1] = lanes.find(name) or nil
         end
         return found
     end
 
-    -- The number of a lane's group, without decoding its record; nil: it has none. Lanes without
-    -- messages have it at the same place.
-    local function group_in(stored)
-        return unpack_from('<I2', stored, AT.queue) >= IN_GROUP and unpack_from('>I7', stored,
-            AT.queue + BYTES.rest + unpack_from('<I2', stored, AT.queue + BYTES.rest - 2)) or nil
-    end
-
-    local function leave_groups(left_groups)
-        local numbers = {}
-        for number in pairs(left_groups) do
-            numbers[#numbers + 1] = number
-        end
-        groups.load(numbers)
-        for number, count in pairs(left_groups) do
-            local group = groups.find(number)
-            if group then
-                groups.add_lanes(group, -count)
-            end
-        end
-    end
-
-    -- Lanes in no top list, which most are, are deleted without being decoded.
+    -- Most idle lanes are in no top list and have no rare field: they are not decoded.
     function lanes.forget_idle(most)
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
-        if #members == 0 then
-            return
-        end
-        local names, quiet, others, left_groups = {}, {}, {}, {}
-        for n, member in ipairs(members) do
-            names[n] = sub(member, 8)
+        local names, quiet, others = {}, {}, {}
+        for n = 1, #members do
+            names[n] = sub(members[n], 8)
         end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
-            if not known[names[n]] and stored and sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
-                quiet[#quiet + 1], known[names[n]] = names[n], false
-                local group = shard.groups > 0 and group_in(stored)
-                if group then
-                    left_groups[group] = (left_groups[group] or 0) + 1
-                end
+            local name = names[n]
+            if known[name] == nil and stored and sub(stored, #NEW - #USUAL_REST + 1)
+                == USUAL_REST then
+                quiet[#quiet + 1], known[name] = name, false
             else
-                if known[names[n]] == nil then
-                    lanes.learn(names[n], stored)
-                end
-                others[#others + 1] = known[names[n]] or nil
+                others[#others + 1] = lanes.find(name, stored) or nil
             end
         end
         remove_all(quiet)
-        leave_groups(left_groups)
         forget_all(others)
         call_many('ZREM', keys.idle, members, 1)
     end
@@ -972,31 +903,6 @@ lanes = part(function(lanes)
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
-    -- Top lists are sorted by size classes, which change rarely; few lanes are large enough for
-    -- one.
-
-    local function set_class(lane, name, class)
-        if lane[name] ~= class then
-            lane[name] = class
-            writes.set_member(keys['top:' .. name], lane.name, class > 0 and class)
-        end
-    end
-
-    function lanes.classify(lane, is_gone)
-        set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
-        if is_gone or lane.ready < 32 then
-            set_class(lane, 'old', 0)
-        elseif lane.old == 0 or lane.head_since then
-            set_class(lane, 'old', floor((lane.head_since or shard.now) / 8388608))
-        end
-        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(max(lane.before,
-            lane.lately)))
-        if lane.is_rare or lane.slow > 0 then
-            set_class(lane, 'slow', is_gone and 0
-                or fairness.size_class(floor(lane.throttled / 10000)))
-        end
-    end
-
     -- Notify watchers of a change of the lane, see watch.lua.
     local function watch(lane)
         watched[#watched + 1] = lane.name
@@ -1016,16 +922,12 @@ lanes = part(function(lanes)
         for n = 1, #changed do
             local lane = changed[n]
             if lane.is_changed then -- and not deleted since
-                local is_rare, at = lane.is_rare, #written
+                local at = #written
                 lane.is_changed = false
-                if is_rare and lane.watched_until > 0 then
+                if lane.is_rare and lane.watched_until > 0 then
                     watch(lane)
                 end
-                if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0
-                    or lane.lately >= 32 or lane.delayed >= 32 or lane.slow > 0
-                    or (is_rare and lane.throttled > 0) then
-                    lanes.classify(lane)
-                end
+                classify(lane)
                 tallies.count(lane)
                 written[at + 1], written[at + 2] = lane.name, encode(lane)
             end

@@ -11,7 +11,7 @@ local plain = part(function(plain)
 
     at_begin(function()
         for _, lane in ipairs(arrivals or {}) do -- of a call that ended in an error
-            rawset(lane, 'arrived', false)
+            lane.arrived = false
         end
         arrivals = {}
     end)
@@ -42,16 +42,15 @@ local plain = part(function(plain)
         return 7 * (INLINE - number % 8)
     end
 
-    -- Move the numbers of a full record to the list of the lane with this number, and those that
-    -- arrived later. Returns how many.
-    function plain.move_to_list(number, latest, arrived)
-        local mids = latest_of(latest, 1, INLINE, {})
+    -- Move the numbers of a full record to the lane's list, and those that arrived later.
+    local function move_to_list(lane, arrived)
+        local mids = latest_of(lane.latest, 1, INLINE, {})
         local before = #mids
         for n = 1, #arrived do
             mids[before + n] = arrived[n]
         end
-        call_many('RPUSH', list_of(number), mids, 1)
-        return #mids
+        call_many('RPUSH', list_of(lane.number), mids, 1)
+        lane.listed, lane.latest = lane.listed + #mids, ''
     end
 
     -- Append to the lane; call `plain.write` before the list is read.
@@ -62,7 +61,7 @@ local plain = part(function(plain)
         elseif #lane.latest < plain.room_in(lane.number) then
             lane.latest = lane.latest .. sortable(mid)
         else
-            rawset(lane, 'arrived', { mid })
+            lane.arrived = { mid }
             arrivals[#arrivals + 1] = lane
         end
         lane.ready = lane.ready + 1
@@ -71,9 +70,8 @@ local plain = part(function(plain)
     function plain.write()
         for n = 1, #arrivals do
             local lane = arrivals[n]
-            local moved = plain.move_to_list(lane.number, lane.latest, lane.arrived)
-            lane.listed, lane.latest = lane.listed + moved, ''
-            rawset(lane, 'arrived', false)
+            move_to_list(lane, lane.arrived)
+            lane.arrived = false
         end
         arrivals = {}
     end
@@ -90,23 +88,22 @@ local plain = part(function(plain)
         return latest_of(lane.latest, 1, most - #found, found)
     end
 
-    -- Take the first numbers out of the lane.
-    function plain.take(lane, most)
-        local found = {}
+    -- Take the first numbers out of the lane, and append them to a list.
+    function plain.take(lane, most, mids)
+        local rest = most
         if lane.listed > 0 then
-            found = call('LPOP', list_of(lane.number), most) or {}
+            local found, before = call('LPOP', list_of(lane.number), most) or {}, #mids
             for n = 1, #found do
-                found[n] = tonumber(found[n])
+                mids[before + n] = tonumber(found[n])
             end
             -- Fewer than wanted: the list is empty now, also in a store that lost some.
             lane.listed = #found < most and 0 or lane.listed - #found
+            rest = most - #found
         end
-        local rest = most - #found
         if rest > 0 and lane.latest ~= '' then
-            latest_of(lane.latest, 1, rest, found)
+            latest_of(lane.latest, 1, rest, mids)
             lane.latest = sub(lane.latest, 7 * rest + 1)
         end
-        return found
     end
 
     function plain.drop(lane, taken)

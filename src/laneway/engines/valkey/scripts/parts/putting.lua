@@ -1,6 +1,6 @@
 -- Accepting messages that are not plain.
 --
--- uses: rules, groups, gates, lanes, rich_heads, messages, ids, merging, signals, backlog
+-- uses: rules, groups, gates, lanes, messages, ids, merging, signals, backlog
 
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
@@ -97,20 +97,6 @@ local putting = part(function(putting)
         end
     end
 
-    -- Whether nothing but its id, and messages that it may join, decide about a draft that `decode`
-    -- has read as a usual one: else it is accepted, and waits in the lane of its topic, if its
-    -- policy allows that. `merges`: whether a draft may join another message.
-    local function is_accepted(draft, merges)
-        local headers, mkey = draft.headers, draft.mkey
-        return (not mkey or (merges and not draft.sticky))
-            and not (headers and (headers['laneway-cost'] or headers['laneway-signals']))
-    end
-
-    local function is_accepting(policy)
-        return policy.partitions == 1 and not policy.buckets and not policy.max_backlog
-            and not policy.max_backlog_bytes
-    end
-
     -- The policies of the drafts' topics, where topics have policies of their own.
     local function load_rules(drafts)
         if shard.own > 0 then
@@ -120,57 +106,6 @@ local putting = part(function(putting)
             end
             rules.load(names)
         end
-    end
-
-    -- Read at once what the drafts need, and the beginnings of their lanes, if all of them but
-    -- those with known ids are accepted, or join another message (`merges`: they may), and none is
-    -- in one of these topics of plain messages. Returns false, and nothing but policies was read,
-    -- if not.
-    function putting.load_accepted(drafts, topics, merges)
-        if taken > 0 or shard.max_backlog or shard.max_backlog_bytes then
-            return false
-        end
-        local names, policies, only_delayed, lines, known, merge_keys = {}, {}, {}, {}, {}, {}
-        local last_policy, is_plain = nil, {}
-        for n = 1, #topics do
-            is_plain[topics[n]] = true
-        end
-        load_rules(drafts)
-        for _, draft in pairs(drafts) do
-            local topic, is_delayed = draft.topic, draft.delay > 0
-            local policy = rules.of_lane(topic)
-            if is_plain[topic] or not is_accepted(draft, merges)
-                or (policy ~= last_policy and not is_accepting(policy)) then
-                return false
-            end
-            last_policy, draft.policy, draft.lane = policy, policy, topic
-            if draft.mkey then
-                merge_keys[#merge_keys + 1] = topic .. '\0' .. draft.mkey
-                is_delayed = is_delayed or (policy.window and not policy.leading) or false
-            end
-            local were_delayed = only_delayed[topic]
-            if were_delayed == nil then
-                local place = #names + 1
-                names[place], policies[place], only_delayed[topic] = topic, policy, is_delayed
-            elseif were_delayed and not is_delayed then
-                only_delayed[topic] = false
-            end
-            local line = draft.key and policy.serial and topic .. '\0' .. draft.key
-            draft.line = line
-            if line then
-                lines[#lines + 1] = line
-            end
-            if draft.id then
-                ids.add_wanted(known, topic, draft.id)
-            end
-        end
-        ids.load(known)
-        if merge_keys[1] then
-            merging.load(merge_keys)
-        end
-        messages.load_holders(lines)
-        rich_heads.load(names, policies, only_delayed)
-        return true
     end
 
     -- Read at once what the drafts need. Those of topics with a lane of their own get its name.
@@ -272,65 +207,6 @@ local putting = part(function(putting)
         lane.policy = lane.policy or draft.lane and policy
         arrivals[#arrivals + 1] = lane
         return insert(draft, policy, lane)
-    end
-
-    -- Let a draft that `load_accepted` has read join the waiting message of this number, which its
-    -- id names already. Returns the answer; nil: it does not join.
-    local function join(draft, policy, arrivals, number)
-        local topic = draft.topic
-        local joined = merging.join_brief(draft, policy, number, rich_heads.of_waiting(topic), true)
-        if joined then
-            rich_heads.use(topic)
-            return { 'merged', joined }
-        end
-        local waiting = messages.read(number)
-        if waiting then
-            rich_heads.close(topic)
-            local lane = lanes.find(waiting.lane)
-            if lane and merging.join(lane, waiting, draft, policy) then
-                arrivals[#arrivals + 1] = lane
-                return { 'merged', ids.of(waiting) }
-            end
-        end
-    end
-
-    -- Accept a draft that `load_accepted` has read. Answers as `putting.accept`.
-    function putting.insert(draft, arrivals)
-        local topic, ttl, delay, line, now = draft.topic, draft.ttl, draft.delay, draft.line,
-            shard.now
-        local policy, mkey, mid = draft.policy, draft.mkey, max(shard.seq, least) + 1
-        local waiting = mkey and merging.waiting_number(topic, mkey)
-        if draft.id and not ids.claim(topic, draft.id, waiting or mid) then
-            return { 'duplicate' }
-        end
-        if waiting then
-            local answer = join(draft, policy, arrivals, waiting)
-            if answer then
-                return answer
-            elseif draft.id then
-                ids.set(topic, draft.id, mid)
-            end
-        end
-        shard.seq = mid
-        local head, lane, serial = rich_heads.use(topic), nil, line and SERIAL[policy.serial] or NO
-        if not head then
-            lane = lanes.make(topic)
-            lane.policy = lane.policy or policy
-            arrivals[#arrivals + 1] = lane
-        end
-        local since, expires = delay > 0 and now + delay or now, ttl and now + ttl
-        if mkey and delay == 0 and policy.window then
-            since = merging.window_due(topic, mkey, policy)
-        end
-        if head then
-            if messages.insert_brief(head, draft, mid, since, expires, serial, line) then
-                return mid
-            end
-        elseif not line or since > now or messages.is_free(line) then
-            messages.insert(lane, draft, mid, since, expires, serial, line)
-            return mid
-        end
-        return insert_decoded(draft, head or lane, mid, since, expires, serial)
     end
 
     -- The draft's delay, if it would expire before it is due; else nil.

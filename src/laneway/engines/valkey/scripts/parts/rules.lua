@@ -68,6 +68,9 @@ local rules = part(function(rules)
             policy.step = fairness.interval(policy.rate)
             policy.depth = fairness.depth(policy.step, policy.burst)
         end
+        -- whether more than its messages decides about the place of a lane, see `lanes.place`
+        policy.may_hold = (policy.rate or policy.concurrency or policy.shared or policy.gate
+            or policy.key_limited or policy.paused or policy.group) and true or false
     end
 
     local function decode(stored)

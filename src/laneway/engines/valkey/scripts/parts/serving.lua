@@ -6,7 +6,7 @@
 -- open gates by the position of the first lane there. The gates at which the first lane belongs to
 -- a group are in the order of that group.
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, turns, tallies, lanes, plain, emptied,
+-- uses: fairness, adaptive, rules, writes, groups, gates, turns, tallies, lanes, plain,
 --   messages, key_limits, ids, settling
 
 local serving = part(function(serving)
@@ -171,8 +171,8 @@ local serving = part(function(serving)
             if shard.groups > 0 then
                 read_groups(found, source.gate)
             else
-                source.members, found = found, names_of(found)
-                source.records, source.is_tried = lanes.read(found), false
+                found = names_of(found)
+                source.records = lanes.read(found)
             end
         else
             found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
@@ -349,8 +349,7 @@ local serving = part(function(serving)
     end
 
     -- `page`: how many of the runnable lanes are needed at least; nil: these are the heads of
-    -- gates. Returns the source. The runnable ones are not read yet: who serves the line may empty
-    -- the first of them without decoding their records.
+    -- gates. Returns the source. The runnable ones are read when the first of them is needed.
     local function begin(heap, name, page)
         local source = new_source(name, page ~= nil, page or PAGE)
         source.is_runnable = page ~= nil
@@ -997,17 +996,21 @@ local serving = part(function(serving)
         groups.touch(group)
     end
 
+    local POOL = 512
+    local pool = {} -- tables of earlier calls, which are used again
+
     -- What this call knows of a lane that it visited.
     local function given_by(lane)
         local given = calls.given[lane]
         if not given then
-            given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
-                place = 0, line_tail = false, behind_line = false, quick_tail = false,
-                other_tail = false,
-                quick_slot_tail = false, other_slot_tail = false, packed_name = false,
-                is_limited = false, gate = '' }
-            calls.given[lane] = given
-            calls.order[#calls.order + 1] = given
+            local n = #calls.order + 1
+            given = pool[n] or {}
+            given.lane, given.wanted, given.picked, given.first, given.count, given.charge,
+                given.place, given.line_tail, given.behind_line, given.quick_tail, given.other_tail,
+                given.quick_slot_tail, given.other_slot_tail, given.packed_name, given.is_limited,
+                given.gate = lane, 0, false, 0, 0, 0, 0, false, false, false, false, false, false,
+                false, false, ''
+            calls.given[lane], calls.order[n], pool[n] = given, given, n <= POOL and given or nil
         end
         return given
     end
@@ -1320,54 +1323,6 @@ local serving = part(function(serving)
         return got
     end
 
-    -- Visit lanes of the page that was read from a source, as far as each visit empties its lane.
-    -- Returns how much was taken, and whether more than that may be emptied.
-    local function empty_in_page(line, source, room, entries)
-        local found, members, records, at = source.found, source.members, source.records, source.at
-        local order, visits, tier_queue, taken = calls.order, calls.visits, line.tier_queue, 0
-        local n, v, is_alone, size, first = #order, #visits, entries <= 1, #found, at
-        local next_one, lane = line.heap[1], nil
-        while at <= size and taken < room do
-            local name, stored = found[at], records[at]
-            lane = stored and not lanes.is_known(name) and emptied.find(name, members[at], stored,
-                room - taken, entries)
-            if not lane or (next_one and (next_one[1] < lane.vt or (next_one[1] == lane.vt
-                and next_one[2] < lane.number))) then
-                break
-            end
-            tier_queue.vt = advance_time(lane, tier_queue, lane.policy, lane.ready, is_alone)
-            taken, at, n, v = taken + lane.ready, at + 1, n + 1, v + 1
-            order[n], visits[v] = lane, { lane, lane.ready }
-        end
-        source.at, source.is_tried = at, at <= size and not lane -- the others have more, mostly
-        line.known.runnable, calls.left = line.known.runnable - at + first, calls.left - taken
-        tier_queue.delivered, shard.delivered = tier_queue.delivered + taken, shard.delivered
-            + taken
-        return taken, at > size
-    end
-
-    -- Visit the next lanes of the line as far as each visit empties its lane. Returns how much was
-    -- taken.
-    local function serve_emptied(line, room, entries)
-        local source, taken, goes_on = line.behind, 0, true
-        while taken < room and goes_on do
-            if source.at > #source.found and not source.is_last then
-                read_page(source)
-            end
-            local got
-            got, goes_on = empty_in_page(line, source, room - taken, entries)
-            taken, goes_on = taken + got, goes_on and not source.is_last
-        end
-        return taken
-    end
-
-    -- Whether the next lanes of the line may be emptied without being decoded.
-    local function may_empty(line)
-        local behind = line.behind
-        return behind and behind.is_runnable and not behind.is_tried and not calls.last_rank
-            and not calls.may_pass and shard.groups == 0
-    end
-
     -- Look again at the gates where it was the turn of another tier.
     local function list_yielding(line)
         local yielding = line.yielding
@@ -1397,13 +1352,7 @@ local serving = part(function(serving)
         calls.visited = calls.visited + 1 -- others may have been served
         list_yielding(line)
         while taken < room and not is_over() do
-            if may_empty(line) then
-                taken = taken + serve_emptied(line, room - taken, entries)
-            end
-            local found, lane
-            if taken < room then
-                found, lane = next_of_line(line)
-            end
+            local found, lane = next_of_line(line)
             if not found then
                 break
             elseif lane then
@@ -1706,9 +1655,12 @@ local serving = part(function(serving)
         return found, p - 1, s - 1, s > size
     end
 
-    -- Take these first messages out of the lane.
-    local function fetch(lane, wanted, listed, stored)
-        local found, plain_ones, others, are_all = first_of(lane, wanted, listed, stored)
+    -- Take the first messages out of a lane that has not only plain ones, and append their numbers
+    -- to a list.
+    local function fetch(lane, wanted, mids)
+        local listed = plain.peek(lane, wanted)
+        local found, plain_ones, others, are_all = first_of(lane, wanted, listed, read_many(keys.m,
+            listed))
         if plain_ones > 0 then
             plain.drop(lane, plain_ones)
         end
@@ -1720,7 +1672,9 @@ local serving = part(function(serving)
             end
             lane.sorted = lane.sorted - others
         end
-        return found
+        for n = 1, #found do
+            mids[#mids + 1] = found[n]
+        end
     end
 
     -- The numbers of the lane's next messages, after those that this call takes already.
@@ -1804,13 +1758,12 @@ local serving = part(function(serving)
         return #costs > 0 and costs or { 1 }
     end
 
-    local function fetch_picked(lane, mids)
-        for _, mid in ipairs(mids) do
+    local function fetch_picked(lane, picked, mids)
+        for _, mid in ipairs(picked) do
             local record = messages.read(mid)
             call('ZREM', key('z:' .. text(lane.number)), messages.place_of(record))
-            lane.sorted = lane.sorted - 1
+            lane.sorted, mids[#mids + 1] = lane.sorted - 1, mid
         end
-        return mids
     end
 
     -- The numbers and records of all messages, lane by lane.
@@ -1818,23 +1771,17 @@ local serving = part(function(serving)
         local mids = {}
         for n = 1, #calls.order do
             local given = calls.order[n]
-            if given.is_emptied then
-                emptied.add_numbers(given, mids)
-            elseif given.wanted > 0 then
-                local lane, taken = given.lane, nil
+            if given.wanted > 0 then
+                local lane = given.lane
+                given.first = #mids
                 if given.picked then
-                    taken = fetch_picked(lane, given.picked)
+                    fetch_picked(lane, given.picked, mids)
                 elseif lane.sorted == 0 then
-                    taken = plain.take(lane, given.wanted)
+                    plain.take(lane, given.wanted, mids)
                 else
-                    local listed = plain.peek(lane, given.wanted)
-                    taken = fetch(lane, given.wanted, listed, read_many(keys.m, listed))
+                    fetch(lane, given.wanted, mids)
                 end
-                local n = #mids
-                given.first, given.count = n, #taken
-                for place = 1, #taken do
-                    mids[n + place] = taken[place]
-                end
+                given.count = #mids - given.first
             end
         end
         local read = calls.read
@@ -2043,7 +1990,6 @@ local serving = part(function(serving)
             local kind, tail_here = stored and byte(stored), nil
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
-                lane = emptied.whole(given)
                 uncount(lane, policy)
             elseif kind == RICH or is_once then
                 local slot = is_key_limited and slot_for(lane, mid, stored)
@@ -2111,7 +2057,6 @@ local serving = part(function(serving)
 
     local function deliver_all(visits)
         local mids, records = fetch_all()
-        emptied.write(calls.order)
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, sinces = {},
             tails = { [true] = {}, [false] = {} }, around_lines = {} }
         for n = 1, #calls.order do
@@ -2217,9 +2162,7 @@ local serving = part(function(serving)
             lanes.place(lane)
         end
         for _, given in ipairs(calls.order) do
-            if not given.lane.is_emptied then
-                lanes.place(given.lane)
-            end
+            lanes.place(given.lane)
         end
         -- a call that passes lanes over does not change the tiers' carries
         for tier_queue, carry in pairs(carries) do

@@ -23,15 +23,30 @@ local settling = part(function(settling)
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
+    local tails, unpack_limit -- decoded ones, by what is stored
+
+    at_begin(function()
+        tails, unpack_limit = {}, cmsgpack.unpack_limit
+    end)
+
     -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
     -- that the lease holds then, or that an ack frees without reading the message; `quick`: an ack
     -- changes only counts; `slot`: the slot of a key that it has, or nil.
+    -- Many leases have in common what is behind the lane's name, which is decoded once: they look
+    -- up these fields in one table.
     function settling.decode(stored)
-        local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick,
-            padding = values_of(stored)
-        return { fence = fence, lane = lane, deadline = deadline, granted = granted, charge =
-            charge, started = started, gate = gate, empty = empty,
-            line = line, gone = gone, quick = quick, slot = key_limits.slot_at(padding) }
+        local behind, fence, lane = unpack_limit(stored, 2, 0)
+        local rest = sub(stored, behind + 1)
+        local tail = tails[rest]
+        if not tail then
+            local deadline, granted, charge, started, gate, empty, line, gone, quick, padding =
+                values_of(rest)
+            tail = { deadline = deadline, granted = granted, charge = charge, started = started,
+                gate = gate, empty = empty, line = line, gone = gone, quick = quick,
+                slot = key_limits.slot_at(padding) or false }
+            tail.__index, tails[rest] = tail, tail
+        end
+        return setmetatable({ fence = fence, lane = lane }, tail)
     end
 
     -- The last value of a lease is spaces, and the slot if there is one.
@@ -199,7 +214,9 @@ local settling = part(function(settling)
             lanes.rule(lane))) do
             each.back_off_step, each.back_off_until = step, shard.now + step
             each.back_off_fence = shard.fence
-            ended[#ended + 1] = each
+            if not ended[each] then
+                ended[each], ended[#ended + 1] = true, each
+            end
         end
     end
 
@@ -213,7 +230,7 @@ local settling = part(function(settling)
         key_limits.give_back(lane, lease.slot, since)
     end
 
-    local function come_back(lane, lease, record, settlement, ended)
+    local function come_back(lane, lease, record, settlement)
         record.deliveries = record.deliveries + 1
         if settlement[ACTION] == 'retry' then
             return retry(lane, record, settlement)
@@ -232,35 +249,25 @@ local settling = part(function(settling)
         return 'released'
     end
 
-    -- As `come_back`, of a message that dies and need not be decoded; nil: it has to be.
-    local function die_undecoded(lane, mid, settlement)
-        local line = messages.bury_undecoded(lane, mid, settlement[REASON] or REASONS.refused,
-            settlement[FAILURE])
-        if line == nil then
-            return nil
-        end
-        lane.died, shard.died = lane.died + 1, shard.died + 1
-        messages.free_key(lane, line, mid)
-        return 'died'
+    -- Whether an ack has to know more of the message than its serial key, which the lease has.
+    local function needs_message(lease, lane)
+        return not (lease.quick or lease.line) or (lanes.rule(lane).dedupe and true)
     end
 
-    local function finish(lane, lease, mid)
-        local record = messages.read(mid)
+    -- The message is done.
+    local function finish(lane, lease, mid, gone_messages)
         lane.done, shard.done = lane.done + 1, shard.done + 1
+        if not needs_message(lease, lane) then
+            gone_messages[#gone_messages + 1] = mid
+            messages.free_key(lane, lease.line, mid)
+            return
+        end
+        local record = messages.read(mid)
         if record then
             ids.finish(record, true)
             messages.remove(lane, record)
             messages.free_key(lane, messages.line(record), mid)
         end
-    end
-
-    -- The same of a message that is not decoded.
-    local function finish_brief(lane, mid, brief)
-        lane.done, shard.done = lane.done + 1, shard.done + 1
-        ids.finish(brief, true)
-        messages.forget_joined(brief)
-        messages.forget(mid)
-        messages.free_key(lane, brief.line, mid)
     end
 
     -- Adapt the limit of the lane, or of what its topic's partitions share. `bounds`: its `least`
@@ -277,15 +284,8 @@ local settling = part(function(settling)
         end
     end
 
-    -- End a lease. Its lane, and others that have to be placed, are added to `ended`.
-    local function settle(mid, lease, settlement, ended, gone_leases, gone_messages)
-        gone_leases[#gone_leases + 1] = mid
-        if lease.gone then
-            return 'gone'
-        end
-        local lane = lanes.find(lease.lane)
-        ended[#ended + 1] = lane
-        end_of_lease(lane, lease, settlement[COST])
+    -- The lease's lane, or its topic's partitions, adapt their limit to how it ends.
+    local function adapt_to(lane, lease, settlement)
         local policy = lanes.rule(lane)
         if policy.adapts and lane.flow then
             adapt(lane, lane.flow, policy, adaptive.limit(lane.flow, policy), lease, settlement)
@@ -296,97 +296,92 @@ local settling = part(function(settling)
                 gates.adapted(gate)
             end
         end
+    end
+
+    local ANSWERS_OF_EMPTY = { ack = 'acked', dead = 'died' }
+
+    -- End a lease that is held, then its message. Lanes that have to be placed are added to
+    -- `ended`, messages to delete to `gone_messages`.
+    local function settle(mid, lease, settlement, ended, gone_messages)
+        if lease.gone then
+            return 'gone'
+        end
+        local lane = lanes.find(lease.lane)
+        if not ended[lane] then
+            ended[lane], ended[#ended + 1] = true, lane
+        end
+        end_of_lease(lane, lease, settlement[COST])
+        adapt_to(lane, lease, settlement)
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
         end
-        if settlement[ACTION] == 'ack' and lane.back_off_step > 0
+        local action = settlement[ACTION]
+        if action == 'ack' and lane.is_rare and lane.back_off_step > 0
             and lease.fence > lane.back_off_fence then
             lane.back_off_step, lane.back_off_until = 0, 0
-        end
-        if settlement[ACTION] == 'back_off' then
+        elseif action == 'back_off' then
             back_off(lane, lease, settlement[DELAY], ended)
         end
         if lease.empty then -- whatever the action is, the message is done
-            return settlement[ACTION] == 'ack' and 'acked' or settlement[ACTION] == 'dead'
-                and 'died' or 'released'
-        elseif settlement[ACTION] ~= 'ack' then
-            local died = settlement[ACTION] == 'dead' and die_undecoded(lane, mid, settlement)
-            if died then
-                return died
-            end
-            local record = messages.read(mid)
-            return record and come_back(lane, lease, record, settlement, ended) or 'gone'
-        elseif settlement.brief then
-            gone_messages[#gone_messages + 1] = mid
-            finish_brief(lane, mid, settlement.brief)
-        elseif lease.quick and not lanes.rule(lane).dedupe then
-            lane.done, shard.done = lane.done + 1, shard.done + 1
-            gone_messages[#gone_messages + 1] = mid
-        else
-            finish(lane, lease, mid)
+            return ANSWERS_OF_EMPTY[action] or 'released'
+        elseif action == 'ack' then
+            finish(lane, lease, mid, gone_messages)
+            return 'acked'
         end
-        return 'acked'
+        local record = messages.read(mid)
+        return record and come_back(lane, lease, record, settlement) or 'gone'
     end
 
-    -- Read at once what the settlements need: messages, ids, holders of keys. `brief` of
-    -- a settlement: what its ack needs of a message that is not decoded.
-    local function load_messages(mids, leases, settlements)
-        local wanted, of_wanted, lines = {}, {}, {}
-        for n, lease in ipairs(leases) do
-            if lease and not lease.gone and not lease.empty and (settlements[n][ACTION] ~= 'ack'
-                or not lease.quick or lanes.rule(lanes.find(lease.lane)).dedupe) then
-                wanted[#wanted + 1], of_wanted[#of_wanted + 1] = mids[n], settlements[n]
-            end
-        end
-        messages.load(wanted)
-        for n, settlement in ipairs(of_wanted) do
-            local mid = wanted[n]
-            local topic, line, id, joined = nil, nil, nil, nil
-            if settlement[ACTION] == 'ack' then
-                topic, line, id, joined = messages.names(mid)
-            end
-            if topic then
-                settlement.brief = { topic = topic, line = line, id = id, mid = mid, joined =
-                    joined }
-            elseif settlement[ACTION] == 'dead' then
-                line = messages.line_of(mid)
-            else
-                local record = messages.read(mid)
-                line = record and messages.line(record)
-            end
-            lines[#lines + 1] = line or nil
-        end
-        writes.load_fields(keys.keys, lines)
-    end
-
-    -- Lanes that have to be placed are added to `ended`.
-    function settling.settle_all(settlements, ended)
-        local mids, answers, gone_leases, gone_messages = {}, {}, {}, {}
-        for n, each in ipairs(settlements) do
-            mids[n] = each[1]
-        end
-        local leases, seen, names = settling.read(mids), {}, {}
+    -- Read at once what the settlements need: lanes, messages, holders of keys, states of slots.
+    local function load_all(mids, leases, settlements)
+        local names, wanted, lines, slots = {}, {}, {}, {}
         for n = 1, #mids do
             names[#names + 1] = leases[n] and leases[n].lane or nil
         end
         lanes.load(names)
-        load_messages(mids, leases, settlements)
-        for n, each in ipairs(settlements) do
+        for n = 1, #mids do
             local lease = leases[n]
-            if not lease or lease.fence ~= each[2] or seen[each[1]] then
+            if lease and not (lease.gone or lease.empty) then
+                if settlements[n][ACTION] ~= 'ack'
+                    or needs_message(lease, lanes.find(lease.lane)) then
+                    wanted[#wanted + 1] = mids[n]
+                else
+                    lines[#lines + 1] = lease.line or nil
+                end
+                slots[#slots + 1] = lease.slot or nil
+            end
+        end
+        messages.load(wanted)
+        for n = 1, #wanted do
+            local record = messages.read(wanted[n])
+            lines[#lines + 1] = record and messages.line(record) or nil
+        end
+        writes.load_fields(keys.keys, lines)
+        key_limits.load(slots)
+    end
+
+    -- Settle in the order of the call: number, fence and settlement of each. Returns the answers,
+    -- and a list of the lanes that have to be placed.
+    function settling.settle_all(mids, fences, settlements)
+        local answers, ended, gone_leases, gone_messages, seen = {}, {}, {}, {}, {}
+        local leases = settling.read(mids)
+        load_all(mids, leases, settlements)
+        for n = 1, #mids do
+            local mid, lease, each = mids[n], leases[n], settlements[n]
+            if not lease or lease.fence ~= fences[n] or seen[mid] then
                 answers[n] = 'lost'
             else
-                seen[each[1]] = true -- the second settlement of one lease is lost
-                gates.position = each[10]
-                results.set_handled(each.reports_end and each[1] or nil, each.has_outcome)
-                answers[n] = settle(each[1], lease, each, ended, gone_leases, gone_messages)
+                seen[mid] = true -- the second settlement of one lease is lost
+                gone_leases[#gone_leases + 1] = mid
+                gates.position = n
+                results.set_handled(each.reports_end and mid or nil, each.has_outcome)
+                answers[n] = settle(mid, lease, each, ended, gone_messages)
             end
         end
         results.set_handled(nil)
         call_many('HDEL', keys.l, gone_leases, 1)
         call_many('HDEL', keys.m, gone_messages, 1)
-        messages.list_letters()
-        return answers
+        return answers, ended
     end
 
     -- Leases that run out

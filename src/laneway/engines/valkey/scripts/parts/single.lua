@@ -2,7 +2,7 @@
 -- direct.lua. It changes counts of the lane and counters of the shard, so the call reads and writes
 -- only these records: `begin` and `save` would cost three times as much as all the rest.
 --
--- uses: groups, recent, tallies, lanes, plain, lane_heads, direct
+-- uses: fairness, groups, recent, tallies, lanes, plain, direct
 
 local single = part(function(single)
     local AT = {}
@@ -36,6 +36,16 @@ local single = part(function(single)
         tail = packed(unpack(counters, PUBLISHED_AT + 1, #COUNTERS))
     end
 
+    -- Whether a lane in which so many messages wait moves in the top lists. `at`: where the rest of
+    -- its record begins.
+    local function changes_class(stored, at, ready, waiting)
+        local big, old = unpack_from(lanes.CLASSES, stored, at)
+        if waiting < 32 then
+            return big > 0
+        end
+        return fairness.size_class(waiting) ~= big or (old == 0 and ready >= 32)
+    end
+
     -- Returns the message's number; nil: nothing was changed, and the call needs all the rest. Then
     -- also the records of the counters and of the lane, as far as they were read.
     function single.put(version, topic, message)
@@ -49,11 +59,13 @@ local single = part(function(single)
         if not stored then
             return direct.put(version, topic, message, values, stored), record_of_counters, stored
         end
-        local big, old, busy, slow, place, number, ready, delayed, parked, listed, bytes, published,
-            latest, rest = unpack_from(LANE_HEAD, stored)
+        local place, number, ready, delayed, parked, leased, listed, bytes, published, delivered,
+            done, its_queue, wake, vt, seen, lately, before, latest, rest = unpack_from(lanes.HEAD,
+            stored)
         if place == IDLE then
             return direct.put(version, topic, message, values, stored), record_of_counters, stored
-        elseif ready == 0 or lane_heads.changes_class(big, old, ready + 1, delayed, parked) then
+        elseif ready == 0 or #latest >= plain.room_in(number)
+            or changes_class(stored, rest, ready + 1, ready + 1 + delayed + parked) then
             return nil, record_of_counters, stored
         end
         if not before_now then
@@ -72,16 +84,12 @@ local single = part(function(single)
             values[PUBLISHED_AT] + 1
         values[NOW_AT], values[SEQ_AT], values[WAITING_AT], values[BYTES_AT], values[PUBLISHED_AT] =
             now, mid, waiting, in_all, accepted
-        if #latest < plain.room_in(number) then
-            latest = latest .. sortable(mid)
-        else
-            listed, latest = listed + plain.move_to_list(number, latest, { mid }), ''
-        end
+        latest = latest .. sortable(mid)
         run('HSET', keys.m, mid, message .. sortable(now))
-        run('HSET', keys.lanes, topic, pack(LANE_HEAD, big, old, busy, slow, place, number,
-            ready + 1, delayed, parked, listed, bytes + size, published + 1, #latest, latest)
-                .. sub(stored, rest))
-        local tier_queue = values[TIER_QUEUES_AT][unpack_from('<I2', stored, rest) % IN_GROUP]
+        run('HSET', keys.lanes, topic, pack(lanes.HEAD, place, number, ready + 1, delayed, parked,
+            leased, listed, bytes + size, published + 1, delivered, done, its_queue, wake, vt, seen,
+            lately, before, #latest, latest) .. sub(stored, rest))
+        local tier_queue = values[TIER_QUEUES_AT][its_queue % IN_GROUP]
         tallies.count_one(topic, tier_queue[2], values[NONCE_AT], version, now)
         if (published + 1) % 32 == 0 then
             recent.arrived(topic, published + 1, 1)
