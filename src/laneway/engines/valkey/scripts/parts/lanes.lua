@@ -46,9 +46,9 @@ lanes = part(function(lanes)
     end)
 
     -- A record has a head of fixed width with what most calls change, then `latest`: both are
-    -- always decoded. The rest has what few lanes need: their classes in top lists, their
-    -- rate's clock, how many messages are sorted, gates, the group, and fields that are rarely used. A lane
-    -- without any of these has the rest `USUAL_REST`, which is neither decoded nor encoded:
+    -- always decoded. The rest has what few lanes need: their classes in top lists, the clock of
+    -- their rate, how many messages are sorted, gates, the group, and fields that are rarely used.
+    -- A lane without any of these has the rest `USUAL_REST`, which is neither decoded nor encoded:
     -- `is_open` is false then. Setting such a field opens the lane.
     -- `was` is what `tallies` has counted of the lane.
     local HEAD = '<Bi8i4i4i4i4i4i8i8i8i8I2i8i8i8i4i4I2c0'
