@@ -1,7 +1,7 @@
 """
 The gateway: publish, lease and settle over HTTP, beside an application that does nothing.
 
-The ceiling is starlette on the same server (uvicorn, httptools) answering a constant. Client and
+The ceiling is starlette on uvicorn (with httptools as its parser) answering a constant. Client and
 server share the machine; all take the same turns, so they are compared in one run.
 """
 

@@ -9,15 +9,16 @@ import math
 import re
 import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from laneway import Laneway
 from laneway.errors import EngineUnavailable
 from laneway.gateway import log_limit, server, services
-from laneway.gateway.connection import CLIENT_ERRORS
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import EXCHANGE, Disconnected, Request, Stream
 from tests.gateway.conftest import Api, serving
@@ -278,6 +279,7 @@ def test_stop_during_uploads(tmp_path: Path) -> None:
         process.terminate()
         while chunk := raw.recv(65_536):
             answer += chunk
+        process.wait(20)
     assert b'"line":2,"problem":"the gateway is stopping' in answer
     assert answer.endswith(b"0\r\n\r\n")
     assert services.BODY_SECONDS < server.STOP_SECONDS  # else the server would end them first
@@ -300,13 +302,36 @@ def test_quiet_log(tmp_path: Path) -> None:
     assert not errors
 
 
-def test_requests_that_a_stop_cancels(caplog: pytest.LogCaptureFixture) -> None:
-    """They are not logged as errors; other errors are."""
-    for error in (asyncio.CancelledError("stopping"), ValueError("a fault")):
-        CLIENT_ERRORS.error("Exception in ASGI application", exc_info=error)
+def test_requests_that_a_stop_cancels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are answered by 503, and their number is logged once."""
+
+    async def run(gateway: Gateway) -> bytes:
+        options = server.Options(port=0, stop_seconds=0)
+        listening = server.listen(options)
+        serving = server.create(gateway, options, listening, lambda _: None)
+        begun = asyncio.Event()
+
+        async def never(*_: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(gateway, "_exchange", never)
+        task = asyncio.create_task(serving.serve())
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(get(b"/healthz"))
+        await begun.wait()
+        serving.stop()
+        answer = await reader.read()
+        await task
+        writer.close()
+        return answer
+
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db") as app, closing(Gateway(app)) as gateway:
+        assert asyncio.run(run(gateway)).startswith(b"HTTP/1.1 503 ")
     (line,) = caplog.records
-    assert line.exc_info is not None
-    assert isinstance(line.exc_info[1], ValueError)
+    assert line.getMessage() == "1 requests had no answer in time and are cancelled"
 
 
 def test_stream_to_a_client_that_has_gone() -> None:
@@ -314,9 +339,6 @@ def test_stream_to_a_client_that_has_gone() -> None:
 
     class Gone:
         is_lost = True
-
-        def begin_stream(self) -> None:
-            """Nothing."""
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b"1"

@@ -217,7 +217,7 @@ def encrypting(
     listening = server.listen(options)
     port = listening.getsockname()[1]
     served = server.create(gateway, options, listening, lambda _: None)
-    thread = threading.Thread(target=lambda: asyncio.run(served.serve([listening])))
+    thread = threading.Thread(target=lambda: asyncio.run(served.serve()))
     thread.start()
     context = ssl.create_default_context(cafile=str(certificate))
 
@@ -232,7 +232,7 @@ def encrypting(
     try:
         yield port, served, status
     finally:
-        served.should_exit = True
+        served.stop()
         thread.join(20)
         assert not thread.is_alive()
 
@@ -272,7 +272,7 @@ def test_handshakes_count(
             return opened.enter_context(raw)
 
         def in_handshake(count: int) -> bool:
-            return len(served._handshakes) == count
+            return len(served.served.handshakes) == count
 
         clients = [silent() for _ in range(3)]
         wait_for(lambda: in_handshake(3))
@@ -287,7 +287,7 @@ def test_handshakes_count(
         clients.pop().close()
         wait_for(lambda: in_handshake(2))
         assert status() == "HTTP/1.1 200 OK"
-        served.should_exit = True  # those that are left do not hold it up
+        served.stop()  # those that are left do not hold it up
         for client in clients:
             assert is_closed(client)
 
@@ -303,7 +303,7 @@ def test_handshakes_end(
     ):
         silent.sendall(b"\x16\x03\x01")
         assert is_closed(silent)
-        wait_for(lambda: not served._handshakes)
+        wait_for(lambda: not served.served.handshakes)
         monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 60.0)
         assert status() == "HTTP/1.1 200 OK"
 

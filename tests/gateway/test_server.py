@@ -285,14 +285,10 @@ def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None
             writer.close()
 
     async def run() -> None:
-        import uvicorn
-
-        listening = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            gateway, http=connection.protocol(10), lifespan="off", log_config=None, access_log=False
-        )
-        serving = server.Server(config, gateway, lambda: None)
-        task = asyncio.create_task(serving.serve([listening]))
+        options = server.Options(port=0, max_connections=10)
+        listening = server.listen(options)
+        serving = server.create(gateway, options, listening, lambda _: None)
+        task = asyncio.create_task(serving.serve())
         port = listening.getsockname()[1]
         assert await exchange(port, b"") == b""
         assert await exchange(port, b"GET /heal") == b""
@@ -303,18 +299,18 @@ def test_slow_clients(monkeypatch: pytest.MonkeyPatch, gateway: Gateway) -> None
         writer.write(slow)
         async with asyncio.timeout(20):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
-        (slow_one,) = serving.server_state.connections
-        assert slow_one._awaits_head_since is not None  # type: ignore[union-attr]
+        (slow_one,) = serving.served.connections
+        assert slow_one._awaits_head_since is not None
         writer.close()
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # it ends connections of clients without a network
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
-            (found,) = serving.server_state.connections - {slow_one}
+            (found,) = serving.served.connections - {slow_one}
             served = found.transport.get_extra_info("socket")
             assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
             writer.close()
-        serving.should_exit = True
+        serving.stop()
         await task
 
     asyncio.run(run())

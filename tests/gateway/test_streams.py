@@ -185,8 +185,8 @@ def test_metrics(api: Api, app: Laneway) -> None:
     text = api("GET", "/metrics").content.decode()
     for method, path in (("GET", "/v1/topics/{topic}"), ("POST", "/v1/topics/{topic}/messages")):
         labels = f'{{method="{method}",path="{path}"'
-        assert f'laneway_gateway_request_seconds_bucket{labels},le="+Inf"}} 1\n' in text
-        assert f"laneway_gateway_request_seconds_count{labels}}} 1\n" in text
+        assert f'laneway_gateway_request_seconds_bucket{labels},le="+Inf"}} ' in text
+        assert f"laneway_gateway_request_seconds_count{labels}}} " in text
         [seconds] = re.findall(
             rf"laneway_gateway_request_seconds_sum{re.escape(labels)}}} (.+)", text
         )

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -162,81 +159,6 @@ def test_gathering_has_an_end(threads: ThreadPoolExecutor) -> None:
     count = asyncio.run(main())
     assert sum(map(len, store.batches)) == count + 1
     assert len(store.batches[0]) < MAX_MESSAGES
-
-
-class EmbeddedStore(SlowStore):
-    """A store that works in this process, for `seconds` at each commit."""
-
-    seconds = 0.0
-
-    def put(self, drafts: list[Draft]) -> list[Receipt]:
-        threading.Event().wait(self.seconds)
-        return super().put(drafts)
-
-    @contextmanager
-    def syncing_later(self) -> Iterator[None]:
-        yield
-
-
-def send_all(publisher: Publisher, topics: Iterable[str]) -> Awaitable[list[Any]]:
-    """Publish as a server does; the answers, or errors."""
-    futures = []
-    for topic in topics:
-        futures.append(asyncio.get_running_loop().create_future())
-        publisher.send_to(Draft(topic, b""), futures[-1])
-    return asyncio.gather(*futures, return_exceptions=True)
-
-
-def test_an_event_loop_waits_for_an_embedded_store(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else runs on a server's loop during the commit of a group."""
-    monkeypatch.setattr(publisher_module, "COMMIT_SECONDS", 60.0)
-    store = EmbeddedStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
-
-    async def main() -> list[list[str]]:
-        await publisher.send(Draft("first", b""))  # now it knows what kind of store it is
-        store.seconds = 0.05
-        sending = send_all(publisher, ["t0", "t1", "t2"])
-        for _ in range(4):  # iterations in which they are gathered and sent
-            await asyncio.sleep(0)
-        committed = list(store.batches)
-        await sending
-        return committed
-
-    assert asyncio.run(main()) == [["first"], ["t0", "t1", "t2"]]
-
-
-def test_an_event_loop_does_not_wait_for_a_store_that_waits(threads: ThreadPoolExecutor) -> None:
-    """A store that another process uses, or whose disk is slow, delays the loop by milliseconds."""
-    store = EmbeddedStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
-
-    async def main() -> list[str]:
-        await publisher.send(Draft("first", b""))
-        store.begun.clear()
-        store.go_on.clear()
-        sending = send_all(publisher, ["t0", "t1", "t2"])
-        while not store.begun.is_set():  # noqa: ASYNC110  # a thread sets it
-            await asyncio.sleep(0)
-        store.go_on.set()  # the loop runs, although the store still has the messages
-        return [receipt.id for receipt in await sending]
-
-    assert asyncio.run(main()) == [f"id-t{n}" for n in range(3)]
-
-
-def test_an_embedded_store_that_fails_holds_up_no_loop(threads: ThreadPoolExecutor) -> None:
-    store = EmbeddedStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
-
-    async def main() -> list[object]:
-        await publisher.send(Draft("first", b""))
-        answers = await send_all(publisher, ["a", "bad", "away"])
-        again = await send_all(publisher, "cd")
-        return [*map(type, answers), *(receipt.id for receipt in again)]
-
-    assert asyncio.run(main()) == [Receipt, BadMessage, EngineUnavailable, "id-c", "id-d"]
 
 
 def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolExecutor) -> None:

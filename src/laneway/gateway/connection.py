@@ -1,53 +1,44 @@
 """
-One connection of a client: uvicorn's, with limits, and with short ways for small exchanges.
+One connection of a client, with limits: a protocol on the parser `httptools`.
 
 A client that is too slow does not keep a connection, nor one whose head is too large. Of requests
-that are sent without waiting for answers, few are taken in at once; the others wait as bytes. A
-request whose body is there already is read without waiting, and an answer is sent with one write:
-the `Exchange` of `http`, which `Request` uses where a server has it.
+that are sent without waiting for answers, few are taken in at once; the others wait as bytes. So
+none of these grows without bound: the number of connections, the size of a head or trailer, the
+time until a head is complete, the requests that wait for an answer, and the time for which a client
+does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import http
 import logging
 import socket
-import sys
+import time
+from collections import deque
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import msgspec
-
 from laneway.errors import UsageError
-from laneway.gateway.http import EXCHANGE, IDLE_SECONDS, MAX_HEAD, SECURITY_HEADERS
-from laneway.gateway.problems import KINDS, ProblemBody
+from laneway.gateway.exchange import Exchange, refusal
+from laneway.gateway.handshake import Handshakes
+from laneway.gateway.http import EXCHANGE, IDLE_SECONDS, MAX_HEAD
 
 try:
     import httptools
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:  # pragma: no cover
     raise UsageError(
         f"serve: {error.name} is not installed; pip install 'laneway[gateway]'"
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    import ssl
 
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+    from laneway.gateway.http import Headers
+    from laneway.gateway.proxies import Proxies
 
-    from laneway.gateway.fast_path import FastPath
-    from laneway.gateway.http import Headers, Response
-
-CLIENT_ERRORS = logging.getLogger("laneway.gateway.connection")
-"""Where connections log. No line for each request that is not HTTP: any client could send many."""
-
-CLIENT_ERRORS.setLevel(logging.ERROR)
-CLIENT_ERRORS.addFilter(
-    # A request that a stopping server cancels, as one whose body never comes, is no error.
-    lambda line: not (line.exc_info and isinstance(line.exc_info[1], asyncio.CancelledError))
-)
+log = logging.getLogger("laneway.gateway.connection")
 
 PIECE = 4096
 """Bytes that are parsed at once: a bound of the requests that one piece holds."""
@@ -61,41 +52,10 @@ FAREWELL_SECONDS = 1.0
 HEADER_LINE = len(b": \r\n")
 """What a header has beside its name and value."""
 
-STATUS_LINES = {
-    status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
-    for status in http.HTTPStatus
-}
-
-
-_SECURITY_LINES = b"".join(b"%s: %s\r\n" % header for header in SECURITY_HEADERS) + b"\r\n"
-_LAST_LINES = b"connection: close\r\n" + _SECURITY_LINES
-"""The end of the head of a connection's last answer."""
-
-
-def protocol(max_connections: int, handshakes: Collection[object] = ()) -> type[HttpToolsProtocol]:
-    """
-    The connection's protocol, with its limits. `handshakes`: of connections that become some of it.
-    """
-    limits = {"max_connections": max_connections, "handshakes": handshakes}
-    return type("Connection", (_Connection,), limits)
-
-
-def _refusal(kind: str, detail: str) -> bytes:
-    """An answer to a client whose request is not read."""
-    status, title = KINDS[kind]
-    body = msgspec.json.encode(ProblemBody(f"/problems/{kind}", title, status, detail))
-    retry = b"retry-after: 1\r\n" if status == http.HTTPStatus.SERVICE_UNAVAILABLE else b""
-    return (
-        b"%scontent-type: application/problem+json\r\ncontent-length: %d\r\n%s"
-        b"connection: close\r\n%s%s"
-        % (STATUS_LINES[status], len(body), retry, _SECURITY_LINES, body)
-    )
-
-
-_NOT_HTTP = _refusal("bad-request", "what arrived is not HTTP/1.1")
-_NO_HOST = _refusal("bad-request", "expected one Host header")
-_NO_TUNNEL = _refusal("method-not-allowed", "the gateway is no proxy")
-_HEAD_TOO_LARGE = _refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
+_NOT_HTTP = refusal("bad-request", "what arrived is not HTTP/1.1")
+_NO_HOST = refusal("bad-request", "expected one Host header")
+_NO_TUNNEL = refusal("method-not-allowed", "the gateway is no proxy")
+_HEAD_TOO_LARGE = refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
 
 
 def _notice_vanished(transport: Any) -> None:
@@ -110,199 +70,140 @@ def _notice_vanished(transport: Any) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, option, round(IDLE_SECONDS * 1000))
 
 
-class _NobodyWaits:
-    """What uvicorn sets when something arrived or was sent, where nobody waits for that."""
-
-    def set(self) -> None:
-        pass
-
-
-class _FastCycle:
-    """A request on the fast path, as uvicorn sees it: in place of its `RequestResponseCycle`."""
-
-    __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
-
-    more_body = response_started = False
-    message_event = _NobodyWaits()
-
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
-        self.disconnected = self.response_complete = False
-        self.keep_alive = True
-
-    def respond(self, response: Response) -> None:
-        """Send the answer."""
-        self.response_complete = True
-        if self.disconnected:
-            return
-        connection, body = self._connection, response.body
-        transport = connection.transport
-        head = _first_lines(connection.server_state.default_headers, response)
-        end = _SECURITY_LINES if self.keep_alive else _LAST_LINES
-        transport.write(b"%bcontent-length: %d\r\n%b%b" % (head, len(body), end, body))
-        if not self.keep_alive:
-            transport.close()
-        connection.on_response_complete()
+def _address(transport: Any, name: str) -> tuple[str, int] | None:
+    """The address of one side; None if its socket has none."""
+    found = transport.get_extra_info(name)
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
 
 class _Refused(Exception):
     """Ends the parser of a connection."""
 
 
-def _head(default_headers: Headers, headers: Headers) -> bytes:
-    """The lines of these headers and of the server's, such as `date`. Raises ValueError."""
-    lines = [b"%b: %b\r\n" % header for header in (*default_headers, *headers)]
-    head = b"".join(lines)
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-        raise ValueError(f"expected each header to be one line, got {headers!r:.500}")
-    return head
+class Served:
+    """What a server serves, and the connections that it has."""
+
+    def __init__(self, app: Any, max_connections: int, proxies: Proxies | None = None) -> None:
+        """`app`: an application, as ASGI has it. `proxies`: whose headers are believed."""
+        self.app = app
+        self.max_connections = max_connections
+        self.proxies = proxies
+        self.connections: set[_Connection] = set()
+        self.handshakes = Handshakes()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._one_ended = asyncio.Event()
+        self._date = 0, b""
+
+    def accept(self, context: ssl.SSLContext | None) -> asyncio.Protocol:
+        """The protocol of a socket that was accepted. `context`: of TLS."""
+        connection = _Connection(self)
+        if context is None:
+            return connection
+        # asyncio's own way counts no connection before its handshake ends
+        return self.handshakes.accept(connection, context)
+
+    def date(self) -> bytes:
+        """The header with the present time."""
+        now = int(time.time())
+        if self._date[0] != now:
+            self._date = now, b"date: %b\r\n" % formatdate(now, usegmt=True).encode()
+        return self._date[1]
+
+    def start(self, exchange: Exchange) -> None:
+        """Let the application answer a request."""
+        task = asyncio.get_running_loop().create_task(exchange.run(self.app))
+        self.tasks.add(task)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        self._one_ended.set()
+
+    def remove(self, connection: _Connection) -> None:
+        """A connection was lost."""
+        self.connections.discard(connection)
+        self._one_ended.set()
+
+    async def stop(self, seconds: float) -> None:
+        """
+        End the connections after the answers to what has arrived. After so long, or when it is
+        cancelled, requests without an answer are cancelled.
+        """
+        self.handshakes.end()
+        for connection in list(self.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(seconds):
+                while self.connections or self.tasks:
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
+        if self.tasks:
+            log.error("%d requests had no answer in time and are cancelled", len(self.tasks))
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.transport.abort()
 
 
-_known_lines: dict[tuple[int, bytes, bytes], tuple[Headers, bytes]] = {}
-"""By status, content type and `Cache-Control`: what `_first_lines` returned last."""
+class _Connection(asyncio.Protocol):
+    """A connection with limits."""
 
+    transport: Any
 
-def _first_lines(default_headers: Headers, response: Response) -> bytes:
-    """The head of an answer but for its length and `SECURITY_HEADERS`. Raises ValueError."""
-    kind = (response.status, response.content_type, response.cache)
-    if not response.headers:
-        headers, lines = _known_lines.get(kind, (None, b""))
-        if headers is default_headers:  # the server has new ones each second
-            return lines
-    status, content_type, cache = kind
-    headers = [(b"content-type", content_type), (b"cache-control", cache), *response.headers]
-    lines = STATUS_LINES[status] + _head(default_headers, headers)
-    if not response.headers:
-        _known_lines[kind] = default_headers, lines
-    return lines
-
-
-class Exchange:
-    """What the server does for one request past ASGI's events. See `http.Exchange`."""
-
-    __slots__ = ("_connection", "_cycle")
-
-    def __init__(self, connection: _Connection, cycle: RequestResponseCycle) -> None:
-        self._connection = connection
-        self._cycle = cycle
-
-    def body(self) -> bytes | None:
-        """The whole body, if it has arrived."""
-        cycle = self._cycle
-        if cycle.more_body or cycle.disconnected:
-            return None
-        content = bytes(cycle.body)
-        cycle.body = bytearray()
-        cycle.message_event.clear()
-        cycle.flow.resume_reading()
-        return content
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether nothing more reaches the client."""
-        return self._cycle.transport.is_closing()
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the client has ended the connection, or its side of it."""
-        return self._connection.is_gone
-
-    def close(self) -> None:
-        """End the connection without an answer."""
-        self._cycle.disconnected = True
-        self._cycle.transport.close()
-
-    def when_gone(self) -> asyncio.Future[None]:
-        """Is done once the client is gone."""
-        return self._connection.when_gone()
-
-    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Send a whole answer at once. False: the client reads too slowly; nothing was sent."""
-        cycle = self._cycle
-        if cycle.flow.write_paused or cycle.response_started:
-            return False
-        if cycle.disconnected:
-            return True
-        if cycle.waiting_for_100_continue and cycle.more_body:
-            cycle.keep_alive = False  # the client may send the body or not
-        head = _head(cycle.default_headers, headers)
-        end = _SECURITY_LINES if cycle.keep_alive else _LAST_LINES
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
-        cycle.transport.write(b"".join((STATUS_LINES[status], head, end, body)))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
-        self._unlink()
-        return True
-
-    def begin_stream(self) -> None:
-        """An answer without a length begins. In HTTP/1.0 the end of the connection ends it."""
-        if self._cycle.scope["http_version"] == "1.0":
-            self._cycle.chunked_encoding = False
-            self._cycle.expected_content_length = sys.maxsize
-
-    def end_stream(self) -> None:
-        """The answer ends with the next event."""
-        self._cycle.expected_content_length = 0
-        self._unlink()
-
-    def _unlink(self) -> None:
-        """Leave the request's scope, which would keep all of it until a garbage collection."""
-        self._cycle.scope.pop("extensions", None)
-
-
-class _Connection(HttpToolsProtocol):
-    """
-    A connection with limits.
-
-    uvicorn bounds none of these: the number of connections, the size of a head or trailer, the time
-    until a head is complete, the requests that wait for an answer, and the time for which a client
-    does not read.
-    """
-
-    max_connections = 1000
-    handshakes: Collection[object] = ()
-    """See `handshake.Handshakes`."""
-    _fast_path: FastPath | None = None
-    _fast_body: bytes | None = None
-    """What arrived of the body of a request that may take the fast path; None: there is none."""
-    _head_bytes = 0
-    _hosts = 0
-    _idle_bytes = 0
-    """Bytes since a head was complete or a part of a body came."""
-    _held = b""
-    """What arrived behind requests without an answer, and is not parsed yet."""
-    _offers_upgrade = False
-    """The present head asks for another protocol."""
-    _is_deaf = False
-    """What arrives is not parsed: it follows something that is not HTTP."""
-    _is_half_closed = False
-    _gone: asyncio.Future[None] | None = None
-    _awaits_head_since: float | None = None
-    _timer: asyncio.TimerHandle | None = None
-    _writing: asyncio.TimerHandle | None = None
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self.date = served.date
+        self.drained = asyncio.Event()
+        """Set while the client reads what is sent."""
+        self.drained.set()
+        self._exchange: Exchange | None = None
+        """The last request whose head is complete."""
+        self._open: deque[Exchange] = deque()
+        """Requests without an answer: one that is served, and those behind it."""
+        self._url = b""
+        self._headers: Headers = []
+        self._awaits_go_ahead = False
+        self._head_bytes = self._hosts = 0
+        self._idle_bytes = 0
+        """Bytes since a head was complete or a part of a body came."""
+        self._held = b""
+        """What arrived behind requests without an answer, and is not parsed yet."""
+        self._offers_upgrade = False
+        """The present head asks for another protocol."""
+        self._is_deaf = False
+        """What arrives is not parsed: it follows something that is not HTTP."""
+        self._is_half_closed = False
+        self._gone: asyncio.Future[None] | None = None
+        self._awaits_head_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
 
     # The connection
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._fast_path = getattr(self.app, "fast_path", None)
-
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.logger = CLIENT_ERRORS
-        if len(self.connections) + len(self.handshakes) > self.max_connections:
-            transport.write(
-                _refusal("stopping", f"the gateway has {self.max_connections:,} connections")
-            )
+        self.transport = transport
+        self._client = _address(transport, "peername")
+        self._server = _address(transport, "sockname")
+        self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        is_refused = self.is_refused()
+        self._served.connections.add(self)
+        if is_refused:
+            most = self._served.max_connections
+            transport.write(refusal("stopping", f"the gateway has {most:,} connections"))
             transport.close()
             return
         _notice_vanished(transport)
         self._await_head()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+    def is_refused(self, beyond: int = 0) -> bool:
+        """Whether the server has as many connections as it may have, and `beyond`."""
+        served = self._served
+        return len(served.connections) + len(served.handshakes) >= served.max_connections + beyond
+
+    def eof_received(self) -> bool:
         """
         The client sends nothing more. It gets the answers to what it has sent, but what waits
         for something on its behalf is told that it is gone: a client that hung up looks the same.
@@ -310,31 +211,41 @@ class _Connection(HttpToolsProtocol):
         self._is_half_closed = True
         self._set_gone()
         # TLS cannot be closed on one side.
-        return not (self._has_served() or self.scheme == "https" or self.transport.is_closing())
+        return not (self._has_served() or self._scheme == "https" or self.transport.is_closing())
+
+    def _has_waiting(self) -> bool:
+        """Whether a request waits for the answer to another one."""
+        return len(self._open) > 1
 
     def _has_served(self) -> bool:
         """Whether all that arrived has its answer, but for a part of a request."""
-        if self.pipeline or self._held:
+        if self._has_waiting() or self._held:
             return False
-        cycle = self.cycle
-        return cycle is None or cycle.response_complete or cycle.more_body
+        last = self._exchange
+        return last is None or last.is_done or last.has_more
 
     def shutdown(self) -> None:
-        super().shutdown()
-        if self.scheme == "https":
-            self.loop.call_later(FAREWELL_SECONDS, self._end_closing)
+        """End it after the answers to what has arrived."""
+        if self._exchange is None or self._exchange.is_done:
+            self.transport.close()
+        else:
+            self._exchange.keep_alive = False
+        if self._scheme == "https":
+            self._loop.call_later(FAREWELL_SECONDS, self._end_closing)
 
     def _end_closing(self) -> None:
         """Do not wait for a client that does not take part in closing TLS."""
         if self.transport.is_closing():
             self.transport.abort()
         else:
-            self.loop.call_later(FAREWELL_SECONDS, self._end_closing)
+            self._loop.call_later(FAREWELL_SECONDS, self._end_closing)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
+        self._served.remove(self)
         self._cancel_timers()
-        self._unset_keepalive_if_required()
-        super().connection_lost(exc)
+        for exchange in self._open:
+            exchange.lose()
+        self.drained.set()  # what is sent goes nowhere
         self._set_gone()
 
     @property
@@ -345,7 +256,7 @@ class _Connection(HttpToolsProtocol):
     def when_gone(self) -> asyncio.Future[None]:
         """See `Exchange`."""
         if self._gone is None or self._gone.done():
-            self._gone = self.loop.create_future()
+            self._gone = self._loop.create_future()
             if self.is_gone:
                 self._gone.set_result(None)
         return self._gone
@@ -357,7 +268,7 @@ class _Connection(HttpToolsProtocol):
     # What arrives
 
     def data_received(self, data: bytes) -> None:
-        if self.pipeline or self._held:
+        if self._has_waiting() or self._held:
             self._hold(data)
         else:
             self._parse_pieces(data)
@@ -369,7 +280,7 @@ class _Connection(HttpToolsProtocol):
             return
         view = memoryview(data)
         for start in range(0, len(data), PIECE):
-            if self.pipeline:
+            if self._has_waiting():
                 self._hold(data[start:])
                 return
             self._parse(view[start : start + PIECE])
@@ -380,7 +291,7 @@ class _Connection(HttpToolsProtocol):
         self._idle_bytes += len(piece)
         while piece and not self._is_deaf:
             try:
-                self.parser.feed_data(piece)
+                self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
                 piece = self._head_without_upgrade() + piece[upgrade.args[0] :]
             except httptools.HttpParserError:
@@ -388,8 +299,6 @@ class _Connection(HttpToolsProtocol):
                 return
             else:
                 break
-        if self._fast_body is not None:
-            self._begin_cycle()  # the rest of the body comes later
         if self._idle_bytes > MAX_HEAD + PIECE:  # a header or trailer without an end
             self._refuse(_HEAD_TOO_LARGE)
 
@@ -399,133 +308,120 @@ class _Connection(HttpToolsProtocol):
         old one knows no body of such a request. Java's client offers HTTP/2 with each request.
         """
         self._offers_upgrade = False
-        version, method = self.parser.get_http_version().encode(), self.parser.get_method()
-        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
+        version, method = self._parser.get_http_version().encode(), self._parser.get_method()
+        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] != b"upgrade"]
+        self._parser = httptools.HttpRequestParser(self)
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, b"".join(lines))
 
     def _hold(self, data: bytes) -> None:
         if not self._is_deaf:
             self._held += data
         if self._is_deaf or len(self._held) > MAX_HELD:
-            self.flow.pause_reading()
+            self.transport.pause_reading()
 
     def _parse_held(self) -> None:
         held, self._held = self._held, b""
         if held:
             self._parse_pieces(held)
         if len(self._held) <= MAX_HELD:
-            self.flow.resume_reading()
+            self.transport.resume_reading()
 
-    # One request
+    # One request, as the parser tells of it
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._hosts = 0
+        self._url, self._headers, self._awaits_go_ahead = b"", [], False
         self._await_head()
-        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
-        super().on_url(url)
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As uvicorn's and `_count`, in one call, because a request has many."""
-        self._head_bytes += len(name) + len(value) + HEADER_LINE
-        if self._head_bytes > MAX_HEAD:
-            self._count(0)
+        self._count(len(name) + len(value) + HEADER_LINE)
         if self._awaits_head_since is None:
             return  # a trailer: what a proxy has not seen in the head is no header
         name = name.lower()
         if name == b"host":
             self._hosts += 1
         elif name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+            self._awaits_go_ahead = True
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self.parser.get_method() == b"CONNECT":
+        if self._parser.get_method() == b"CONNECT":
             self._refuse(_NO_TUNNEL)
             raise _Refused
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             self._offers_upgrade = True
             return
         self._awaits_head_since = None
         self._idle_bytes = 0
-        if not self.url.startswith((b"/", b"*")):
+        if not self._url.startswith((b"/", b"*")):
             self._name_host()
-        elif self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
+        elif self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._refuse(_NO_HOST)
             raise _Refused
-        if self._may_be_fast():
-            self._fast_body = b""
-        else:
-            self._begin_cycle()
+        self._begin()
 
-    def _may_be_fast(self) -> bool:
-        """Whether the request may take the fast path, if its body has arrived as well."""
-        parser = self.parser
-        return (
-            self._fast_path is not None
-            and parser.get_method() == b"POST"
-            and (self.cycle is None or self.cycle.response_complete)
-            and not (self.expect_100_continue or self.flow.write_paused)
-            and not (b"?" in self.url or b"#" in self.url)
-            and parser.should_keep_alive()
-            and parser.get_http_version() == "1.1"
+    def _begin(self) -> None:
+        """Serve the request whose head is complete, or let it wait for those before it."""
+        scope = self._scope()
+        self._exchange = exchange = Exchange(
+            self,
+            scope,
+            keep_alive=scope["http_version"] != "1.0" and self._parser.should_keep_alive(),
+            awaits_go_ahead=self._awaits_go_ahead,
         )
+        scope["extensions"] = {EXCHANGE: exchange}
+        self._open.append(exchange)
+        if not self._has_waiting():
+            self._served.start(exchange)
 
-    def _begin_fast(self, content: bytes) -> bool:
-        """Whether the fast path takes the request with this body."""
-        assert self._fast_path is not None
-        scope: Any = self.scope
-        path = self.url.decode("ascii")
-        scope["method"], scope["raw_path"], scope["query_string"] = "POST", self.url, b""
-        scope["path"] = unquote(path) if "%" in path else path
-        cycle = _FastCycle(self)
-        if not self._fast_path.begin(scope, content, cycle.respond):
-            return False
-        self.cycle = cycle  # type: ignore[assignment]
-        return True
-
-    def _begin_cycle(self) -> None:
-        """Serve the request whose head is complete by ASGI, with what has arrived of its body."""
-        before, body, self._fast_body = self.cycle, self._fast_body, None
-        super().on_headers_complete()
-        if self.cycle is not before:
-            self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}  # type: ignore[dict-item]
-        if self.pipeline:  # the base class reads no more, and would not see that the client goes
-            self.flow.resume_reading()
-        if body:
-            super().on_body(body)
+    def _scope(self) -> dict[str, Any]:
+        """The request, as ASGI has it."""
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._parser.get_http_version(),
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": self._scheme,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": self._headers,
+            "client": self._client,
+            "server": self._server,
+        }
+        if self._served.proxies is not None:
+            self._served.proxies.apply(scope)
+        return scope
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
-        if self._fast_body is None:
-            super().on_body(body)
-        else:
-            self._fast_body += body
+        assert self._exchange is not None
+        self._exchange.add(body)
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
             return
         self._idle_bytes = 0
-        if self._fast_body is not None:
-            if self._begin_fast(self._fast_body):
-                self._fast_body = None
-                return
-            self._begin_cycle()
-        super().on_message_complete()
+        assert self._exchange is not None
+        self._exchange.end_body()
 
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
+    def on_answered(self) -> None:
+        """The next request has its turn."""
+        self._open.popleft()
         if self.transport.is_closing():
             return
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+        if self._open:
+            self._served.start(self._open[0])
         else:
             self._await_head()
-        if not self.pipeline:
+        if not self._has_waiting():
             self._parse_held()
         if self._is_half_closed and self._has_served():
             self.transport.close()
@@ -533,38 +429,39 @@ class _Connection(HttpToolsProtocol):
     # What is answered
 
     def pause_writing(self) -> None:
-        self._writing = self.loop.call_later(IDLE_SECONDS, self.transport.abort)
-        super().pause_writing()
+        self._writing = self._loop.call_later(IDLE_SECONDS, self.transport.abort)
+        self.drained.clear()
 
     def resume_writing(self) -> None:
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
-        super().resume_writing()
+        self.drained.set()
 
     def _await_head(self) -> None:
         """
         From now on the next head may take `IDLE_SECONDS`. One timer looks after all heads of a
         connection, because a new one for each request is dearer.
         """
-        self._awaits_head_since = self.loop.time()
+        self._awaits_head_since = self._loop.time()
         if self._timer is None:
-            self._timer = self.loop.call_later(IDLE_SECONDS, self._check_head)
+            self._timer = self._loop.call_later(IDLE_SECONDS, self._check_head)
 
     def _check_head(self) -> None:
         self._timer = None
         if self._awaits_head_since is None:
             return
-        left = self._awaits_head_since + IDLE_SECONDS - self.loop.time()
+        left = self._awaits_head_since + IDLE_SECONDS - self._loop.time()
         if left <= 0:
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(left, self._check_head)
+            self._timer = self._loop.call_later(left, self._check_head)
 
     def _name_host(self) -> None:
         """A URL with a host instead of a path alone: its host counts, not that of the header."""
-        host = urlsplit(self.url).netloc
-        self.headers[:] = [(b"host", host), *(each for each in self.headers if each[0] != b"host")]
+        host = urlsplit(self._url).netloc
+        others = [header for header in self._headers if header[0] != b"host"]
+        self._headers = [(b"host", host), *others]
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -581,12 +478,11 @@ class _Connection(HttpToolsProtocol):
         if self._is_deaf or self.transport.is_closing():
             return
         self._is_deaf = True
-        cycle = self.cycle
-        is_done = cycle is None or cycle.response_complete
-        if not is_done and not cycle.more_body:
-            cycle.keep_alive = False  # it is the last one
+        last = self._exchange
+        if last is not None and not (last.is_done or last.has_more):
+            last.keep_alive = False
             return
-        if is_done or not (self.pipeline or cycle.response_started):
+        if last is None or last.is_done or not (self._has_waiting() or last.has_begun):
             self.transport.write(answer)
         self.transport.close()
 

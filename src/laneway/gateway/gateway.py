@@ -16,7 +16,6 @@ import msgspec
 from laneway.gateway import access, audit, cors, origins, pages, problems, sessions
 from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
-from laneway.gateway.fast_path import FastPath
 from laneway.gateway.http import (
     JSON_TYPES,
     MAX_HEAD,
@@ -87,7 +86,6 @@ class Gateway:
         self.is_open = is_open
         self.cors_origins = frozenset(cors_origins)
         self._embedded = security_headers(embed_origins) if embed_origins else None
-        self.fast_path = FastPath(self)
 
     def _new_services(self) -> Services:
         return Services(self._host, ROUTES, self._extensions, self._local_login)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
 
 HANDSHAKE_SECONDS = 10.0
 """How long a client may take for its handshake."""
@@ -28,8 +27,8 @@ told why they are refused. Those above are closed.
 class Connection(Protocol):
     """The protocol of a connection, as its handshake sees it."""
 
-    connections: set[Any]
-    max_connections: int
+    def is_refused(self, beyond: int = 0) -> bool:
+        """Whether the server has as many connections as it may have, and `beyond`."""
 
     def connection_made(self, transport: Any) -> None:
         """The handshake is complete."""
@@ -41,15 +40,9 @@ class Connection(Protocol):
 class Handshakes(set["_Handshake"]):
     """The connections of a server that are in their handshakes."""
 
-    def opener(
-        self, connection: Callable[..., Connection], context: ssl.SSLContext
-    ) -> Callable[..., asyncio.Protocol]:
-        """What makes the protocol of an accepted socket, in place of `connection`."""
-
-        def accept(**options: Any) -> asyncio.Protocol:
-            return _Handshake(self, context, connection(**options))
-
-        return accept
+    def accept(self, connection: Connection, context: ssl.SSLContext) -> asyncio.Protocol:
+        """The protocol of an accepted socket, which becomes `connection`."""
+        return _Handshake(self, context, connection)
 
     def end(self) -> None:
         """End all of them."""
@@ -71,9 +64,7 @@ class _Handshake(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        connection = self._connection
-        count = len(connection.connections) + len(self._others)
-        if count >= connection.max_connections + MAX_BEYOND:
+        if self._connection.is_refused(MAX_BEYOND):
             assert isinstance(transport, asyncio.Transport)
             transport.abort()
             return

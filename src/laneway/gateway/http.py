@@ -90,9 +90,14 @@ EXCHANGE = "laneway.exchange"
 
 class Exchange(Protocol):
     """
-    One request of a server that bounds heads to `MAX_HEAD` and knows short ways for small
-    exchanges. Other servers have ASGI's events only.
+    One request of a server that bounds heads to `MAX_HEAD` and sees at once that a client goes.
+    Other servers have ASGI's events only.
     """
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the next event is there."""
+        ...
 
     @property
     def is_lost(self) -> bool:
@@ -110,24 +115,6 @@ class Exchange(Protocol):
 
     def when_gone(self) -> asyncio.Future[None]:
         """Is done once the client is gone."""
-        ...
-
-    def body(self) -> bytes | None:
-        """The whole body, if it has arrived and nothing of it was read; None: read it by events."""
-        ...
-
-    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
-        """
-        Send a whole answer with these headers and `SECURITY_HEADERS`. False: send it by events.
-        """
-        ...
-
-    def begin_stream(self) -> None:
-        """An answer without a length begins with the next event."""
-        ...
-
-    def end_stream(self) -> None:
-        """It ends with the next event."""
         ...
 
 
@@ -324,11 +311,7 @@ class Request:
         too slow, and Disconnected.
         """
         self._check_coding()
-        content = self._arrived()
-        if content is None:
-            content = await self._whole_body(limit)
-        elif len(content) > limit:
-            raise _too_large(limit)
+        content = await self._whole_body(limit)
         if as_sent or not self.is_packed:
             return content
         try:
@@ -363,14 +346,6 @@ class Request:
             if size > limit:
                 raise _too_large(limit)
         return b"".join(chunks)
-
-    def _arrived(self) -> bytes | None:
-        """The whole body, if it is there already."""
-        if self._exchange is None or self._is_read:
-            return None
-        content = self._exchange.body()
-        self._is_read = content is not None
-        return content
 
     async def form(self) -> dict[str, list[str]]:
         """The fields of a form, each with its values in their order. Raises as `body`."""
@@ -412,6 +387,8 @@ class Request:
         return event.get("body", b""), self._is_read
 
     async def _next_event(self) -> MutableMapping[str, Any]:
+        if self._exchange is not None and self._exchange.has_arrived:
+            return await self._receive()  # a timeout is not needed, and costs more
         if self._readers is not None:
             self._readers[self] = asyncio.get_running_loop()
         try:
@@ -528,18 +505,12 @@ class Request:
             (b"cache-control", response.cache),
             *self.more_headers,
             *response.headers,
+            *self.security,
         ]
-        body = b"" if self.method == "HEAD" else response.body
-        exchange = self._exchange if self.security is SECURITY_HEADERS else None
-        if exchange is not None and exchange.respond(response.status, headers, body):
-            return
         await self._send(
-            {
-                "type": "http.response.start",
-                "status": response.status,
-                "headers": [*headers, *self.security],
-            }
+            {"type": "http.response.start", "status": response.status, "headers": headers}
         )
+        body = b"" if self.method == "HEAD" else response.body
         await self._send({"type": "http.response.body", "body": body})
 
     def _wants_msgpack(self) -> bool:
@@ -551,10 +522,7 @@ class Request:
 
     async def stream(self, stream: Stream) -> None:
         """Send an answer piece by piece. It ends early if the client goes, or after `end`."""
-        exchange = self._exchange
         async with contextlib.aclosing(stream.chunks) as chunks:  # type: ignore[type-var]
-            if exchange is not None:
-                exchange.begin_stream()
             await self._send(
                 {
                     "type": "http.response.start",
@@ -575,8 +543,6 @@ class Request:
                 except Problem as problem:
                     if problem is not self._problem:
                         raise
-            if exchange is not None:
-                exchange.end_stream()
             await self._send({"type": "http.response.body", "body": b""})
 
     async def _send_chunk(self, chunk: bytes) -> None:

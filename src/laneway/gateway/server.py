@@ -1,4 +1,4 @@
-"""`laneway serve`: the gateway on a server of its own (uvicorn)."""
+"""`laneway serve`: the gateway on a server of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,16 +14,9 @@ import msgspec
 
 from laneway import headers as control
 from laneway.errors import UsageError
-from laneway.gateway import access, connection
-from laneway.gateway.handshake import Handshakes
-from laneway.gateway.http import IDLE_SECONDS
-
-try:
-    import uvicorn
-except ImportError as error:  # pragma: no cover
-    raise UsageError(
-        f"serve: {error.name} is not installed; pip install 'laneway[gateway]'"
-    ) from error
+from laneway.gateway import access
+from laneway.gateway.connection import Served
+from laneway.gateway.proxies import Proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +28,7 @@ BACKLOG = 1024
 """Connections that the system holds until the server accepts them."""
 
 
-class Served(Protocol):
+class Application(Protocol):
     """What a server needs from what it serves: `Gateway`, or what stands before several."""
 
     prefix: str
@@ -92,66 +86,43 @@ def check_bind(host: str, *, is_open: bool) -> None:
     )
 
 
-def serve(gateway: Served, options: Options, tell: Callable[[str], None]) -> None:
+def serve(gateway: Application, options: Options, tell: Callable[[str], None]) -> None:
     """
     Serve until SIGTERM or SIGINT. `tell`: gets the URL when the server accepts connections.
 
     Raises UsageError if the address or the certificate cannot be used.
     """
     with listen(options) as listening:
-        server = create(gateway, options, listening, tell)
-        asyncio.run(server.serve(sockets=[listening]))
+        asyncio.run(create(gateway, options, listening, tell).serve())
 
 
 def create(
-    gateway: Served, options: Options, listening: socket.socket, tell: Callable[[str], None]
+    gateway: Application, options: Options, listening: socket.socket, tell: Callable[[str], None]
 ) -> Server:
     """
-    The server of a listening socket; `await server.serve(sockets=[listening])` runs it.
+    The server of a listening socket; `await server.serve()` runs it.
 
     Raises UsageError if the certificate cannot be used.
     """
-    handshakes = Handshakes()
-    config = uvicorn.Config(
-        gateway,
-        host=options.host,
-        port=options.port,
-        http=connection.protocol(options.max_connections, handshakes),
-        ws="none",
-        lifespan="off",
-        loop="asyncio",
-        backlog=BACKLOG,
-        timeout_keep_alive=round(IDLE_SECONDS),
-        timeout_graceful_shutdown=options.stop_seconds,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
-        proxy_headers=bool(options.trusted_proxies),
-        forwarded_allow_ips=list(options.trusted_proxies) or None,
-        server_header=False,
-        access_log=False,
-        log_config=None,
-    )
-    _load(config, options)
-    if config.ssl is not None:  # asyncio's own way counts no connection before its handshake ends
-        protocol: Any = config.http_protocol_class
-        config.http_protocol_class = handshakes.opener(protocol, config.ssl)  # type: ignore[assignment]
-        config.ssl = None
+    context = _tls(options)
     _allow_files(2 * options.max_connections)
-    scheme = "https" if options.certificate else "http"
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    url = f"{scheme}://{shown}:{port}{gateway.prefix}"
-    return Server(config, gateway, lambda: tell(url), handshakes)
+    url = f"{'http' if context is None else 'https'}://{shown}:{port}{gateway.prefix}"
+    return Server(gateway, options, listening, context, lambda: tell(url))
 
 
-def _load(config: uvicorn.Config, options: Options) -> None:
-    """Read the certificate. Raises UsageError."""
-    if options.key and not options.certificate:
-        raise UsageError(
-            f"serve: --tls-key {options.key} is of no use without its --tls-certificate"
-        )
+def _tls(options: Options) -> ssl.SSLContext | None:
+    """The certificate, if there is one. Raises UsageError."""
+    if options.certificate is None:
+        if options.key:
+            raise UsageError(
+                f"serve: --tls-key {options.key} is of no use without its --tls-certificate"
+            )
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        config.load()
+        context.load_cert_chain(options.certificate, options.key)
     except OSError as error:  # also of TLS
         files = f"--tls-certificate {options.certificate}"
         files += f" with --tls-key {options.key}" if options.key else ""
@@ -159,6 +130,7 @@ def _load(config: uvicorn.Config, options: Options) -> None:
         raise UsageError(
             f"serve: {files}: expected PEM files of a certificate and its key ({reason})"
         ) from error
+    return context
 
 
 def listen(options: Options) -> socket.socket:
@@ -192,47 +164,73 @@ def _allow_files(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
-class Server(uvicorn.Server):
+class Server:
     """
-    Ends waiting requests when it is told to stop, and returns instead of raising signals.
+    Accepts connections until it is told to stop; then it ends what waits, and the connections.
 
-    `should_exit = True` stops it, from any thread. Outside the main thread it handles no signals.
+    Outside the main thread it handles no signals.
     """
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        gateway: Served,
+        gateway: Application,
+        options: Options,
+        listening: socket.socket,
+        context: ssl.SSLContext | None,
         started: Callable[[], None],
-        handshakes: Handshakes | None = None,
     ) -> None:
-        super().__init__(config)
-        self._handshakes = Handshakes() if handshakes is None else handshakes
+        """`context`: None: plain HTTP. `started`: called when it accepts connections."""
         self._gateway = gateway
+        self._stop_seconds = options.stop_seconds
+        self._listening = listening
+        self._context = context
         self._tell = started
+        proxies = Proxies(options.trusted_proxies) if options.trusted_proxies else None
+        self.served = Served(gateway, options.max_connections, proxies)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = asyncio.Event()
+        self._is_stopped = False
+        self._ending: asyncio.Task[None] | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
-        await super().startup(sockets)
-        self._tell()
+    def stop(self) -> None:
+        """Begin to stop, from any thread."""
+        self._is_stopped = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._stopped.set)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the requests, then the connections."""
-        self._gateway.stop()
-        self._handshakes.end()
-        await super().shutdown(sockets)
+    async def serve(self) -> None:
+        """Serve until `stop`, or a signal."""
+        self._loop = asyncio.get_running_loop()
+        if self._is_stopped:  # before it began
+            self._stopped.set()
+        with self._signals():
+            accepting = await self._loop.create_server(
+                lambda: self.served.accept(self._context), sock=self._listening, backlog=BACKLOG
+            )
+            self._tell()
+            await self._stopped.wait()
+            self._gateway.stop()
+            accepting.close()
+            self._ending = asyncio.create_task(self.served.stop(self._stop_seconds))
+            await self._ending
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle the signals that stop it."""
+    def _signals(self) -> Iterator[None]:
+        """Handle the signals that stop it; a second one lets it wait for no request."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         handlers = {
-            each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)
+            each: signal.signal(each, self._on_signal) for each in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             yield
         finally:
             for each, handler in handlers.items():
                 signal.signal(each, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        if self._ending is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ending.cancel)
+        self.stop()

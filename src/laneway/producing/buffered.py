@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from laneway.message import Draft, Receipt
     from laneway.producing.buffer import Buffer
     from laneway.producing.producer import Holder
-    from laneway.producing.publisher import Waiter
     from laneway.producing.reports import UnsentReports
     from laneway.units import Duration
 
@@ -55,18 +54,6 @@ class BufferedProducer(Producer):
             return receipt
         call = functools.partial(self.publish_draft, draft, timeout)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
-
-    def send_to(self, draft: Draft, waiter: Waiter) -> None:
-        def ended(sending: asyncio.Future[Receipt]) -> None:
-            if sending.cancelled():  # the event loop ends
-                return
-            error = sending.exception()
-            if error is None:
-                waiter.set_result(sending.result())
-            else:
-                waiter.set_exception(error)
-
-        asyncio.ensure_future(self.send(draft, 0)).add_done_callback(ended)
 
     def _bulk_put(self, seconds: float | None) -> Callable[[list[Draft]], list[Receipt]]:
         return functools.partial(self.buffer.add_all, timeout=seconds)

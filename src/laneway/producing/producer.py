@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, Settings
     from laneway.message import Draft, Receipt
-    from laneway.producing.publisher import Waiter
     from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
 
@@ -218,13 +217,6 @@ class Producer:
         """
         del timeout  # of the second half
         return self.publisher.send(draft)
-
-    def send_to(self, draft: Draft, waiter: Waiter) -> None:
-        """
-        As `send` with a timeout of 0, without a future: the waiter gets the receipt or the error,
-        in a later call of the event loop.
-        """
-        self.publisher.send_to(draft, waiter)
 
     def _has_to_wait(self, topic: str) -> bool:
         on_full = (self._holder.settings.on_full, self._holder.engine.policy_of(topic).on_full)

@@ -8,12 +8,6 @@ Threads that come while it commits sleep in a queue. When the leader is done, th
 the queue leads the next commit with everything in the queue.
 Coroutines are gathered while the iterations of their event loop bring further ones, and join the
 same queue as one group.
-
-An embedded engine works in this process, and SQLite releases the interpreter's lock (GIL) at every
-statement. The busy event loop of a server takes it each time, so a commit of half a millisecond
-would last several. So such a loop (`send_to`) waits for the commit of its own group, but no longer
-than that may need: an engine that itself waits (for another process, for the disk) delays it
-little.
 """
 
 from __future__ import annotations
@@ -24,7 +18,6 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from laneway import texts
-from laneway.engines.base.queue import SyncsLater
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
@@ -33,12 +26,6 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from laneway.message import Draft, Receipt
-
-    class Waiter(Protocol):
-        """What gets the answer to a message, in a call of its event loop. A future is one."""
-
-        def set_result(self, result: Receipt, /) -> None: ...
-        def set_exception(self, exception: BaseException, /) -> None: ...
 
     class Store(Protocol):
         """Takes messages: an engine, or a spool."""
@@ -63,15 +50,6 @@ MOST_GATHERING = 0.002
 How many seconds coroutines are gathered at most, while each iteration of their loop brings further
 ones.
 """
-
-COMMIT_SECONDS, MESSAGE_SECONDS = 0.001, 0.00001
-"""
-How long a server's event loop waits for the commit of a group, and how much longer for each
-message; a longer commit gets no further priority.
-"""
-
-MOST_PRIOR = 200
-"""A group of more messages gets no priority."""
 
 MAX_MESSAGES = 5_000
 """How many messages one commit has at most; beyond that a transaction is longer, not cheaper."""
@@ -100,11 +78,11 @@ def _error_of(drafts: list[Draft], error: Exception) -> Exception:
 class _Group:
     """
     The messages of one thread, or of coroutines with one message each (`is_shared`); what the
-    engine answered to each (`has_errors`: some answers are errors); the lock on which their thread
-    sleeps while others commit; and `committing`, the lock on which their event loop waits.
+    engine answered to each (`has_errors`: some answers are errors); and the lock on which their
+    thread sleeps while others commit.
     """
 
-    __slots__ = ("answers", "awake", "committing", "done", "drafts", "has_errors", "is_shared")
+    __slots__ = ("answers", "awake", "done", "drafts", "has_errors", "is_shared")
 
     def __init__(self, drafts: list[Draft], *, is_shared: bool = False) -> None:
         self.drafts = drafts
@@ -113,13 +91,6 @@ class _Group:
         self.done = self.has_errors = False
         self.awake = threading.Lock()
         self.awake.acquire()
-        self.committing: threading.Lock | None = None
-
-    def end_wait(self) -> None:
-        """Its event loop waits no longer: the engine has its messages, or does not take them."""
-        committing, self.committing = self.committing, None
-        if committing is not None:
-            committing.release()
 
     @property
     def has_one_caller(self) -> bool:
@@ -142,16 +113,14 @@ class _Gathered:
     What coroutines of one event loop have published since a group of them was last sent.
 
     `seen`: how many messages there were an iteration ago. `until`: the loop's time at which the
-    group is sent even if further ones come; 0: it does not gather yet. `is_prior`: the loop waits
-    for its commit.
+    group is sent even if further ones come; 0: it does not gather yet.
     """
 
-    __slots__ = ("drafts", "is_prior", "seen", "until", "waiters")
+    __slots__ = ("drafts", "seen", "until", "waiters")
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
-        self.waiters: list[Waiter] = []
-        self.is_prior = False
+        self.waiters: list[asyncio.Future[Receipt]] = []
         self.seen = 0
         self.until = 0.0
 
@@ -179,26 +148,9 @@ class Publisher:
         self._companions = 0  # groups that joined the last commit
         self._gathering: _Group | None = None  # the leader that waits for them
         self._gathered: dict[asyncio.AbstractEventLoop, _Gathered] = {}
-        self._is_embedded = False
-        """Whether the engine is known to work in this process."""
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self._holder.engine.put(drafts)
-
-    def _put_groups(self, drafts: list[Draft], groups: list[_Group]) -> list[Receipt]:
-        """Put the groups' messages. A loop that waits for them does not wait for the disk."""
-        engine = self._holder.engine
-        if not isinstance(engine, SyncsLater):
-            return self._put(drafts)
-        self._is_embedded = True
-        waited = [group for group in groups if group.committing is not None]
-        if not waited:
-            return self._put(drafts)
-        with engine.syncing_later():
-            receipts = self._put(drafts)
-            for group in waited:
-                group.end_wait()
-        return receipts
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """
@@ -310,7 +262,7 @@ class Publisher:
         if len(groups) > 1:
             drafts = [draft for group in groups for draft in group.drafts]
         try:
-            receipts = self._put_groups(drafts, groups)
+            receipts = self._put(drafts)
         except EngineUnavailable as error:  # every caller gets it: `applied` is about its messages
             for group in groups:
                 group.fail(error)
@@ -362,24 +314,13 @@ class Publisher:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = asyncio.Future(loop=loop)
-        self._gather(loop, draft, future)
-        return future
-
-    def send_to(self, draft: Draft, waiter: Waiter) -> None:
-        """
-        As `send`, for a server: the waiter, which never raises, gets the answer, and the running
-        event loop waits a moment for the commit of several messages.
-        """
-        self._gather(asyncio.get_running_loop(), draft, waiter).is_prior = True
-
-    def _gather(self, loop: asyncio.AbstractEventLoop, draft: Draft, waiter: Waiter) -> _Gathered:
         gathered = self._gathered.get(loop)
         if gathered is None:
             gathered = self._gathered[loop] = _Gathered()
             loop.call_soon(self._send, loop)
         gathered.drafts.append(draft)
-        gathered.waiters.append(waiter)
-        return gathered
+        gathered.waiters.append(future)
+        return future
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """
@@ -400,24 +341,20 @@ class Publisher:
                 return
         self._gathered[loop] = _Gathered()
         group = _Group(gathered.drafts, is_shared=True)
-        committing: threading.Lock | None = None
-        if gathered.is_prior and 1 < count <= MOST_PRIOR and self._is_embedded:
-            group.committing = committing = threading.Lock()
-            committing.acquire()
         self._threads.submit(self._commit_for, loop, gathered, group)
-        if committing is not None:
-            committing.acquire(timeout=COMMIT_SECONDS + MESSAGE_SECONDS * count)
 
     def _commit_for(
         self, loop: asyncio.AbstractEventLoop, gathered: _Gathered, group: _Group
     ) -> None:
         self._join(group)
-        group.end_wait()
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._answer, loop, gathered.waiters, group)
 
     def _answer(
-        self, loop: asyncio.AbstractEventLoop, waiters: list[Waiter], group: _Group
+        self,
+        loop: asyncio.AbstractEventLoop,
+        waiters: list[asyncio.Future[Receipt]],
+        group: _Group,
     ) -> None:
         for waiter, answer in zip(waiters, group.answers, strict=True):
             try:

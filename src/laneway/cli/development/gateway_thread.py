@@ -68,7 +68,7 @@ class GatewayThread(threading.Thread):
     def run(self) -> None:
         """Serve until `end`; then close the store."""
         try:
-            asyncio.run(self._server.serve(sockets=[self._socket]))
+            asyncio.run(self._server.serve())
         finally:
             self._gateway.close()
             self.app.close()
@@ -85,7 +85,7 @@ class GatewayThread(threading.Thread):
 
     def end(self) -> None:
         """Begin to stop, from any thread."""
-        self._server.should_exit = True
+        self._server.stop()
 
     def stop(self) -> None:
         """End the waiting requests; the server calls it."""

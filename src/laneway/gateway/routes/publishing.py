@@ -82,11 +82,6 @@ def read(
     return draft, message
 
 
-def read_json(topic: str, content: bytes) -> Draft:
-    """As `read`, of a request whose headers say nothing of its message."""
-    return draft_of(topic, _json_message(content))
-
-
 def _json_message(content: bytes) -> MessageBody:
     try:
         return _read_message(content)

@@ -1,4 +1,4 @@
-"""The fast path of publish requests: which take it, and that its answers are those of ASGI."""
+"""Publish requests on a connection: their answers, order, and what a stop or a token changes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,16 @@ from laneway import Laneway, Receipt
 from laneway.errors import EngineUnavailable
 from laneway.gateway import server, tokens
 from laneway.gateway.gateway import Gateway
-from laneway.testing.servers import until
 
 PATH = b"/v1/topics/fast/messages"
 JSON = b"content-type: application/json"
 
 
 class Served:
-    """A gateway on a server in a thread, which tells which requests took the fast path."""
+    """A gateway on a server in a thread."""
 
     def __init__(self, app: Laneway) -> None:
         self.app, self.gateway = app, Gateway(app)
-        self.taken: list[bool] = []
-        fast_path, begin = self.gateway.fast_path, self.gateway.fast_path.begin
-
-        def recorded(*arguments: Any) -> bool:
-            self.taken.append(begin(*arguments))
-            return self.taken[-1]
-
-        fast_path.begin = recorded  # type: ignore[assignment, method-assign]
         options = server.Options(port=0)
         self._listening = server.listen(options)
         self.port = self._listening.getsockname()[1]
@@ -45,11 +36,11 @@ class Served:
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._listening]))
+        asyncio.run(self._server.serve())
 
     def stop(self) -> None:
         """Begin to stop."""
-        self._server.should_exit = True
+        self._server.stop()
 
     def close(self) -> None:
         self.stop()
@@ -57,26 +48,16 @@ class Served:
         assert not self._thread.is_alive()
         self.gateway.close()
 
-    def _awaits_more(self) -> bool:
-        """Whether a request has begun whose body is not complete."""
-        cycles = [each.cycle for each in list(self._server.server_state.connections)]  # type: ignore[union-attr]
-        return any(cycle is not None and cycle.more_body for cycle in cycles)
-
     def connect(self) -> socket.socket:
         raw = socket.create_connection(("127.0.0.1", self.port))
         raw.settimeout(20)
         return raw
 
-    def ask(self, *pieces: bytes) -> tuple[bytes, dict[str, str], Any, bool]:
-        """The status line, headers and body of an answer, and whether the fast path gave it."""
-        self.taken.clear()
+    def ask(self, sent: bytes) -> tuple[bytes, dict[str, str], Any]:
+        """The status line, headers and body of an answer."""
         with self.connect() as raw:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for piece in pieces[:-1]:
-                raw.sendall(piece)
-                until(self._awaits_more, "the server to read a piece")
-            raw.sendall(pieces[-1])
-            return *answer_of(raw), any(self.taken)
+            raw.sendall(sent)
+            return answer_of(raw)
 
 
 def answer_of(raw: socket.socket) -> tuple[bytes, dict[str, str], Any]:
@@ -108,9 +89,7 @@ def serving(folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("fast")) as served:
-        # The first request of a second asks whether there are tokens, and is not fast.
-        served.gateway.services.tokens.are_there = lambda: False  # type: ignore[method-assign]
+    with serving(tmp_path_factory.mktemp("publish")) as served:
         yield served
 
 
@@ -120,94 +99,22 @@ def post(body: bytes, *headers: bytes, path: bytes = PATH, version: bytes = b"1.
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-SAME: list[tuple[bytes, bytes, tuple[bytes, ...]]] = [
-    (b"201 Created", b'{"body": 1}', (JSON,)),
-    (b"201 Created", b'{"body": {"a": [1, null]}, "key": "k", "delay": "10m"}', (JSON,)),
-    (b"201 Created", b'{"body_base64": "aGFsbG8="}', ()),
-    (b"201 Created", b"{}", (b"content-type: Application/JSON; charset=utf-8",)),
-    (b"200 OK", b'{"body": 1, "id": "known"}', (JSON,)),
-    (b"200 OK", b'{"body": 1}', (JSON, b"idempotency-key: known")),
-    (b"400 Bad Request", b'{"body": 1, "id": "x"}', (JSON, b"idempotency-key: y")),
-    (b"400 Bad Request", b'{"body": 1, "kye": "k"}', (JSON,)),
-    (b"400 Bad Request", b'{"body": 1, "priority": 1e9}', (JSON,)),
-    (b"400 Bad Request", b'{"body": NaN}', (JSON,)),
-    (b"400 Bad Request", b'{"body": "\xff"}', (JSON,)),
-    (b"400 Bad Request", b'{"body": ' + b"[" * 1500 + b"]" * 1500 + b"}", (JSON,)),
-    (b"400 Bad Request", b"", (JSON,)),
-    (b"403 Forbidden", b'{"body": 1}', (JSON, b"origin: https://evil.example")),
-    (b"401 Unauthorized", b'{"body": 1}', (JSON, b"authorization: Bearer lw_no")),
-]
-
-
-@pytest.mark.parametrize(("status", "body", "headers"), SAME, ids=lambda each: str(each)[:60])
-def test_same_answers(
-    served: Served, status: bytes, body: bytes, headers: tuple[bytes, ...]
-) -> None:
-    """The fast path answers as ASGI does, which serves what has a query."""
-    if status == b"200 OK":
-        served.app.publish("fast", 1, id="known")
-    path = b"/v1/topics/fast%2Fa/messages" if b"key" in body else PATH
-    fast = served.ask(post(body, *headers, path=path))
-    slow = served.ask(post(body, *headers, path=path + b"?raw=false"))
-    assert (fast[-1], slow[-1]) == (True, False)
-    assert fast[0] == slow[0] == b"HTTP/1.1 " + status
-    for answer in (fast, slow):
-        answer[1].pop("date")
-        found = answer[2]
-        if status == b"201 Created":
-            assert len(found.pop("id")) >= 16
-            answer[1].pop("content-length")
-        elif "request_id" in found:
-            assert len(found.pop("request_id")) == 16
-    assert fast[1:3] == slow[1:3]
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        (post(b'{"body": 1}', JSON, path=PATH + b"?raw=1"),),
-        (post(b'{"body": 1}', JSON, path=PATH + b"#a"),),
-        (post(b'{"body": 1}', JSON, version=b"1.0"),),
-        (post(b'{"body": 1}', JSON, b"connection: close"),),
-        (post(b'{"body": 1}', JSON, b"accept: application/msgpack"),),
-        (post(b"\x81\xa4body\x01", b"content-type: application/msgpack"),),
-        (post(b"text", b"content-type: text/plain"),),
-        (post(b"%s" % json.dumps({"body": "x" * 5000}).encode(), JSON),),
-        (post(b'{"body": 1}', JSON)[:-4], b": 1}"),
-        (post(b'[{"topic": "fast"}]', JSON, path=b"/v1/messages"),),
-        (post(b'{"body": 1}', JSON, path=b"/nothing"),),
-    ],
-    ids=lambda pieces: str(pieces[-1][:60]),
-)
-def test_unusual(served: Served, pieces: tuple[bytes, ...]) -> None:
-    """What is unusual is served by ASGI."""
-    status, _, _, is_fast = served.ask(*pieces)
-    assert not is_fast
-    good = b"201 Created" if b"topics" in pieces[0] else b"200 OK"
-    if b"nothing" in pieces[0]:
-        good = b"404 Not Found"
-    if b"HTTP/1.0" in pieces[0]:  # a proxy may have sent it, and there is no token
-        good = b"403 Forbidden"
-    assert status.endswith(good)
-
-
 def test_chunked(served: Served) -> None:
-    """A body in chunks may take the fast path too."""
+    """A body in chunks; a chunk that is none ends the connection."""
     head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" % PATH
-    status, _, _, is_fast = served.ask(head + b'5\r\n{"bod\r\n6\r\ny": 1}\r\n0\r\n\r\n')
-    assert (status, is_fast) == (b"HTTP/1.1 201 Created", True)
-    status, headers, _, is_fast = served.ask(head + b'5\r\n{"bod\r\nzz\r\n')
-    assert (status, is_fast) == (b"HTTP/1.1 400 Bad Request", False)
+    status, _, _ = served.ask(head + b'5\r\n{"bod\r\n6\r\ny": 1}\r\n0\r\n\r\n')
+    assert status == b"HTTP/1.1 201 Created"
+    status, headers, _ = served.ask(head + b'5\r\n{"bod\r\nzz\r\n')
+    assert status == b"HTTP/1.1 400 Bad Request"
     assert headers["connection"] == "close"
 
 
 def test_pipeline(served: Served) -> None:
-    """Requests that are sent at once are answered in their order, whatever way each takes."""
+    """Requests that are sent at once are answered in their order."""
     ids = [f"pipelined-{n}" for n in range(12)]
     sent = b""
-    for number, each in enumerate(ids):
-        path = PATH + (b"?raw=false" if number % 3 == 1 else b"")
-        sent += post(b'{"body": 1}', JSON, b"idempotency-key: " + each.encode(), path=path)
+    for each in ids:
+        sent += post(b'{"body": 1}', JSON, b"idempotency-key: " + each.encode())
     with served.connect() as raw:
         raw.sendall(sent)
         assert [answer_of(raw)[2]["id"] for _ in ids] == ids
@@ -217,23 +124,14 @@ def test_pipeline(served: Served) -> None:
         assert raw.recv(1) == b""
 
 
-def test_counted(served: Served) -> None:
-    """Its answers are in the metrics."""
-    counted = served.gateway.services.answers
-    key = ("POST", "/v1/topics/{topic}/messages", 201)
-    before = counted[key]
-    assert served.ask(post(b'{"body": 1}', JSON))[-1]
-    assert counted[key] == before + 1
-
-
 def test_full(served: Served) -> None:
-    """A full backlog is answered as by ASGI, and the connection stays."""
+    """A full backlog is a problem, and the connection stays."""
     served.app.policy("narrow", max_backlog=1)
     path = b"/v1/topics/narrow/messages"
     assert served.ask(post(b"{}", JSON, path=path))[0].endswith(b"201 Created")
     with served.connect() as raw:
-        for each in (path, path + b"?raw=false"):
-            raw.sendall(post(b"{}", JSON, path=each))
+        for _ in range(2):
+            raw.sendall(post(b"{}", JSON, path=path))
             status, headers, found = answer_of(raw)
             assert status.endswith(b"429 Too Many Requests")
             assert headers["retry-after"] == "1"
@@ -249,16 +147,16 @@ def test_store_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         raise errors[0]
 
     monkeypatch.setattr(served.app.producer.publisher, "_put", fail)
-    status, headers, found, is_fast = served.ask(post(b"{}", JSON))
-    assert (status, is_fast) == (b"HTTP/1.1 503 Service Unavailable", True)
+    status, headers, found = served.ask(post(b"{}", JSON))
+    assert status == b"HTTP/1.1 503 Service Unavailable"
     assert (found["applied"], headers["retry-after"]) == ("perhaps", "1")
 
     def broken(*_: Any) -> None:
         raise errors[1]
 
-    monkeypatch.setattr(served.app.producer, "send_to", broken)
-    status, _, found, is_fast = served.ask(post(b"{}", JSON))
-    assert (status, is_fast) == (b"HTTP/1.1 500 Internal Server Error", True)
+    monkeypatch.setattr(served.app.producer, "send", broken)
+    status, _, found = served.ask(post(b"{}", JSON))
+    assert status == b"HTTP/1.1 500 Internal Server Error"
     assert "secret" not in found["detail"]
 
 
@@ -322,7 +220,6 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def sent(token: str) -> tuple[str, Any]:
             first = served.ask(post(b"{}", JSON, b"authorization: Bearer " + token.encode()))
             again = served.ask(post(b"{}", JSON, b"authorization: Bearer " + token.encode()))
-            assert again[-1]  # the token is known now
             return re.sub(r"^HTTP/1.1 (\d+).*", r"\1", again[0].decode()), (first, again)
 
         status, (first, again) = sent(reader)
@@ -336,7 +233,7 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (first[0], status) == (b"HTTP/1.1 201 Created", "429")
         assert 1 <= int(again[1]["retry-after"]) <= 200
         bad = served.ask(post(b"{}", JSON, b"authorization: Bearer " + b"lw_x"))
-        assert (bad[0], bad[-1]) == (b"HTTP/1.1 401 Unauthorized", True)
+        assert bad[0] == b"HTTP/1.1 401 Unauthorized"
         assert bad[1]["www-authenticate"] == "Bearer"
 
 
