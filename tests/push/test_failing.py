@@ -359,6 +359,7 @@ def test_test_request(app: Laneway, receiver: Receiver) -> None:
     app.endpoint("push.x", url=receiver.url("/200"))
     results = [endpoint.test() for _ in range(5)]
     assert all(each.ok for each in results)
+    assert results[0].text == "HTTP 200; it is disabled: `laneway endpoint enable push.x`"
     for each in results:  # a receiver that repeats the request shows no secret
         assert each.headers["set-cookie"] == each.request_headers["webhook-signature"] == "…"
         assert "s3cret" not in repr(each)

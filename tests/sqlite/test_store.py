@@ -272,8 +272,8 @@ def test_a_file_that_cannot_be_written_is_an_error(open_folder: Path) -> None:
     path.chmod(0o444)
     assert (
         opened_by_another_user(path)
-        == f"EngineUnavailable {path}: the file cannot be written by this user; check its"
-        " permissions\n"
+        == f"EngineUnavailable {path}: the file cannot be written by this user, as even reading it"
+        f" needs; run this as user {path.owner()}, or change its permissions\n"
     )
 
 

@@ -85,7 +85,8 @@ def topics(
     """
     if after is not None and order != "name":
         raise click.UsageError("--after pages through --order name only")
-    found = session.app().topics(order=order, pattern=pattern, limit=limit, after=after)
+    app = session.app()
+    found = app.topics(order=order, pattern=pattern, limit=limit, after=after)
     if order == "repeats":
         _show_repeats(found, pattern, as_json=as_json)
         return
@@ -97,10 +98,17 @@ def topics(
         for name, value in COLUMNS.items()
         if name not in SOMETIMES or any(value(each) is not None for each in found)
     }
+    # Only programs that push need it.
+    from laneway.push.table import troubles
+
+    wrong = {} if as_json else troubles(app.engine, [each.topic for each in found])
     show_list(
         found,
-        tuple(shown),
-        lambda each: tuple(value(each) for value in shown.values()),
+        (*shown, *(["endpoint"] if wrong else [])),
+        lambda each: (
+            *(value(each) for value in shown.values()),
+            *([wrong.get(each.topic, "")] if wrong else []),
+        ),
         as_json=as_json,
         empty=f'no topic matches "{pattern}"{others}',
     )

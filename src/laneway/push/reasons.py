@@ -60,11 +60,9 @@ def explain_topic(
         if not own and found.reasons[0].cause == "empty":
             _add_last_attempt(engine, found, now_us)
     elif shows_endpoint and shows_others and _lacks_one(engine, found):
-        quoted = shlex.quote(topic)
-        text = "it has no endpoint, and topics beside it have one"
-        found.reasons.insert(
-            0, TopicReason("no_endpoint", text, f"laneway endpoint set {quoted} URL")
-        )
+        quoted, beside = shlex.quote(topic), f"{topic.rpartition('.')[0]}.*"
+        text = f"it has no endpoint, and other topics of {beside} have one"
+        found.reasons[0] = TopicReason("no_endpoint", text, f"laneway endpoint set {quoted} URL")
     return found
 
 

@@ -52,6 +52,7 @@ class SecretStore:
         if not self._keys:
             if self._may_be_plain:
                 return f"{PLAIN}:{_text(secret)}"
+            _aead()  # a key is of no use without the package
             raise Refused(
                 f"endpoint {topic}: without a key its secret would be stored readably; set"
                 f' {KEY_VARIABLE}, as in: export {KEY_VARIABLE}="$(laneway endpoint key)" (or'
@@ -145,6 +146,10 @@ def _is_private(url: str) -> bool:
 
 @lru_cache(16)
 def _cipher(key: bytes) -> AESGCM:
+    return _aead()(key)
+
+
+def _aead() -> type[AESGCM]:
     try:
         from cryptography.hazmat.primitives.ciphers import aead  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -152,7 +157,7 @@ def _cipher(key: bytes) -> AESGCM:
             "encrypted secrets need the package cryptography; install it: pip install"
             ' "laneway[push]"'
         ) from error
-    return aead.AESGCM(key)
+    return aead.AESGCM
 
 
 def _text(found: bytes) -> str:

@@ -24,7 +24,7 @@ from laneway.push.notifications import notify
 from laneway.subscriptions import SEPARATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import FullEngine, Records
     from laneway.push.address_guard import Guard
@@ -583,6 +583,23 @@ def state_of(record: Record | None) -> State | None:
     if condition.busy_since_us:
         return "busy"
     return "failing" if condition.failing_since_us else "healthy"
+
+
+def troubles(engine: Records, topics: Sequence[str]) -> dict[str, str]:
+    """By topic: what is wrong with its endpoint, such as "fails: HTTP 500"."""
+    found: dict[str, str] = {}
+    for topic, stored in zip(topics, engine.record_read(KIND, topics), strict=True):
+        record = None if stored is None else read(stored)
+        state = state_of(record)
+        if record is None or state in ("healthy", "probing"):
+            continue
+        condition = record.condition
+        found[topic] = (
+            f"disabled: {record.disabled}"
+            if state == "disabled"
+            else f"{'asks for pauses' if state == 'busy' else 'fails'}: {condition.text}"
+        )
+    return found
 
 
 def _enter(engine: Records, state: State | None, topic: str) -> None:

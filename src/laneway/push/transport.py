@@ -49,6 +49,9 @@ NEEDED = frozenset({"retry-after", "location", "webhook-retry"})
 MAX_CONNECTIONS, LEAST_CONNECTIONS = 1_024, 16
 """Idle connections that are kept, if a quarter of the files that may be open are as many."""
 
+DIED = "connections were closed before an answer, at each of up to 5 tries"
+"""For libcurl's text about connections of its pool that died one after the other."""
+
 OUR_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Why no socket is opened that no receiver has caused."""
 
@@ -364,7 +367,7 @@ class Slot:
         error: ErrorClass = _CLASSES.get(code, "reset")
         if code == pycurl.E_UNSUPPORTED_PROTOCOL and not text.startswith("Protocol "):
             error = "reset"  # what came is no HTTP, or has a status that is none
-        detail = text
+        detail = text if "Connection died" not in text else DIED
         if self._was_blocked and code == pycurl.E_COULDNT_CONNECT:
             error, detail = "blocked", NOT_PUBLIC
         elif self._socket_error is not None and code == pycurl.E_COULDNT_CONNECT:

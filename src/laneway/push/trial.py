@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -118,18 +119,31 @@ async def _send(target: Target, topic: str) -> TrialResult:
         answer = await answered
     finally:
         transport.close()
-    return _result(answer, headers, record)
+    return _result(answer, headers, topic, record)
 
 
-def _result(answer: Answer, headers: list[bytes], record: Record) -> TrialResult:
+def _still(topic: str, record: Record) -> str:
+    """What keeps messages from an endpoint although it takes the test request."""
+    quoted, state = shlex.quote(topic), table.state_of(record)
+    if state == "disabled":
+        return f"; it is disabled: `laneway endpoint enable {quoted}`"
+    if state == "open":
+        return f"; its breaker is still open: `laneway back-off {quoted} 0` sends a message now"
+    if state == "busy":
+        return f"; it asked for a pause before: `laneway back-off {quoted} 0` ends that"
+    return ""
+
+
+def _result(answer: Answer, headers: list[bytes], topic: str, record: Record) -> TrialResult:
     verdict = judge(
         answer, dead_on=record.dead_on, duplicate_ok=record.duplicate_ok, now=table.now() / 1e6
     )
     kept, content = hidden(answer, headers, record)
     names = ("resolved", "connected", "encrypted", "answered", "ended")
+    ok = verdict.effect == "ack"
     return TrialResult(
-        ok=verdict.effect == "ack",
-        text=verdict.text or f"HTTP {answer.status}",
+        ok=ok,
+        text=(verdict.text or f"HTTP {answer.status}") + (_still(topic, record) if ok else ""),
         status=answer.status,
         error=answer.error,
         milliseconds=dict(zip(names, answer.milliseconds, strict=False)),

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("laneway.job")
 
+MAX_WORKERS = 1000
+"""Workers that are read to find whether one serves a job's pool."""
+
 R = TypeVar("R")
 
 _STATES = {
@@ -379,7 +382,7 @@ class Job(Generic[R]):
                 try:
                     stored = changes.get(timeout=left)
                 except queue.Empty:
-                    raise self._timeout_error(seconds) from None
+                    raise self.timeout_error(seconds) from None
                 if stored != last:
                     yield stored
                     last = stored
@@ -420,8 +423,23 @@ class Job(Generic[R]):
         finally:
             self.app.result_waiter.unwatch(self.id, put_change)
 
-    def _timeout_error(self, seconds: float | None) -> TimeoutError:
-        return TimeoutError(f"job {self.id}: not over within {seconds:g} s; it is {self.status}")
+    def timeout_error(self, seconds: float | None) -> TimeoutError:
+        """The error of a wait that took longer than it may."""
+        text = f"job {self.id}: not over within {seconds:g} s; it is {self.status}"
+        return TimeoutError(text + self._lacks_worker())
+
+    def _lacks_worker(self) -> str:
+        """The end of a sentence if no running worker serves the pool of a job that waits."""
+        if self.topic is None or self.status not in ("pending", "delayed", "retrying"):
+            return ""
+        engine, pool = self.app.engine, self.app.engine.policy_of(self.topic).pool
+        listed = engine.workers(limit=MAX_WORKERS)
+        is_served = any(each.state == "running" and pool in each.facts.pools for each in listed)
+        if is_served or len(listed) == MAX_WORKERS:
+            return ""
+        return f', and no worker serves pool "{pool}"'
+
+    atimeout_error = async_variant(timeout_error)
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """
@@ -641,10 +659,7 @@ class _Timeout:
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            status = (await self._job.astate()).status
-            raise TimeoutError(
-                f"job {self._job.id}: not over within {self._seconds:g} s; it is {status}"
-            ) from None
+            raise await self._job.atimeout_error(self._seconds) from None
 
 
 def _status(view: MessageView, report: Progress) -> str:

@@ -69,8 +69,8 @@ class Task(RunnableTask, Generic[P, R]):
 
     `delay(…)` publishes a call, and a worker makes it. Arguments are encoded as JSON and arrive as
     the types of the function's annotations (dataclasses, msgspec, attrs and pydantic models,
-    datetime, UUID, Decimal, Enum …). A call whose arguments do not fit fails here, not in the
-    worker.
+    datetime, UUID, Decimal, Enum …). A call with a missing or unknown argument fails here, one with
+    an argument of another type in the worker.
 
     A subclass (`@app.task(base=…)`) may have hooks that run around each run: `before_start`,
     `on_success`, `on_retry`, `on_failure`, `after_return`.

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from laneway import Laneway, Message
+from laneway.cli import main
 from laneway.engines.base import WorkerFacts
 from laneway.errors import BacklogFull, BadMessage
 from laneway.gateway.dashboard import standing_out
@@ -62,6 +64,30 @@ def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "2 endpoints opened their breaker" in page.words
         assert "/endpoints?state=open" in page.text
         assert "1 endpoint is disabled, so nothing is sent" in page.words
+
+
+def test_lists_of_topics_show_what_is_wrong_with_endpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong with an endpoint is in the list, in red, whatever state its topic has."""
+    monkeypatch.setenv(KEY_VARIABLE, new_key())
+    url = f"sqlite:///{tmp_path}/store.db"
+    with Laneway(url) as app, running(app) as browser:
+        for n in range(3):
+            app.endpoint(f"push.{n}", url="https://shop.example/hooks")
+            app.publish(f"push.{n}", 1)
+        assert "endpoint" not in CliRunner().invoke(main, ["-u", url, "topics"]).output
+        table.update(app.engine, "push.1", opened)
+        app.endpoint("push.2").disable("HTTP 410")
+        page = browser.get("/topics")
+        assert '<span class="state bad">endpoint fails: HTTP 503</span>' in page.text
+        assert '<span class="state bad">endpoint disabled: HTTP 410</span>' in page.text
+        assert page.text.count("state bad") == 2
+        shown = CliRunner().invoke(main, ["-u", url, "topics", "--order", "name"]).output
+        head, *lines = shown.splitlines()
+        assert head.endswith("endpoint")
+        ends = ["", "fails: HTTP 503", "disabled: HTTP 410"]
+        assert [line[head.index("endpoint") :].strip() for line in lines] == ends
 
 
 def test_messages_that_no_worker_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,8 @@ class Store:
             create_file(str(path))
         elif not os.access(path, os.W_OK):
             raise EngineUnavailable(
-                f"{path}: the file cannot be written by this user; check its permissions"
+                f"{path}: the file cannot be written by this user, as even reading it needs; run"
+                f" this as user {_owner(path)}, or change its permissions"
             )
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
@@ -665,3 +666,11 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def _owner(path: Path) -> str:
+    """The name of a file's owner, or the number of one without a name."""
+    try:
+        return path.owner()
+    except KeyError:
+        return str(path.stat().st_uid)

@@ -108,8 +108,9 @@ def build(view: View) -> dict[str, Any]:
     topics = topics[:SHOWN]
     now_us = view.reader.now_us()
     largest = max((stats.waiting for stats in topics), default=0) or 1
+    troubles = _troubles(view, [stats.topic for stats in topics])
     return {
-        "topics": [_row(view, stats, now_us, largest) for stats in topics],
+        "topics": [_row(view, stats, now_us, largest, troubles) for stats in topics],
         "now_us": now_us,
         "order": order,
         "own_column": OWN_COLUMNS.get(order),
@@ -123,7 +124,18 @@ def build(view: View) -> dict[str, Any]:
     }
 
 
-def _row(view: View, stats: TopicStats, now_us: int, largest: int) -> dict[str, Any]:
+def _troubles(view: View, topics: list[str]) -> dict[str, str]:
+    """By topic: what is wrong with its endpoint."""
+    if not view.may("endpoints"):
+        return {}
+    from laneway.push import table  # noqa: PLC0415  # only programs that push need it
+
+    return table.troubles(view.engine, topics)
+
+
+def _row(
+    view: View, stats: TopicStats, now_us: int, largest: int, troubles: dict[str, str]
+) -> dict[str, Any]:
     age = None if stats.oldest_us is None else max(0.0, (now_us - stats.oldest_us) / 1e6)
     return {
         "stats": stats,
@@ -132,6 +144,7 @@ def _row(view: View, stats: TopicStats, now_us: int, largest: int) -> dict[str, 
         "part": stats.waiting / largest,
         "trend": view.trend(stats),
         "is_copy": is_copy(stats.topic),
+        "trouble": troubles.get(stats.topic),
         "why": why(stats, now_us),
         "own": own(stats),
         "used": _used(view, stats),
