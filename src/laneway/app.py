@@ -624,16 +624,18 @@ class Laneway:
         pool: str = "default",
         topics: Sequence[str] | None = None,
         priority: int | None = None,
+        max_priority: int | None = None,
     ) -> list[Delivery]:
         """
         Lease up to `n` messages in fair order; wait at most `wait` for the first one. Each has to
         be settled.
 
-        `topics`: only these, strictly in this order. `priority`: only messages of at least this
-        priority; with `wait` it looks for them twice a second. Raises UsageError,
-        EngineUnavailable; Refused for a subscription that there is not.
+        `topics`: only these, strictly in this order. `priority`, `max_priority`: only messages of
+        at least, and at most, this priority; with `wait` it looks for them twice a second. Raises
+        UsageError, EngineUnavailable; Refused for a subscription that there is not.
         """
-        return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics, priority))
+        priorities = delivery.priorities(priority, max_priority)
+        return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics, priorities))
 
     async def alease(
         self,
@@ -643,12 +645,16 @@ class Laneway:
         pool: str = "default",
         topics: Sequence[str] | None = None,
         priority: int | None = None,
+        max_priority: int | None = None,
     ) -> list[Delivery]:
         """
         As `lease`, awaited. Messages that arrive after the caller was cancelled are released at
         once.
         """
-        return await delivery.alease(self, delivery.Wanted.checked(n, wait, pool, topics, priority))
+        priorities = delivery.priorities(priority, max_priority)
+        return await delivery.alease(
+            self, delivery.Wanted.checked(n, wait, pool, topics, priorities)
+        )
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """

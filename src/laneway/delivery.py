@@ -207,14 +207,14 @@ class Host(Protocol):
 class Wanted(msgspec.Struct, frozen=True):
     """
     The checked arguments of a lease call. `count`: most messages; `wait`: seconds; `topics`: only
-    these, strictly in this order, None: all of the pool; `priority`: at least this one.
+    these, strictly in this order, None: all of the pool; `priorities`: the least and the largest.
     """
 
     count: int
     wait: float
     pool: str
     topics: Sequence[str] | None
-    priority: int | None = None
+    priorities: tuple[int, int] | None = None
 
     @classmethod
     def checked(
@@ -223,17 +223,33 @@ class Wanted(msgspec.Struct, frozen=True):
         wait: Duration,
         pool: str,
         topics: Sequence[str] | None,
-        priority: int | None = None,
+        priorities: tuple[int, int] | None = None,
     ) -> Wanted:
         """Check the arguments. Raises UsageError."""
         arguments.whole("lease", "n", count)
         arguments.pool("lease", pool)
         topics = arguments.topics("lease", topics)
-        if priority is not None:
-            arguments.whole(
-                "lease", "priority", priority, least=codec.MIN_PRIORITY, most=codec.MAX_PRIORITY
-            )
-        return cls(count, arguments.seconds("lease", "wait", wait), pool, topics, priority)
+        return cls(
+            count,
+            arguments.seconds("lease", "wait", wait),
+            pool,
+            topics,
+            priorities,
+        )
+
+
+def priorities(least: int | None, largest: int | None) -> tuple[int, int] | None:
+    """
+    The checked priorities of a lease, from its `priority` and `max_priority`; None: any. Raises
+    UsageError.
+    """
+    if least is None and largest is None:
+        return None
+    least = codec.MIN_PRIORITY if least is None else least
+    arguments.whole("lease", "priority", least, least=codec.MIN_PRIORITY, most=codec.MAX_PRIORITY)
+    largest = codec.MAX_PRIORITY if largest is None else largest
+    arguments.whole("lease", "max_priority", largest, least=least, most=codec.MAX_PRIORITY)
+    return least, largest
 
 
 def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
@@ -246,7 +262,7 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
     engine, pool, topics = host.engine, wanted.pool, wanted.topics
     while not interrupt.is_set:
         batch = engine.lease(
-            wanted.count, pool=pool, topics=topics, record_start=True, priority=wanted.priority
+            wanted.count, pool=pool, topics=topics, record_start=True, priorities=wanted.priorities
         )
         if not batch.leases and batch.goes_on:
             continue  # not all lanes were looked at
@@ -258,7 +274,7 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
             return [Delivery(engine, each, host.threads, ahead_us) for each in batch.leases]
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
-        if wanted.priority is not None:
+        if wanted.priorities is not None:
             # The store wakes a waiting caller for any message, which this one may not take.
             _sleep(min(max(left, 0.0), PRIORITY_LOOK_SECONDS), interrupt)
             continue

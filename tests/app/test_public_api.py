@@ -296,7 +296,10 @@ def test_ack_many(app: Laneway) -> None:
 
 
 def test_lease_of_a_priority(app: Laneway) -> None:
-    """`priority` leaves messages of lower ones, also while it waits; wrong ones are refused."""
+    """
+    `priority` leaves messages of lower ones, `max_priority` those of higher ones, and both exactly
+    one priority; wrong ones are refused.
+    """
     app.publish("a", "low")
     assert app.lease(10, priority=1) == []
     assert app.lease(10, priority=1, wait=0.01) == []
@@ -308,6 +311,12 @@ def test_lease_of_a_priority(app: Laneway) -> None:
     for wrong in ("high", 1.5, True, 1 << 40):
         with pytest.raises(UsageError, match="lease: expected priority to be a whole number"):
             app.lease(priority=wrong)  # type: ignore[arg-type]
+    app.publish("a", "highest", priority=9)
+    app.publish("a", "mid", priority=4)
+    assert [each.body for each in app.lease(9, priority=4, max_priority=4)] == ["mid"]
+    assert [each.body for each in app.lease(9, max_priority=8)] == ["low"]
+    with pytest.raises(UsageError, match="max_priority to be a whole number from 5 to"):
+        app.lease(priority=5, max_priority=4)
 
 
 def test_lease_waits(app: Laneway) -> None:

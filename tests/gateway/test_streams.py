@@ -168,7 +168,9 @@ def test_priority(api: Api, app: Laneway) -> None:
     """Only messages of at least a priority, if that is asked for."""
     app.publish("urgent", "low")
     app.publish("urgent", "high", priority=5)
-    assert [each["body"] for each in api.lease(5, priority=1)] == ["high"]
+    app.publish("urgent", "highest", priority=9)
+    assert [each["body"] for each in api.lease(5, priority=5, max_priority=5)] == ["high"]
+    assert [each["body"] for each in api.lease(5, priority=1)] == ["highest"]
 
 
 def test_metrics(api: Api, app: Laneway) -> None:

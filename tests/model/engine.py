@@ -565,12 +565,12 @@ class Engine(Lanes):
         startable: int | None = None,
         record_start: bool = False,
         max_lease_us: int | None = None,
-        priority: int | None = None,
+        priorities: tuple[int, int] | None = None,
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
         self._housekeeping(HOUSEKEEPING_LIMIT)
-        call = Call(n if startable is None else startable, record_start, max_lease_us, priority)
+        call = Call(n if startable is None else startable, record_start, max_lease_us, priorities)
         if topics is None:
             self._serve_pool(call, pool, n)
             self._mix(call)
@@ -886,7 +886,10 @@ class Engine(Lanes):
             message
             for message in self._ready(lane)
             if topic in (None, message.topic)
-            and (call.priority is None or message.priority >= call.priority)
+            and (
+                call.priorities is None
+                or call.priorities[0] <= message.priority <= call.priorities[1]
+            )
         ]
         take = min(
             room,

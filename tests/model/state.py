@@ -250,7 +250,7 @@ class Call:
     startable: int
     record_start: bool
     max_lease_us: int | None = None
-    priority: int | None = None
+    priorities: tuple[int, int] | None = None
     leases: list[Lease] = field(default_factory=list)
     taken: list[tuple[str, Lease | None]] = field(default_factory=list)
     """By tier; None: the message had expired."""

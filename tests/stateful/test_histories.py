@@ -30,6 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from laneway.codec import MAX_PRIORITY
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine, RecordKind
 from laneway.message import Action, Draft, Lease, Receipt, Settlement
 from laneway.policy import Gate, Layer, own_rows
@@ -223,10 +224,16 @@ def a_call(chance: random.Random) -> dict[str, Any]:
         "record_start": pick([True, False]),
         "topics": topics,
         # the model does not divide a pool's lanes by priorities
-        "priority": pick([None, 0, 1, 5, 1_000, -1_000]) if topics is not None else None,
+        "priorities": pick(PRIORITIES) if topics is not None else None,
         "max_lease_us": pick([None, None, 2 * SECOND]),
     }
 
+
+PRIORITIES = [
+    *(None, None, (0, MAX_PRIORITY), (1, MAX_PRIORITY), (5, MAX_PRIORITY), (-1_000, MAX_PRIORITY)),
+    *((0, 0), (5, 5), (-3, 4), (-255, 0), (1_000, 2_000)),
+]
+"""The least and the largest priority of a lease."""
 
 ACTIONS: list[Action] = [
     *("ack", "ack", "ack", "retry", "retry", "release", "release"),

@@ -57,14 +57,14 @@ class Wanted(msgspec.Struct, frozen=True):
     What a request leases. Requests with equal values share a line.
 
     `only`: patterns; other topics are passed over. `max_lease_us`: when the leases end at the
-    latest, in microseconds. `priority`: only messages of at least this one.
+    latest, in microseconds. `priorities`: the least and the largest.
     """
 
     pool: str = "default"
     topics: tuple[str, ...] | None = None
     only: tuple[str, ...] | None = None
     max_lease_us: int | None = None
-    priority: int | None = None
+    priorities: tuple[int, int] | None = None
 
 
 def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
@@ -76,7 +76,7 @@ def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
         only=wanted.only,
         record_start=True,
         max_lease_us=wanted.max_lease_us,
-        priority=wanted.priority,
+        priorities=wanted.priorities,
     )
 
 

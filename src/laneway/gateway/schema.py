@@ -103,7 +103,7 @@ class LeaseBody(_Body):
     """
     Which messages to lease. `wait`: for the first one, at most 60 s. `topics`: only these, strictly
     in their order. `lease`: the leases end after so long at the latest. `priority`: only messages
-    of at least this one.
+    of at least this one. `max_priority`: of at most this one.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE)] = 1
@@ -112,6 +112,7 @@ class LeaseBody(_Body):
     topics: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1000)] | None = None
     lease: Span | None = None
     priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
+    max_priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class StreamQuery(_Body):
@@ -125,6 +126,7 @@ class StreamQuery(_Body):
     topics: str | None = None
     lease: Span | None = None
     priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
+    max_priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class ConsumerQuery(_Body):

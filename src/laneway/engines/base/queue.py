@@ -74,7 +74,7 @@ class Queue(Protocol):
         without: Sequence[str] | None = None,
         tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
-        priority: int | None = None,
+        priorities: tuple[int, int] | None = None,
         now_us: int | None = None,
     ) -> Batch:
         """
@@ -96,12 +96,12 @@ class Queue(Protocol):
         - `max_lease_us`: the leases end after so many microseconds at the latest, whatever their
           policies' `lease` says. Workers extend what they hold, so this bounds how long a message
           waits for a worker that died.
-        - `priority`: only messages of at least this priority. Lanes without one are passed over, as
-          with `only`.
+        - `priorities`: the least and the largest priority of the messages. Others stay in their
+          lanes. Lanes without one are passed over, as with `only`.
 
         Returns the leases and when to ask again. `Batch.passed_over` says that some lanes were
         passed over; `Batch.goes_on` says that a call with the same `only`, `without`, `tiers` and
-        `priority` would look at more lanes.
+        `priorities` would look at more lanes.
         """
         ...
 

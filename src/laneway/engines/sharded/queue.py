@@ -67,7 +67,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     tiers: Sequence[str] | None
     record_start: bool
     max_lease_us: int | None
-    priority: int | None
+    priorities: tuple[int, int] | None
 
     @property
     def takes_all(self) -> bool:
@@ -81,7 +81,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
             self.only is not None
             or bool(self.without)
             or self.tiers is not None
-            or self.priority is not None
+            or self.priorities is not None
         )
 
 
@@ -350,12 +350,12 @@ class ShardedQueue(ABC):
         without: Sequence[str] | None = None,
         tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
-        priority: int | None = None,
+        priorities: tuple[int, int] | None = None,
         now_us: int | None = None,
     ) -> Batch:
         startable = n if startable is None else startable
         request = LeaseRequest(
-            pool, topics, only, without, tiers, record_start, max_lease_us, priority
+            pool, topics, only, without, tiers, record_start, max_lease_us, priorities
         )
         if self._namespace.shards == 1:
             return self._lease_on(0, request, n, startable, now_us)

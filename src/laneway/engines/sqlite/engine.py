@@ -48,7 +48,7 @@ from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
 from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
-from laneway.engines.sqlite.wanted import Only, Wanted
+from laneway.engines.sqlite.wanted import ALL_RANKS, Only, Wanted
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
 from laneway.safetext import redacted
@@ -344,10 +344,10 @@ class Core:
         without: Sequence[str] | None = None,
         tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
-        priority: int | None = None,
+        priorities: tuple[int, int] | None = None,
         now_us: int | None = None,
     ) -> Batch:
-        wanted = Wanted.of(only, without, tiers, priority)
+        wanted = Wanted.of(only, without, tiers, priorities)
         while True:
             batch, goes_on = self._lease(
                 n,
@@ -612,7 +612,10 @@ class Core:
                     or not serving.can_deliver(tx, lane)
                 ):
                     continue
-                if lane.topic is not None or tx.one("folded_heads", topic, 1) is not None:
+                if (
+                    lane.topic is not None
+                    or tx.one("folded_heads", topic, *ALL_RANKS, 1) is not None
+                ):
                     return True
         return False
 

@@ -99,11 +99,9 @@ class Visit:
     `cut`: whether it ended early, because it has parked many.
     """
 
-    def __init__(
-        self, tx: Transaction, lane: Lane, policy: Resolved, last_rank: int | None
-    ) -> None:
+    def __init__(self, tx: Transaction, lane: Lane, policy: Resolved) -> None:
         self.cut = False
-        self._tx, self._lane, self._policy, self._last_rank = tx, lane, policy, last_rank
+        self._tx, self._lane, self._policy = tx, lane, policy
         self._room: dict[str, int] = {}
         self._room_at_rest = KeyState().room(policy, tx.now)
         self._parked = 0
@@ -121,12 +119,18 @@ class Visit:
             page = self._tx.all("ready_keys", self._lane.lane, size, passed + len(found))
         return found
 
-    def next_folded(self, topic: str, most: int, picked: Container[int]) -> list[Next]:
-        """The same of one topic's messages in a bucket, less the `picked` ones."""
+    def next_picked(
+        self, topic: str | None, ranks: tuple[int, int], most: int, picked: Container[int]
+    ) -> list[Next]:
+        """
+        The same of messages with these ranks, less the `picked` ones; of one topic of a bucket, or
+        of the lane (None).
+        """
+        query, of = ("ranked_keys", self._lane.lane) if topic is None else ("folded_keys", topic)
         found: list[Next] = []
         size = most
         while True:
-            listed = self._tx.all("folded_keys", topic, size)
+            listed = self._tx.all(query, of, *ranks, size)
             found.clear()
             self._room.clear()
             page = [row for row in listed if row[0] not in picked]
@@ -155,8 +159,8 @@ class Visit:
             tx.key_states.assume_absent(wanted)
         held_back: list[tuple[int, str]] = []
         is_all = False
-        for (mid, rank, _, _, _, *head), key in zip(page, keys, strict=True):
-            if len(found) == most or (self._last_rank is not None and rank > self._last_rank):
+        for (mid, _, _, _, _, *head), key in zip(page, keys, strict=True):
+            if len(found) == most:
                 is_all = True
                 break
             if key is not None:

@@ -31,7 +31,7 @@ from laneway.engines.sqlite.rows import (
 )
 from laneway.engines.sqlite.tallies import noise_of
 from laneway.engines.sqlite.transaction import rebased
-from laneway.engines.sqlite.wanted import START
+from laneway.engines.sqlite.wanted import ALL_RANKS, START
 from laneway.message import Lease
 
 if TYPE_CHECKING:
@@ -858,9 +858,13 @@ class _Plan:
         limited, gate = tx.limits_of(lane, policy)
         self.visited[lane.lane] = lane
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
-        if self.only is not None and self.only.last_rank is not None:
-            planned = sum(count for each, count in self.visits if each is lane)
-            take = min(take, self.only.ready(lane, planned + take) - planned)
+        ranks = None if self.only is None else self.only.wanted.ranks
+        if ranks is not None and folded is None and mids is None:
+            picked = self.picked.setdefault(lane.lane, [])
+            mids = [
+                mid for (mid,) in tx.all("ready_in", lane.lane, *ranks, max(take, 0), len(picked))
+            ]
+            take = len(mids)
         if limited:
             take = min(take, self.startable)
         if policy.paused or (lane.back_off_step and lane.back_off_until > tx.now):
@@ -878,7 +882,7 @@ class _Plan:
         keyed: list[key_limits.Next] = []
         if policy.key_limited:
             keyed = self._within_key_limits(lane, policy, take, folded)
-            mids = None if folded is None else [each.mid for each in keyed]
+            mids = [each.mid for each in keyed] if lane.lane in self.picked else None
             take = len(keyed)
             if take == 0:
                 return 0
@@ -889,10 +893,10 @@ class _Plan:
                 return 0
         if policy.key_limited:
             key_limits.take(tx, lane, policy, keyed[:take])
-            if folded is None:
+            if mids is None:
                 self.keyed.setdefault(lane.lane, []).extend(keyed[:take])
-            else:
-                self.picked[lane.lane] += (each.mid for each in keyed[:take])
+        if mids is not None:
+            self.picked[lane.lane] += mids[:take]
         if limited:
             self.startable -= take
         if gates:
@@ -931,12 +935,12 @@ class _Plan:
         self, lane: Lane, policy: Resolved, most: int, folded: str | None
     ) -> list[key_limits.Next]:
         """The lane's next messages that their keys admit, at most so many."""
-        last_rank = None if self.only is None else self.only.last_rank
-        visit = key_limits.Visit(self.tx, lane, policy, last_rank)
-        if folded is None:
+        visit = key_limits.Visit(self.tx, lane, policy)
+        picked = self.picked.get(lane.lane)
+        if picked is None:
             found = visit.next(most, len(self.keyed.get(lane.lane, ())))
         else:
-            found = visit.next_folded(folded, most, self.picked[lane.lane])
+            found = visit.next_picked(folded, self._ranks(), most, picked)
         self.cut |= visit.cut
         return found
 
@@ -1057,18 +1061,20 @@ class _Plan:
 
     def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
         """Visit a bucket for the messages of one topic only."""
-        last_rank = None if self.only is None else self.only.last_rank
         picked = self.picked.setdefault(lane.lane, [])
         if self.tx.policy_of(lane).key_limited:
             return self.visit_alone(lane, room, folded=topic)
         heads = [
             mid
-            for (mid, rank) in self.tx.all("folded_heads", topic, room + len(picked))
-            if mid not in picked and (last_rank is None or rank <= last_rank)
+            for (mid,) in self.tx.all("folded_heads", topic, *self._ranks(), room + len(picked))
+            if mid not in picked
         ][:room]
-        taken = self.visit_alone(lane, len(heads), heads) if heads else 0
-        picked += heads[:taken]
-        return taken
+        return self.visit_alone(lane, len(heads), heads) if heads else 0
+
+    def _ranks(self) -> tuple[int, int]:
+        """The smallest and the largest rank that the call takes."""
+        ranks = None if self.only is None else self.only.wanted.ranks
+        return ALL_RANKS if ranks is None else ranks
 
 
 def costs_of(tx: Transaction, mids: Sequence[int]) -> list[int]:

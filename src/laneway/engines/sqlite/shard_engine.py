@@ -166,7 +166,7 @@ class FilesQueue(ShardedQueue, ShardedCoordination):
                 without=request.without,
                 tiers=request.tiers,
                 max_lease_us=request.max_lease_us,
-                priority=request.priority,
+                priorities=request.priorities,
                 now_us=now_us,
             ),
         )

@@ -23,6 +23,9 @@ START: Position = (-1, -1)
 SEEN: Position = (-2, -2)
 """Instead of a position: all lanes of the index were seen, in the last calls."""
 
+ALL_RANKS = (-(1 << 40), 1 << 40)
+"""The smallest and the largest rank, and more."""
+
 MAX_FILTERS = 1_000
 """Filters of calls that pass lanes over, for which positions are remembered."""
 
@@ -33,24 +36,26 @@ class Wanted(NamedTuple):
     only: frozenset[str] | None
     without: frozenset[str]
     tiers: frozenset[str] | None
-    last_rank: int | None
-    """The largest rank that it takes; None: any."""
+    ranks: tuple[int, int] | None
+    """The smallest and the largest rank that it takes; None: any."""
 
     @staticmethod
     def of(
         only: Sequence[str] | None,
         without: Sequence[str] | None,
         tiers: Sequence[str] | None,
-        priority: int | None,
+        priorities: tuple[int, int] | None,
     ) -> Wanted | None:
         """What a lease call names; None: it takes everything."""
-        if only is None and not without and tiers is None and priority is None:
+        if only is None and not without and tiers is None and priorities is None:
             return None
         return Wanted(
             None if only is None else frozenset(only),
             frozenset(without or ()),
             None if tiers is None else frozenset(tiers),
-            None if priority is None else rank_of(priority, at_front=False),
+            None
+            if priorities is None
+            else (rank_of(priorities[1], at_front=True), rank_of(priorities[0], at_front=False)),
         )
 
     def takes(self, lane: Lane) -> bool:
@@ -77,7 +82,6 @@ class Only:
 
     def __init__(self, wanted: Wanted, tx: Transaction) -> None:
         self.wanted = wanted
-        self.last_rank = wanted.last_rank
         self._tx = tx
         self._begins = tx.lane_cache.positions.get(wanted, {})
         self._begun: set[tuple[int, str]] = set()
@@ -110,15 +114,15 @@ class Only:
 
     def takes(self, lane: Lane) -> bool:
         """Whether the lane has something for the caller; if not, it counts as passed over."""
-        if self.wanted.takes(lane) and (self.last_rank is None or self.ready(lane, 1)):
+        if self.wanted.takes(lane) and self._has_rank(lane):
             return True
         self.passed_over = True
         self._left -= 1
         return False
 
-    def ready(self, lane: Lane, most: int) -> int:
-        """How many of its ready messages have the priority, counted up to `most`."""
-        return int(self._tx.one("ready_up_to", lane.lane, self.last_rank, most)[0])
+    def _has_rank(self, lane: Lane) -> bool:
+        ranks = self.wanted.ranks
+        return ranks is None or self._tx.one("ready_in", lane.lane, *ranks, 1, 0) is not None
 
     def begin(self, number: int, index: str) -> Position:
         """

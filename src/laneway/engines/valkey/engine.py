@@ -94,7 +94,7 @@ PLAIN_AT_ONCE = 400
 """The highest limit for plain messages, which take less than half as long to put."""
 
 MAX_FILTERS = 10_000
-"""Filters of leases (`only`, `priority`) of which the engine knows where the next one begins."""
+"""Filters of leases (`only`, `priorities`) of which the engine knows where the next one begins."""
 
 UNLIMITED = 1 << 30
 
@@ -144,8 +144,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         self._puts = CallSize(LEAST_AT_ONCE, MOST_PUT, PUT_US)
         self._leases = CallSize(LEAST_AT_ONCE, MOST_SERVED, LEASE_US)
         self._settles = CallSize(LEAST_AT_ONCE, MOST_SERVED, SETTLE_US)
-        self._begins: dict[tuple[int, str, bytes, int | None], bytes] = {}
-        """Where the next lease begins, by shard, pool, patterns and priority; the script knows."""
+        self._begins: dict[tuple[int, str, bytes, tuple[int, int] | None], bytes] = {}
+        """Where the next lease begins, by shard, pool, patterns and priorities."""
 
     # Put
 
@@ -401,7 +401,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         topics = b"" if request.topics is None else records.pack(list(request.topics))
         patterns = _named(request)
         has_filter = request.has_filter
-        lease_filter = (shard, pool, patterns, request.priority)
+        lease_filter = (shard, pool, patterns, request.priorities)
         leases: list[Lease] = []
         left = HOUSEKEEPING_LIMIT
         while True:
@@ -438,8 +438,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 begins,
                 MAX_PASSED_OVER,
                 b"" if request.max_lease_us is None else request.max_lease_us,
-                b"" if request.priority is None else 1 - 2 * request.priority,
+                b"" if request.priorities is None else 1 - 2 * request.priorities[0],
                 n - room,
+                b"" if request.priorities is None else -2 * request.priorities[1],
             )
             if has_more_house:
                 continue
@@ -458,7 +459,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 )
 
     def _remember_begins(
-        self, lease_filter: tuple[int, str, bytes, int | None], begins: bytes
+        self, lease_filter: tuple[int, str, bytes, tuple[int, int] | None], begins: bytes
     ) -> None:
         """The next lease with this filter begins there; empty: at the first lanes."""
         self._begins.pop(lease_filter, None)

@@ -9,6 +9,7 @@ import msgspec
 
 from laneway import arguments, codec, subscriptions, units
 from laneway.delivery import check_subscriptions
+from laneway.delivery import priorities as priorities_of
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import long_poll, receipts
 from laneway.gateway.http import Response
@@ -48,7 +49,9 @@ async def lease(call: Call) -> Response:
             f"body: wait: expected at most {MAX_WAIT:g} s, got {body.wait!r}",
             pointer="#/wait",
         )
-    wanted = wanted_of(call, body.pool, body.topics, body.lease, body.priority)
+    wanted = wanted_of(
+        call, body.pool, body.topics, body.lease, priorities_of(body.priority, body.max_priority)
+    )
     services, engine, caller = call.services, call.engine, call.caller
     await check_shared(call, wanted)
     key = await services.receipt_key(caller)
@@ -71,7 +74,11 @@ async def lease(call: Call) -> Response:
 
 
 def wanted_of(
-    call: Call, pool: str, named: list[str] | None, span: Span | None, priority: int | None
+    call: Call,
+    pool: str,
+    named: list[str] | None,
+    span: Span | None,
+    priorities: tuple[int, int] | None,
 ) -> Wanted:
     """What a request leases, which the caller may see. Raises UsageError, Problem."""
     caller = call.caller
@@ -92,7 +99,7 @@ def wanted_of(
         None if topics is None else tuple(topics),
         only,
         None if span is None else _microseconds("lease", "lease", span),
-        priority,
+        priorities,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from laneway.delivery import priorities as priorities_of
 from laneway.gateway import long_poll
 from laneway.gateway.http import Stream
 from laneway.gateway.routes.consuming import check_shared, seen, wanted_of
@@ -33,7 +34,9 @@ async def stream(call: Call) -> Stream:
     """
     query: StreamQuery = call.query
     topics = None if query.topics is None else query.topics.split(",")
-    wanted = wanted_of(call, query.pool, topics, query.lease, query.priority)
+    wanted = wanted_of(
+        call, query.pool, topics, query.lease, priorities_of(query.priority, query.max_priority)
+    )
     await check_shared(call, wanted)
     call.services.waits.check(call.caller)
     return Stream(_events(call, wanted, query.credit), b"text/event-stream")

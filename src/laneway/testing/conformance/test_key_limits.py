@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from laneway.codec import MAX_PRIORITY
 from laneway.errors import BadPolicy
 from laneway.message import Draft, Lease
 from laneway.policy import Gate
@@ -216,7 +217,7 @@ def test_a_lease_by_priority(driver: EngineDriver) -> None:
     driver.policy("a", key_concurrency=1)
     put(driver, "a", "k1", "m1")
     put(driver, "a", "k8", "k9", priority=5)
-    assert driver.bodies(priority=5) == ["k8"]
+    assert driver.bodies(priorities=(5, MAX_PRIORITY)) == ["k8"]
     assert driver.bodies() == ["m1"]
 
 

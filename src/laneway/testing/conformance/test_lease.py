@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from laneway.codec import MAX_PRIORITY
 from laneway.engines.base import MAX_PASSED_OVER
 from laneway.errors import TopicInUse
 from laneway.message import Draft, Settlement
@@ -380,10 +381,11 @@ def test_each_tier_goes_on_by_itself(driver: EngineDriver, priority: int | None)
         driver.engine.put([*others[:500], *between, *others[500:]], now_us=driver.now)
         wanted |= {draft.topic for draft in between}
     only = [f"{kind}.push.*" for kind in kinds] if priority is None else None
+    priorities = None if priority is None else (priority, MAX_PRIORITY)
     found: set[str] = set()
     goes_on, calls = True, 0
     while goes_on:
-        batch = driver.batch(100, only=only, priority=priority)
+        batch = driver.batch(100, only=only, priorities=priorities)
         found |= {lease.topic for lease in batch.leases}
         goes_on, calls = batch.goes_on, calls + 1
         assert calls < 30
@@ -403,12 +405,44 @@ def test_priority_at_least(
     driver.put("b", "b0")
     driver.put("b", "b7", priority=7)
     driver.put("b", "b4 front", priority=4, at_front=True)
-    assert driver.bodies(priority=8, topics=topics) == []
-    assert sorted(driver.bodies(priority=5, topics=topics)) == ["a5", "b7"]
-    assert driver.bodies(1, priority=1, topics=topics) == ["b4 front"]
-    assert driver.bodies(priority=1, topics=topics) == []
-    assert sorted(driver.bodies(priority=0, topics=topics)) == ["a0", "a0 too", "b0"]
-    assert driver.bodies(priority=-5, topics=topics) == ["a-5"]
+    assert driver.bodies(priorities=(8, MAX_PRIORITY), topics=topics) == []
+    assert sorted(driver.bodies(priorities=(5, MAX_PRIORITY), topics=topics)) == ["a5", "b7"]
+    assert driver.bodies(1, priorities=(1, MAX_PRIORITY), topics=topics) == ["b4 front"]
+    assert driver.bodies(priorities=(1, MAX_PRIORITY), topics=topics) == []
+    assert sorted(driver.bodies(priorities=(0, MAX_PRIORITY), topics=topics)) == [
+        "a0",
+        "a0 too",
+        "b0",
+    ]
+    assert driver.bodies(priorities=(-5, MAX_PRIORITY), topics=topics) == ["a-5"]
+
+
+@pytest.mark.parametrize("topics", [None, ["a"]], ids=["pool", "topics"])
+@pytest.mark.parametrize("fields", [{}, {"buckets": 1}, {"key_concurrency": 2}], ids=str)
+def test_exactly_one_priority(
+    driver: EngineDriver, topics: list[str] | None, fields: dict[str, Any]
+) -> None:
+    """
+    Messages of higher and lower priorities stay, in their order; retried ones and those at the
+    front count, too.
+    """
+    driver.policy("*", backoff=0, **fields)
+    for name, priority in (("high", 5), ("mid", 2), ("none", 0), ("low", -5)):
+        driver.put("a", *(f"{name} {n}" for n in range(3)), priority=priority, key=name)
+    driver.put("a", "mid front", priority=2, at_front=True)
+    assert driver.bodies(priorities=(1, 1), topics=topics) == []
+    leases = driver.lease(2, priorities=(2, 2), topics=topics)
+    assert [each.body for each in leases] == [b"mid front", b"mid 0"]
+    driver.settle(leases[1:], "retry")
+    driver.settle(leases[:1])
+    assert sorted(driver.bodies(2, priorities=(1, 4), topics=topics)) == ["mid 0", "mid 1"]
+    assert driver.bodies(2, priorities=(0, 0), topics=topics) == ["none 0", "none 1"]
+    assert driver.bodies(2, priorities=(-5, -5), topics=topics) == ["low 0", "low 1"]
+    assert driver.bodies(2, topics=topics) == ["high 0", "high 1"]
+    driver.policy("*", key_concurrency=None)
+    assert driver.bodies(9, priorities=(-9, 4), topics=topics) == ["mid 2", "none 2", "low 2"]
+    assert driver.bodies(9, topics=topics) == ["high 2"]
+    assert all(check.ok for check in driver.engine.doctor())
 
 
 def test_priority_and_limits(driver: EngineDriver) -> None:
@@ -416,8 +450,8 @@ def test_priority_and_limits(driver: EngineDriver) -> None:
     driver.policy("a", concurrency=2)
     driver.put("a", *map(str, range(5)), priority=5)
     driver.put("a", "low")
-    assert driver.bodies(priority=5) == ["0", "1"]
-    assert driver.bodies(priority=5) == []
+    assert driver.bodies(priorities=(5, MAX_PRIORITY)) == ["0", "1"]
+    assert driver.bodies(priorities=(5, MAX_PRIORITY)) == []
 
 
 def test_priority_passes_over_a_bounded_number(driver: EngineDriver) -> None:
@@ -427,7 +461,7 @@ def test_priority_passes_over_a_bounded_number(driver: EngineDriver) -> None:
     driver.engine.put([Draft(f"high.{n}", b"x", priority=3) for n in range(50)], now_us=driver.now)
     found: set[str] = set()
     for _ in range(50):
-        batch = driver.batch(100, priority=1)
+        batch = driver.batch(100, priorities=(1, MAX_PRIORITY))
         found |= {lease.topic for lease in batch.leases}
         if not batch.goes_on:
             break

@@ -110,7 +110,9 @@ def test_views_of_priorities(driver: EngineDriver) -> None:
 
 @pytest.mark.parametrize("least", PRIORITIES)
 def test_lease_at_least_a_priority(driver: EngineDriver, least: int) -> None:
-    """`lease(priority=…)` takes any of them."""
+    """`lease(priorities=…)` takes any of them, and exactly one."""
     _put_all(driver)
     expected = [str(priority) for priority in PRIORITIES if priority >= least]
-    assert driver.bodies(priority=least) == expected
+    assert driver.bodies(priorities=(least, least)) == [str(least)]
+    expected.remove(str(least))
+    assert driver.bodies(priorities=(least, MOST)) == expected

@@ -55,12 +55,18 @@ SELECT r.mid, r.rank, m.key, m.topic, m.serial, {head}
   FROM ready r LEFT JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
+-- name: ranked_keys
+-- The same as `ready_keys`, of messages whose rank is between two.
+SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? AND r.rank BETWEEN ? AND ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+
 -- name: folded_keys
 -- The same of the first messages of a topic whose lane is a bucket, see `folded_heads`.
 SELECT m.mid, m.rank, m.key, m.topic, m.serial FROM message m
   CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
- WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+ WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
+ ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: check_key_states
 -- Keys whose state counts other leases or parked messages than there are, and how many there are.

@@ -12,12 +12,13 @@ SELECT {head} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = 
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: folded_heads
--- The first messages of a topic whose lane is a bucket. The search begins with the topic, because
--- the bucket may have many others.
-SELECT m.mid, m.rank FROM message m
+-- The first messages of a topic whose lane is a bucket, with ranks between two. The search begins
+-- with the topic, because the bucket may have many others.
+SELECT m.mid FROM message m
   CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
- WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+ WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
+ ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: ready_firsts
 -- The number of the first message of each of these lanes (JSON list of numbers).

@@ -287,6 +287,7 @@ SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
                    AND k.head = m.mid AND k.held)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
 
--- name: ready_up_to
--- How many ready messages of a lane have at most a rank, counted up to a number.
-SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND rank <= ? LIMIT ?);
+-- name: ready_in
+-- The ready messages of a lane whose rank is between two, in their order, behind some of them.
+SELECT mid FROM ready WHERE lane = ? AND rank BETWEEN ? AND ? ORDER BY rank, pos, seq
+ LIMIT ? OFFSET ?;

@@ -18,6 +18,7 @@
 -- ARGV[14]: microseconds after which the leases end at the latest; "": as their policies say
 -- ARGV[15]: the largest rank that is delivered; "": any
 -- ARGV[16]: how many messages the other calls of the same lease ask for
+-- ARGV[17]: the smallest rank that is delivered; "" if ARGV[15] is
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call with the same filter
@@ -40,7 +41,7 @@ local only
 if ARGV[11] ~= '' or ARGV[15] ~= '' then
     only = { patterns = ARGV[11] ~= '' and values_of(ARGV[11]),
         begins = ARGV[12] ~= '' and values_of(ARGV[12]) or {}, may_pass = tonumber(ARGV[13]),
-        last_rank = tonumber(ARGV[15]) }
+        last_rank = tonumber(ARGV[15]), first_rank = tonumber(ARGV[17]) }
 end
 local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
     serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),

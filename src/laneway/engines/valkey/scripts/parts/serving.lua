@@ -182,11 +182,17 @@ local serving = part(function(serving)
             source.offset + count, source.read + count, count < source.page
     end
 
-    -- How many of the lane's ready messages have at most the rank that the call delivers, less the
-    -- `planned` ones that it delivers already.
+    -- Whether the call delivers plain messages: their rank is 1.
+    local function takes_plain_ones()
+        return not calls.last_rank or (calls.first_rank <= 1 and calls.last_rank >= 1)
+    end
+
+    -- How many of the lane's ready messages have a rank that the call delivers, less the `planned`
+    -- ones that it delivers already.
     local function count_ready(lane, planned)
-        local plain_ones = calls.last_rank >= 1 and lane.ready + planned - lane.sorted or 0
-        local others = lane.sorted > 0 and call('ZLEXCOUNT', lanes.key_of('z', lane), '-', '('
+        local plain_ones = takes_plain_ones() and lane.ready + planned - lane.sorted or 0
+        local others = lane.sorted > 0 and call('ZLEXCOUNT', lanes.key_of('z', lane), '['
+            .. messages.rank_code(calls.first_rank), '('
             .. messages.rank_code(calls.last_rank + 1)) or 0
         return plain_ones + others - planned
     end
@@ -1537,8 +1543,12 @@ local serving = part(function(serving)
         for _, mid in ipairs(picked) do
             seen[mid] = true
         end
-        local behind = calls.last_rank and '(r' .. messages.rank_code(calls.last_rank + 1) or '(s'
-        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', behind, 'BYLEX', 'LIMIT',
+        local from, behind = '[r', '(s'
+        if calls.last_rank then
+            from = from .. messages.rank_code(calls.first_rank)
+            behind = '(r' .. messages.rank_code(calls.last_rank + 1)
+        end
+        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), from, behind, 'BYLEX', 'LIMIT',
             0, most + #picked)) do
             local mid = messages.number_in(member)
             if not seen[mid] and #mids < most then
@@ -1627,10 +1637,16 @@ local serving = part(function(serving)
     -- many of them are plain, how many are in the sorted set, and whether it has no others.
     -- `listed`: its first plain messages; `stored`: their records.
     local function first_of(lane, wanted, listed, stored)
-        -- one more than wanted shows whether there are others
-        local sorted = call('ZRANGE', lanes.key_of('z', lane), 0, wanted)
+        local in_set, sorted = lanes.key_of('z', lane), nil
+        if calls.last_rank then -- its first ones may have a smaller rank than the call delivers
+            sorted = call('ZRANGE', in_set, '[' .. messages.rank_code(calls.first_rank), '+',
+                'BYLEX', 'LIMIT', 0, wanted)
+            listed = takes_plain_ones() and listed or {}
+        else -- one more than wanted shows whether there are others
+            sorted = call('ZRANGE', in_set, 0, wanted)
+        end
         local found, p, s, size = {}, 1, 1, #sorted
-        if not listed[1] then
+        if not calls.last_rank and not listed[1] then
             local count = min(size, wanted)
             for n = 1, count do
                 found[n] = unpack_from('>I7', sorted[n], #sorted[n] - 6)
@@ -1652,7 +1668,7 @@ local serving = part(function(serving)
                 found[#found + 1], s = messages.number_in(sorted[s]), s + 1
             end
         end
-        return found, p - 1, s - 1, s > size
+        return found, p - 1, s - 1, s > size and not calls.last_rank
     end
 
     -- Take the first messages out of a lane that has not only plain ones, and append their numbers
@@ -1668,7 +1684,11 @@ local serving = part(function(serving)
             if are_all then
                 writes.clear(lanes.key_of('z', lane))
             else
-                call('ZREMRANGEBYRANK', lanes.key_of('z', lane), 0, others - 1)
+                local in_set = lanes.key_of('z', lane)
+                local before = calls.last_rank
+                    and call('ZLEXCOUNT', in_set, '-', '(' .. messages.rank_code(calls.first_rank))
+                    or 0
+                call('ZREMRANGEBYRANK', in_set, before, before + others - 1)
             end
             lane.sorted = lane.sorted - others
         end
@@ -2101,7 +2121,7 @@ local serving = part(function(serving)
     -- out; whether lanes were passed over, and where the next call begins; whether the call ended
     -- early, because keys at their limits have parked much or many lanes could deliver nothing.
     -- `only`: {patterns, as `lease.lua` gets them, or false, where the lanes' order begins, the
-    -- most lanes to pass over, the largest rank or nil}, or nil.
+    -- most lanes to pass over, the largest and the smallest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
     -- many as if one call delivered all. `alone`: {lane: the only one that can deliver, read: its
@@ -2127,8 +2147,8 @@ local serving = part(function(serving)
         calls.passed_over, calls.has_pools = false, are_several_pools()
         local carries = {}
         if only then
-            calls.begins, calls.may_pass, calls.last_rank = only.begins, only.may_pass,
-                only.last_rank
+            calls.begins, calls.may_pass = only.begins, only.may_pass
+            calls.first_rank, calls.last_rank = only.first_rank, only.last_rank
             calls.stopped, calls.seen, calls.is_read = {}, {}, {}
             if only.patterns then
                 calls.only = {}
