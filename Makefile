@@ -44,7 +44,7 @@ fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API, and 100 for e
 	LANEWAY_EXAMPLES=$${LANEWAY_EXAMPLES:-100} $(BIN)/python -m pytest -n auto --timeout 3600 tests/gateway/test_openapi.py tests/gateway/dashboard/test_patches.py $(ARGS)
 
 histories: $(READY) ## 500 random histories on each engine, in lockstep with the model (an hour); LANEWAY_HISTORIES=50 for fewer
-	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful tests/sharded/test_shared_limits.py tests/working/test_locality.py tests/sqlite/test_put_with_keys.py $(ARGS)
+	LANEWAY_HISTORIES=$${LANEWAY_HISTORIES:-500} $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/stateful tests/sharded/test_shared_limits.py tests/working/test_locality.py $(ARGS)
 
 fairness: $(READY) ## 10,000 random combinations of limits on the model and 1,000 on each engine, compared with fair rates (hours); LANEWAY_SEED=7 repeats some
 	LANEWAY_FAIRNESS=1 $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/fairness $(ARGS)

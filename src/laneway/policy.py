@@ -221,18 +221,21 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """Whether it does, and each lane has a limit of its own."""
     is_copied: bool = False
     """Whether a message may have copies, or is not stored itself."""
-    stores_plainly: bool = False
-    """As `accepts_plainly`, but the message may have copies."""
-    accepts_plainly: bool = False
+    limits_backlog: bool = False
+    """Whether a publish may be refused because too much waits."""
+    appends: bool = False
     """
     Whether a message without options is only appended to its topic's one lane: nothing merges,
-    expires or is refused.
+    expires, is copied or refused.
     """
 
-    @property
-    def limits_backlog(self) -> bool:
-        """Whether a publish may be refused because too much waits."""
-        return self.max_backlog is not None or self.max_backlog_bytes is not None
+    def expires_us(self, own_ttl: int | None, since_us: int) -> int | None:
+        """
+        When a message expires whose ttl begins at `since_us`; None: never. `own_ttl`: the ttl that
+        its publisher set.
+        """
+        ttl = own_ttl if own_ttl is not None else self.ttl
+        return None if ttl is None else since_us + ttl
 
     def seconds_allowed(self, own: float | None) -> float | None:
         """
@@ -284,11 +287,19 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         is_one_lane = self.partitions == 1 and self.buckets is None
         is_copied = bool(self.subscriptions) or not self.own_backlog
         derive(self, "is_copied", is_copied)
-        stores_plainly = (
-            is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog
+        derive(
+            self,
+            "limits_backlog",
+            self.max_backlog is not None or self.max_backlog_bytes is not None,
         )
-        derive(self, "stores_plainly", stores_plainly)
-        derive(self, "accepts_plainly", stores_plainly and not is_copied)
+        derive(
+            self,
+            "appends",
+            is_one_lane
+            and self.merge is None
+            and self.ttl is None
+            and not (self.limits_backlog or is_copied),
+        )
 
 
 def _expected(what: str) -> Callable[[object], BadPolicy]:

@@ -116,11 +116,11 @@ def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
         return
     if needs(draft):
         return  # its ttl begins when it has its signals
-    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-    if now_us is not None and ttl is not None:
-        due = explicit_due(draft, now_us)
-        if due is not None and due >= now_us + ttl:
-            raise BadMessage(delay_outlasts_ttl(draft, due - now_us, ttl))
+    if now_us is None or (expires := policy.expires_us(draft.ttl_us, now_us)) is None:
+        return
+    due = explicit_due(draft, now_us)
+    if due is not None and due >= expires:
+        raise BadMessage(delay_outlasts_ttl(draft, due - now_us, expires - now_us))
 
 
 def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:

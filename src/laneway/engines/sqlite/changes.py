@@ -61,13 +61,13 @@ class LaneChanges:
                 inserted.append(_inserted(lane, now))
             else:
                 _whole(lane, now, written)
-        plainly = written["lane_grow"]
+        usual = written["lane_grow"]
         for lane in self.grown.values():
             ready = lane.ready
             waiting = ready + lane.delayed + lane.parked
             big = size_class(waiting) if waiting >= SMALLEST else None
             if big == lane.big and lane.old is not None and ready:  # no other class can change
-                plainly.append((ready, lane.bytes, lane.published, lane.lane))
+                usual.append((ready, lane.bytes, lane.published, lane.lane))
                 continue
             _classify(lane, now)
             before, lane.stored_index = lane.stored_index, lane.index_columns()

@@ -54,14 +54,14 @@ class DiskSpace:
 
     def check(self, drafts: Sequence[Draft], connection: sqlite3.Connection) -> None:
         """Raise EngineUnavailable if these messages would use the reserve."""
-        size = sum(
-            WRITTEN_TIMES * len(draft.body) + ROW_BYTES
-            for draft in drafts
-            if not refusals.uses_reserve(draft)
-        )
+        now = time.monotonic()
+        size = _bytes_for(drafts)
+        if size <= self._room and now - self._looked < LOOK_SECONDS:
+            self._room -= size
+            return
+        size = _bytes_for([draft for draft in drafts if not refusals.uses_reserve(draft)])
         if not size:
             return
-        now = time.monotonic()
         if size > self._room or now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._look(connection)
@@ -99,3 +99,8 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+def _bytes_for(drafts: Sequence[Draft]) -> int:
+    """How many bytes of the disk these messages use."""
+    return WRITTEN_TIMES * sum([len(draft.body) for draft in drafts]) + ROW_BYTES * len(drafts)

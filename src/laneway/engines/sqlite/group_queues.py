@@ -195,6 +195,8 @@ class GroupQueues:
 
     def write(self) -> None:
         """Write what changed: of a group its row, and its virtual times at gates that it used."""
+        if not (self.dirty or self._dirty_turns):
+            return
         tx = self._tx
         written: list[tuple[Any, ...]] = []
         for number, group in self.dirty.items():

@@ -1,5 +1,5 @@
 """
-The inbox: plain messages that were put one at a time and are not in their lanes yet.
+The inbox: messages that were put one at a time and are not in their lanes yet.
 
 A put changes four pages: those of the message, its place in the lane's order, the lane and the
 shard. For one message by itself that is most of the work, and most of what is written to the disk.
@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from laneway.engines.base import SIGNALS_HEADER
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.sqlite import putting, serving
 from laneway.engines.sqlite.rows import rank_of
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS, send_lease
+from laneway.headers import COST
 from laneway.message import Lease
 from laneway.units import SECOND
 
@@ -58,7 +60,7 @@ _dumps = msgspec.json.Encoder().encode
 
 
 class Inbox:
-    """Puts plain messages into the inbox of a file; use it only under the store's lock."""
+    """Puts messages into the inbox of a file; use it only under the store's lock."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Inbox:
             self.is_full
             or len(draft.body) > min(MOST_BYTES, policy.max_body)
             or rules.has_backlog_limit
-            or not putting.is_plain(draft, policy)
+            or not _needs_no_decision(draft, policy)
         ):
             return None
         headers = _dumps(draft.headers).decode() if draft.headers else ""
@@ -178,6 +180,20 @@ class Inbox:
         now, tx.now = tx.now, max(tx.shard.now, published)
         serving.lease_one(tx, lane, mid, fence, round(SENT_LEASE_SECONDS * SECOND))
         tx.now = now
+
+
+def _needs_no_decision(draft: Draft, policy: Resolved) -> bool:
+    """Whether the message is appended to its topic's one lane, whatever else is stored."""
+    return (
+        policy.appends
+        and draft.key is None
+        and draft.id is None
+        and not (draft.headers and (SIGNALS_HEADER in draft.headers or COST in draft.headers))
+        and not (draft.delay_us or draft.sticky or draft.at_front)
+        and draft.at_us is None
+        and draft.ttl_us is None
+        and draft.signal is None
+    )
 
 
 def _has_no_limits(policy: Resolved) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import Lane, Row
-    from laneway.engines.sqlite.tables import MessageTable, ParkedTable, ReadyTable, Table
+    from laneway.engines.sqlite.tables import MessageTable, ParkedTable, PlaceTable, Table
     from laneway.policy import Resolved
 
     class Transaction(Protocol):
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         @property
         def messages(self) -> MessageTable: ...
         @property
-        def ready(self) -> ReadyTable: ...
+        def ready(self) -> PlaceTable: ...
         @property
         def key_parked(self) -> ParkedTable: ...
         @property
@@ -71,8 +71,6 @@ class Next(NamedTuple):
     mid: int
     key: str | None
     """The key whose limits hold for it."""
-    head: Any = None
-    """What was read of it, see `{head}` in `statements`; None: only its key."""
 
 
 def key_of(policy: Resolved, row: Row) -> str | None:
@@ -159,7 +157,8 @@ class Visit:
             tx.key_states.assume_absent(wanted)
         held_back: list[tuple[int, str]] = []
         is_all = False
-        for (mid, _, _, _, _, *head), key in zip(page, keys, strict=True):
+        tx.messages.adopt([row[5:] for row in page if len(row) > 5 and row[5] is not None])
+        for (mid, *_), key in zip(page, keys, strict=True):
             if len(found) == most:
                 is_all = True
                 break
@@ -174,7 +173,7 @@ class Visit:
                 if room <= 0:
                     held_back.append((mid, key))
                     continue
-            found.append(Next(mid, key, head if head and head[0] is not None else None))
+            found.append(Next(mid, key))
         self._park(held_back)
         return is_all or len(found) == most
 
@@ -208,7 +207,7 @@ class Visit:
 def take(tx: Transaction, lane: Lane, policy: Resolved, delivered: Sequence[Next]) -> None:
     """These messages are delivered: each uses a slot and a permit of its key."""
     taken: dict[str, int] = {}
-    for _, key, _ in delivered:
+    for _, key in delivered:
         if key is not None:
             taken[key] = taken.get(key, 0) + 1
     number, rate, latest = lane.lane, policy.key_rate, 0

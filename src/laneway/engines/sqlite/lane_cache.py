@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
 """
-Message, lane, and what settle needs to know of the message; None: it is plain, so that its ack only
+Message, lane, and what settle needs to know of the message; None: nothing, so that its ack only
 deletes rows and counts.
 """
 
@@ -41,6 +41,10 @@ class LaneCache:
         self.shard: Shard | None = None
         self.tallies: TallyBook | None = None
         self.tier_queues: dict[int, TierQueue] = {}
+        self.tier_queue_names: dict[tuple[str, str], TierQueue] = {}
+        """By pool and tier."""
+        self.stored_tier_queues: list[tuple[Any, ...]] = []
+        """What was written of them last, since the cache was cleared."""
         self.lanes: dict[int, Lane] = {}
         self.names: dict[str, Lane] = {}
         self.groups: dict[int, GroupQueue] = {}
@@ -91,13 +95,18 @@ class LaneCache:
         """Drop everything but leases and positions."""
         self.shard = None
         self.tallies = None
-        self.tier_queues = {}
+        self.tier_queues, self.tier_queue_names, self.stored_tier_queues = {}, {}, []
         self.lanes = {}
         self.names = {}
         self.groups, self.group_numbers, self.has_groups = {}, {}, None
         self.own = {}
         self.is_inbox_empty = False
         self._version = self._commits = -1
+
+    def add_tier_queue(self, tier_queue: TierQueue) -> None:
+        """Cache a tier queue, by its number and its name."""
+        self.tier_queues[tier_queue.number] = tier_queue
+        self.tier_queue_names[tier_queue.pool, tier_queue.tier] = tier_queue
 
     def add(self, lane: Lane) -> None:
         """Cache a lane, by its number and its name."""

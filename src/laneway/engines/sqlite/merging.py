@@ -70,8 +70,7 @@ def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy:
     if policy.merge == "last":
         headers = msgspec.json.encode(draft.headers).decode() if draft.headers else None
         _change_content(tx, row, [draft.body], headers)
-        ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-        row.expires = tx.now + ttl if ttl is not None else None
+        row.expires = policy.expires_us(draft.ttl_us, tx.now)
         row.attempts = 0
         _change_rank(tx, row, rank_of(draft.priority, at_front=draft.at_front))
     messages.begin_waiting(tx, lane, row)

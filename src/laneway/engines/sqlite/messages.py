@@ -17,8 +17,7 @@ The states of one message, and the rows that each state has.
     the signals that it received. At most once: `lease` has `empty` set, and no message is left.
 
 These functions decide message by message; a transaction's `tables` read and write the rows of all
-of them together. `putting`, `serving` and `settling` have fast paths for plain messages, which have
-no key, no ttl, no id of the user's own and do not merge.
+of them together.
 """
 
 from __future__ import annotations
@@ -82,8 +81,9 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
         expect_costs(tx, lane)
     size = len(row.body) if not row.parts else size_of(tx, row)
     lane.bytes += size
-    tx.shard.bytes += size
-    tx.shard.waiting += 1
+    shard = tx.shard
+    shard.bytes += size
+    shard.waiting += 1
     if row.expires is not None:
         tx.events.put((row.expires, EXPIRES, row.mid), 0)
     if row.mkey is not None and collects:
@@ -151,8 +151,7 @@ def free_merge_key(tx: Transaction, lane: Lane, row: Row) -> None:
 def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     """The message becomes ready, or is parked behind the head of its serial key."""
     number = lane.lane
-    line = row.line if row.serial else None
-    if line is not None:
+    if row.serial and (line := row.line) is not None:
         key = tx.serial_keys.get(number, line)
         if key is None:
             tx.serial_keys.put((number, line), row.mid, 0)
@@ -165,8 +164,9 @@ def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
             tx.serial_keys.put((number, line), row.mid, 0)
     row.state = READY
     lane.ready += 1
-    tx.ready.put((number, row.rank, row.pos, row.seq), row.mid)
-    tx.touch_grown(lane)
+    if row.mid not in tx.messages.new:
+        tx.ready.put((number, row.rank, row.pos, row.seq), row.mid)
+    tx.grown[number] = lane
 
 
 def _precedes(tx: Transaction, row: Row, head: int) -> bool:
@@ -179,7 +179,10 @@ def _park(tx: Transaction, lane: Lane, row: Row, line: str) -> None:
     row.state = PARKED
     lane.parked += 1
     tx.touch(lane)
-    tx.parked.put((lane.lane, line, row.rank, row.pos, row.seq), row.mid)
+    if row.mid in tx.messages.new:
+        tx.parked.forget_first(lane.lane, line)
+    else:
+        tx.parked.put((lane.lane, line, row.rank, row.pos, row.seq), row.mid)
 
 
 def _park_overtaken(tx: Transaction, lane: Lane, head: int, line: str) -> None:

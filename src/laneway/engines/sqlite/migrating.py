@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.engines.base import ExportedMessage, ImportAnswer
 from laneway.engines.shared.naming import merge_key
-from laneway.engines.shared.states import HOLD, READY, RETENTION_ENDS, YIELD
+from laneway.engines.shared.states import HOLD, RETENTION_ENDS, YIELD
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Lane, Row, rank_of
 from laneway.message import Draft
@@ -140,49 +140,29 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
     row = Row(
         mid,
         lane.lane,
-        READY,
         rank_of(exported.priority, at_front=exported.at_front),
         mid,
         exported.since_us,
         exported.published_us,
         exported.expires_us,
-        _SERIAL[exported.serial],
-        1,
         exported.key,
         exported.id,
-        exported.topic if lane.topic is None else None,
-        mkey,
         headers,
-        exported.attempts,
-        exported.deliveries,
-        int(exported.suspect),
-        int(bool(exported.joined)),
-        len(exported.bodies) - 1,
-        int(exported.sticky),
         exported.bodies[0],
+        _SERIAL[exported.serial],
+        odd=1,
+        topic=exported.topic if lane.topic is None else None,
+        mkey=mkey,
+        attempts=exported.attempts,
+        deliveries=exported.deliveries,
+        suspect=int(exported.suspect),
+        joined=int(bool(exported.joined)),
+        parts=len(exported.bodies) - 1,
+        sticky=int(exported.sticky),
     )
     lane.published += 1
     tx.shard.published += 1
-    tx.run(
-        "message_insert",
-        mid,
-        lane.lane,
-        READY,
-        row.rank,
-        mid,
-        row.since,
-        row.published,
-        row.expires,
-        row.serial,
-        1,
-        row.key,
-        row.id,
-        row.topic,
-        mkey,
-        headers,
-        row.sticky,
-        row.body,
-    )
+    tx.messages.add(row)
     tx.run("ident_write", exported.id, exported.topic, mid, 0, None)
     for message_id in exported.joined:
         tx.run("ident_write", message_id, exported.topic, mid, 1, None)

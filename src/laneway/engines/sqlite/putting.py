@@ -7,8 +7,9 @@ are written together (see `tables`).
 
 from __future__ import annotations
 
-from itertools import count, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,7 +23,7 @@ from laneway.engines.shared.copies import (
     is_copied,
     receipt_of_copies,
 )
-from laneway.engines.shared.naming import PARTITION, merge_key
+from laneway.engines.shared.naming import BUCKET, PARTITION, merge_key
 from laneway.engines.shared.refusals import (
     DROPPED,
     check_cost,
@@ -33,30 +34,27 @@ from laneway.engines.shared.refusals import (
 from laneway.engines.shared.states import (
     ASLEEP,
     DELAYED,
-    DUE,
-    EXPIRES,
     HOLD,
     IDLE,
     PARKED,
-    READY,
     YIELD,
 )
 from laneway.engines.sqlite import merging, messages, results
 from laneway.engines.sqlite.rows import Lane, Row, line_of, rank_of
 from laneway.engines.sqlite.views import oldest_of
 from laneway.headers import COST
-from laneway.message import Receipt
+from laneway.message import Draft, Receipt
 from laneway.policy import gate_names
 from laneway.topic_groups import GROUP, group_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
-    from laneway.message import Draft
     from laneway.policy import Resolved
 
 _SERIAL = {None: 0, "hold": HOLD, "yield": YIELD}
+_IS_COPIED = attrgetter("is_copied")
 _dumps = msgspec.json.Encoder().encode
 
 
@@ -74,260 +72,41 @@ def put(
     """
     if not drafts:
         return []
-    topics = [draft.topic for draft in drafts]
-    if _are_appended(tx, drafts, topics):
-        if not any(draft.key is not None for draft in drafts):
-            return _put_plain(tx, drafts, topics)
-        receipts = _Keyed(tx).put(drafts, topics)
-        if receipts is not None:
-            return receipts
-    tx.has_due_later = any(draft.delay_us or draft.at_us is not None for draft in drafts)
-    policies = tx.policies(topics)
-    plains = [
-        policy.accepts_plainly and _has_no_options(draft)
-        for draft, policy in zip(drafts, policies, strict=True)
-    ]
-    if not all(plains) and any(map(is_copied, drafts, policies)):
+    policies = tx.policies([draft.topic for draft in drafts])
+    if any(map(_IS_COPIED, policies)):
         return _put_copied(tx, drafts, policies, keeps_order=keeps_order, is_whole=is_whole)
-    for draft, policy, plain in zip(drafts, policies, plains, strict=True):
-        if not plain or len(draft.body) > policy.max_body:
-            _check(tx, draft, policy)
-    tx.load_names({draft.topic for draft, plain in zip(drafts, plains, strict=True) if plain})
-    intake = _Intake(tx, only_plain=False)
-    receipts = _put_special(intake, drafts, policies, plains, keeps_order=keeps_order)
+    intake = _Intake(tx)
+    entries = intake.read(drafts, policies)
+    receipts = _in_order(intake, entries) if keeps_order else list(map(intake.accept, entries))
     intake.end()
     return receipts
 
 
-def _check(tx: Transaction, draft: Draft, policy: Resolved) -> None:
-    """Raise BadMessage if the message cannot be published."""
-    check_draft(draft, policy, tx.now)
-    if draft.headers is not None and COST in draft.headers and not (draft.own or draft.signal):
-        names = [*gate_names(policy.gate)]
-        group = group_of(policy.group, policy.buckets_pattern or draft.topic)
-        if group is not None:
-            names.append(GROUP + group)
-        states = [(name, tx.gate(name)) for name in names]
-        check_cost(
-            draft, policy, [(name, state.whole) for name, state in states if state is not None]
-        )
+def _check_cost(tx: Transaction, draft: Draft, policy: Resolved) -> None:
+    """Raise BadMessage if the message costs more than its policy, a gate or its group allows."""
+    if draft.own or draft.signal:
+        return
+    names = [*gate_names(policy.gate)]
+    group = group_of(policy.group, policy.buckets_pattern or draft.topic)
+    if group is not None:
+        names.append(GROUP + group)
+    states = [(name, tx.gate(name)) for name in names]
+    check_cost(draft, policy, [(name, state.whole) for name, state in states if state is not None])
 
 
-def _are_appended(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) -> bool:
-    """Whether all messages are appended to their topics' lanes, or parked behind their keys."""
-    if tx.rules.has_backlog_limit:
-        return False
-    policies = tx.policies(list(set(topics)))
-    return (
-        all(policy.accepts_plainly for policy in policies)
-        and max(len(draft.body) for draft in drafts) <= min(each.max_body for each in policies)
-        and _have_no_options(drafts, may_have_keys=True)
-    )
-
-
-def _put_plain(tx: Transaction, drafts: Sequence[Draft], topics: Sequence[str]) -> list[Receipt]:
-    """
-    Append plain messages to their topics' lanes, as `_Intake.append` does one: the counters are
-    added up, and all rows are written together.
-    """
-    tx.load_names(set(topics))
-    first = tx.next_seq()
-    headers, priority = drafts[0].headers, drafts[0].priority
-    are_alike = all(each.headers is headers and each.priority == priority for each in drafts)
-    lanes: dict[str, _GrownLane] = {}
-    values: list[Any] = []
-    for mid, draft, topic in zip(count(first), drafts, topics, strict=False):
-        grown = lanes.get(topic)
-        if grown is None:
-            grown = lanes[topic] = _GrownLane(tx.ensure_lane(topic, topic))
-        body = draft.body
-        grown.count += 1
-        grown.bytes += len(body)
-        if are_alike:
-            values += (mid, grown.number, bytearray(body))
-        else:
-            text = _dumps(draft.headers).decode() if draft.headers else ""
-            rank = rank_of(draft.priority, at_front=False)
-            values += (mid, grown.number, rank, text, bytearray(body))
-    if are_alike:
-        shared_headers = _dumps(headers).decode() if headers else None
-        rank = rank_of(priority, at_front=False)
-        tx.insert_rows("message_insert_alike", (tx.now, rank, shared_headers), values, 3)
-    else:
-        tx.insert_rows("message_insert_together", (tx.now,), values, 5)
-    return _appended(tx, topics, first, lanes.values())
-
-
-def _appended(
-    tx: Transaction, topics: Sequence[str], first: int, lanes: Iterable[_GrownLane]
-) -> list[Receipt]:
-    """Messages, numbered from `first` on, were inserted: make them ready, and count them."""
-    shard, count = tx.shard, len(topics)
-    tx.run("ready_insert_new", first, first + count - 1)
-    size = 0
-    for grown in lanes:
-        size += grown.end(tx)
-    shard.seq += count - 1
-    shard.published += count
-    shard.bytes += size
-    shard.waiting += count
-    prefix = f"{shard.nonce}-"
-    return [Receipt(f"{prefix}{mid:x}", topic) for mid, topic in enumerate(topics, first)]
-
-
-class _GrownLane:
-    """A lane that messages are appended to: how many, how many parked ones, and how many bytes."""
-
-    __slots__ = ("bytes", "count", "lane", "number", "parked")
-
-    def __init__(self, lane: Lane) -> None:
-        self.lane, self.number = lane, lane.lane
-        self.count = self.bytes = self.parked = 0
-
-    def end(self, tx: Transaction) -> int:
-        """Count the messages in the lane, and place it. Returns their bytes."""
-        lane = self.lane
-        lane.published += self.count
-        lane.bytes += self.bytes
-        lane.ready += self.count - self.parked
-        if self.parked:
-            lane.parked += self.parked
-            tx.touch(lane)
-        else:
-            tx.touch_grown(lane)
-        if lane.place == IDLE:  # more ready messages do not change the place of others
-            tx.place(lane)
-            tx.has_arrivals = True
-        return self.bytes
-
-
-class _Keyed:
-    """
-    Appends messages with keys, which are plain otherwise, as `_Intake.accept` does one. Those whose
-    serial key is busy are parked.
-    """
-
-    def __init__(self, tx: Transaction) -> None:
-        self._tx = tx
-        self._heads: dict[tuple[int, str], int | None] = {}
-        """By lane and serial key: the rank of the key's head; None: it is held."""
-
-    def put(self, drafts: Sequence[Draft], topics: Sequence[str]) -> list[Receipt] | None:
-        """Put the messages; None, and nothing is changed: one of them overtakes its key's head."""
-        tx = self._tx
-        tx.load_names(set(topics))
-        lanes: dict[str, tuple[_GrownLane, int]] = {}
-        for topic in topics:
-            if topic not in lanes:
-                serial = _SERIAL[tx.policy(topic).serial]
-                lanes[topic] = _GrownLane(tx.ensure_lane(topic, topic)), serial
-        places = [
-            (grown.number, draft.key) if serial and draft.key is not None else None
-            for draft in drafts
-            for grown, serial in (lanes[draft.topic],)
-        ]
-        serials = [place for place in places if place is not None]
-        ranks = [rank_of(draft.priority, at_front=False) for draft in drafts]
-        if serials and not self._may_append(serials, places, ranks):
-            return None
-        first = tx.next_seq()
-        values: list[Any] = []
-        for mid, draft, place, rank in zip(count(first), drafts, places, ranks, strict=False):
-            grown, serial = lanes[draft.topic]
-            body = draft.body
-            grown.count += 1
-            grown.bytes += len(body)
-            state = READY
-            if place is not None and not self._leads(place, mid, rank):
-                state = PARKED
-                grown.parked += 1
-                tx.parked.put((*place, rank, tx.now, mid), mid)
-            values += (
-                mid,
-                grown.number,
-                state,
-                rank,
-                serial if place is not None else 0,
-                0 if draft.key is None else draft.key,
-                _dumps(draft.headers).decode() if draft.headers else "",
-                bytearray(body),
-            )
-        tx.insert_rows("message_insert_keyed", (tx.now,), values, 8)
-        return _appended(tx, topics, first, [grown for grown, _ in lanes.values()])
-
-    def _may_append(
-        self,
-        serials: Sequence[tuple[int, str]],
-        places: Sequence[tuple[int, str] | None],
-        ranks: Sequence[int],
-    ) -> bool:
-        """Read the heads of these serial keys. Returns whether no message overtakes one."""
-        tx, heads = self._tx, self._heads
-        tx.serial_keys.load(serials)
-        waiting: dict[int, tuple[int, str]] = {}
-        for place in serials:
-            head = tx.serial_keys.get(*place)
-            if head is not None:
-                heads[place] = None
-                if not head[1]:
-                    waiting[head[0]] = place
-        if waiting:
-            ranks_of_heads = tx.all("message_ranks", _dumps([*waiting]))
-            if len(ranks_of_heads) < len(waiting):
-                return False  # the store lost a head: the next message takes its place
-            heads.update((waiting[mid], rank) for mid, rank in ranks_of_heads)
-        least = dict(heads)
-        for key, rank in zip(places, ranks, strict=True):
-            before = least.setdefault(key, rank) if key is not None else None
-            if before is not None and rank < before:
-                return False
-        return True
-
-    def _leads(self, place: tuple[int, str], mid: int, rank: int) -> bool:
-        """Whether a message is its serial key's head now: the key was free."""
-        if place in self._heads:
-            return False
-        self._heads[place] = rank
-        self._tx.serial_keys.put(place, mid, 0)
-        return True
-
-
-def _put_special(
-    intake: _Intake,
-    drafts: Sequence[Draft],
-    policies: Sequence[Resolved],
-    plains: list[bool],
-    *,
-    keeps_order: bool,
-) -> list[Receipt]:
-    """Put messages of which some are not plain."""
-    specials = list(map(intake.special, drafts, policies))
-    intake.load(drafts, policies, specials)
-    may_append = not intake.tx.rules.has_backlog_limit
-    if keeps_order:
-        return _put_in_order(intake, drafts, policies, specials)
-    return [
-        intake.append(draft) if plain and may_append else intake.accept(draft, policy, special)
-        for draft, policy, special, plain in zip(drafts, policies, specials, plains, strict=True)
-    ]
-
-
-def _put_in_order(
-    intake: _Intake,
-    drafts: Sequence[Draft],
-    policies: Sequence[Resolved],
-    specials: Sequence[_Special],
-) -> list[Receipt]:
+def _in_order(intake: _Intake, entries: Sequence[_Entry]) -> list[Receipt]:
+    """Accept messages; after a refused one, refuse the later ones of its topic."""
     receipts: list[Receipt] = []
-    full_topics: dict[str, str | None] = {}
-    for draft, policy, special in zip(drafts, policies, specials, strict=True):
+    full: dict[str, str | None] = {}
+    for entry in entries:
+        draft = entry[0]
         topic = draft.topic
-        if topic in full_topics:
-            receipts.append(Receipt(draft.id or "", topic, "refused", None, full_topics[topic]))
+        if topic in full:
+            receipts.append(Receipt(draft.id or "", topic, "refused", None, full[topic]))
             continue
-        receipts.append(intake.accept(draft, policy, special))
+        receipts.append(intake.accept(entry))
         if receipts[-1].outcome == "refused":
-            full_topics[topic] = receipts[-1].reason
+            full[topic] = receipts[-1].reason
     return receipts
 
 
@@ -348,21 +127,17 @@ def _put_copied(
         for draft, its in zip(drafts, copies, strict=False)  # only the first ones
         for each in (draft, *its)
     ]
-    every_policy = tx.policies([draft.topic for draft in every])
-    plains = list(map(_is_stored_plainly, every, every_policy))
-    for draft, policy, plain in zip(every, every_policy, plains, strict=True):
-        if not plain or len(draft.body) > policy.max_body:
-            _check(tx, draft, policy)
-    intake = _Intake(tx, only_plain=False)
-    entries = iter(intake.entries(every, every_policy, plains))
+    intake = _Intake(tx)
+    entries = iter(intake.read(every, tx.policies([draft.topic for draft in every])))
     receipts: list[Receipt] = []
     full: dict[str, Receipt] = {}
     for its in copies:
         entry = next(entries)
-        topic = entry.draft.topic
+        draft = entry[0]
+        topic = draft.topic
         entries_of_copies = list(islice(entries, len(its)))
         if topic in full:
-            receipts.append(msgspec.structs.replace(full[topic], id=entry.draft.id or ""))
+            receipts.append(msgspec.structs.replace(full[topic], id=draft.id or ""))
             continue
         receipts.append(intake.accept_copied(entry, entries_of_copies))
         if keeps_order and receipts[-1].outcome == "refused":
@@ -380,94 +155,72 @@ def put_from_inbox(
     the numbers.
     """
     tx.load_names({row[2] for row in rows})
-    intake = _Intake(tx, only_plain=True)
+    intake = _Intake(tx)
     now, tx.now = tx.now, tx.shard.now
     numbers = []
     for mid, published, topic, rank, headers, body, _ in rows:
         tx.now = max(tx.now, published)
         tx.shard.seq = max(tx.shard.seq, mid - 1)
-        numbers.append(intake.append_row(topic, rank, headers, body))
+        draft = Draft(topic, body, priority=-(rank >> 1))
+        lane = intake.lane(topic, topic)
+        numbers.append(intake.insert(draft, tx.policy(topic), lane, None, headers))
     tx.now = max(tx.now, now)
     intake.end()
     return numbers
 
 
-def is_plain(draft: Draft, policy: Resolved) -> bool:
-    """Whether the message only has to be appended to its topic's lane, as most messages."""
-    return policy.accepts_plainly and _has_no_options(draft)
-
-
-def _is_stored_plainly(draft: Draft, policy: Resolved) -> bool:
-    """As `is_plain`, for a message that may have copies."""
-    return policy.stores_plainly and _has_no_options(draft)
-
-
-def _has_no_options(draft: Draft) -> bool:
-    return _have_no_options((draft,))
-
-
-def _have_no_options(drafts: Sequence[Draft], *, may_have_keys: bool = False) -> bool:
-    seen = None
-    for draft in drafts:
-        headers = draft.headers
-        if headers is not seen:  # the calls of a task have the same ones
-            if headers is not None and (SIGNALS_HEADER in headers or COST in headers):
-                return False
-            seen = headers
-        if (
-            draft.id is not None
-            or (draft.key is not None and not may_have_keys)
-            or draft.delay_us
-            or draft.at_us is not None
-            or draft.ttl_us is not None
-            or draft.signal is not None
-            or draft.sticky
-            or draft.at_front
-        ):
-            return False
-    return True
-
-
-class _Special(NamedTuple):
-    """What is known of a message before it is decided, for all of the call's messages together."""
-
-    name: str
-    """Its lane; "": the next of its topic's partitions in turn."""
-    rule: str
-    mkey: bytes | None
-    is_blocked: bool
-
-
-class _Entry(NamedTuple):
-    """A message or a copy, with what is known of it. `special`: None for a plain one."""
-
-    draft: Draft
-    policy: Resolved
-    special: _Special | None
+_Entry = tuple["Draft", "Resolved", str, str, "bytes | None"]
+"""
+A message or a copy, with what is known of it before it is decided: its policy; the name of its lane
+("": the next of its topic's partitions in turn) and whose policy that has; its merge key.
+"""
 
 
 class _Intake:
     """One call of put: reads what its messages need, then decides each of them."""
 
-    def __init__(self, tx: Transaction, *, only_plain: bool) -> None:
+    def __init__(self, tx: Transaction) -> None:
         self.tx = tx
-        self.only_plain = only_plain  # then nothing reads their rows before the end
-        self.messages: list[tuple[int, int, int, int, str, bytearray]] = (
-            [] if only_plain else tx.messages.plain
-        )
-        self.ready: list[tuple[int, int, int, int, int]] = [] if only_plain else tx.ready.appended
-        self.arrivals: dict[int, Lane] = {}
-        self._lanes: dict[str, Lane] = {}  # by topic, where plain messages were appended
-        self._headers: tuple[object, str] = (None, "")
+        self._is_limited = tx.rules.has_backlog_limit
+        self._lanes: dict[str, Lane] = {}
+        """By name: the lanes that messages came to."""
+        self._headers: tuple[object, str | None] = (None, None)
 
-    def special(self, draft: Draft, policy: Resolved) -> _Special:
-        """Determine the lane and the merge key of a message that is not plain."""
-        is_blocked = draft.headers is not None and SIGNALS_HEADER in draft.headers
-        mkey = (
-            merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
-        )
+    def read(self, drafts: Sequence[Draft], policies: Sequence[Resolved]) -> list[_Entry]:
+        """
+        Check the messages, and read the rows that decide them, all of one table in one statement.
+        """
+        tx = self.tx
+        now = tx.now
+        entries: list[_Entry] = []
+        decided: list[_Entry] = []
+        for draft, policy in zip(drafts, policies, strict=True):
+            check_draft(draft, policy, now)
+            if draft.headers is not None and COST in draft.headers:
+                _check_cost(tx, draft, policy)
+            if draft.delay_us or draft.at_us is not None:
+                tx.has_due_later = True
+            merges = policy.merge is not None
+            if merges or policy.partitions > 1 or policy.buckets is not None:
+                entry = self._entry(draft, policy)
+            else:
+                entry = draft, policy, draft.topic, draft.topic, None
+            entries.append(entry)
+            has_line = draft.key is not None and policy.serial is not None
+            if merges or has_line or draft.id is not None:
+                decided.append(entry)
+        tx.load_names({entry[2] for entry in entries if entry[2]})
+        if decided:
+            self._load(decided)
+        return entries
+
+    def _entry(self, draft: Draft, policy: Resolved) -> _Entry:
+        """Determine the lane and the merge key of a message."""
+        mkey = None
+        if policy.merge is not None and not (_is_blocked(draft) or draft.own):
+            mkey = merge_key(draft)
         if policy.partitions == 1 and policy.buckets is None:
-            return _Special(draft.topic, draft.topic, mkey, is_blocked)
+            return draft, policy, draft.topic, draft.topic, mkey
         spread_by = (
             draft.key.encode()
             if draft.key is not None
@@ -476,36 +229,32 @@ class _Intake:
             else None
         )
         if spread_by is None and (policy.buckets is None or policy.buckets_pattern is None):
-            return _Special("", "", mkey, is_blocked)
-        name, rule = self.tx.lane_of(policy, draft.topic, spread_by, 0)
-        return _Special(name, rule, mkey, is_blocked)
+            return draft, policy, "", "", mkey
+        return draft, policy, *self.tx.lane_of(policy, draft.topic, spread_by, 0), mkey
 
-    def load(
-        self, drafts: Sequence[Draft], policies: Sequence[Resolved], specials: Sequence[_Special]
-    ) -> None:
-        """Read the rows that decide these messages, all of one table in one statement."""
+    def _load(self, entries: Sequence[_Entry]) -> None:
+        """Read the rows of ids and keys."""
         tx = self.tx
-        tx.load_names({special.name for special in specials if special.name})
         ids: list[tuple[str, str]] = []
         merge_keys: list[tuple[int, bytes]] = []
         serial_keys: list[tuple[int, str]] = []
         edges: list[tuple[str, bytes]] = []
-        for draft, policy, special in zip(drafts, policies, specials, strict=True):
+        for draft, policy, name, _, mkey in entries:
             if draft.id is not None:
                 ids.append((draft.id, draft.topic))
-            lane = tx.find_lane(special.name) if special.name else None
-            if special.mkey is not None:
+            lane = tx.find_lane(name) if name else None
+            if mkey is not None:
                 if lane is not None:
-                    merge_keys.append((lane.lane, special.mkey))
+                    merge_keys.append((lane.lane, mkey))
                 if policy.window is not None and policy.edge == "leading":
-                    edges.append((draft.topic, special.mkey))
+                    edges.append((draft.topic, mkey))
             if draft.key is not None and policy.serial is not None and lane is not None:
                 line = line_of(draft.topic if lane.topic is None else None, draft.key)
                 serial_keys.append((lane.lane, line or ""))
         mids: list[int] = []
         if ids:
             tx.idents.load(ids)
-            if any(draft.signal is not None for draft in drafts):
+            if any(draft.signal is not None for draft, *_ in entries):
                 known = (tx.idents.get(*key) for key in ids)
                 mids += [ident[0] for ident in known if ident is not None and ident[0]]
         if edges:
@@ -521,92 +270,62 @@ class _Intake:
             tx.messages.load(mids)
 
     def end(self) -> None:
-        """Write plain messages, and place the lanes that messages came to."""
+        """Place the lanes that messages came to."""
         tx = self.tx
-        if self.only_plain:
-            tx.insert("message_insert_plain", self.messages)
-            tx.insert("ready_insert", self.ready)
-        for lane in self.arrivals.values():
+        for lane in self._lanes.values():
             # More ready messages do not change the place of a lane that had some. (A merge may have
             # taken its last one.)
             if lane.place == IDLE or not lane.ready:
                 tx.place(lane)
                 tx.has_arrivals = True
 
-    def append(self, draft: Draft) -> Receipt:
-        """Accept a plain message, see `is_plain`: like `accept`, in a third of the time."""
-        headers = self._headers_of(draft) if draft.headers else ""
-        rank = rank_of(draft.priority, at_front=False)
-        mid = self.append_row(draft.topic, rank, headers, draft.body)
-        return Receipt(f"{self.tx.shard.nonce}-{mid:x}", draft.topic)
+    def lane(self, name: str, rule: str) -> Lane:
+        """The lane of a message that is accepted."""
+        lane = self._lanes[name] = self.tx.ensure_lane(name, rule)
+        return lane
 
-    def _headers_of(self, draft: Draft) -> str:
+    def _headers_of(self, draft: Draft) -> str | None:
         """Its headers as JSON; the calls of a task have the same ones."""
-        if draft.headers is not self._headers[0]:
-            self._headers = draft.headers, _dumps(draft.headers).decode()
+        headers = draft.headers
+        if headers is not self._headers[0]:
+            self._headers = headers, _dumps(headers).decode() if headers else None
         return self._headers[1]
-
-    def append_row(self, topic: str, rank: int, headers: str, body: bytes) -> int:
-        """Append a plain message; `headers` as JSON. Returns its number."""
-        tx = self.tx
-        shard, now = tx.shard, tx.now
-        lane = self._lanes.get(topic)
-        if lane is None:
-            lane = self._lanes[topic] = tx.ensure_lane(topic, topic)
-            self.arrivals[lane.lane] = lane
-            tx.touch_grown(lane)
-        mid = tx.next_seq()
-        size = len(body)
-        lane.published += 1
-        lane.bytes += size
-        lane.ready += 1
-        shard.published += 1
-        shard.bytes += size
-        shard.waiting += 1
-        self.ready.append((lane.lane, rank, now, mid, mid))
-        self.messages.append((mid, lane.lane, rank, now, headers, bytearray(body)))
-        return mid
 
     def accept_copied(self, entry: _Entry, copies: Sequence[_Entry]) -> Receipt:
         """Accept a message with all its copies, or none of them: it is known, or one is refused."""
-        tx, draft = self.tx, entry.draft
-        if not is_copied(draft, entry.policy):
-            return self._accept_entry(entry)
-        is_stored = entry.policy.own_backlog
+        tx, draft, policy = self.tx, entry[0], entry[1]
+        if not is_copied(draft, policy):
+            return self.accept(entry)
+        is_stored = policy.own_backlog
         if is_stored and draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
             return Receipt(draft.id, draft.topic, "duplicate")
-        if expires := expiries(entry.policy):
+        if expires := expiries(policy):
             copies = [copy for copy in copies if not self._is_unused(copy, expires)]
         for copy in copies:
-            reason = self._why_full(*copy)
+            reason = self._why_full(copy)
             if reason is not None:
-                return Receipt(draft.id or "", copy.draft.topic, "refused", None, reason)
-        receipt = self._accept_entry(entry) if is_stored else None
+                return Receipt(draft.id or "", copy[0].topic, "refused", None, reason)
+        receipt = self.accept(entry) if is_stored else None
         if receipt is not None and receipt.outcome == "refused":
             return receipt
         if (
             receipt is None
             and copies
-            and (reason := make_room(tx, draft, entry.policy, "", _NAMESPACE)) is not None
+            and (reason := make_room(tx, draft, policy, "", _NAMESPACE)) is not None
         ):
             return Receipt(draft.id or "", draft.topic, "refused", None, reason)
-        receipts = [
-            self.append(copy.draft)
-            if copy.special is None
-            else self.accept(copy.draft, copy.policy, copy.special, is_copy=True)
-            for copy in copies
-        ]
+        receipts = [self.accept(copy, is_copy=True) for copy in copies]
         if receipt is not None:
             return receipt
         if not copies:
             tx.shard.published += 1
             tx.shard.removed += 1
-            tx.tallies.count_unrouted(tx, draft.topic, entry.policy.tier)
+            tx.tallies.count_unrouted(tx, draft.topic, policy.tier)
         return receipt_of_copies(draft, receipts)
 
     def _is_unused(self, copy: _Entry, expires: Mapping[str, int]) -> bool:
         """Whether the subscription of a copy has not been used for too long."""
-        tx, policy, topic = self.tx, copy.policy, copy.draft.topic
+        tx, policy, topic = self.tx, copy[1], copy[0].topic
         after_us = expires.get(subscriptions.split(topic)[1])
         if after_us is None or policy.paused:
             return False
@@ -623,58 +342,31 @@ class _Intake:
             <= tx.now - after_us
         )
 
-    def entries(
-        self, drafts: Sequence[Draft], policies: Sequence[Resolved], plains: Sequence[bool]
-    ) -> list[_Entry]:
-        """Read what messages and copies need. Plain ones need only their lanes."""
-        self.tx.load_names(
-            {draft.topic for draft, plain in zip(drafts, plains, strict=True) if plain}
-        )
-        entries = [
-            _Entry(draft, policy, None if plain else self.special(draft, policy))
-            for draft, policy, plain in zip(drafts, policies, plains, strict=True)
-        ]
-        others = [
-            (draft, policy, special) for draft, policy, special in entries if special is not None
-        ]
-        if others:
-            self.load(*zip(*others, strict=True))
-        return entries
-
-    def _accept_entry(self, entry: _Entry) -> Receipt:
-        draft, policy, special = entry
-        if special is None:
-            if not self.tx.rules.has_backlog_limit:
-                return self.append(draft)
-            special = self.special(draft, policy)
-        return self.accept(draft, policy, special)
-
-    def _why_full(self, draft: Draft, policy: Resolved, special: _Special | None) -> str | None:
+    def _why_full(self, copy: _Entry) -> str | None:
         """Why a copy refuses its message: there is no room for it, and none can be made."""
         tx = self.tx
-        if special is None or not policy.limits_backlog:
+        draft, policy, name, _, mkey = copy
+        if not policy.limits_backlog:
             return None
         if draft.id is not None and messages.is_known(tx, draft.topic, draft.id):
             return None
-        lane = tx.find_lane(special.name) if special.mkey is not None else None
-        if lane is not None and special.mkey is not None:
-            row = merging.waiting_message(tx, lane, special.mkey)
+        lane = tx.find_lane(name) if mkey is not None else None
+        if lane is not None and mkey is not None:
+            row = merging.waiting_message(tx, lane, mkey)
             if row is not None and (policy.merge != "all" or row.parts + 1 < policy.merge_limit):
                 return None
-        return make_room(tx, draft, policy, special.name, _TOPIC, may_drop=False)
+        return make_room(tx, draft, policy, name, _TOPIC, may_drop=False)
 
-    def accept(
-        self, draft: Draft, policy: Resolved, special: _Special, *, is_copy: bool = False
-    ) -> Receipt:
+    def accept(self, entry: _Entry, *, is_copy: bool = False) -> Receipt:
         """
         Decide one message: duplicate, merged, refused or accepted, checked in this order.
         `is_copy`: it is not refused; see `accept_copied`.
         """
         tx = self.tx
+        draft, policy, name, rule, mkey = entry
         topic = draft.topic
         if draft.signal is not None:
             return self._signal(draft)
-        name, rule, mkey, is_blocked = special
         if not name:
             name, rule = tx.lane_of(policy, topic, None, tx.shard.seq + 1)
         if draft.id is not None and messages.is_known(tx, topic, draft.id):
@@ -683,24 +375,19 @@ class _Intake:
             joined = self._join(draft, policy, name, mkey)
             if joined is not None:
                 return joined
-        is_limited = (
-            policy.max_backlog is not None
-            or policy.max_backlog_bytes is not None
-            or tx.rules.has_backlog_limit
-        )
-        if is_limited and not draft.own:
+        if (policy.limits_backlog or self._is_limited) and not draft.own:
             reason = make_room(tx, draft, policy, name, _TOPIC if is_copy else _EVERY)
             if reason is not None and not is_copy:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
-        lane = tx.ensure_lane(name, rule)
-        self.arrivals[lane.lane] = lane
-        mid = self._insert(draft, policy, lane, mkey, is_blocked=is_blocked)
+        lane = self._lanes.get(name) or self.lane(name, rule)
+        headers = None if draft.headers is None else self._headers_of(draft)
+        mid = self.insert(draft, policy, lane, mkey, headers)
         return Receipt(draft.id or f"{tx.shard.nonce}-{mid:x}", topic)
 
     def _signal(self, draft: Draft) -> Receipt:
         receipt, lane = results.signal(self.tx, draft)
         if lane is not None:
-            self.arrivals[lane.lane] = lane
+            self._lanes[lane.name] = lane
         return receipt
 
     def _join(self, draft: Draft, policy: Resolved, name: str, mkey: bytes) -> Receipt | None:
@@ -713,111 +400,61 @@ class _Intake:
         )
         if lane is None or row is None or not merging.join(tx, lane, row, draft, policy):
             return None
-        self.arrivals[lane.lane] = lane
+        self._lanes[lane.name] = lane
         survivor = tx.id_of(row)
         return Receipt(draft.id or survivor, draft.topic, "merged", survivor)
 
-    def _insert(
-        self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None, *, is_blocked: bool
+    def insert(
+        self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None, headers: str | None
     ) -> int:
+        """Store a message in its lane; `headers` as JSON. Returns its number."""
         tx = self.tx
-        now = tx.now
-        mid = tx.next_seq()
-        since = now
+        since = now = tx.now
+        is_blocked = headers is not None and _is_blocked(draft)
         if is_blocked:
             since = UNTIL_SIGNALLED_US
         elif draft.delay_us > 0 or draft.at_us is not None:
-            since = explicit_due(draft, tx.now) or now
+            since = explicit_due(draft, now) or now
         elif mkey is not None and policy.window is not None:
             since = merging.window_due(tx, draft.topic, mkey, policy) or now
-        ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-        expires = now + ttl if ttl is not None and not (is_blocked or draft.own) else None
-        rank = rank_of(draft.priority, at_front=draft.at_front)
-        serial = _SERIAL[policy.serial] if draft.key is not None else 0
-        row_topic = draft.topic if lane.topic is None else None
-        headers = _dumps(draft.headers).decode() if draft.headers else None
-        odd = int(since > now or draft.at_front)
-        if draft.headers and COST in draft.headers:
-            messages.expect_costs(tx, lane)
-        tx.shard.published += 1
-        lane.published += 1
+        expires = None
+        if (policy.ttl is not None or draft.ttl_us is not None) and not (is_blocked or draft.own):
+            expires = policy.expires_us(draft.ttl_us, now)
+        mid = tx.next_seq()
+        row = Row(
+            mid,
+            lane.lane,
+            rank_of(draft.priority, at_front=draft.at_front),
+            mid,
+            since,
+            now,
+            expires,
+            draft.key,
+            draft.id,
+            headers,
+            draft.body,
+            _SERIAL[policy.serial] if draft.key is not None else 0,
+        )
+        if since > now or draft.at_front:
+            row.odd = 1
+        if lane.name[0] == BUCKET:
+            row.topic = draft.topic
+        if mkey is not None:
+            row.mkey = mkey
+        if draft.sticky:
+            row.sticky = 1
         if draft.id is not None:
             tx.idents.put((draft.id, draft.topic), mid, 0, None)
-        if serial or mkey is not None:
-            row = Row(
-                mid,
-                lane.lane,
-                READY,
-                rank,
-                mid,
-                since,
-                now,
-                expires,
-                serial,
-                odd,
-                draft.key,
-                draft.id,
-                row_topic,
-                mkey,
-                headers,
-                0,
-                0,
-                0,
-                0,
-                0,
-                int(draft.sticky),
-                draft.body,
-            )
-            messages.begin_waiting(tx, lane, row)
-            tx.messages.add(row)
-            return mid
-        size = len(draft.body)
-        lane.bytes += size
-        tx.shard.bytes += size
-        tx.shard.waiting += 1
-        state = READY
-        if since > now:
-            state = DELAYED
-            lane.delayed += 1
-            tx.touch(lane)
-            tx.events.put((since, DUE, mid), 0)
-        else:
-            lane.ready += 1
-            tx.touch_grown(lane)
-            self.ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
-        if expires is not None:
-            tx.events.put((expires, EXPIRES, mid), 0)
-        if (
-            not (odd or draft.sticky)
-            and expires is None
-            and draft.key is None
-            and draft.id is None
-            and row_topic is None
-        ):
-            self.messages.append((mid, lane.lane, rank, now, headers or "", bytearray(draft.body)))
-        else:
-            tx.messages.appended.append(
-                (
-                    mid,
-                    lane.lane,
-                    state,
-                    rank,
-                    mid,
-                    since,
-                    now,
-                    expires or 0,
-                    0,
-                    odd,
-                    0 if draft.key is None else draft.key,
-                    0 if draft.id is None else draft.id,
-                    0 if row_topic is None else row_topic,
-                    0,
-                    0 if headers is None else headers,
-                    int(draft.sticky),
-                    bytearray(draft.body),
-                )
-            )
+        tx.shard.published += 1
+        lane.published += 1
+        tx.messages.add(row)
+        messages.begin_waiting(tx, lane, row)
         return mid
+
+
+def _is_blocked(draft: Draft) -> bool:
+    """Whether the message waits for signals."""
+    return draft.headers is not None and SIGNALS_HEADER in draft.headers
 
 
 # Backlog limits

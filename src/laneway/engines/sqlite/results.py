@@ -13,7 +13,11 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import parse_generated_id
-from laneway.engines.shared.refusals import explicit_due, nobody_follows, result_ttls_us
+from laneway.engines.shared.refusals import (
+    explicit_due,
+    nobody_follows,
+    result_ttls_us,
+)
 from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sqlite import leases, messages
 from laneway.engines.sqlite.message_ends import OUTCOME, PROGRESS
@@ -130,10 +134,8 @@ def _unblock(tx: Transaction, lane: Lane, row: Row, draft: Draft) -> None:
     messages.end_waiting(tx, lane, row)
     tx.run("came_delete", row.mid)
     row.since = explicit_due(draft, tx.now) or tx.now
-    ttl = tx.policy(draft.topic).ttl
-    if draft.ttl_us is not None:
-        row.expires = row.published + draft.ttl_us
-    else:
-        row.expires = tx.now + ttl if ttl is not None else None
+    # A ttl of its own counts from the publish, the policy's from now.
+    ttl_begins = tx.now if draft.ttl_us is None else row.published
+    row.expires = tx.policy(draft.topic).expires_us(draft.ttl_us, ttl_begins)
     messages.begin_waiting(tx, lane, row)
     tx.messages.save(row)

@@ -15,7 +15,7 @@ import msgspec
 from laneway.engines.shared import adaptive, fairness, gates
 from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.naming import BUCKET, PARTITION
-from laneway.engines.shared.states import AT_GATE, IDLE
+from laneway.engines.shared.states import AT_GATE, IDLE, READY
 from laneway.policy import Gate, Resolved
 from laneway.topic_groups import GROUP, TOPIC
 
@@ -263,30 +263,33 @@ MEAN_OVER = 8
 
 
 class Row(msgspec.Struct, gc=False):
-    """A row of `message`; the states are drawn in `shared.states`."""
+    """
+    A row of `message`; the states are drawn in `shared.states`. Few messages have one of the fields
+    from `state` on.
+    """
 
     mid: int
     lane: int
-    state: int
     rank: int
     seq: int
     since: int
     published: int
     expires: int | None
-    serial: int
-    odd: int
     key: str | None
     id: str | None
-    topic: str | None
-    mkey: bytes | None
     headers: str | None
-    attempts: int
-    deliveries: int
-    suspect: int
-    joined: int
-    parts: int
-    sticky: int
     body: bytes
+    serial: int = 0
+    state: int = READY
+    odd: int = 0
+    topic: str | None = None
+    mkey: bytes | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: int = 0
+    joined: int = 0
+    parts: int = 0
+    sticky: int = 0
 
     @property
     def pos(self) -> int:
@@ -586,9 +589,9 @@ _LANE = _names(Lane)
 LANE_COLUMNS = _LANE[: _LANE.index("retried")]
 MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_index")]
 _NOTHING_MORE = (0,) * MORE.index("flow")  # `flow` and what follows are seldom stored
-TIER_QUEUE_COLUMNS = _names(TierQueue)
 GROUP_COLUMNS = _names(GroupQueue)[:-2]
 ROW_COLUMNS = Row.__struct_fields__
+HEAD_COLUMNS = ROW_COLUMNS[: ROW_COLUMNS.index("state")]
 
 
 class Held(msgspec.Struct, gc=False):

@@ -18,7 +18,8 @@ from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.gates import UNLIMITED
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
-from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
+from laneway.engines.shared.size_classes import AGE_SHIFT
+from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sqlite import gate_order, key_limits, messages
 from laneway.engines.sqlite.gate_lines import FEW, GateLine, GateLines
 from laneway.engines.sqlite.rows import (
@@ -27,7 +28,6 @@ from laneway.engines.sqlite.rows import (
     Lane,
     Row,
     TierQueue,
-    line_of,
 )
 from laneway.engines.sqlite.tallies import noise_of
 from laneway.engines.sqlite.transaction import rebased
@@ -88,9 +88,6 @@ FEW_HEADS = 4
 Up to this number of messages of a lane are read with those of other lanes, the first of all lanes
 in one statement, then the second: a statement for each lane would cost more.
 """
-
-_SINCE, _EXPIRES, _RARE = 3, 5, 10
-"""Columns of `{head}`, see `statements`: what lease reads of a message."""
 
 _dumps = msgspec.json.Encoder().encode
 _loads = msgspec.json.Decoder(list[int]).decode
@@ -1123,204 +1120,85 @@ class _Deliveries:
         self.record_start = record_start
         self._delivered: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
-        self._plain_leases: list[tuple[int, int, int, int, int]] = []
-        self._slot_leases: list[tuple[int, int, int, int, int, str]] = []
         self._deadlines: dict[int, list[int]] = {}
         self._by_time = plan.by_time
         self._noise = 0
         self._waited: defaultdict[int, list[int]] = defaultdict(list)
         self._waited_noisy: defaultdict[int, list[int]] = defaultdict(list)
         """By tier queue: since when the messages have waited, in noisy lanes and in the others."""
-        self._with_rows: set[int] = set()
-        """Lanes of which `_read` answers rows, because some of their messages are not plain."""
 
     def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
         if not visits:
             return []
         self._noise = noise_of(self.tx)
-        heads = self._read(visits)
+        rows = self._read(visits)
         tx = self.tx
         tx.last_fence()  # from now on it is `shard.fence`
         for lane, take in visits:
             policy = tx.policy_of(lane)
-            waiting = heads[lane.lane]
+            waiting = rows[lane.lane]
             taken = waiting[:take]
             del waiting[:take]
             for _ in range(take - len(taken)):
                 self._correct_count(lane, policy)
             number = lane.tier_queue if lane.tier_queue > 0 else tx.tier_queue_of(lane).number
-            limited, gate = tx.limits_of(lane, policy)
             is_noisy = lane.big is not None and lane.big > self._noise
             waited = (self._waited_noisy if is_noisy else self._waited)[number]
-            if lane.lane in self._with_rows:
-                self._lease_rows(lane, taken, policy, waited)
-            elif gate is not None or number in self._by_time or policy.delivery == "at_most_once":
-                self._lease_rows(lane, list(map(_plain_row, taken)), policy, waited)
-            elif taken:
-                self._lease_plain(lane, taken, policy, limited=limited)
-                waited += [head[_SINCE] for head in taken]
+            if taken:
+                self._lease(lane, taken, policy, waited)
         self._write()
         return self._delivered
 
-    def _read(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
-        """By lane: the messages to deliver, which are deleted from `ready`: `{head}`, or rows."""
+    def _read(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Row]]:
+        """By lane: the messages to deliver, which are deleted from `ready`."""
         tx = self.tx
-        plain: dict[int, int] = {}
-        featured: dict[int, int] = {}
+        named = self._picked | {
+            number: [each.mid for each in several] for number, several in self._keyed.items()
+        }
+        wanted: dict[int, int] = {}
         for lane, take in visits:
-            policy, number = tx.policy_of(lane), lane.lane
-            if number in self._keyed:
-                continue  # the visit has read them
-            is_plain = (
-                policy.serial is None
-                and policy.merge is None
-                and policy.buckets is None
-                and number not in self._picked
-            )
-            wanted = plain if is_plain else featured
-            wanted[number] = wanted.get(number, 0) + take
-        heads = self._read_heads(plain) if plain else {}
-        for number, keyed in self._keyed.items():
-            several = [each.head for each in keyed]
-            if _are_plain(several, tx.now):
-                heads[number] = several
-            else:
-                featured[number] = len(several)
-        if featured:
-            heads.update(self._read_rows(featured))
-        if self._with_rows:
-            rows = [row for number in self._with_rows for row in heads[number]]
-            tx.merge_keys.load((row.lane, row.mkey) for row in rows if row.mkey is not None)
-            tx.parts.load(row.mid for row in rows if row.parts)
-        self._delete_ready(heads)
-        return heads
+            if lane.lane not in named:
+                wanted[lane.lane] = wanted.get(lane.lane, 0) + take
+        rows = self._read_heads(wanted)
+        if named:
+            tx.messages.load(mid for mids in named.values() for mid in mids)
+            get = tx.messages.get
+            for number, mids in named.items():
+                rows[number] = [row for mid in mids if (row := get(mid)) is not None]
+        every = [row for several in rows.values() for row in several]
+        if mkeys := [(row.lane, row.mkey) for row in every if row.mkey is not None]:
+            tx.merge_keys.load(mkeys)
+        if parts := [row.mid for row in every if row.parts]:
+            tx.parts.load(parts)
+        self._delete_ready(rows)
+        return rows
 
-    def _read_heads(self, wanted: dict[int, int]) -> dict[int, list[Any]]:
-        """
-        Read lanes of plain messages; as rows, where a message has more than `{head}`, or its ttl is
-        over.
-        """
-        tx, now = self.tx, self.tx.now
-        heads: dict[int, list[Any]] = {number: [] for number in wanted}
+    def _read_heads(self, wanted: dict[int, int]) -> dict[int, list[Row]]:
+        """Read the first messages of these lanes, of each so many."""
+        tx = self.tx
+        rows: dict[int, list[Row]] = {number: [] for number in wanted}
         few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
         for offset in range(max(few.values(), default=0)):
             numbers = [number for number, take in few.items() if take > offset]
-            for head in tx.all("heads", _dumps(numbers), offset):
-                heads[head[1]].append(head)
+            for row in tx.messages.adopt(tx.all("heads", _dumps(numbers), offset)):
+                rows[row.lane].append(row)
         for number, take in wanted.items():
             if take > FEW_HEADS:
-                heads[number] = tx.all("head_of", number, take)
-        rare = [
-            head
-            for several in heads.values()
-            for head in several
-            if head[_RARE] or ((expires := head[_EXPIRES]) is not None and expires <= now)
-        ]
-        if rare:
-            self._with_rows.update(head[1] for head in rare)
-            tx.messages.load(head[0] for head in rare if head[_RARE])
-            for number in self._with_rows:
-                heads[number] = [
-                    (tx.messages.get(head[0]) if head[_RARE] else None) or _plain_row(head)
-                    for head in heads[number]
-                ]
-        return heads
+                rows[number] = tx.messages.adopt(tx.all("head_of", number, take))
+        return rows
 
-    def _read_rows(self, wanted: dict[int, int]) -> dict[int, list[Row]]:
-        """Read as rows: lanes whose policy gives messages more than `{head}`, and picked ones."""
-        tx = self.tx
-        mids: dict[int, list[int]] = {number: [] for number in wanted}
-        singles: list[int] = []
-        for number, take in wanted.items():
-            if number in self._picked:
-                mids[number] = self._picked[number]
-            elif number in self._keyed:
-                mids[number] = [each.mid for each in self._keyed[number]]
-            elif take == 1:
-                singles.append(number)
-            else:
-                mids[number] = [mid for (mid,) in tx.all("ready_of", number, take)]
-        if singles:
-            for number, mid in tx.all("ready_firsts", _dumps(singles)):
-                mids[number] += [mid] if mid is not None else []
-        self._with_rows.update(wanted)
-        tx.messages.load(mid for several in mids.values() for mid in several)
-        get = tx.messages.get
-        return {
-            number: [row for mid in several if (row := get(mid)) is not None]
-            for number, several in mids.items()
-        }
-
-    def _delete_ready(self, heads: dict[int, list[Any]]) -> None:
+    def _delete_ready(self, rows: dict[int, list[Row]]) -> None:
         """Delete the messages from `ready`: of each lane all up to the last one."""
         tx = self.tx
         last = []
-        for number, several in heads.items():
+        for number, several in rows.items():
             if number in self._picked:
                 for row in several:
                     tx.ready.delete(number, row.rank, row.pos, row.seq)
             elif several:
-                head = several[-1]
-                if number in self._with_rows:
-                    last.append((number, head.rank, head.pos, head.seq))
-                else:
-                    mid, _, rank, since, *_ = head
-                    last.append((number, rank, since, mid))
+                row = several[-1]
+                last.append((number, row.rank, row.pos, row.seq))
         tx.run_many("ready_delete_head", last)
-
-    def _lease_plain(
-        self, lane: Lane, taken: list[Any], policy: Resolved, *, limited: bool
-    ) -> None:
-        """Lease messages that need nothing besides, as most do: all of the lane at once."""
-        tx, shard = self.tx, self.tx.shard
-        number, topic = lane.lane, lane.topic or ""
-        now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
-        cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._plain_leases
-        has_slots, with_slots = policy.key_limited, self._slot_leases
-        fence, size = shard.fence, 0
-        for mid, _, rank, _, published, expires, key, own_id, headers, body, _ in taken:
-            fence += 1
-            size += len(body)
-            if expires is not None:
-                tx.events.delete(expires, EXPIRES, mid)
-            if has_slots and key is not None:
-                with_slots.append((fence, mid, number, deadline, now, key))
-                ended = Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0, None, key)
-                cached[fence] = (mid, number, ended)
-            else:
-                rows.append((fence, mid, number, deadline, now))
-                cached[fence] = (
-                    mid,
-                    number,
-                    None if own_id is None else Ended(mid, own_id, None, key, 0, 0, 0, 0, 0, 0),
-                )
-            delivered.append(
-                Lease(
-                    mid,
-                    fence,
-                    own_id if own_id is not None else f"{nonce}-{mid:x}",
-                    topic,
-                    body,
-                    deadline,
-                    1,
-                    1,
-                    key,
-                    -(rank >> 1),
-                    _headers(headers) if headers else None,
-                    published,
-                    False,
-                    None,
-                    limited,
-                )
-            )
-        self._add_deadline(deadline, shard.fence + 1, fence)
-        shard.fence = fence
-        shard.leased += len(taken)
-        shard.waiting -= len(taken)
-        shard.bytes -= size
-        lane.bytes -= size
-        if lane.ready:
-            lane.old = taken[-1][_SINCE] >> 23
 
     def _deadline(self, policy: Resolved) -> int:
         return self.tx.now + min(policy.lease, self._max_lease_us)
@@ -1348,7 +1226,13 @@ class _Deliveries:
         slot = key_limits.key_of(policy, row)
         if slot is not None:
             key_limits.free(tx, lane, slot)
-        self._end_waiting(lane, row)
+        # Its row in `ready` is deleted with those of the others.
+        size = messages.size_of(tx, row)
+        lane.bytes -= size
+        tx.shard.bytes -= size
+        tx.shard.waiting -= 1
+        tx.events.delete(row.expires, EXPIRES, row.mid)
+        messages.free_merge_key(tx, lane, row)
         key_limits.leave(tx, lane, row)
         messages.expire(tx, lane, row)
         if row.serial:
@@ -1359,46 +1243,38 @@ class _Deliveries:
             state.leased -= 1
             self.tx.touch_gate(state)
 
-    def _end_waiting(self, lane: Lane, row: Row) -> None:
-        """The message no longer waits; its row in `ready` is deleted with those of the others."""
-        tx = self.tx
-        size = len(row.body) if not row.parts else messages.size_of(tx, row)
-        lane.bytes -= size
-        tx.shard.bytes -= size
-        tx.shard.waiting -= 1
-        if row.expires is not None:
-            tx.events.delete(row.expires, EXPIRES, row.mid)
-        messages.free_merge_key(tx, lane, row)
-
-    def _lease_rows(
-        self, lane: Lane, taken: list[Row], policy: Resolved, waited: list[int]
-    ) -> None:
+    def _lease(self, lane: Lane, taken: list[Row], policy: Resolved, waited: list[int]) -> None:
         """
-        Lease messages that may need more than plain ones: all of the lane at once. Appends to
-        `waited` since when they have waited.
+        Lease messages of a lane. Appends to `waited` since when they have waited.
         """
         tx, shard = self.tx, self.tx.shard
-        number, topic, limited = lane.lane, lane.topic or "", tx.is_limited(lane, policy)
+        number, topic = lane.lane, lane.topic or ""
+        limited, gate = tx.limits_of(lane, policy)
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
-        cached, delivered, rows = tx.lane_cache.leases, self._delivered, self._leases
-        gate, at_most_once = tx.gate_of(lane, policy), policy.delivery == "at_most_once"
+        cached, delivered, leases = tx.lane_cache.leases, self._delivered, self._leases
+        at_most_once, merges_all = policy.delivery == "at_most_once", policy.merge == "all"
         charge = 0
         if self._by_time and (tier_queue := tx.tier_queue_of(lane)).number in self._by_time:
             charge = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
         fence = first = shard.fence
+        size = 0
         for row in taken:
-            if row.expires is not None and row.expires <= now:
-                self._expire(lane, row)
-                continue
-            self._end_waiting(lane, row)
+            if row.expires is not None:
+                if row.expires <= now:
+                    self._expire(lane, row)
+                    continue
+                tx.events.delete(row.expires, EXPIRES, row.mid)
+            if row.mkey is not None:
+                messages.free_merge_key(tx, lane, row)
+            size += len(row.body) if not row.parts else messages.size_of(tx, row)
             fence += 1
             waited.append(row.since)
             mid, own_id, key = row.mid, row.id, row.key
-            line = line_of(row.topic, key) if row.serial else None
+            line = row.line if row.serial else None
             if line is not None:
                 tx.serial_keys.put((number, line), mid, 1)
             bodies = None
-            if row.parts or (row.mkey and policy.merge == "all"):
+            if row.parts or (merges_all and row.mkey):
                 bodies = [row.body, *(tx.parts.bodies(mid) if row.parts else ())]
             delivered.append(
                 Lease(
@@ -1414,53 +1290,31 @@ class _Deliveries:
                     -(row.rank >> 1),
                     _headers(row.headers) if row.headers else None,
                     row.published,
-                    bool(row.suspect),
+                    row.suspect > 0,
                     bodies,
                     limited,
                 )
             )
-            slot = key_limits.key_of(policy, row)
-            started = int(bool(row.suspect) and self.record_start)
+            slot = key_limits.key_of(policy, row) if policy.key_limited else None
+            started = int(row.suspect and self.record_start)
             empty = None
             if at_most_once:
                 empty = line or ""
                 self._finish(lane, row)
             elif not charge:
-                cached[fence] = (
-                    mid,
-                    number,
-                    Ended(
-                        mid,
-                        own_id,
-                        row.topic,
-                        key,
-                        row.serial,
-                        row.joined,
-                        row.parts,
-                        row.sticky,
-                        row.since,
-                        row.deliveries,
-                        gate,
-                        slot,
-                        now,
-                    ),
-                )
-            if gate is None and empty is None and not (charge or started):
-                if slot is None:
-                    self._plain_leases.append((fence, mid, number, deadline, now))
-                else:
-                    self._slot_leases.append((fence, mid, number, deadline, now, slot))
-            else:
-                rows.append((
-                    fence, mid, number, deadline, now, charge, started, gate or 0,
-                    0 if empty is None else empty, 0 if slot is None else slot,
-                ))  # fmt: skip
-            if lane.ready:
-                lane.old = row.since >> 23
+                cached[fence] = mid, number, _ended(row, gate, slot, now)
+            leases.append(
+                (fence, mid, number, deadline, now, charge, started, gate, empty, 0, slot)
+            )
         if fence > first:
+            if lane.ready:
+                lane.old = waited[-1] >> AGE_SHIFT
             self._add_deadline(deadline, first + 1, fence)
             shard.fence = fence
             shard.leased += fence - first
+            shard.waiting -= fence - first
+            shard.bytes -= size
+            lane.bytes -= size
 
     def _finish(self, lane: Lane, row: Row) -> None:
         """At most once: the message is finished at its delivery; only its lease is left."""
@@ -1472,9 +1326,8 @@ class _Deliveries:
 
     def _write(self) -> None:
         tx = self.tx
-        tx.insert("lease_insert_plain", self._plain_leases)
-        tx.insert("lease_insert_slot", self._slot_leases)
-        tx.insert("lease_insert", self._leases)
+        if self._leases:
+            tx.add_rows("lease", self._leases)
         tx.insert(
             "event_insert",
             [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],
@@ -1486,43 +1339,28 @@ class _Deliveries:
                     tx.tallies.count_waits(tx, tier, is_noisy=is_noisy, since=since)
 
 
-def _are_plain(heads: list[Any], now: int) -> bool:
-    """
-    Whether `{head}` was read of all these messages, and has everything of them; and none is
-    expired.
-    """
-    return all(
-        head is not None
-        and not head[_RARE]
-        and ((expires := head[_EXPIRES]) is None or expires > now)
-        for head in heads
-    )
-
-
-def _plain_row(head: Any) -> Row:
-    """The whole row of a message of which `{head}` has everything."""
-    mid, lane, rank, since, published, expires, key, message_id, headers, body, _ = head
-    return Row(
-        mid,
-        lane,
-        READY,
-        rank,
-        mid,
-        since,
-        published,
-        expires,
-        0,
-        0,
-        key,
-        message_id,
-        None,
-        None,
-        headers,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        body,
+def _ended(row: Row, gate: str | None, slot: str | None, granted: int) -> Ended | None:
+    """What settle needs to know of a message that is leased; None: nothing."""
+    if (
+        gate is None
+        and slot is None
+        and row.id is None
+        and row.topic is None
+        and not (row.serial or row.sticky or row.joined or row.parts or row.deliveries)
+    ):
+        return None
+    return Ended(
+        row.mid,
+        row.id,
+        row.topic,
+        row.key,
+        row.serial,
+        row.joined,
+        row.parts,
+        row.sticky,
+        row.since,
+        row.deliveries,
+        gate,
+        slot,
+        granted,
     )

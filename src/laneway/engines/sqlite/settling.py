@@ -120,12 +120,12 @@ def _held(row: Any) -> tuple[Held, Ended | None]:
 def _held_in_cache(fence: int, cached: CachedLease) -> tuple[Held, Ended]:
     """As `_held`; its deadline is unknown, which only leases with a charge need."""
     mid, lane, message = cached
-    message = message or _plain(mid)
+    message = message or _bare(mid)
     held = Held(fence, mid, lane, 0, message.granted, 0, 0, message.gate, None, 0, message.slot)
     return held, message
 
 
-def _plain(mid: int) -> Ended:
+def _bare(mid: int) -> Ended:
     return Ended(mid, None, None, None, 0, 0, 0, 0, 0, 0)
 
 
@@ -204,7 +204,7 @@ def _quick_acks(
         if message is not None:
             featured.append((lane, message))
         elif dedupes:
-            featured.append((lane, _plain(mid)))
+            featured.append((lane, _bare(mid)))
     if mids:
         _delete_messages(tx, mids)
         tx.shard.leased -= len(mids)
@@ -336,7 +336,7 @@ def _dying(
         lane = lanes[number]
         if lane.flow is not None or tx.policy_of(lane).adapts:
             return None
-        dying.append((lane, _plain(mid) if message is None else message))
+        dying.append((lane, _bare(mid) if message is None else message))
     return dying
 
 

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from laneway.engines.sqlite.rows import GROUP_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
+from laneway.engines.sqlite.rows import GROUP_COLUMNS, HEAD_COLUMNS, LANE_COLUMNS, ROW_COLUMNS, Held
 
 if TYPE_CHECKING:
     import sqlite3
@@ -48,18 +48,11 @@ def _load() -> dict[str, str]:
 _LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
 _GROUP = ", ".join(f"g.{name}" for name in GROUP_COLUMNS)
 _MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
-_RARELY_SET = ("serial", "attempts", "deliveries", "suspect", "joined", "parts", "sticky")
 _HEAD = (
-    "m.mid, m.lane, m.rank, m.since, m.published, m.expires, m.key, m.id, m.headers, m.body,"
-    " m.topic IS NOT NULL OR m.mkey IS NOT NULL OR"
-    f" {' + '.join(f'm.{name}' for name in _RARELY_SET)}"
-    " + (m.odd AND (m.seq <> m.mid OR NOT m.rank & 1))"
+    ", ".join(f"m.{name}" for name in HEAD_COLUMNS) + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
+    " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky"
 )
-"""
-What lease reads of a message: what most have, and whether it has more, or another position in its
-lane than its since and its number.
-"""
-
+"""What ready messages have, and whether they have more: half of the columns cost half as much."""
 GRANT = "grant:"
 """The name of the setting with a file's part of a gate is this and the gate's name."""
 
@@ -111,38 +104,38 @@ for _number in range(1 << len(CLASSES)):
             f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE"
             " lane = ?"
         )
-_INSERTED = (
-    "mid",
-    "lane",
-    "state",
-    "rank",
-    "seq",
-    "since",
-    "published",
-    "expires",
-    "serial",
-    "odd",
-    "key",
-    "id",
-    "topic",
-    "mkey",
-    "headers",
-    "sticky",
-    "body",
-)
-_NULLABLE_OF_MESSAGES = {"expires", "key", "id", "topic", "mkey", "headers"}
+_INSERTED = {"message": ROW_COLUMNS, "lease": Held.__struct_fields__}
+"""The tables whose rows `add_rows` inserts, with all of their columns."""
+
+_ALWAYS_BOUND = {"mid", "fence"}
+"""Columns whose values hardly ever are the same in several rows."""
+
+_NULLABLE_OF_ROWS = {"expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot"}
+_ZERO_BY_DEFAULT = {"attempts", "deliveries", "suspect", "joined", "parts", "sticky", "gone"}
 
 
-def _insert_messages(columns: Sequence[str]) -> str:
-    bound = ("nullif(?, 0)" if name in _NULLABLE_OF_MESSAGES else "?" for name in columns)
-    return (
-        f"INSERT INTO message ({', '.join(columns)}) VALUES ({', '.join(bound)})"
-        " ON CONFLICT (mid) DO NOTHING"
+@cache
+def _insert_statement(table: str, form: str) -> str:
+    """
+    The name of a statement that inserts rows of a table. `form`: what becomes of each column, "-":
+    its default, "=": its value is the same in all rows, "?": it is bound for each row.
+    """
+    name = f"{table}_insert {form}"
+    columns = list(zip(_INSERTED[table], form, strict=True))
+    bound = [(column, how) for column, how in columns if how != "-"]
+    in_order = [n for how in "=?" for n, (_, each) in enumerate(bound) if each == how]
+    numbers = {n: number for number, n in enumerate(in_order, 1)}
+    values = (
+        f"nullif(?{numbers[n]}, 0)"
+        if how == "?" and column in _NULLABLE_OF_ROWS
+        else f"?{numbers[n]}"
+        for n, (column, how) in enumerate(bound)
     )
-
-
-SQL["message_insert"] = _insert_messages(_INSERTED)
-SQL["message_insert_whole"] = _insert_messages(ROW_COLUMNS)
+    SQL[name] = (
+        f"INSERT INTO {table} ({', '.join(column for column, _ in bound)})"
+        f" VALUES ({', '.join(values)}) ON CONFLICT DO NOTHING"
+    )
+    return name
 
 
 @cache
@@ -251,24 +244,6 @@ class Statements:
             self._write_for(name)
         self.run_rows(name, rows)
 
-    def insert_rows(
-        self, name: str, shared: tuple[Any, ...], values: list[Any], width: int
-    ) -> None:
-        """
-        Like `insert`. `shared`: the values of the first parameters, which all rows share. `values`:
-        those of the others, `width` for each row.
-        """
-        if self.tables:
-            self._write_for(name)
-        done, most = 0, len(values) // width
-        while done < most:
-            size = _rows_at_once(most - done)
-            bound = [*shared, *values[done * width : (done + size) * width]]
-            done += size
-            for _ in range(done - most):
-                bound += values[-width:]
-            self.connection.execute(repeated(name, size, len(shared)), bound)
-
     def _write_for(self, name: str) -> None:
         """Write the rows that this statement may name; if it changes some, forget what was read."""
         for table_name, is_changed in touched(name):
@@ -296,6 +271,42 @@ class Statements:
             return
         for text, values in _batches(name, rows, converts=converts):
             self.connection.execute(text, values)
+
+    def add_rows(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        """
+        Insert new rows, each with all columns of the table. What all of them share is bound once,
+        so a row costs what is special about it.
+        """
+        count = len(rows)
+        if count == 1:
+            name = _insert_statement(table, "?" * len(rows[0]))
+            self.connection.execute(SQL[name], _converted(rows[0]))
+            return
+        form = ""
+        shared: list[Any] = []
+        columns: list[Sequence[Any]] = []
+        for column, values in zip(_INSERTED[table], zip(*rows, strict=True), strict=True):
+            first = values[0]
+            if column == "body":
+                columns.append(list(map(bytearray, values)))
+                form += "?"
+            elif column in _ALWAYS_BOUND or values.count(first) < count:
+                form += "?"
+                columns.append(_converted(values) if column in _NULLABLE_OF_ROWS else values)
+            elif first is None or (first == 0 and column in _ZERO_BY_DEFAULT):
+                form += "-"
+            else:
+                form += "="
+                shared.append(first)
+        name, width = _insert_statement(table, form), len(columns)
+        flat, done = list(chain.from_iterable(zip(*columns, strict=True))), 0
+        while done < count:
+            size = _rows_at_once(count - done)
+            bound = [*shared, *flat[done * width : (done + size) * width]]
+            done += size
+            for _ in range(done - count):
+                bound += flat[-width:]
+            self.connection.execute(repeated(name, size, len(shared)), bound)
 
     def all_rows(
         self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False

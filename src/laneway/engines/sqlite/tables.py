@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.engines.shared.states import PARKED, READY
 from laneway.engines.sqlite.rows import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Sequence
 
     from laneway.engines.sqlite.statements import Statements
 
@@ -115,22 +116,24 @@ class Table:
         self._known.clear()
 
 
-class ReadyTable(Table):
-    """`ready`: (lane, rank, position, sequence number) → (message,)."""
-
-    def __init__(self, statements: Statements) -> None:
-        super().__init__(statements, "ready", 4, write="ready_insert", delete="ready_delete")
-        self.appended: list[tuple[int, int, int, int, int]] = []
-        """Rows of new messages, which nothing has read."""
+class PlaceTable(Table):
+    """
+    `ready` or `parked`, where messages wait: (…, rank, position, sequence number) → (message,). The
+    rows of new messages are not put into it: they follow from those in `message`.
+    """
 
     def write(self) -> None:
-        if self.appended:
-            self._statements.run_rows("ready_insert", self.appended)
-            self.appended.clear()
+        messages = self._statements.tables.get("message")
+        if messages is not None:
+            messages.write()
+        self.write_changed()
+
+    def write_changed(self) -> None:
+        """Write what was changed, less the rows of new messages."""
         super().write()
 
 
-class ParkedTable(Table):
+class ParkedTable(PlaceTable):
     """
     `parked`, or `key_parked`: (lane, key, rank, position, sequence number) → (message,).
     """
@@ -152,6 +155,10 @@ class ParkedTable(Table):
         wanted = [key for key in dict.fromkeys(keys) if key not in self._firsts]
         rows = self._statements.all_rows(self._read_firsts, wanted)
         self._firsts.update(((lane, key), mid) for lane, key, mid in rows)
+
+    def forget_first(self, lane: int, key: str) -> None:
+        """A new message is parked by this key."""
+        self._firsts.pop((lane, key), None)
 
     def put(self, key: Key, *values: Any) -> None:
         self._firsts.pop(key[:2], None)
@@ -266,18 +273,17 @@ class MessageTable:
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
-        self.plain: list[tuple[int, int, int, int, str, bytearray]] = []
-        """New messages, which nothing has read: see the statement `message_insert_plain`,"""
-        self.appended: list[tuple[Any, ...]] = []
-        """and `message_insert`."""
         self._known: dict[int, Row | None] = {}
-        self._new: dict[int, Row] = {}
+        self.new: dict[int, Row] = {}
+        """Messages that were added and are not written yet."""
         self._moved: dict[int, Row] = {}
         self._states: dict[int, Row] = {}
         self._contents: dict[int, Row] = {}
         self._sticky: dict[int, None] = {}
         self._deleted: dict[int, None] = {}
         statements.tables["message"] = self
+        for places in ("ready", "parked"):  # what reads these needs new messages to be written
+            statements.tables.setdefault(places, self)
 
     def get(self, mid: int) -> Row | None:
         """The row of a message; None: there is none."""
@@ -289,43 +295,53 @@ class MessageTable:
         """Read the rows of these messages, all in one statement."""
         wanted = [mid for mid in dict.fromkeys(mids) if mid not in self._known]
         if wanted:
-            if self.plain or self.appended:
-                self.write()
             rows = self._statements.execute("messages_by_number", _dumps(wanted))
             self._known.update(dict.fromkeys(wanted))
             self._known.update((row[0], Row(*row)) for row in rows)
 
+    def adopt(self, heads: Sequence[Values]) -> list[Row]:
+        """The ready messages of which a statement has read `{head}`."""
+        self.load([head[0] for head in heads if head[-1]])
+        known = self._known
+        found = []
+        for head in heads:
+            row = known.get(head[0])
+            if row is None:
+                row = known[head[0]] = Row(*head[:-1])
+            found.append(row)
+        return found
+
     def add(self, row: Row) -> None:
-        """Insert a new message."""
-        self._known[row.mid] = self._new[row.mid] = row
+        """Insert a new message; its place in `ready` is that of its row when it is written."""
+        self._known[row.mid] = self.new[row.mid] = row
 
     def save(self, row: Row) -> None:
         """Write the columns that change while a message is stored."""
         row.odd = 1
         self._known[row.mid] = row
-        if row.mid not in self._new:
+        if row.mid not in self.new:
             self._moved[row.mid] = row
 
     def save_state(self, row: Row) -> None:
         """Write the state alone."""
-        if row.mid not in self._new:
+        if row.mid not in self.new:
             self._states[row.mid] = row
 
     def save_content(self, row: Row) -> None:
         """Write the body and the headers."""
-        if row.mid not in self._new:
+        if row.mid not in self.new:
             self._contents[row.mid] = row
 
     def make_sticky(self, row: Row) -> None:
         """The message's ids stay known for a day after it is finished."""
         row.sticky = 1
-        if row.mid not in self._new:
+        if row.mid not in self.new:
             self._sticky[row.mid] = None
 
     def delete(self, mid: int) -> None:
         """Delete a message."""
         self._known[mid] = None
-        if self._new.pop(mid, None) is None:
+        if self.new.pop(mid, None) is None:
             self._moved.pop(mid, None)
             self._states.pop(mid, None)
             self._contents.pop(mid, None)
@@ -334,15 +350,8 @@ class MessageTable:
     def write(self) -> None:
         """Write what was changed."""
         statements = self._statements
-        if self.plain:
-            statements.run_rows("message_insert_plain", self.plain)
-            self.plain.clear()
-        if self.appended:
-            appended, self.appended = self.appended, []
-            statements.run_rows("message_insert", appended)
-        if self._new:
-            new, self._new = self._new, {}
-            statements.run_rows("message_insert_whole", [_whole(row) for row in new.values()])
+        if self.new:
+            self._write_new()
         if self._states:
             states, self._states = self._states, {}
             for state in {row.state for row in states.values()}:
@@ -363,37 +372,21 @@ class MessageTable:
             deleted, self._deleted = self._deleted, {}
             statements.execute("messages_delete", _dumps(list(deleted)))
 
+    def _write_new(self) -> None:
+        """Insert new messages, and from their rows the places where they wait."""
+        new, self.new = self.new, {}
+        self._statements.add_rows("message", list(map(msgspec.structs.astuple, new.values())))
+        found = {row.state for row in new.values()}
+        for state, name in ((READY, "ready"), (PARKED, "parked")):
+            if state in found:
+                places = self._statements.tables[name]
+                if isinstance(places, PlaceTable):
+                    places.write_changed()  # what it has of these messages is older
+                self._statements.execute(f"{name}_insert_new", min(new), max(new))
+
     def forget(self) -> None:
         """Forget what was read: another statement changes this table."""
         self._known.clear()
-
-
-def _whole(row: Row) -> tuple[Any, ...]:
-    """All columns of a message, as they are bound."""
-    return (
-        row.mid,
-        row.lane,
-        row.state,
-        row.rank,
-        row.seq,
-        row.since,
-        row.published,
-        row.expires or 0,
-        row.serial,
-        row.odd,
-        0 if row.key is None else row.key,
-        0 if row.id is None else row.id,
-        0 if row.topic is None else row.topic,
-        0 if row.mkey is None else bytearray(row.mkey),
-        row.headers or 0,
-        row.attempts,
-        row.deliveries,
-        row.suspect,
-        row.joined,
-        row.parts,
-        row.sticky,
-        bytearray(row.body),
-    )
 
 
 def _moved(row: Row) -> tuple[Any, ...]:

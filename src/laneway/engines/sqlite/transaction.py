@@ -32,7 +32,6 @@ from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.group_queues import GroupQueues
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.rows import (
-    TIER_QUEUE_COLUMNS,
     GateState,
     Lane,
     Row,
@@ -45,7 +44,7 @@ from laneway.engines.sqlite.tables import (
     MessageTable,
     ParkedTable,
     PartTable,
-    ReadyTable,
+    PlaceTable,
     Table,
 )
 from laneway.engines.sqlite.tallies import TallyBook
@@ -70,7 +69,7 @@ MOST_SETS = 20_000
 """Different sets of topics' own policies that are cached."""
 
 _dumps = msgspec.json.Encoder().encode
-_tier_queue = attrgetter(*TIER_QUEUE_COLUMNS)
+_stored = attrgetter("vt", "carry", "mean", "delivered", "number")  # of a tier queue
 
 
 class Rules:
@@ -231,9 +230,9 @@ class Transaction(Statements):
         self.lane_cache = lane_cache = lane_cache or LaneCache()
         if lane_cache.shard is None:
             lane_cache.shard = Shard(*connection.execute(SQL["shard_read"]).fetchone())
-            lane_cache.tier_queues = {
-                row[0]: TierQueue(*row) for row in connection.execute(SQL["tier_queues"])
-            }
+            for row in connection.execute(SQL["tier_queues"]):
+                lane_cache.add_tier_queue(TierQueue(*row))
+            lane_cache.stored_tier_queues = list(map(_stored, lane_cache.tier_queues.values()))
         self.shard = lane_cache.shard
         self.tier_queues = lane_cache.tier_queues
         self.clock = clock
@@ -254,6 +253,9 @@ class Transaction(Statements):
         self._absent: set[str] = set()  # names without a lane
         self._new_lanes: set[int] = set()  # created in this transaction
         self._changes = LaneChanges()
+        self.grown = (
+            self._changes.grown
+        )  # lanes of which only `ready`, `bytes` and `published` changed
         self.groups = GroupQueues(self)
         self._gates: dict[str, GateState | None] = {}
         self._gates_in: dict[str, list[GateState]] = {}
@@ -262,11 +264,6 @@ class Transaction(Statements):
         self._reopened_groups: set[int] = set()  # other gates where they are first are open
         self._left_topics: dict[str, int] = {}  # with the tier queue of a lane, or 0
         self._last_lane: int | None = None
-        self._tier_queue_by_name = {
-            (tier_queue.pool, tier_queue.tier): tier_queue
-            for tier_queue in self.tier_queues.values()
-        }
-        self._stored_tier_queues = list(map(_tier_queue, self.tier_queues.values()))
 
     # The rows of messages, by table
 
@@ -275,8 +272,8 @@ class Transaction(Statements):
         return MessageTable(self)
 
     @cached_property
-    def ready(self) -> ReadyTable:
-        return ReadyTable(self)
+    def ready(self) -> PlaceTable:
+        return PlaceTable(self, "ready", 4, write="ready_insert", delete="ready_delete")
 
     @cached_property
     def parked(self) -> ParkedTable:
@@ -562,12 +559,12 @@ class Transaction(Statements):
 
     def ensure_lane(self, name: str, rule: str) -> Lane:
         """The lane of a name, created if it does not exist; `rule`: whose policy it has."""
-        existing = self.find_lane(name)
+        existing = self.lane_cache.names.get(name) or self.find_lane(name)
         if existing is not None:
             existing.forgotten = False
             if (
-                name != rule
-                and self.shard.own
+                self.shard.own
+                and name != rule
                 and name[0] != BUCKET
                 and existing.own != (own := self.own_of(rule))
             ):
@@ -610,10 +607,6 @@ class Transaction(Statements):
         """The lane was changed: write it at the end."""
         self._changes.dirty[lane.lane] = lane
 
-    def touch_grown(self, lane: Lane) -> None:
-        """Like `touch`, where only `ready`, `bytes` and `published` changed."""
-        self._changes.grown[lane.lane] = lane
-
     def touch_shrunk(self, lane: Lane) -> None:
         """Like `touch`, where only `leased` and `done` changed (and an idle lane's `wake`)."""
         if lane.place == IDLE:
@@ -628,16 +621,16 @@ class Transaction(Statements):
 
     def tier_queue(self, pool: str, tier: str) -> TierQueue:
         """The tier queue of a pool and tier, created if it does not exist."""
-        tier_queue = self._tier_queue_by_name.get((pool, tier))
+        tier_queue = self.find_tier_queue(pool, tier)
         if tier_queue is None:
             number = self.one("tier_queue_insert", pool, tier)[0]
             tier_queue = TierQueue(number, pool, tier, 0, 0, 0, 0)
-            self.tier_queues[number] = self._tier_queue_by_name[pool, tier] = tier_queue
+            self.lane_cache.add_tier_queue(tier_queue)
         return tier_queue
 
     def find_tier_queue(self, pool: str, tier: str) -> TierQueue | None:
         """The tier queue of a pool and tier, if it exists."""
-        return self._tier_queue_by_name.get((pool, tier))
+        return self.lane_cache.tier_queue_names.get((pool, tier))
 
     def tier_queue_of(self, lane: Lane) -> TierQueue:
         """The tier queue of a lane, or of its group."""
@@ -1054,13 +1047,10 @@ class Transaction(Statements):
     def flush(self) -> None:
         """Write everything that changed; the transaction may then be committed."""
         self.write_rows()
-        tier_queues = list(map(_tier_queue, self.tier_queues.values()))
-        if tier_queues != self._stored_tier_queues:
-            self._stored_tier_queues = tier_queues
-            self.run_many(
-                "tier_queue_write",
-                [(b.vt, b.carry, b.mean, b.delivered, b.number) for b in self.tier_queues.values()],
-            )
+        tier_queues = list(map(_stored, self.tier_queues.values()))
+        if tier_queues != self.lane_cache.stored_tier_queues:
+            self.lane_cache.stored_tier_queues = tier_queues
+            self.run_many("tier_queue_write", tier_queues)
         s = self.shard
         s.now = self.now
         if self.tallies.has_changed:

@@ -1,7 +1,7 @@
--- The inbox: plain messages that were published one at a time and are not in their lanes yet.
+-- The inbox: messages that were published one at a time and are not in their lanes yet.
 
 -- name: inbox_put
--- Nothing is inserted if the policies are not those with which the message was found to be plain.
+-- Nothing is inserted if the policies are not those with which the message needs no decision.
 -- ?8: a worker waits for messages. The message is leased to it, unless another one waits, or the
 -- inbox has so many that somebody should empty it.
 INSERT INTO inbox (mid, published, topic, rank, headers, body, fence)
@@ -19,7 +19,7 @@ RETURNING mid, (SELECT mid FROM inbox WHERE fence IS NULL ORDER BY mid LIMIT 1),
           (SELECT ready FROM lane WHERE name = ?3), fence;
 
 -- name: inbox_read
-SELECT mid, published, topic, rank, coalesce(headers, ''), body, fence FROM inbox ORDER BY mid;
+SELECT mid, published, topic, rank, headers, body, fence FROM inbox ORDER BY mid;
 
 -- name: inbox_clear
 DELETE FROM inbox;

@@ -20,15 +20,6 @@ SELECT m.mid FROM message m
  WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
  ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
--- name: ready_firsts
--- The number of the first message of each of these lanes (JSON list of numbers).
-SELECT j.value, (SELECT r.mid FROM ready r WHERE r.lane = j.value
-        ORDER BY r.rank, r.pos, r.seq LIMIT 1) FROM json_each(?) j;
-
--- name: ready_of
--- The numbers of the first messages of one lane.
-SELECT r.mid FROM ready r WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
-
 -- name: head_costs
 -- The headers of the first messages of a lane, behind some that are leased in this call.
 SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE r.lane = ?
@@ -37,20 +28,6 @@ SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE r.lane 
 -- name: costs_of
 -- The headers of these messages (JSON list of numbers).
 SELECT m.headers FROM json_each(?) j LEFT JOIN message m ON m.mid = j.value ORDER BY j.key;
-
--- name: lease_insert_plain
-INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
-    VALUES (?, ?, ?, ?, ?, 0, 0) ON CONFLICT (fence) DO NOTHING;
-
--- name: lease_insert
-INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty, slot)
-    VALUES (?, ?, ?, ?, ?, ?, ?, nullif(?, 0), nullif(?, 0), nullif(?, 0))
-    ON CONFLICT (fence) DO NOTHING;
-
--- name: lease_insert_slot
--- The same of leases that hold nothing but a slot of a key.
-INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, slot)
-    VALUES (?, ?, ?, ?, ?, 0, 0, ?) ON CONFLICT (fence) DO NOTHING;
 
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot

@@ -6,30 +6,6 @@ SELECT {message} FROM message m WHERE m.mid = ?;
 -- name: messages_by_number
 SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
--- name: message_insert_plain
--- Most messages: no key, id, ttl or delay. Costs half as much as naming every column.
-INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
-    VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, nullif(?5, ''), ?6) ON CONFLICT (mid) DO NOTHING;
-
--- name: message_insert_together
--- The same for messages of one call: what all of them share is bound once, as its first values.
-INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
-    VALUES (?2, ?3, 0, ?4, ?2, ?1, ?1, 0, 0, nullif(?5, ''), ?6) ON CONFLICT (mid) DO NOTHING;
-
--- name: message_insert_alike
--- The same where they also share rank and headers.
-INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
-    VALUES (?4, ?5, 0, ?2, ?4, ?1, ?1, 0, 0, ?3, ?6) ON CONFLICT (mid) DO NOTHING;
-
--- name: message_insert_keyed
--- Messages of one call with keys, which share the time.
-INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, key, headers, body)
-    VALUES (?2, ?3, ?4, ?5, ?2, ?1, ?1, ?6, 0, nullif(?7, 0), nullif(?8, ''), ?9)
-    ON CONFLICT (mid) DO NOTHING;
-
--- name: message_ranks
-SELECT m.mid, m.rank FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
-
 -- name: message_move
 -- The columns that change while a message is stored. It exists; the last two columns are only named
 -- because they must not be NULL.
@@ -79,9 +55,17 @@ SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
 INSERT OR REPLACE INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
 
 -- name: ready_insert_new
--- Messages that were just inserted, less those that are parked.
-INSERT INTO ready (lane, rank, pos, seq, mid)
-    SELECT lane, rank, since, seq, mid FROM message WHERE mid BETWEEN ? AND ? AND state = 0;
+-- The ready ones among the messages that were just inserted.
+INSERT OR IGNORE INTO ready (lane, rank, pos, seq, mid)
+    SELECT lane, rank, CASE WHEN rank & 1 THEN since ELSE -seq END, seq, mid
+      FROM message WHERE mid BETWEEN ? AND ? AND state = 0;
+
+-- name: parked_insert_new
+-- The same of those that are parked behind the heads of their serial keys.
+INSERT OR IGNORE INTO parked (lane, key, rank, pos, seq, mid)
+    SELECT lane, CASE WHEN topic IS NULL THEN key ELSE topic || char(31) || key END, rank,
+           CASE WHEN rank & 1 THEN since ELSE -seq END, seq, mid
+      FROM message WHERE mid BETWEEN ? AND ? AND state = 2;
 
 -- name: ready_delete
 DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?)));
