@@ -213,8 +213,7 @@ def test_periodic_tasks() -> None:
         world.later(31)
         world.run()
         assert laneway.engine.overview().done >= 1
-    with pytest.raises(UsageError, match="day_of_month and day_of_week together are not supported"):
-        crontab(day_of_month=1, day_of_week=1)
+    assert crontab(0, 0, day_of_month="1-7", day_of_week=1).line == "0 0 1-7 * &1"
     with pytest.raises(UsageError, match="'moonrise' is not supported"):
         solar("moonrise", 0, 0)
     with pytest.raises(UsageError, match="expected seconds, a timedelta"):

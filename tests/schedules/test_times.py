@@ -41,6 +41,10 @@ def firings(when: times.When, start: str, number: int) -> list[datetime]:
         ("0 0 * * 5L", ["01-30 00:00", "02-27 00:00", "03-27 00:00"]),
         ("0 0 * * 1#2", ["01-12 00:00", "02-09 00:00", "03-09 00:00"]),
         ("0 12 29 2 *", ["02-29 12:00"]),
+        ("0 9 1-7 * &MON", ["01-05 09:00", "02-02 09:00", "03-02 09:00"]),
+        ("0 0 13 * &FRI", ["02-13 00:00", "03-13 00:00", "11-13 00:00"]),
+        ("30 */12 15W * &1-3", ["02-16 00:30", "02-16 12:30", "03-16 00:30"]),
+        ("* * 29 2 &TUE", ["02-29 00:00", "02-29 00:01"]),
         ("0 0 1 JAN,JUL *", ["07-01 00:00", "01-01 00:00"]),
     ],
 )
@@ -196,6 +200,8 @@ def test_the_sun() -> None:
         ({"event": "sunrise"}, 'like ("sunrise", 52.5, 13.4)'),
         ({"moment": datetime(2030, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001
         ({}, "one of every, cron, sun and at, got 0"),
+        ({"line": "0 0 1 * &FOO"}, "the day of week of the cron line '0 0 1 * &FOO' cannot be"),
+        ({"line": "0 0 30 2 &MON"}, "never fires"),
         ({"period": 5, "line": "* * * * *"}, "got 2"),
     ],
 )

@@ -123,9 +123,10 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
     By a cron line of five fields, or six with seconds first, in a time zone.
 
     `L` is the month's last day, `LW` its last weekday, `15W` the weekday nearest to the 15th, `5L`
-    the last Friday, `1#2` the second Monday. A time that a clock change skips fires right after the
-    change; a time that occurs twice fires once (the rule of Debian's cron). If the hour or the
-    minute begins with `*`, each instant counts by itself.
+    the last Friday, `1#2` the second Monday. With `&` before the weekday, as in `0 9 1-7 * &MON`,
+    the day has to match both fields; without it, one of them. A time that a clock change skips
+    fires right after the change; a time that occurs twice fires once (the rule of Debian's cron).
+    If the hour or the minute begins with `*`, each instant counts by itself.
     """
 
     line: str
@@ -134,12 +135,27 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
     def next_after(self, moment: datetime) -> datetime | None:
         """The first firing after a moment; None: never again."""
         local = moment.astimezone(ZoneInfo(self.zone))
+        if " &" in self.line:
+            return self._next_of_both(local)
         nearest = _NEAREST.fullmatch(self._days().upper())
         if nearest is None:
             firing = _next(self.line, local, local.year + YEARS_AHEAD)
         else:
             firing = self._next_nearest(int(nearest[1]), local)
         return firing.astimezone(UTC) if firing is not None else None
+
+    def _next_of_both(self, local: datetime) -> datetime | None:
+        """The first firing of the line without weekdays on one of these weekdays."""
+        dates, _, weekdays = self.line.partition(" &")
+        last_year = local.year + YEARS_AHEAD
+        while (firing := Cron(f"{dates} *", self.zone).next_after(local)) is not None:
+            local = firing.astimezone(local.tzinfo)
+            day = datetime(local.year, local.month, local.day)  # noqa: DTZ001  # on the zone's clock
+            found = _next(f"0 0 * * {weekdays}", day - timedelta(seconds=1), last_year)
+            if found == day or found is None:
+                return firing if found == day else None
+            local = found.replace(tzinfo=local.tzinfo) - timedelta(seconds=1)
+        return None
 
     def _days(self) -> str:
         parts = self.line.split()

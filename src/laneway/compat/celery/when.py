@@ -32,10 +32,7 @@ class crontab:  # noqa: N801  # Celery's name
         )
         fields = [_field(each) for each in (minute, hour, day_of_month, month_of_year, day_of_week)]
         if fields[2] != "*" and fields[4] != "*":
-            raise UsageError(
-                "crontab: day_of_month and day_of_week together are not supported: a cron line"
-                " matches either of them; write two schedules"
-            )
+            fields[4] = f"&{fields[4]}"  # as in Celery, a day has to match both
         self.line = " ".join(fields)
 
     def __repr__(self) -> str:
