@@ -9,12 +9,11 @@ are the same for all processes, so one process serves them: `laneway exporter`, 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from laneway import store_figures
+from laneway import store_figures, store_metrics
 from laneway.errors import LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
 from laneway.signals import worker_ready
@@ -77,16 +76,13 @@ def measure(
     """
     Count and time what the application publishes and handles in this process, and serve it.
 
-    - `laneway_published_total{kind, outcome}`: messages by the outcome of their publish.
+    - `laneway_process_published_total{kind, outcome}`: messages by the outcome of their publish.
     - `laneway_handled_total{kind, outcome}`: runs by their end: success, retry, dead, back_off (the
       destination was unavailable).
     - `laneway_failures_total{kind, error}`: runs that raised, by the type of the error.
     - `laneway_handler_seconds{kind}`: how long handlers run. `laneway_waited_seconds{kind}`: from
       publish to the start of the first run.
     - `laneway_running{kind}`: handlers that are running.
-    - `laneway_push_attempts_total{answer}`, `laneway_push_skipped_total`,
-      `laneway_push_breakers_opened_total`, `laneway_push_log_dropped_total`: of a process that
-      pushes.
 
     `kind` is the task, or the pattern one level above the topic, so that a million topics are not a
     million series.
@@ -104,7 +100,7 @@ def measure(
     prometheus = needed("measure")
     into = prometheus.REGISTRY if registry is None else registry
     published = prometheus.Counter(
-        "laneway_published",
+        "laneway_process_published",
         "Messages published, by outcome",
         ("kind", "outcome"),
         registry=into,
@@ -168,7 +164,6 @@ def measure(
     app.handlers.middlewares.add_hook(
         "back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc()
     )
-    into.register(PushCollector())
     if store:
         into.register(StoreCollector(app))
     if port is None:
@@ -233,71 +228,17 @@ class _Kinds:
         return kind
 
 
-GAUGES = (
-    ("waiting", "Messages that wait"),
-    ("leased", "Messages that are leased"),
-    ("dead", "Dead letters"),
-    ("oldest_seconds", "Age of the oldest message that waits"),
-    (
-        "throttled_seconds",
-        "For how long rates have held ready messages back, summed over existing topics",
-    ),
-)
-"""Gauges of the store by namespace, pattern, tier and pool."""
-
-PART_GAUGES = (
-    ("used", "used_bytes", "Bytes of the file, or of the server's memory"),
-    ("free", "free_bytes", "Bytes left on the disk, or below the server's maxmemory"),
-    ("log", "log_bytes", "Bytes of the write-ahead log or append-only file"),
-    ("seconds", "answer_seconds", "How long a small read took"),
-)
-"""Gauges of a store's files or servers: the field of `StorePart`, the name, the meaning."""
-
-TOTALS = ("published", "delivered", "done", "retried", "died", "merged", "expired", "removed")
-"""Counters of the namespace since it was created."""
-
-
-class PushCollector:
-    """The series of a process that pushes; another has none."""
-
-    def describe(self) -> list[Any]:
-        """Return nothing: whether this process pushes is not known when it is registered."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        """Yield all series."""
-        counts = getattr(sys.modules.get("laneway.push.counts"), "COUNTS", None)
-        if counts is None:
-            return
-        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415  # an extra
-
-        attempts = CounterMetricFamily(
-            "laneway_push_attempts",
-            "Requests to endpoints, by the class of the answer, such as 2xx or timeout",
-            labels=["answer"],
-        )
-        for answer, count in sorted(counts.attempts.items()):
-            attempts.add_metric([answer], count)
-        yield attempts
-        for name, what, count in (
-            ("skipped", "Messages that their endpoint does not want", counts.skipped),
-            ("breakers_opened", "How often an endpoint's breaker opened", counts.opened),
-            ("log_dropped", "Entries that the delivery log lost", counts.dropped),
-        ):
-            yield CounterMetricFamily(f"laneway_push_{name}", what, value=count)
-
-
 class StoreCollector:
     """
-    Reads the gauges of a store when Prometheus asks. If the store is unavailable, the only series
-    is `laneway_store_up 0`.
+    Reads the series of a store when Prometheus asks. If the store is unavailable, the only one is
+    `laneway_up 0`.
     """
 
     def __init__(self, app: Laneway) -> None:
         self._app = app
         self._lock = threading.Lock()
         self._walk = store_figures.Walk()
-        self._figures: store_figures.Figures | None = None
+        self._reading: store_metrics.Reading | None = None
         self._read_at = float("-inf")
 
     def describe(self) -> list[Any]:
@@ -306,89 +247,25 @@ class StoreCollector:
 
     def collect(self) -> Iterator[Any]:
         """Yield all series."""
-        from prometheus_client.core import (  # noqa: PLC0415
-            CounterMetricFamily,
-            GaugeMetricFamily,
-        )  # an extra
+        from prometheus_client.core import Metric  # noqa: PLC0415  # an extra
 
-        figures, space = self._current(), self._app.namespace
-        up = GaugeMetricFamily(
-            "laneway_store_up", "Whether the store answers", labels=["namespace"]
-        )
-        up.add_metric([space], 0.0 if figures is None else 1.0)
-        yield up
-        if figures is None:
-            return
-        overview = figures.overview
-        for name, what, value in (
-            (
-                "exact",
-                (
-                    "1: every topic was read; 0: the split between patterns is that of the last"
-                    " full read"
-                ),
-                float(figures.is_exact),
-            ),
-            (
-                "topics",
-                "Topics with something waiting or leased, or a limit that has not recovered",
-                overview.topics,
-            ),
-            ("bytes", "Size of all bodies that wait", overview.bytes),
-        ):
-            gauge = GaugeMetricFamily(f"laneway_store_{name}", what, labels=["namespace"])
-            gauge.add_metric([space], value)
-            yield gauge
-        for field, name, what in PART_GAUGES:
-            gauge = GaugeMetricFamily(
-                f"laneway_store_part_{name}", what, labels=["namespace", "part"]
-            )
-            for part in figures.parts:
-                value = getattr(part, field)
-                if value is not None:
-                    gauge.add_metric([space, part.name], value)
-            yield gauge
-        for name in TOTALS:
-            counter = CounterMetricFamily(
-                f"laneway_store_{name}", f"Messages {name}, of all topics", labels=["namespace"]
-            )
-            counter.add_metric([space], getattr(overview, name))
-            yield counter
-        for name, what in GAUGES:
-            gauge = GaugeMetricFamily(
-                f"laneway_store_{name}", what, labels=["namespace", "pattern", "tier", "pool"]
-            )
-            for group in figures.groups:
-                value = getattr(group, name.removesuffix("_seconds"))
-                if value is not None:
-                    gauge.add_metric([space, group.pattern, group.tier, group.pool], value)
-            yield gauge
-        delivered = CounterMetricFamily(
-            "laneway_store_tier_delivered",
-            "Deliveries of a tier",
-            labels=["namespace", "pool", "tier"],
-        )
-        ready = GaugeMetricFamily(
-            "laneway_store_tier_ready_topics",
-            "Topics that could deliver now (at most 1,000)",
-            labels=["namespace", "pool", "tier"],
-        )
-        for tier in overview.tiers:
-            delivered.add_metric([space, tier.pool, tier.tier], tier.delivered)
-            ready.add_metric([space, tier.pool, tier.tier], tier.runnable)
-        yield delivered
-        yield ready
+        for family in store_metrics.families(self._current(), self._app.namespace):
+            metric = Metric(family.name.removesuffix("_total"), family.what, family.kind)
+            for values, value in family.samples:
+                labels = dict(zip(family.labels, values, strict=True))
+                metric.add_sample(family.name, labels, value)
+            yield metric
 
-    def _current(self) -> store_figures.Figures | None:
+    def _current(self) -> store_metrics.Reading | None:
         with self._lock:
             if time.monotonic() - self._read_at >= FRESH:
                 try:
-                    self._figures = store_figures.read(self._app, self._walk)
+                    self._reading = store_metrics.read(self._app.engine, self._walk)
                 except (LanewayError, OSError) as error:
                     log.warning(
                         "metrics: the store cannot be read: %s",
                         escaped(without_passwords(str(error))),
                     )
-                    self._figures = None
+                    self._reading = None
                 self._read_at = time.monotonic()
-            return self._figures
+            return self._reading

@@ -20,7 +20,6 @@ from laneway.errors import LanewayError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from laneway.app import Laneway
     from laneway.engines.base import FullEngine, Overview, StorePart, TopicStats
     from laneway.policy import PolicyTable
 
@@ -90,13 +89,12 @@ class Figures(msgspec.Struct, frozen=True):
     parts: list[StorePart]
 
 
-def read(app: Laneway, walk: Walk | None = None) -> Figures:
+def read(engine: FullEngine, walk: Walk | None = None) -> Figures:
     """
     Read the figures. `walk`: continues if there are too many topics to read them all. Raises
     EngineUnavailable.
     """
-    engine = app.engine
-    topics, is_exact = _topics(app)
+    topics, is_exact = _topics(engine)
     overview = engine.overview()
     groups = _grouped(topics, engine.policies(), overview.now_us)
     rest = (
@@ -129,8 +127,7 @@ def read(app: Laneway, walk: Walk | None = None) -> Figures:
     )
 
 
-def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
-    engine = app.engine
+def _topics(engine: FullEngine) -> tuple[list[TopicStats], bool]:
     by_name = engine.topic_list(order="name", pattern="*", limit=TOPICS + 1, after=None)
     if len(by_name) <= TOPICS:
         return by_name, True

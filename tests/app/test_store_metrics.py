@@ -56,14 +56,12 @@ def test_gauges_are_by_pattern_and_tier(app: Laneway) -> None:
 
     def of(name: str, pattern: str, tier: str) -> float:
         return found[
-            f'laneway_store_{name}{{namespace="default",pattern="{pattern}",'
+            f'laneway_pattern_{name}{{namespace="default",pattern="{pattern}",'
             f'pool="default",tier="{tier}"}}'
         ]
 
     assert (
-        found['laneway_store_up{namespace="default"}']
-        == found['laneway_store_exact{namespace="default"}']
-        == 1
+        found['laneway_up{namespace="default"}'] == found['laneway_exact{namespace="default"}'] == 1
     )
     assert (
         of("waiting", "push.*", "high"),
@@ -76,13 +74,10 @@ def test_gauges_are_by_pattern_and_tier(app: Laneway) -> None:
         1,
     )
     assert 0 <= of("oldest_seconds", "push.*", "high") < 60
-    assert found['laneway_store_published_total{namespace="default"}'] == 61
-    assert (
-        found['laneway_store_tier_delivered_total{namespace="default",pool="default",tier="mid"}']
-        == 2
-    )
+    assert found['laneway_published_total{namespace="default"}'] == 61
+    assert found['laneway_tier_delivered_total{namespace="default",pool="default",tier="mid"}'] == 2
     parts = {name.partition("{")[0] for name in found if "_part_" in name}
-    assert {f"laneway_store_part_{name}" for name in ("used_bytes", "answer_seconds")} <= parts
+    assert {f"laneway_part_{name}" for name in ("used_bytes", "answer_seconds")} <= parts
     assert not any("push.own" in name or "push.1" in name for name in found)
 
 
@@ -93,7 +88,7 @@ def test_many_topics_are_not_many_series_nor_much_work(
     monkeypatch.setattr(store_figures, "TOPICS", 10)
     fill(app, 40)
     app.publish_many((Message("push.vip.7", n) for n in range(500)), progress=False)
-    figures = store_figures.read(app)
+    figures = store_figures.read(app.engine)
     assert not figures.is_exact
     assert sum(group.waiting for group in figures.groups) == figures.overview.waiting
     assert sum(group.leased for group in figures.groups) == 2
@@ -102,7 +97,10 @@ def test_many_topics_are_not_many_series_nor_much_work(
         "the largest is attributed"
     )
     monkeypatch.setattr(store_figures, "GROUPS", 1)
-    assert [group.pattern for group in store_figures.read(app).groups] == ["push.vip.*", "(other)"]
+    assert [group.pattern for group in store_figures.read(app.engine).groups] == [
+        "push.vip.*",
+        "(other)",
+    ]
 
 
 def test_a_walk_attributes_the_rest(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +112,9 @@ def test_a_walk_attributes_the_rest(app: Laneway, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(store_figures, "PAUSE", 0.001)
     fill(app, 40)
     walk = store_figures.Walk()
-    store_figures.read(app, walk)
+    store_figures.read(app.engine, walk)
     until(lambda: walk.walks, "the first walk")
-    figures = store_figures.read(app, walk)
+    figures = store_figures.read(app.engine, walk)
     assert not figures.is_exact
     assert {(group.pattern, group.tier): group.waiting for group in figures.groups} == {
         ("push.*", "high"): 40,
@@ -124,10 +122,10 @@ def test_a_walk_attributes_the_rest(app: Laneway, monkeypatch: pytest.MonkeyPatc
         ("*", "mid"): 38,
     }
     app.publish_many((Message(f"mail.{n}", n) for n in range(40)), progress=False)
-    assert sum(group.waiting for group in store_figures.read(app, walk).groups) == 158
+    assert sum(group.waiting for group in store_figures.read(app.engine, walk).groups) == 158
     walks = walk.walks
     until(lambda: walk.walks > walks + 1, "the walk after that")
-    figures = store_figures.read(app, walk)
+    figures = store_figures.read(app.engine, walk)
     assert {group.pattern: group.waiting for group in figures.groups} == {
         "push.*": 40,
         "push.vip.*": 40,
@@ -142,7 +140,7 @@ def test_a_store_that_is_away_is_down(app: Laneway, monkeypatch: pytest.MonkeyPa
         raise ConnectionError("valkey://:secret@host is away")
 
     monkeypatch.setattr(store_figures, "read", away)
-    assert gauges(app) == {'laneway_store_up{namespace="default"}': 0}
+    assert gauges(app) == {'laneway_up{namespace="default"}': 0}
 
 
 def test_it_is_read_once_a_second(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +154,14 @@ def test_it_is_read_once_a_second(app: Laneway, monkeypatch: pytest.MonkeyPatch)
         sample.value
         for family in collector.collect()
         for sample in family.samples
-        if sample.name == "laneway_store_waiting"
+        if sample.name == "laneway_pattern_waiting"
     ] == [1]
     monkeypatch.setattr(metrics, "FRESH", 0)
     assert [
         sample.value
         for family in collector.collect()
         for sample in family.samples
-        if sample.name == "laneway_store_waiting"
+        if sample.name == "laneway_pattern_waiting"
     ] == [2]
 
 
@@ -182,7 +180,7 @@ def test_the_exporter(tmp_path: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         )
         assert (
-            'laneway_store_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0'
+            'laneway_pattern_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0'
             in text
         )
         process.send_signal(signal.SIGTERM)
@@ -193,7 +191,7 @@ def test_the_exporter(tmp_path: Path) -> None:
     once = subprocess.run(
         [*command, "--once"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    assert "laneway_store_up" in once
+    assert "laneway_up" in once
 
 
 def test_back_offs_are_counted(app: Laneway) -> None:
@@ -224,12 +222,14 @@ def test_kinds_are_bounded(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> Non
     for n in range(20):
         app.publish(f"stem{n}.a", 1)
     kinds = set(
-        re.findall(r'laneway_published_total\{kind="([^"]+)"', generate_latest(registry).decode())
+        re.findall(
+            r'laneway_process_published_total\{kind="([^"]+)"', generate_latest(registry).decode()
+        )
     )
     assert len(kinds) == 6
     assert (
         registry.get_sample_value(
-            "laneway_published_total", {"kind": "(other)", "outcome": "accepted"}
+            "laneway_process_published_total", {"kind": "(other)", "outcome": "accepted"}
         )
         == 15
     )
@@ -246,6 +246,6 @@ def test_loopback_and_workers_only(app: Laneway) -> None:
     app.run_worker(burst=True)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     assert 'laneway_handled_total{kind="push.*",outcome="success"} 1.0' in text
-    assert "laneway_store_up" in text
+    assert "laneway_up" in text
     listening = Path("/proc/net/tcp").read_text()
     assert re.search(rf"0100007F:{port:04X} 00000000:0000 0A", listening), "bound to loopback"

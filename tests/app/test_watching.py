@@ -186,8 +186,8 @@ def test_what_is_counted(app: Laneway) -> None:
     app.publish("push.fine", "fine", id="x")
     plain.delay()
     app.run_worker(burst=True)
-    assert value("laneway_published_total", kind="push.*", outcome="accepted") == 4
-    assert value("laneway_published_total", kind="push.*", outcome="duplicate") == 1
+    assert value("laneway_process_published_total", kind="push.*", outcome="accepted") == 4
+    assert value("laneway_process_published_total", kind="push.*", outcome="duplicate") == 1
     assert value("laneway_handled_total", kind="push.*", outcome="success") == 3
     assert value("laneway_handled_total", kind="push.*", outcome="retry") == 1
     assert value("laneway_handled_total", kind="push.*", outcome="dead") == 1
@@ -211,7 +211,7 @@ def test_it_is_served(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
         text = (
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         )
-        assert 'laneway_published_total{kind="t.*",outcome="accepted"} 1.0' in text
+        assert 'laneway_process_published_total{kind="t.*",outcome="accepted"} 1.0' in text
         assert f"metrics are served on http://127.0.0.1:{port}/metrics" in caplog.text
 
 

@@ -81,7 +81,7 @@ def test_store_metrics_are_there() -> None:
     """Both sources of metrics are in the page."""
     page = generate.metrics_page()
     assert "`laneway_handled_total`" in page
-    assert "`laneway_store_waiting`" in page
+    assert "`laneway_pattern_waiting`" in page
 
 
 @pytest.mark.parametrize(

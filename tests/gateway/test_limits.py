@@ -390,6 +390,6 @@ def test_other_waits(gateway: Gateway) -> None:
         _, body, _ = asyncio.run(call(gateway, "GET", "/metrics"))
     assert b'laneway_gateway_waiting{kind="job"} %d\n' % MAX_WAITING in body
     assert b'laneway_gateway_waiting{kind="events"} 1\n' in body
-    assert b'laneway_recent_waiting_seconds_others{le="+Inf"} 0\n' in body
+    assert b'laneway_recent_waiting_seconds_others{namespace="default",le="+Inf"} 0\n' in body
     waits.check(one)
     assert not +waits.by_kind

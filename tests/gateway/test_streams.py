@@ -177,8 +177,8 @@ def test_metrics(api: Api, app: Laneway) -> None:
     """Totals and requests as Prometheus reads them; topics only if they are asked for."""
     app.publish('metric."\\', 1)
     text = api("GET", "/metrics").content.decode()
-    assert "\nlaneway_waiting " in text
-    assert "\nlaneway_published_total " in text
+    assert '\nlaneway_waiting{namespace="default"} ' in text
+    assert '\nlaneway_published_total{namespace="default"} ' in text
     line = 'laneway_gateway_requests_total{method="GET",path="/v1/topics/{topic}",status="200"} '
     api("GET", "/v1/topics/a")
     assert line in api("GET", "/metrics").content.decode()

@@ -293,12 +293,15 @@ def test_metrics(api: Api, store: str) -> None:
         table.update(app.engine, "push.acme", failed)
     lines = api("GET", "/metrics").content.decode().splitlines()
     for line in (
-        'laneway_endpoint_attempts_total{answer="2xx"} 6',
-        'laneway_endpoint_attempts_total{answer="timeout"} 2',
-        "laneway_endpoint_breakers_opened_total 2",
-        "laneway_endpoint_breakers_open 1",
-        "laneway_endpoint_log_dropped_total 0",
+        'laneway_endpoint_attempts_total{namespace="default",answer="2xx"} 6',
+        'laneway_endpoint_attempts_total{namespace="default",answer="timeout"} 2',
+        'laneway_endpoint_breakers_opened_total{namespace="default"} 2',
+        'laneway_endpoint_breakers_open{namespace="default"} 1',
+        'laneway_endpoint_log_dropped_total{namespace="default"} 0',
     ):
         assert line in lines
     api("POST", "/v1/endpoints/push.acme/disable", {})
-    assert "laneway_endpoint_breakers_open 0" in api("GET", "/metrics").content.decode()
+    assert (
+        'laneway_endpoint_breakers_open{namespace="default"} 0'
+        in api("GET", "/metrics").content.decode()
+    )

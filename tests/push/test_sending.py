@@ -219,9 +219,8 @@ def test_subscriptions_and_events(
     """Each endpoint of one customer gets the events that it wants, for itself."""
     counts = Counts()
     monkeypatch.setattr("laneway.push.sender.COUNTS", counts)
-    monkeypatch.setattr("laneway.push.counts.COUNTS", counts)
     registry = CollectorRegistry()
-    measure(app, registry=registry)
+    measure(app, registry=registry, store=True)
     app.policy("push.acme", own_backlog=False)
     app.endpoint("push.acme#crm", url=receiver.url("/crm"), allow_private=True, events=["order.*"])
     app.endpoint("push.acme#erp", url=receiver.url("/500"), allow_private=True, events=["stock"])
@@ -241,8 +240,8 @@ def test_subscriptions_and_events(
         ("skipped", None, 5),
         ("breakers_opened", None, 0),
     ):
-        labels = {} if answer is None else {"answer": answer}
-        assert registry.get_sample_value(f"laneway_push_{name}_total", labels) == count
+        labels = {"namespace": "default"} | ({} if answer is None else {"answer": answer})
+        assert registry.get_sample_value(f"laneway_endpoint_{name}_total", labels) == count
 
 
 @pytest.mark.parametrize("path", ["/big", "/endless", "/hang", "/headers", "/close", "/garbage"])

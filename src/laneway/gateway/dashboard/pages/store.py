@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from laneway.gateway import operations
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
-from laneway.gateway.routes.metrics import COUNTERS
 from laneway.history.records import TIME
 from laneway.safetext import redacted
+from laneway.store_metrics import TOTALS
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, StorePart
@@ -32,7 +32,7 @@ def build(view: View) -> dict[str, Any]:
         "recent": recent,
         "overview": overview,
         "url": redacted(str(url)),
-        "counters": [(name, getattr(overview, name)) for name in COUNTERS],
+        "counters": [(name, getattr(overview, name)) for name in TOTALS],
         "patterns": len({pattern for _, pattern, _ in reader.policies().rows()}),
         "gates": len(reader.gates()),
         "groups": len(reader.groups()),
