@@ -197,6 +197,14 @@ def test_the_lease_of_a_program_that_has_ended(
     (decisive, *_) = app.explain_topic("held").reasons
     assert (decisive.cause, decisive.advice) == ("full", command)
     assert "first of held was leased" in decisive.text
+    app.gate("shared", concurrency=1)
+    app.policy("gated.*", gate="shared")
+    app.publish("gated.a", 1, id="gated")
+    app.publish("gated.b", 2)
+    assert len(app.lease(topics=["gated.a"])) == 1
+    (decisive, *_) = app.explain_topic("gated.b").reasons
+    assert "leases of gated.a (1); gated of gated.a was leased" in decisive.text
+    assert decisive.advice == "laneway message release gated --topic gated.a"
     path = "/v1/topics/held/messages"
     assert "not leased" in api.problem("POST", f"{path}/second/release", status=409)["detail"]
     assert api("POST", f"{path}/first/release").json == {"id": "first", "done": "released"}
@@ -240,7 +248,7 @@ def test_commands(store: str, app: Laneway) -> None:
     assert run("message", "retry", "x", "--topic", "typed") == "x is ready now\n"
     assert "not delayed" in run("message", "retry", "x", "--topic", "typed", code=1)
     assert "backs off" in run("back-off", "typed", "10m")
-    assert "delivers again" in run("back-off", "typed", "0s")
+    assert "typed no longer backs off" in run("back-off", "typed", "0s")
     assert "a dead letter" in run("message", "dead", "x", "--topic", "typed", "--reason", "why")
     assert app.dead_letters("typed")[0].reason == "why"
     assert "removed" in run("message", "drop", "x", "--topic", "typed")

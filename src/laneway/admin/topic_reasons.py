@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 HOLDERS = 20
 """Topics with the most busy handlers among which those are looked for that hold a limit."""
 
+LISTED = 1000
+"""Topics by name among which those are looked for if no worker runs their handlers."""
+
 SUBSCRIPTIONS = 20
 """Subscriptions that are looked at."""
 
@@ -341,12 +344,23 @@ def _limits(limit: dict[str, object] | None) -> str:
 
 
 def _holders(case: _Case, shares: Callable[[Resolved, TopicStats], bool]) -> dict[str, TopicStats]:
-    """The topics that have the most handlers running of those that share a limit."""
+    """
+    The topics that have the most handlers running of those that share a limit. If no worker runs
+    one: the first topics by name that have leases.
+    """
     if not case.shows_others:
         return {}
-    busiest = top_topics.topics(case.engine, "worker-time", limit=HOLDERS)
-    shared = (each for each in busiest if shares(case.engine.policy_of(each.topic), each))
-    return {each.topic: each for each in shared}
+    found: dict[str, TopicStats] = {}
+    orders: tuple[tuple[top_topics.ListOrder, int], ...] = (
+        ("worker-time", HOLDERS),
+        ("name", LISTED),
+    )
+    for order, limit in orders:
+        if not found:
+            for each in top_topics.topics(case.engine, order, limit=limit):
+                if each.leased and shares(case.engine.policy_of(each.topic), each):
+                    found[each.topic] = each
+    return found
 
 
 def _most_handlers(holders: dict[str, TopicStats]) -> str:
@@ -355,7 +369,10 @@ def _most_handlers(holders: dict[str, TopicStats]) -> str:
         for topic, stats in holders.items()
         if stats.worker_time and stats.worker_time >= 0.5
     ]
-    return f"; the most handlers run for {', '.join(found[:3])}" if found else ""
+    if found:
+        return f"; the most handlers run for {', '.join(found[:3])}"
+    leased = [f"{topic} ({stats.leased:,})" for topic, stats in holders.items()]
+    return f"; leases of {', '.join(leased[:3])}" if leased else ""
 
 
 def _unheld(case: _Case, topics: Iterable[str]) -> TopicReason | None:
@@ -501,7 +518,7 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
     """What is said of a topic in which nothing waits."""
     stats = case.stats
     if stats.leased:
-        text = f"nothing waits; {stats.leased:,} of its messages run"
+        text = f"nothing waits; {stats.leased:,} of its messages run{'s' * (stats.leased == 1)}"
         if (unheld := _unheld(case, [case.topic])) is not None:
             yield TopicReason("leased", f"{text}; {unheld.text}", unheld.advice)
         else:
@@ -517,14 +534,22 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
     text = "nothing waits or runs in this topic"
     if stats.dead:
         yield _dead(case)
-        yield TopicReason("empty", f"{text}; the other messages have been delivered")
+        if (others := stats.published - stats.dead) > 0:
+            text += f"; the other messages have been {_ended(others, stats)}"
+        yield TopicReason("empty", text)
     elif stats.published:
-        yield TopicReason("empty", f"{text}: all that was published has been delivered")
+        ended = _ended(stats.published, stats)
+        yield TopicReason("empty", f"{text}: all that was published has been {ended}")
     else:
         yield TopicReason(
             "empty",
             f"{text}, and no publish is on record: all was finished, or nothing was published",
         )
+
+
+def _ended(count: int, stats: TopicStats) -> str:
+    """What became of so many messages of a topic, none of which is dead."""
+    return "delivered" if stats.done >= count else "delivered or removed"
 
 
 def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:

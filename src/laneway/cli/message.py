@@ -107,6 +107,6 @@ def back_off(session: Session, topic: str, duration: str) -> None:
 
     handle = session.app().topic(topic)
     if handle.back_off(duration):
-        say(f"{topic} backs off" if units.seconds(duration) else f"{topic} delivers again")
+        say(f"{topic} backs off" if units.seconds(duration) else f"{topic} no longer backs off")
     else:
         say(f"nothing waits in {topic}, so it does not back off; `laneway pause` also holds later")

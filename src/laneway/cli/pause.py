@@ -23,4 +23,4 @@ def pause(session: Session, pattern: str) -> None:
 def resume(session: Session, pattern: str) -> None:
     """Deliver from the topics of PATTERN again."""
     policies.resume(session.engine(), pattern)
-    say(f"{pattern} delivers again")
+    say(f"{pattern} is no longer paused")

@@ -365,17 +365,19 @@ class Request:
         """
         self._check_coding()
         self._open()
-        rest, is_last = b"", False
+        rest, is_last = bytearray(), False
         while not is_last:
             chunk, is_last = await self._next_chunk()
             self._check_ended()
-            *lines, rest = (rest + chunk).split(b"\n")
-            if found := [line for line in lines if line.strip()]:
-                yield found
+            rest += chunk
+            if b"\n" in chunk:  # a long line is not searched again and again
+                *lines, rest = rest.split(b"\n")
+                if found := [bytes(line) for line in lines if line.strip()]:
+                    yield found
             if len(rest) > MAX_BODY:
                 raise _too_large(MAX_BODY)
         if rest.strip():
-            yield [rest]
+            yield [bytes(rest)]
 
     async def _next_chunk(self) -> tuple[bytes, bool]:
         if self._is_read:

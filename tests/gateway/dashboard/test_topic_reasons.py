@@ -529,3 +529,21 @@ def test_a_rate_at_which_a_backlog_takes_long(app: Laneway, limit: str) -> None:
     assert reason.advice == f"laneway {advice} --rate RATE"
     beat(app, pools=["default"], busy=10)
     assert app.explain_topic("push.acme").reasons[0].cause == "worker"
+
+
+def test_what_became_of_all_messages_of_an_empty_topic(app: Laneway) -> None:
+    """Nothing is told to be delivered that was removed, or that never was."""
+    app.publish("gone.a", 1, id="x")
+    assert app.engine.cancel("x", "gone.a") == "cancelled"
+    app.publish("gone.b", 1)
+    app.lease(topics=["gone.b"])[0].dead()
+    app.publish_many([Message("gone.c", n) for n in range(2)])
+    for delivery in app.lease(2, topics=["gone.c"]):
+        delivery.dead() if delivery.body else delivery.ack()
+    ended = [app.explain_topic(f"gone.{name}").reasons[-1].text for name in "abc"]
+    nothing = "nothing waits or runs in this topic"
+    assert ended == [
+        f"{nothing}: all that was published has been delivered or removed",
+        nothing,
+        f"{nothing}; the other messages have been delivered",
+    ]

@@ -297,8 +297,8 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
     if facts.back_off_step and facts.rest_until_us > now:
         explanation.add(
             "back_off",
-            f"the topic backs off for {facts.left(facts.rest_until_us)}: its destination is"
-            " unavailable",
+            f"the topic backs off for {facts.left(facts.rest_until_us)}: its destination was"
+            " reported as unavailable",
         )
         at = facts.rest_until_us
     elif facts.back_off_step and facts.leased:
