@@ -91,12 +91,14 @@ def test_series_of_the_namespace(browser: Browser, app: Laneway) -> None:
     browser.get(ASSETS.url("charts.js"))
     lines = browser.get("/metrics").text.splitlines()
     for line in (
-        "laneway_waiting 3",
-        "laneway_ready 2",
-        "laneway_delayed 1",
-        'laneway_workers{state="running"} 1',
-        'laneway_workers{state="dead"} 0',
+        'laneway_waiting{namespace="default"} 3',
+        'laneway_ready{namespace="default"} 2',
+        'laneway_delayed{namespace="default"} 1',
+        'laneway_workers{namespace="default",state="running"} 1',
+        'laneway_workers{namespace="default",state="dead"} 0',
         'laneway_gateway_requests_total{method="GET",path="/static/{file}",status="200"} 1',
     ):
         assert line in lines
-    assert any(re.match(r"laneway_oldest_seconds \d", line) for line in lines)
+    assert any(
+        re.match(r'laneway_oldest_seconds\{namespace="default"\} \d', line) for line in lines
+    )
