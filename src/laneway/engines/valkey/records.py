@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 17
+LAYOUT = 18
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -724,13 +724,13 @@ class Lane(msgspec.Struct):
     seen: int
     lately: int
     before: int
+    sorted: int
     latest: Bytes
     big: int
     old: int
     busy: int
     slow: int
     tat: int
-    sorted: int
     gate: Bytes
     name: str = ""
     retried: int = 0
@@ -776,8 +776,8 @@ RARE = 13
 IN_GROUP = 1 << 15
 """Added to the number of the tier queue of a lane in a group; the group's number is behind it."""
 
-_LANE_HEAD = struct.Struct("<BqiiiiiqqqqHqqqii")
-_LANE_REST = struct.Struct("<HIHHqi")
+_LANE_HEAD = struct.Struct("<BqiiiiiqqqqHqqqiii")
+_LANE_REST = struct.Struct("<HIHHq")
 _TIER_QUEUE = 11
 """Which of the fields of a lane's head is the number of its tier queue."""
 
@@ -822,7 +822,7 @@ def read_lane_counts(stored: bytes) -> LaneCounts | None:
     place, *others = _LANE_HEAD.unpack_from(stored)
     if place != RUNNABLE:
         return None
-    return LaneCounts(others[_TIER_QUEUE - 1] % IN_GROUP, *others[-3:])
+    return LaneCounts(others[_TIER_QUEUE - 1] % IN_GROUP, *others[-4:-1])
 
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:

@@ -16,15 +16,10 @@ local answers, at, changed = {}, 4, {}
 
 local function import_one(message, bodies)
     local policy, mid = rules.of(message.topic), next_number()
-    local record = messages.new({
-        mid = mid, state = READY, rank = message.rank, seq = mid, since = message.since, published =
-            message.published, expires = message.expires,
-        serial = message.serial, topic = message.topic, lane = false, key = message.key, id =
-            message.id, mkey = message.mkey, headers = message.headers,
-        content = content_of(message.topic, message.key, message.id, message.headers,
-            message.sticky, message.mkey, bodies[1]),
-        size = #bodies[1],
-    }, message.sticky)
+    message.content, message.size = content_of(message.topic, message.key, message.id,
+        message.headers, message.sticky, message.mkey, bodies[1]), #bodies[1]
+    local record = messages.new(mid, message, message.since, message.published, message.expires,
+        message.serial)
     record.attempts, record.deliveries, record.suspect = message.attempts, message.deliveries,
         message.suspect
     record.unhandled_from, record.unhandled_times, record.history = message.unhandled_from,

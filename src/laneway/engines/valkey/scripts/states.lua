@@ -30,7 +30,7 @@ for n, known in ipairs(read_many(key('i:' .. topic), values_of(ARGV[4]))) do
     end
 end
 for n, stored in ipairs(read_many(keys.m, generated)) do
-    if stored and messages.topic_of(stored) == topic then
+    if stored and messages.take(generated[n], stored).topic == topic then
         add(theirs[n], generated[n])
     end
 end

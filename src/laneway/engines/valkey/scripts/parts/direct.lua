@@ -121,12 +121,12 @@ local direct = part(function(direct)
         local number, bytes, published, wake, vt, leased, delivered, done, seen, lately, before =
             0, 0, 0, 0, queue[VT], 0, 0, 0, now, 0, 0
         if stored then
-            local place, ready, delayed, parked, listed, latest, its_queue, rest
+            local place, ready, delayed, parked, listed, sorted, latest, its_queue, rest
             place, number, ready, delayed, parked, leased, listed, bytes, published, delivered,
-                done, its_queue, wake, vt, seen, lately, before, latest, rest = unpack_from(
+                done, its_queue, wake, vt, seen, lately, before, sorted, latest, rest = unpack_from(
                 lanes.HEAD, stored)
-            if place ~= IDLE or ready + delayed + parked + listed > 0 or its_queue ~= plan.queue
-                or sub(stored, rest) ~= lanes.USUAL_REST then
+            if place ~= IDLE or ready + delayed + parked + listed + sorted > 0
+                or its_queue ~= plan.queue or sub(stored, rest) ~= lanes.USUAL_REST then
                 return nil
             end
         else
@@ -161,7 +161,7 @@ local direct = part(function(direct)
         run('ZADD', keys.due, deadline, LEASES_END .. sortable(fence) .. pack('>I6I6', mid, fence))
         vt = max(vt, queue[VT])
         run('HSET', keys.lanes, topic, pack(lanes.HEAD, IDLE, number, 0, 0, 0, leased + 1, 0, bytes,
-            published, delivered, done, plan.queue, 0, vt + plan.stride, seen, lately, before, 0,
+            published, delivered, done, plan.queue, 0, vt + plan.stride, seen, lately, before, 0, 0,
             '') .. lanes.USUAL_REST)
         if not stored then
             run('ZADD', keys.names, 0, topic)

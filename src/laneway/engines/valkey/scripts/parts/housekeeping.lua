@@ -8,20 +8,17 @@ local housekeeping = part(function(housekeeping)
     -- How many leases a call looks at whose time is over. Most were settled long ago: they are no
     -- events, but after a burst there are as many of them as it had messages.
     local MOST_LEASES = 1000
-    local PAGE, MOST_OF_LANE = 32, 16 -- events that are read at once; messages of a lane
+    local PAGE = 32 -- events that are read at once
 
     local function come_due(mid)
-        local lane = messages.arrive_brief(mid)
-        if not lane then
-            local record = messages.read(mid)
-            if not record then -- the store lost it; the doctor reports it
-                return
-            end
-            lane = lanes.find(record.lane)
-            messages.end_delay(lane, record)
-            messages.arrive(lane, record)
-            messages.touch(record)
+        local record = messages.read(mid)
+        if not record then -- the store lost it; the doctor reports it
+            return
         end
+        local lane = lanes.find(record.lane)
+        messages.end_delay(lane, record)
+        messages.arrive(lane, record)
+        messages.touch(record)
         lanes.touch(lane)
         if lane.place == IDLE then
             lanes.place(lane)
@@ -42,15 +39,9 @@ local housekeeping = part(function(housekeeping)
             mids[n] = unpack_from('>I7', event, 2)
         end
         messages.load(mids)
-        for n, mid in ipairs(mids) do
-            local topic, line = nil, nil
-            if byte(page[n]) == byte(DUE) then
-                topic, line = messages.names(mid)
-            end
-            local record = not topic and messages.read(mid)
-            if topic then
-                names[#names + 1], lines[#lines + 1] = topic, line or nil
-            elseif record then
+        for _, mid in ipairs(mids) do
+            local record = messages.read(mid)
+            if record then
                 names[#names + 1] = record.lane or nil
                 lines[#lines + 1] = messages.line(record) or nil
             end
@@ -74,48 +65,6 @@ local housekeeping = part(function(housekeeping)
         elseif kind == RETENTION_ENDS then
             messages.forget_dead(record)
         end
-    end
-
-    -- Let the due messages of these events arrive, and with each the other due ones of its lane and
-    -- rank, until there are `most`. So a lane that has many is read and written once for all of
-    -- them. (What is in the lane then does not depend on the order.) Returns how many.
-    local function arrive_by_lane(page, most)
-        local found, mids, seen, count = {}, {}, {}, 0
-        for n = 1, #page do
-            if byte(page[n]) == byte(DUE) and #mids < most then
-                local members, lane, are_all = messages.due_with(unpack_from('>I7', page[n], 2),
-                    MOST_OF_LANE)
-                if lane and not seen[lane] then
-                    seen[lane] = true
-                    found[#found + 1] = { lane, members, {}, are_all }
-                    for _, member in ipairs(members) do
-                        mids[#mids + 1] = messages.number_in(member)
-                    end
-                end
-            end
-        end
-        messages.load(mids)
-        local lines, at = {}, 0
-        for _, each in ipairs(found) do
-            for n = 1, #each[2] do
-                at = at + 1
-                each[3][n] = messages.line_of_due(mids[at])
-                lines[#lines + 1] = each[3][n] or nil
-            end
-        end
-        messages.load_holders(lines)
-        for _, each in ipairs(found) do
-            local lane, events = each[1], messages.arrive_together(unpack(each))
-            for n = 1, #events do
-                writes.set_member(keys.due, events[n], false)
-            end
-            count = count + #events
-            lanes.touch(lane)
-            if lane.place == IDLE then
-                lanes.place(lane)
-            end
-        end
-        return count
     end
 
     -- Process events in the order of time. An event may remove later ones, and may cause ones that
@@ -146,9 +95,6 @@ local housekeeping = part(function(housekeeping)
                 had_settled_one = had_settled_one or (seen == 1 and ended == 0)
             end
             load_messages(page)
-            if #page == PAGE then
-                left = left - arrive_by_lane(page, left)
-            end
             for _, event in ipairs(page) do
                 if left > 0 and not writes.is_removed(keys.due, event) then
                     happen(event)

@@ -26,10 +26,10 @@ key_limits = part(function(key_limits)
             .. key_of
     end
 
-    -- The slot of a stored message's key; false: no limits hold for it. A serial one has none.
-    function key_limits.slot_in(lane, stored)
-        local serial, topic, key_of = messages.key_in(stored)
-        return not serial and key_of and slot_of(lane, topic, key_of) or false
+    -- The slot of a message's key; false: no limits hold for it. A serial one has none.
+    function key_limits.slot_for(lane, record)
+        return record.serial == NO and record.key and slot_of(lane, record.topic, record.key)
+            or false
     end
 
     -- The slot at the end of a text; nil: there is none.

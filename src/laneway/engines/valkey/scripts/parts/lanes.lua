@@ -47,22 +47,22 @@ lanes = part(function(lanes)
 
     -- A record has a head of fixed width with what most calls change, then `latest`: both are
     -- always decoded. The rest has what few lanes need: their classes in top lists, the clock of
-    -- their rate, how many messages are sorted, gates, the group, and fields that are rarely used.
-    -- A lane without any of these has the rest `USUAL_REST`, which is neither decoded nor encoded:
-    -- `is_open` is false then. Setting such a field opens the lane.
+    -- their rate, gates, the group, and fields that are rarely used. A lane without any of these
+    -- has the rest `USUAL_REST`, which is neither decoded nor encoded: `is_open` is false then.
+    -- Setting such a field opens the lane.
     -- `was` is what `tallies` has counted of the lane.
-    local HEAD = '<Bi8i4i4i4i4i4i8i8i8i8I2i8i8i8i4i4I2c0'
-    local REST = '<I2I4I2I2i8i4I2c0'
+    local HEAD = '<Bi8i4i4i4i4i4i8i8i8i8I2i8i8i8i4i4i4I2c0'
+    local REST = '<I2I4I2I2i8I2c0'
     lanes.HEAD, lanes.CLASSES = HEAD, '<I2I4' -- the classes of backlog and age
     local HEAD_AND_REST = HEAD .. 'c0'
-    local USUAL_REST = ('\0'):rep(24)
+    local USUAL_REST = ('\0'):rep(20)
     lanes.USUAL_REST = USUAL_REST
-    local NEW = ('\0'):rep(97) .. USUAL_REST -- the record of a lane before anything is set
+    local NEW = ('\0'):rep(101) .. USUAL_REST -- the record of a lane before anything is set
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
     -- MessagePack's mark of a list of so many, the flow and the keys
     local RARE_MARK = '\159'
-    local USUAL = { big = 0, old = 0, busy = 0, slow = 0, tat = 0, sorted = 0, gate = '', is_rare =
+    local USUAL = { big = 0, old = 0, busy = 0, slow = 0, tat = 0, gate = '', is_rare =
         false, flow = false, keys = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
@@ -83,17 +83,17 @@ lanes = part(function(lanes)
     local LANE = { __index = USUAL }
 
     -- Give a lane the fields of the rest.
-    local function open(lane, big, old, busy, slow, tat, sorted, gate)
+    local function open(lane, big, old, busy, slow, tat, gate)
         setmetatable(lane, nil)
-        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.sorted,
-            lane.gate = true, false, big, old, busy, slow, tat, sorted, gate
+        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.gate =
+            true, false, big, old, busy, slow, tat, gate
         setmetatable(lane, LANE)
     end
 
     -- Called for a field that the lane does not have.
     function LANE.__newindex(lane, field, value)
         if not lane.is_open then
-            open(lane, 0, 0, 0, 0, 0, 0, '')
+            open(lane, 0, 0, 0, 0, 0, '')
             lane[field] = value
             return
         elseif not lane.is_rare then
@@ -116,7 +116,7 @@ lanes = part(function(lanes)
         local lane = setmetatable({
             name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, ready = 0,
             delayed = 0, parked = 0, leased = 0, bytes = 0, published = 0, delivered = 0, done = 0,
-            seen = 0, lately = 0, before = 0, listed = 0, latest = '', is_open = false,
+            seen = 0, lately = 0, before = 0, sorted = 0, listed = 0, latest = '', is_open = false,
             policy = false, is_changed = false, rule = false, is_bucket = false, arrived = false,
             index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
         }, LANE)
@@ -126,13 +126,13 @@ lanes = part(function(lanes)
 
     -- An earlier call has used the table for a lane without rare fields.
     local function close(lane)
-        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.sorted,
-            lane.gate = false, nil
+        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.gate =
+            false, nil
     end
 
     local function decode_rest(lane, stored, at)
-        local big, old, busy, slow, tat, sorted, gate, behind = unpack_from(REST, stored, at)
-        open(lane, big, old, busy, slow, tat, sorted, gate)
+        local big, old, busy, slow, tat, gate, behind = unpack_from(REST, stored, at)
+        open(lane, big, old, busy, slow, tat, gate)
         if lane.tier_queue >= IN_GROUP then
             lane.tier_queue, behind = -unpack_from('>I7', stored, behind), behind + 7
         end
@@ -150,8 +150,8 @@ lanes = part(function(lanes)
 
     local function decode(name, stored)
         local place, number, ready, delayed, parked, leased, listed, bytes, published, delivered,
-            done, tier_queue, wake, vt, seen, lately, before, latest, rest = unpack_from(HEAD,
-            stored)
+            done, tier_queue, wake, vt, seen, lately, before, sorted, latest, rest = unpack_from(
+            HEAD, stored)
         taken = taken + 1
         local lane = pool[taken]
         if not lane or lane.is_rare then
@@ -161,10 +161,10 @@ lanes = part(function(lanes)
         end
         lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.leased, lane.listed,
             lane.bytes, lane.published, lane.delivered, lane.done, lane.tier_queue, lane.wake,
-            lane.vt, lane.seen, lane.lately, lane.before, lane.latest, lane.name, lane.policy,
-            lane.is_changed, lane.index, lane.head_since = place, number, ready, delayed, parked,
-            leased, listed, bytes, published, delivered, done, tier_queue, wake, vt, seen, lately,
-            before, latest, name, false, false, false, false
+            lane.vt, lane.seen, lane.lately, lane.before, lane.sorted, lane.latest, lane.name,
+            lane.policy, lane.is_changed, lane.index, lane.head_since = place, number, ready,
+            delayed, parked, leased, listed, bytes, published, delivered, done, tier_queue, wake,
+            vt, seen, lately, before, sorted, latest, name, false, false, false, false
         local was, cut = lane.was, find_in(name, PARTITION, 1, true)
         was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
         if cut then
@@ -196,8 +196,7 @@ lanes = part(function(lanes)
 
     local function rest_of(lane)
         local gate = turns.record(lane)
-        local rest = pack(REST, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.sorted,
-            #gate, gate)
+        local rest = pack(REST, lane.big, lane.old, lane.busy, lane.slow, lane.tat, #gate, gate)
         if lane.tier_queue < 0 then
             rest = rest .. sortable(-lane.tier_queue)
         end
@@ -212,7 +211,8 @@ lanes = part(function(lanes)
         end
         return pack(HEAD_AND_REST, lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
             lane.leased, lane.listed, lane.bytes, lane.published, lane.delivered, lane.done,
-            tier_queue, lane.wake, lane.vt, lane.seen, lane.lately, lane.before, #latest, latest,
+            tier_queue, lane.wake, lane.vt, lane.seen, lane.lately, lane.before, lane.sorted,
+            #latest, latest,
             is_usual and USUAL_REST or rest_of(lane))
     end
 
@@ -665,11 +665,15 @@ lanes = part(function(lanes)
     -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
         local policy = lane.policy or lanes.rule(lane)
-        if not lane.index then
-            lanes.before_move(lane)
+        local is_away = is_elsewhere(lane, policy)
+        if lane.place == RUNNABLE and lane.ready > 0 and lane.tier_queue > 0
+            and not (is_away or lane.index or lane.is_rare or policy.may_hold) then
+            lanes.touch(lane) -- it stays
+            return
         end
+        lanes.before_move(lane)
         -- in another tier queue or group it begins like a lane that wakes
-        if is_elsewhere(lane, policy) then
+        if is_away then
             leave_gates(lane)
             leave_group(lane)
             enter(lane, policy)

@@ -136,27 +136,6 @@ local merging = part(function(merging)
         return true
     end
 
-    -- Let a new message join the waiting one of its merge key, which has this number, if neither is
-    -- unusual: without decoding it. Returns its id; nil: nothing was changed. `head`: its lane in
-    -- rich_heads.lua, or nil; `is_named`: the new one's id names the waiting one already.
-    function merging.join_brief(draft, policy, mid, head, is_named)
-        local which = policy.merge
-        local replaces = which == 'last'
-        if policy.debounce or draft.sticky or (replaces and merging.explicit_due(draft)) then
-            return nil
-        end
-        local lane, id = nil, nil
-        if which == 'all' then
-            lane, id = messages.add_part_brief(mid, draft, policy.merge_limit, head, is_named)
-        else
-            lane, id = messages.join_brief(mid, draft, replaces, head, is_named)
-        end
-        if lane then
-            lane.merged, shard.merged = lane.merged + 1, shard.merged + 1
-            return id or generated_id(mid)
-        end
-    end
-
     -- `record` comes back from a lease. The message of its merge key that waits joins it, as if
     -- `record` had been published first. Returns false if both together exceed the merge limit:
     -- then both wait, and new messages join the other one.

@@ -139,17 +139,6 @@ local putting = part(function(putting)
         messages.load_holders(lines)
     end
 
-    local function insert_decoded(draft, lane, mid, since, expires, serial)
-        lane.published, shard.published = lane.published + 1, shard.published + 1
-        messages.begin_waiting(lane, messages.new({
-            mid = mid, state = READY, rank = draft.rank, seq = mid, since = since, published =
-                shard.now, expires = expires, serial = serial, topic = draft.topic,
-            lane = lane.name, key = draft.key, id = draft.id, mkey = draft.mkey, headers =
-                draft.headers, content = draft.content, size = draft.size,
-        }, draft.sticky))
-        return mid
-    end
-
     local function insert(draft, policy, lane)
         local mid, topic, now = next_number(), draft.topic, shard.now
         local since, expires = now, draft.ttl and now + draft.ttl
@@ -161,15 +150,12 @@ local putting = part(function(putting)
             since = merging.window_due(topic, draft.mkey, policy)
         end
         local serial = draft.key and SERIAL[policy.serial] or NO
-        local line = serial ~= NO and topic .. '\0' .. draft.key
         if draft.id then
             ids.set(topic, draft.id, mid)
         end
-        if draft.lane and (not line or since > now or messages.is_free(line)) then
-            messages.insert(lane, draft, mid, since, expires, serial, line)
-            return mid
-        end
-        return insert_decoded(draft, lane, mid, since, expires, serial)
+        lane.published, shard.published = lane.published + 1, shard.published + 1
+        messages.begin_waiting(lane, messages.new(mid, draft, since, now, expires, serial))
+        return mid
     end
 
     -- Duplicate, merged, refused or accepted, in this order. Returns the number, or {outcome, …}.
@@ -185,10 +171,6 @@ local putting = part(function(putting)
         local name = draft.lane or lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)
         if draft.mkey then
             local number = merging.waiting_number(draft.topic, draft.mkey)
-            local joined = number and merging.join_brief(draft, policy, number)
-            if joined then
-                return { 'merged', joined }
-            end
             local waiting = number and messages.read(number)
             if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane),
                 waiting, draft, policy) then

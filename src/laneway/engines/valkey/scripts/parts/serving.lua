@@ -1714,10 +1714,11 @@ local serving = part(function(serving)
 
     -- The slots of the keys of stored messages (false: none), from a position on. Their states are
     -- read at once.
-    local function slots_in(lane, records, first)
+    local function slots_in(lane, mids, records, first)
         local slots, wanted = {}, {}
         for n = first, #records do
-            slots[n] = records[n] and key_limits.slot_in(lane, records[n]) or false
+            slots[n] = records[n] and key_limits.slot_for(lane, messages.take(mids[n], records[n]))
+                or false
             wanted[#wanted + 1] = slots[n] or nil
         end
         key_limits.load(wanted)
@@ -1734,12 +1735,12 @@ local serving = part(function(serving)
             local mids = folded and folded_ones(folded, given.picked, wanted)
                 or next_of(given, wanted)
             local records = read_many(keys.m, mids)
-            local slots_of = slots_in(lane, records, first)
+            local slots_of = slots_in(lane, mids, records, first)
             for n = first, #mids do
                 local mid, stored, slot = mids[n], records[n], slots_of[n]
                 if #found == most then
                     break
-                elseif calls.last_rank and stored and select(4, messages.key_in(stored))
+                elseif calls.last_rank and stored and messages.take(mid, stored).rank
                     > calls.last_rank then
                     is_last = true
                     break
@@ -1773,7 +1774,7 @@ local serving = part(function(serving)
             wanted[n] = mids[n]
         end
         for n, stored in ipairs(read_many(keys.m, wanted)) do
-            costs[n] = stored and messages.cost_of(stored) or 1
+            costs[n] = stored and messages.cost_in(messages.take(wanted[n], stored).headers) or 1
         end
         return #costs > 0 and costs or { 1 }
     end
@@ -1912,40 +1913,44 @@ local serving = part(function(serving)
         end
     end
 
-    -- The further bodies of the message that was leased last; `before`: that is leased next.
-    local function add_bodies(bodies, is_before)
+    -- The further bodies of the message that was leased last.
+    local function add_bodies(bodies)
         local n = #out.bodies
-        out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - (is_before and 0 or 1), bodies
-    end
-
-    local function waited(lane, stored)
-        local since = messages.since_of(stored)
-        tallies.waited(lane, since, since, 1)
-    end
-
-    -- The tail of a message that was not decoded.
-    local function tail_of_brief(given, policy, slot, line, has_ids)
-        if slot then
-            return tail_with_slot(given, policy, not has_ids, slot)
-        elseif line and not has_ids then
-            return tail_with_line(given, policy, line)
-        end
-        return tail_of(given, policy, not (line or has_ids))
+        out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
     end
 
     -- The slot of a message's key; false: no limits hold for it.
     local function slot_for(lane, mid, stored)
         local slot = calls.slot_of[mid]
         if slot == nil then
-            slot = key_limits.slot_in(lane, stored)
+            slot = key_limits.slot_for(lane, messages.take(mid, stored))
         end
         return slot
     end
 
-    -- Deliver a message whose record has to be decoded.
-    local function deliver_decoded(given, policy, deadline, mid, stored, slot)
-        local lane = given.lane
-        local record = messages.take(mid, stored)
+    -- What is behind the fence of a message's lease. An ack needs no more of most messages than
+    -- their serial key.
+    local function tail_for(given, policy, deadline, record, line, slot)
+        local lane, is_once = given.lane, policy.at_most_once
+        local is_recorded = record.suspect and calls.record_start
+        if is_once or is_recorded then
+            return packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
+                is_recorded, lanes.gate_of(lane, policy) or '', is_once, is_once and line, false,
+                false, slot)
+        end
+        local has_more = record.id or record.sticky or record.parts > 0 or record.joined > 0
+            or record.mirrored
+        if slot then
+            return tail_with_slot(given, policy, not (line or has_more), slot)
+        elseif line and not has_more then
+            return tail_with_line(given, policy, line)
+        end
+        return tail_of(given, policy, not (line or has_more))
+    end
+
+    -- Deliver a message that is not plain, or that is deleted at its delivery.
+    local function deliver_record(given, policy, deadline, record, stored, slot)
+        local lane, mid = given.lane, record.mid
         messages.leave(lane, record)
         -- housekeeping has not come to it yet
         if record.expires and record.expires <= shard.now then
@@ -1955,129 +1960,93 @@ local serving = part(function(serving)
             messages.expire(lane, record)
             return
         end
-        waited(lane, stored)
+        tallies.waited(lane, record.since, record.since, 1)
         local line = messages.line(record)
-        local is_empty = policy.at_most_once
-        local bodies = false
-        if record.parts > 0 then
-            bodies = call('LRANGE', key('b:' .. text(mid)), 0, -1)
-        elseif record.mkey and policy.merge == 'all' then
-            bodies = {}
-        end
-        local tail
-        if is_empty or (record.suspect and calls.record_start) then
-            tail = packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
-                record.suspect and calls.record_start, lanes.gate_of(lane, policy) or '', is_empty,
-                is_empty and line, false, false, slot)
-        else
-            local is_quick = not (line or record.id or record.sticky or record.parts > 0
-                or record.joined > 0 or record.mirrored)
-            tail = slot and tail_with_slot(given, policy, is_quick, slot) or tail_of(given, policy,
-                is_quick)
-        end
-        add_lease(deadline, mid, stored, tail, line)
+        add_lease(deadline, mid, stored, tail_for(given, policy, deadline, record, line, slot),
+            line)
         messages.mirror(lane, record, 'l')
-        if bodies then
-            add_bodies(bodies)
+        if record.parts > 0 then
+            add_bodies(call('LRANGE', key('b:' .. text(mid)), 0, -1))
+        elseif record.mkey and policy.merge == 'all' then
+            add_bodies({})
         end
-        if is_empty then -- the message is deleted at delivery; its lease holds the slots
+        if policy.at_most_once then -- it is deleted now; its lease holds the slots
             lane.done, shard.done = lane.done + 1, shard.done + 1
             ids.finish(record, true)
             messages.remove(lane, record)
         end
     end
 
-    -- Count the waiting times of so many messages of a lane. `sinces`: since when they were ready;
-    -- `first`, `last`: the extremes.
-    local function count_waits(lane, sinces, first, last, number)
-        if not tallies.waited(lane, first, last, number) then
-            for n = 1, number do
-                tallies.waited(lane, sinces[n], sinces[n], 1)
+    -- Count how long so many plain messages have waited, by the records of the first and the last.
+    local function count_waits(lane, plain_ones)
+        local count = #plain_ones
+        local first, last = plain_ones[1], plain_ones[count]
+        if not tallies.waited(lane, unpack_from('>I7', first, #first - 6), unpack_from('>I7', last,
+            #last - 6), count) then
+            for n = 1, count do
+                local since = unpack_from('>I7', plain_ones[n], #plain_ones[n] - 6)
+                tallies.waited(lane, since, since, 1)
             end
         end
     end
 
-    -- Deliver the messages of one visit. Most are not decoded: this is the innermost loop of all.
+    -- Deliver the messages of one visit. Plain ones are not decoded: this is the innermost loop.
     local function deliver_visit(given, policy, deadline, mids, records, first, last)
-        local leases, found, size = out.leases, out.messages, 0
-        local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
-        local first_one, last_one, ends = false, false, false
-        local rich_ones, sinces, earliest, latest = 0, out.sinces, math.huge, 0
+        local lane, size, plain_ones = given.lane, 0, {}
+        local tail, tail_is_quick = nil, nil
         local is_once, is_key_limited = policy.at_most_once, policy.key_limited
-        local is_last = nil
         for place = first, last do
             local mid, stored = mids[place], records[place]
-            local kind, tail_here = stored and byte(stored), nil
+            local kind = stored and byte(stored)
+            local slot = kind and is_key_limited and slot_for(lane, mid, stored)
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
             elseif kind == RICH or is_once then
-                local slot = is_key_limited and slot_for(lane, mid, stored)
-                local line, has_ids, mkey, since, bytes = nil, nil, nil, nil, nil
-                if kind == RICH and not is_once then
-                    if is_last == nil then
-                        is_last = lanes.waiting(lane) == 0
-                    end
-                    line, has_ids, mkey, since, bytes = messages.leave_brief(lane, mid,
-                        stored, is_last)
-                end
-                if line == nil then
-                    deliver_decoded(given, policy, deadline, mid, stored, slot)
-                else
-                    tail_here = tail_of_brief(given, policy, slot, line, has_ids)
-                    rich_ones, size = rich_ones + 1, size + bytes
-                    sinces[rich_ones] = since
-                    earliest = since < earliest and since or earliest
-                    latest = since > latest and since or latest
-                    if line then
-                        messages.set_holder(line, mid, true)
-                    end
-                    if mkey and policy.merge == 'all' then
-                        add_bodies({}, true)
-                    end
-                end
+                deliver_record(given, policy, deadline, messages.take(mid, stored), stored, slot)
             else
                 local is_quick = kind == PLAIN
-                local slot = is_key_limited and slot_for(lane, mid, stored)
                 if slot then
                     tail, tail_is_quick = tail_with_slot(given, policy, is_quick, slot), nil
-                elseif not tail or is_quick ~= tail_is_quick then
+                elseif is_quick ~= tail_is_quick then
                     tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
                 end
-                first_one, last_one, tail_here = first_one or stored, stored, tail
-                size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2),
-                    plain_ones + 1
-            end
-            if tail_here then
-                ends = ends or ends_at(deadline)
-                local n, m, e, fence = #leases, #found, #ends, shard.fence + 1
-                shard.fence = fence
-                leases[n + 1], leases[n + 2] = mid, pack(settling.LEASE, 207, fence, tail_here)
-                found[m + 1], found[m + 2] = mid, stored
-                ends[e + 1], ends[e + 2] = mid, fence
+                size = size + #stored - 10 - unpack_from('>I2', stored, 2)
+                plain_ones[#plain_ones + 1] = stored
+                add_lease(deadline, mid, stored, tail, false)
             end
         end
-        lane.bytes = lane.bytes - size
-        shard.bytes, shard.waiting, shard.leased = shard.bytes - size, shard.waiting - plain_ones
-            - rich_ones, shard.leased + plain_ones + rich_ones
-        if rich_ones > 0 then
-            count_waits(lane, sinces, earliest, latest, rich_ones)
+        if plain_ones[1] then
+            lane.bytes, shard.bytes = lane.bytes - size, shard.bytes - size
+            shard.waiting = shard.waiting - #plain_ones
+            count_waits(lane, plain_ones)
         end
-        local first_since = first_one and unpack_from('>I7', first_one, #first_one - 6)
-        local last_since = plain_ones > 1 and unpack_from('>I7', last_one, #last_one - 6)
-            or first_since
-        if first_one and not tallies.waited(lane, first_since, last_since, plain_ones) then
-            for place = first, last do
-                if records[place] and byte(records[place]) ~= RICH then
-                    waited(lane, records[place])
+    end
+
+    -- Read at once which messages have the merge keys of those that are delivered.
+    local function load_merging(mids, records)
+        local wanted = {}
+        for n = 1, #calls.order do
+            local given = calls.order[n]
+            local count = given.lane.policy.merge and given.count or 0
+            for place = given.first + 1, given.first + count do
+                local stored = records[place]
+                local record = stored and byte(stored) == RICH
+                    and messages.take(mids[place], stored)
+                if record and record.mkey then
+                    wanted[#wanted + 1] = record.topic .. '\0' .. record.mkey
                 end
             end
+        end
+        if wanted[1] then
+            writes.load_fields(keys.merge, wanted)
         end
     end
 
     local function deliver_all(visits)
         local mids, records = fetch_all()
-        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, sinces = {},
+        load_merging(mids, records)
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {},
             tails = { [true] = {}, [false] = {} }, around_lines = {} }
         for n = 1, #calls.order do
             local given = calls.order[n]
@@ -2108,7 +2077,6 @@ local serving = part(function(serving)
             runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2, deadline,
                 given.is_limited and 1 or 0
         end
-        messages.end_merging()
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
             settling.expect(deadline, entries)

@@ -67,7 +67,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 17
+local LAYOUT = 18
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
@@ -230,8 +230,14 @@ local function with_id(content, topic, key_of, id_then, id)
         - 1) .. coded .. sub(content, rest_at)
 end
 
+-- The content of a draft, or of a message: that is a part of what is stored until it changes.
+local function whole_content(message)
+    return message.content or sub(message.stored, message.content_at, message.content_to)
+end
+
 local function body_of(message)
-    return string.sub(message.content, 3 + unpack_from('>I2', message.content))
+    local content = whole_content(message)
+    return sub(content, 3 + unpack_from('>I2', content))
 end
 
 -- The counters

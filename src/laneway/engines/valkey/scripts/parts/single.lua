@@ -60,8 +60,8 @@ local single = part(function(single)
             return direct.put(version, topic, message, values, stored), record_of_counters, stored
         end
         local place, number, ready, delayed, parked, leased, listed, bytes, published, delivered,
-            done, its_queue, wake, vt, seen, lately, before, latest, rest = unpack_from(lanes.HEAD,
-            stored)
+            done, its_queue, wake, vt, seen, lately, before, sorted, latest, rest = unpack_from(
+            lanes.HEAD, stored)
         if place == IDLE then
             return direct.put(version, topic, message, values, stored), record_of_counters, stored
         elseif ready == 0 or #latest >= plain.room_in(number)
@@ -88,7 +88,7 @@ local single = part(function(single)
         run('HSET', keys.m, mid, message .. sortable(now))
         run('HSET', keys.lanes, topic, pack(lanes.HEAD, place, number, ready + 1, delayed, parked,
             leased, listed, bytes + size, published + 1, delivered, done, its_queue, wake, vt, seen,
-            lately, before, #latest, latest) .. sub(stored, rest))
+            lately, before, sorted, #latest, latest) .. sub(stored, rest))
         local tier_queue = values[TIER_QUEUES_AT][its_queue % IN_GROUP]
         tallies.count_one(topic, tier_queue[2], values[NONCE_AT], version, now)
         if (published + 1) % 32 == 0 then
