@@ -599,19 +599,14 @@ class Engine(Lanes):
             for tier_queue in tier_queues
             if self.tiers[tier_queue.tier].share != "strict"
         ]
-        shares: dict[str, float] = {}
-        without_work: list[TierQueue] = []
-        for tier_queue in tier_queues:
-            share = self.tiers[tier_queue.tier].share
-            if share == "strict":
-                continue
-            if self._count_deliverable(call, tier_queue):
-                shares[tier_queue.tier] = float(share)
-            else:
-                without_work.append(tier_queue)
-        everything = sum(map(self._tier_share, call.tier_queues))
-        begin = room
-        every = dict(shares)
+        every = {each.tier: self._tier_share(each) for each in call.tier_queues}
+        carry = {each.tier: each.carry for each in call.tier_queues}
+        taken = dict.fromkeys(every, 0)
+        shares = {
+            each.tier: every[each.tier]
+            for each in call.tier_queues
+            if self._count_deliverable(call, each)
+        }
         while room > 0 and (shares or call.yielded) and not call.withheld:
             if not shares:  # nobody took what they left
                 shares, call.yielded, call.yields = call.yielded, {}, False
@@ -620,17 +615,18 @@ class Engine(Lanes):
                 if len(shares) == 1 or call.startable >= room
                 else call.startable or min(room, STEP)
             )
-            took = self._serve_shares(call, pool, step, shares)
-            room -= took
-            if took:
+            claims = fairness.carries(every, carry, taken, every)
+            took = self._serve_shares(call, pool, step, shares, claims)
+            for tier, number in took.items():
+                taken[tier] += number
+            room -= sum(took.values())
+            if any(took.values()):
                 back = shares.keys() | call.yielded.keys()
-                shares = {tier: share for tier, share in every.items() if tier in back}
+                shares = {tier: every[tier] for tier in every if tier in back}
                 call.yielded = {}
-        for tier_queue in without_work:
-            earned = round(
-                (begin - room) * fairness.CARRY_SCALE * self._tier_share(tier_queue) / everything
-            )
-            tier_queue.carry = min(fairness.CARRY_SCALE, tier_queue.carry + earned)
+        carry = fairness.carries(every, carry, taken, shares)
+        for each in call.tier_queues:
+            each.carry = carry[each.tier]
 
     def _tier_share(self, tier_queue: TierQueue) -> float:
         return float(self.tiers[tier_queue.tier].share)
@@ -667,36 +663,30 @@ class Engine(Lanes):
         pool: str,
         room: int,
         shares: dict[str, float],
-    ) -> int:
-        """Divide `room` once. Tiers that cannot use their part are removed from `shares`."""
-        tier_queues = {tier: self.tier_queues[pool, tier] for tier in shares}
-        carries, divided = (
-            {tier: tier_queue.carry for tier, tier_queue in tier_queues.items()},
-            dict(shares),
-        )
-        parts, carried = fairness.split(room, divided, carries)
+        carry: dict[str, int],
+    ) -> dict[str, int]:
+        """
+        Divide `room` once; returns what the tiers took.
+
+        Tiers that cannot use their part are removed from `shares`.
+        """
+        parts = fairness.split(room, shares, carry)
         taken: dict[str, int] = {}
-        call.left = {tier_queues[tier]: part for tier, part in parts.items()}
+        call.left = {self.tier_queues[pool, tier]: part for tier, part in parts.items()}
         for tier, part in parts.items():
-            tier_queue = tier_queues[tier]
-            tier_queue.carry = carried[tier]
             if part == 0:
                 continue
+            tier_queue = self.tier_queues[pool, tier]
             call.has_yielded = False
             taken[tier] = self._serve(call, tier_queue, part)
             call.left[tier_queue] -= taken[tier]
             if call.withheld:
                 break
             if taken[tier] < part:
-                unused = (part - taken[tier]) * fairness.CARRY_SCALE
-                tier_queue.carry = min(fairness.CARRY_SCALE, tier_queue.carry + unused)
                 share = shares.pop(tier)
                 if call.has_yielded:
                     call.yielded[tier] = share
-        if call.withheld:
-            for tier, owed in fairness.settle_carry(divided, carries, taken).items():
-                tier_queues[tier].carry = owed
-        return sum(taken.values())
+        return taken
 
     def _deliverable(self, call: Call, tier_queue: TierQueue) -> list[Candidate]:
         """
@@ -748,18 +738,13 @@ class Engine(Lanes):
     def _goes_before(self, call: Call, name: str, lane: Lane, tier_queue: TierQueue) -> bool:
         """
         Whether a lane of another tier precedes the lane at a gate, and can be served in this call,
-        or would be the next of its tier and needs the last that the gate admits.
+        or needs the last that the gate admits.
         """
         other = self._first_in(call, name, tier_queue)
         if other is None or lane.tier_queue is tier_queue:
             return False
-        is_next = all(
-            self._order_in_tier(other) <= self._order_in_tier(one)
-            for one in self.lanes.values()
-            if one.tier_queue is tier_queue and one.place == "runnable" and one not in call.left_out
-        )
         return self._order_at(other) < self._order_at(lane) and (
-            call.left.get(tier_queue, 0) > 0 or (is_next and self._gate_room(name, lane) == 1)
+            call.left.get(tier_queue, 0) > 0 or self._gate_room(name, lane) == 1
         )
 
     def _first_in(self, call: Call, name: str, tier_queue: TierQueue) -> Lane | None:

@@ -106,10 +106,11 @@ def test_shares_hold_exactly_for_any_size_of_call() -> None:
     """6 : 3 : 1 over 1,000 deliveries, leased one at a time or in batches."""
     shares = {"high": 6.0, "mid": 3.0, "low": 1.0}
     for size in (1, 2, 7, 100):
-        carry: dict[str, int] = {}
+        carry = dict.fromkeys(shares, 0)
         total = dict.fromkeys(shares, 0)
         for _ in range(0, 2_000, size):
-            given, carry = fairness.split(size, shares, carry)
+            given = fairness.split(size, shares, carry)
+            carry = fairness.carries(shares, carry, given, shares)
             assert sum(given.values()) == size
             for tier, number in given.items():
                 total[tier] += number
@@ -119,6 +120,18 @@ def test_shares_hold_exactly_for_any_size_of_call() -> None:
             "mid": 0.3,
             "low": 0.1,
         }
+
+
+def test_what_a_tier_without_work_cannot_keep_is_of_those_with_work() -> None:
+    """So the carries add up to nothing, and after a long wait the tier is the next."""
+    shares = {"high": 6.0, "mid": 3.0, "low": 1.0}
+    carry = dict.fromkeys(shares, 0)
+    for _ in range(1_000):
+        given = fairness.split(1, {"high": 6.0, "low": 1.0}, carry)
+        carry = fairness.carries(shares, carry, given, {"high", "low"})
+    assert abs(sum(carry.values())) < fairness.CARRY_SCALE / 100
+    assert carry["mid"] == fairness.CARRY_SCALE
+    assert fairness.split(1, shares, carry) == {"high": 0, "mid": 1, "low": 0}
 
 
 def test_small_weights_are_exact_and_the_largest_still_advances() -> None:

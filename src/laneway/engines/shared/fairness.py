@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from laneway import units
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 TICKS = 4
 """Rate ticks in a microsecond: rounding an interval up costs at most 0.25 % at 10,000 a second."""
@@ -60,6 +60,9 @@ low that a message of a high cost would owe more.
 
 CARRY_SCALE = 1_000_000
 """The unit of a tier's carry: one delivery."""
+
+MOST_CARRIED = 32 * CARRY_SCALE
+"""A carry is between this and its negative."""
 
 
 @lru_cache(4096)
@@ -199,15 +202,11 @@ def reached(before: int, after: int, one_chunk: int) -> int:
     return max(before, after - one_chunk)
 
 
-def split(
-    room: int, shares: Mapping[str, float], carry: Mapping[str, int]
-) -> tuple[dict[str, int], dict[str, int]]:
+def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> dict[str, int]:
     """
-    Divide `room` deliveries between the tiers that have work, by their shares.
+    Divide `room` deliveries between the tiers that have work, by their shares and carries.
 
-    Fractions are carried from call to call, so that many calls for one delivery obey the shares as
-    well as one call for many. Returns each tier's number and its new carry, in `CARRY_SCALE`; the
-    sum of the carries stays the same. Ties go to the tier that is named first.
+    Ties go to the tier that is named first.
     """
     total = sum(shares.values())
     claims = {
@@ -228,11 +227,43 @@ def split(
                 key=lambda name: claims[name] - given[name] * CARRY_SCALE,
             )
             given[tier] -= 1
-    limit = 32 * CARRY_SCALE
-    carries = {
-        tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names
+    return given
+
+
+def carries(
+    shares: Mapping[str, float],
+    carry: Mapping[str, int],
+    taken: Mapping[str, int],
+    working: Collection[str],
+) -> dict[str, int]:
+    """
+    Return the carries, in `CARRY_SCALE`, after deliveries to tiers of one pool.
+
+    A tier's carry grows by its share of everything that was taken, and falls by what it took, so
+    the carries add up to nothing, and many calls for one delivery obey the shares as well as one
+    call for many. A tier that is not `working` keeps one delivery at most; what is above that is
+    divided among those that are, or that took something. Otherwise they would keep a claim to what
+    they have already taken, and a tier whose messages wait for a limit would not be next when the
+    limit admits one.
+    """
+    total, everything = sum(shares.values()), sum(taken.values())
+    if not everything:
+        return dict(carry)
+    claims = {
+        tier: carry[tier]
+        + round(everything * CARRY_SCALE * share / total)
+        - taken.get(tier, 0) * CARRY_SCALE
+        for tier, share in shares.items()
     }
-    return given, carries
+    above = 0
+    for tier, claim in claims.items():
+        if tier not in working and claim > CARRY_SCALE:
+            above, claims[tier] = above + claim - CARRY_SCALE, CARRY_SCALE
+    among = [tier for tier in shares if tier in working or (not working and taken.get(tier))]
+    weights = sum(shares[tier] for tier in among)
+    for tier in among:
+        claims[tier] += round(above * shares[tier] / weights)
+    return {tier: max(-MOST_CARRIED, min(MOST_CARRIED, claim)) for tier, claim in claims.items()}
 
 
 def interleave(counts: Sequence[int]) -> list[int]:
@@ -245,21 +276,3 @@ def interleave(counts: Sequence[int]) -> list[int]:
         ((2 * i + 1) / count, tier) for tier, count in enumerate(counts) for i in range(count)
     )
     return [tier for _, tier in positions]
-
-
-def settle_carry(
-    shares: Mapping[str, float], carry: Mapping[str, int], taken: Mapping[str, int]
-) -> dict[str, int]:
-    """
-    The carries after a division that ended early: each tier's share of everything that was taken,
-    less what it took itself.
-    """
-    total, everything = sum(shares.values()), sum(taken.values())
-    return {
-        tier: (
-            carry.get(tier, 0)
-            + round(everything * CARRY_SCALE * share / total)
-            - taken.get(tier, 0) * CARRY_SCALE
-        )
-        for tier, share in shares.items()
-    }

@@ -73,7 +73,7 @@ CREATE TABLE tier_queue (                -- one tier of one pool
     pool      TEXT NOT NULL,
     tier      TEXT NOT NULL,
     vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane that was served last
-    carry     INTEGER NOT NULL DEFAULT 0,   -- of the tier's share, see fairness.split
+    carry     INTEGER NOT NULL DEFAULT 0,   -- of the tier's share, see fairness.carries
     mean      INTEGER NOT NULL DEFAULT 0,   -- a message's mean duration in microseconds, 0: unknown
     delivered INTEGER NOT NULL DEFAULT 0,
     UNIQUE (pool, tier)

@@ -577,8 +577,8 @@ class _Plan:
         queues = {name: self.tx.tier_queue(pool, name) for name in shared}
         self._shared = dict.fromkeys(queue.number for queue in queues.values())
         shares = {name: share for name, share in shared.items() if self._has_work(queues[name])}
-        absent = [name for name in shared if name not in shares]
-        every, begin, yielded = dict(shares), room, dict[str, float]()
+        carry = {name: queue.carry for name, queue in queues.items()}
+        taken, yielded = dict.fromkeys(shared, 0), dict[str, float]()
         self._yields = len(shared) > 1
         while room > 0 and (shares or yielded) and not self.withheld:
             if not shares:  # nobody took what they left
@@ -588,16 +588,17 @@ class _Plan:
                 if len(shares) == 1 or self.startable >= room
                 else self.startable or min(room, STEP)
             )
-            took = self._serve_shares(queues, step, shares, yielded)
-            room -= took
-            if took:
+            parts = fairness.split(step, shares, fairness.carries(shared, carry, taken, shared))
+            took = self._serve_parts(queues, parts, shares, yielded)
+            room -= sum(took.values())
+            if any(took.values()):
                 back = shares.keys() | yielded.keys()
-                shares = {name: share for name, share in every.items() if name in back}
+                shares = {name: share for name, share in shared.items() if name in back}
                 yielded = {}
-        everything = sum(shared.values())
-        for name in absent:
-            earned = round((begin - room) * fairness.CARRY_SCALE * shared[name] / everything)
-            queues[name].carry = min(fairness.CARRY_SCALE, queues[name].carry + earned)
+                for name, number in took.items():
+                    taken[name] += number
+        for name, kept in fairness.carries(shared, carry, taken, shares).items():
+            queues[name].carry = kept
 
     def _has_work(self, tier_queue: TierQueue) -> bool:
         tx = self.tx
@@ -624,7 +625,7 @@ class _Plan:
     def lets_others_go_first(self, line: GateLine, lane: Lane) -> bool:
         """
         Whether a lane of another tier precedes the first one of a gate, and can be served in this
-        call, or would be the next of its tier and needs the last that the gate admits.
+        call, or needs the last that the gate admits.
         """
         if not self._yields:
             return False
@@ -641,33 +642,25 @@ class _Plan:
             return False
         if self._left.get(other.tier_queue, 0) > 0:
             return True
-        if line.gate.room(self.tx.now, lane.lane) != 1:
-            return False
-        candidates = self._candidates(self.tx.tier_queues[other.tier_queue], FIRST_PAGE)
-        before = candidates.runnable_position()
-        return before is None or candidates.position(first) <= before
+        return line.gate.room(self.tx.now, lane.lane) == 1
 
-    def _serve_shares(
+    def _serve_parts(
         self,
         queues: dict[str, TierQueue],
-        room: int,
+        parts: dict[str, int],
         shares: dict[str, float],
         yielded: dict[str, float],
-    ) -> int:
+    ) -> dict[str, int]:
         """
-        Divide `room` once. Tiers that cannot use their part are removed from `shares`; those of
-        them that have let others go first are added to `yielded`.
+        Serve each tier its part; returns what they took. Tiers that cannot use their part are
+        removed from `shares`; those of them that have let others go first are added to `yielded`.
         """
-        before = {name: queues[name].carry for name in shares}
-        all_shares = dict(shares)
-        given, carry = fairness.split(room, shares, before)
-        self._left = {queues[name].number: part for name, part in given.items()}
+        self._left = {queues[name].number: part for name, part in parts.items()}
         taken: dict[str, int] = {}
-        for name, part in given.items():
-            tier_queue = queues[name]
-            tier_queue.carry = carry[name]
+        for name, part in parts.items():
             if part == 0:
                 continue
+            tier_queue = queues[name]
             candidates = self._candidates(tier_queue, part)
             candidates.has_yielded = False
             taken[name] = self._serve(candidates, tier_queue, part)
@@ -675,15 +668,10 @@ class _Plan:
             if self.withheld:
                 break
             if taken[name] < part:
-                unused = (part - taken[name]) * fairness.CARRY_SCALE
-                tier_queue.carry = min(fairness.CARRY_SCALE, tier_queue.carry + unused)
                 share = shares.pop(name)
                 if candidates.has_yielded:
                     yielded[name] = share
-        if self.withheld:
-            for name, owed in fairness.settle_carry(all_shares, before, taken).items():
-                queues[name].carry = owed
-        return sum(taken.values())
+        return taken
 
     def _serve(self, candidates: _Candidates, tier_queue: TierQueue, room: int) -> int:
         """

@@ -146,6 +146,16 @@ def test_a_strict_tier_at_two_gates(driver: EngineDriver) -> None:
     assert min(got["one"], got["two"]) >= 10, got
 
 
+def test_a_tier_that_waits_for_its_gate_gets_its_share(driver: EngineDriver) -> None:
+    """It is the next whenever the gate admits one, as it is owed what it could not take before."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("each shard divides the slots among its own tiers")
+    a_gate(driver, "A", concurrency=1)
+    driver.policy("free", tier="high")
+    driver.policy("one", gate="A", tier="mid")
+    check(driver, {"free": 540, "one": 270}, default=2)
+
+
 def test_pools_at_one_gate(driver: EngineDriver) -> None:
     """Topics of two pools, each with its own workers, have equal parts of a gate."""
     a_gate(driver, "A", rate=10)

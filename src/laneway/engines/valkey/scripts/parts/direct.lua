@@ -47,14 +47,13 @@ local direct = part(function(direct)
             or tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             return
         end
-        local indexes, shares, everything = {}, {}, 0
+        local indexes, shares = {}, {}
         for _, tier in ipairs(tiers) do
             local each = tier_queues.find(policy.pool, tier.name)
             if each then
                 indexes[#indexes + 1], indexes[#indexes + 2] = each.runnable, each.heads
                 if not tier.strict then
                     shares[#shares + 1] = { each.number, tier.share }
-                    everything = everything + tier.share
                 end
             end
         end
@@ -69,7 +68,6 @@ local direct = part(function(direct)
             queues = #tier_queues, queue = tier_queue.number,
             lease = policy.lease, stride = fairness.stride(1, policy.weight),
             waiters = key('waiters:' .. policy.pool), indexes = indexes, shares = shares,
-            everything = everything, is_strict = tiers.named[tier_queue.tier].strict,
             published = names.published, delivered = names.delivered,
             waited = tallies.wait_of_none(tier_queue.tier) }
         last_plan = nil
@@ -178,14 +176,15 @@ local direct = part(function(direct)
         end
         -- The counters
         queue[VT], queue[QUEUE_DELIVERED] = vt, queue[QUEUE_DELIVERED] + 1
+        local entries = {} -- as `serve_alone` in serving.lua
         for _, of_share in ipairs(plan.shares) do
-            local each = queues[of_share[1]] -- as `serve_alone` in serving.lua
-            if of_share[1] == plan.queue then
-                each[CARRY] = fairness.of_one(each[CARRY], room - 1)
-            else
-                each[CARRY] = fairness.without_work(each[CARRY], plan.is_strict and 0 or 1,
-                    of_share[2], plan.everything)
-            end
+            local is_its = of_share[1] == plan.queue
+            entries[#entries + 1] = { share = of_share[2], carry = queues[of_share[1]][CARRY],
+                taken = is_its and 1 or nil, working = is_its and room == 1 }
+        end
+        fairness.set_carries(entries)
+        for index, of_share in ipairs(plan.shares) do
+            queues[of_share[1]][CARRY] = entries[index].kept
         end
         values[NOW], values[SEQ], values[FENCE] = now, mid, fence
         values[PUBLISHED], values[DELIVERED], values[LEASED] = values[PUBLISHED] + 1,

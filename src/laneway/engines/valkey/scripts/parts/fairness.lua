@@ -117,14 +117,14 @@ local fairness = part(function(fairness)
         return max(stood, stands - one_chunk)
     end
 
-    -- `entries`: {share, carry} each; sets `given` and `kept` in them.
+    -- `entries`: {share, kept} each; sets `given`.
     function fairness.split(room, entries)
         local total, left = 0, room
         for _, entry in ipairs(entries) do
             total = total + entry.share
         end
         for _, entry in ipairs(entries) do
-            entry.claim = entry.carry + round(room * CARRY_SCALE * entry.share / total)
+            entry.claim = entry.kept + round(room * CARRY_SCALE * entry.share / total)
             entry.given = max(0, floor(entry.claim / CARRY_SCALE))
             left = left - entry.given
         end
@@ -141,39 +141,44 @@ local fairness = part(function(fairness)
             local step = left > 0 and 1 or -1
             chosen.given, left = chosen.given + step, left - step
         end
+    end
+
+    -- Divide what tiers that are not working cannot keep among the others, or among those that
+    -- took something.
+    local function give_back(entries, above, field)
+        local weights = 0
         for _, entry in ipairs(entries) do
-            entry.kept = max(-MOST_CARRIED, min(MOST_CARRIED, entry.claim - entry.given
-                * CARRY_SCALE))
+            weights = weights + (entry[field] and entry.share or 0)
+        end
+        for _, entry in ipairs(entries) do
+            if entry[field] then
+                entry.kept = entry.kept + round(above * entry.share / weights)
+            end
         end
     end
 
-    -- `entries`: {share, carry, taken} each; sets `kept`.
-    function fairness.settle_carry(entries)
-        local total, everything = 0, 0
+    -- Set `kept`, the carries after deliveries, as `carries` in engines/shared/fairness.py does.
+    -- `entries`: {share, carry, taken, working} each; `taken`: how many, or nil.
+    function fairness.set_carries(entries)
+        local total, everything, above, is_working = 0, 0, 0, false
         for _, entry in ipairs(entries) do
-            total, everything = total + entry.share, everything + entry.taken
+            total, everything = total + entry.share, everything + (entry.taken or 0)
+            is_working = is_working or entry.working
         end
         for _, entry in ipairs(entries) do
-            entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total)
-                - entry.taken * CARRY_SCALE
+            entry.kept = entry.carry
+            if everything > 0 then
+                entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total)
+                    - (entry.taken or 0) * CARRY_SCALE
+                if not entry.working and entry.kept > CARRY_SCALE then
+                    above, entry.kept = above + entry.kept - CARRY_SCALE, CARRY_SCALE
+                end
+            end
         end
-    end
-
-    -- The carry of a tier that could not use so many messages of its part: it keeps one at most.
-    function fairness.with_unused(carry, unused)
-        return min(CARRY_SCALE, carry + unused * CARRY_SCALE)
-    end
-
-    -- The carry of a tier without work, after the tiers took so many messages. `everything`: the
-    -- sum of their shares.
-    function fairness.without_work(carry, taken, share, everything)
-        return min(CARRY_SCALE, carry + round(taken * CARRY_SCALE * share / everything))
-    end
-
-    -- The carry of the only tier with work, which could not use so many messages.
-    function fairness.of_one(carry, unused)
-        local kept = max(-MOST_CARRIED, min(MOST_CARRIED, carry))
-        return unused > 0 and fairness.with_unused(kept, unused) or kept
+        give_back(entries, above, is_working and 'working' or 'taken')
+        for _, entry in ipairs(everything > 0 and entries or {}) do
+            entry.kept = max(-MOST_CARRIED, min(MOST_CARRIED, entry.kept))
+        end
     end
 
     -- Positions in `counts`, each spread evenly over the whole: the i-th of n stands at (i + 1/2) /

@@ -732,51 +732,12 @@ local serving = part(function(serving)
         return line and line.heap[1] ~= nil
     end
 
-    -- The first of these entries that is a runnable lane or a group with such lanes; nil: none.
-    local function first_runnable(heap)
-        local first = nil
-        for n = 1, #heap do
-            local entry = heap[n]
-            local found = entry[3]
-            if type(found) == 'table' and not found.is_queue and (not first or before(entry, first))
-                and (not found.is_group or (found.entry == entry and has_runnable(found))) then
-                first = entry
-            end
-        end
-        return first
-    end
-
-    -- The first runnable lane or group of a tier queue, as far as it may deliver more in this call:
-    -- {virtual time, number}; nil: none.
-    local function first_runnable_of(tier_queue)
-        local line = calls.lines[tier_queue]
-        if line then
-            advance_line(line)
-            return first_runnable(line.heap)
-        end
-        local found = call('ZRANGE', tier_queue.runnable, 0, 0, 'WITHSCORES')
-        return found[1] and { tonumber(found[2]), (unpack_from('>I7', found[1])) }
-    end
-
-    -- Whether no runnable lane of its tier is before the lane.
-    local function is_next(lane, tier_queue)
-        local group, known = lanes.group(lane), calls.first_runnable
-        if known[tier_queue] == nil then
-            known[tier_queue] = first_runnable_of(tier_queue) or false
-        end
-        local entry, first = group or lane, known[tier_queue]
-        if first and group and first[2] == group.number then
-            entry, first = lane, has_runnable(group) and group.line.heap[1]
-        end
-        return not first or before({ entry.vt, entry.number }, first)
-    end
-
     -- Whether a lane of another tier precedes the lane at a gate, and can be served in this call,
-    -- or would be the next of its tier and needs the last that the gate admits.
+    -- or needs the last that the gate admits.
     local function goes_before(queue, lane, tier_queue)
         local other = first_in(queue_of(queue.gate, tier_queue))
         return other and precedes(other, lane, queue.gate) and ((calls.parts[tier_queue] or 0) > 0
-            or (gates.room_of(queue.gate, lane) == 1 and is_next(other, tier_queue)))
+            or gates.room_of(queue.gate, lane) == 1)
     end
 
     -- Whether there are several pools.
@@ -1354,7 +1315,7 @@ local serving = part(function(serving)
         local most, taken = room + calls.others, 0
         count_groups(line)
         local entries = min(count(line.tier_queue, most, line.known), most)
-        calls.for_others, calls.first_runnable = calls.left - room, {}
+        calls.for_others = calls.left - room
         calls.visited = calls.visited + 1 -- others may have been served
         list_yielding(line)
         while taken < room and not is_over() do
@@ -1382,43 +1343,28 @@ local serving = part(function(serving)
         return count(tier_queue, 1, {}) > 0
     end
 
-    -- Divide `room` once. Entries that cannot use their part are marked: `is_empty`, and
-    -- `has_yielded` if it is the turn of others at a gate.
-    local function serve_shares(entries, room)
-        fairness.split(room, entries)
+    -- Serve each entry the part that it was given; returns what they took. Entries that cannot use
+    -- their part are no longer `working`, and are marked if it is the turn of others at a gate.
+    local function serve_parts(entries)
         local everything = 0
         calls.parts = {}
         for _, entry in ipairs(entries) do
-            entry.before, entry.taken, entry.is_empty = entry.carry, 0, false
             calls.parts[entry.tier_queue] = entry.given
         end
         for _, entry in ipairs(entries) do
-            entry.carry = entry.kept
             if entry.given > 0 then
                 entry.line = entry.line or line_of(entry.tier_queue, entry.given)
                 calls.has_yielded = false
-                entry.taken = serve(entry.line, entry.given)
-                calls.parts[entry.tier_queue] = entry.given - entry.taken
-                everything = everything + entry.taken
+                local taken = serve(entry.line, entry.given)
+                calls.parts[entry.tier_queue] = entry.given - taken
+                everything = everything + taken
+                entry.taken = taken > 0 and (entry.taken or 0) + taken or entry.taken
                 if is_over() then
                     break
-                elseif entry.taken < entry.given then
+                elseif taken < entry.given then
                     entry.is_empty, entry.has_yielded = true, calls.has_yielded
-                    entry.carry = fairness.with_unused(entry.carry, entry.given - entry.taken)
                 end
             end
-        end
-        if is_over() then
-            for _, entry in ipairs(entries) do
-                entry.carry = entry.before
-            end
-            fairness.settle_carry(entries)
-            for _, entry in ipairs(entries) do
-                entry.carry = entry.kept
-            end
-        end
-        for _, entry in ipairs(entries) do
-            entry.tier_queue.carry = entry.carry
         end
         return everything
     end
@@ -1442,9 +1388,20 @@ local serving = part(function(serving)
         return found
     end
 
-    -- Serve tiers with work by their shares.
-    local function serve_by_shares(entries, room)
-        local active, yielded = entries, {}
+    -- Mark the entries that have work: those of a list.
+    local function set_working(entries, active)
+        for _, entry in ipairs(entries) do
+            entry.working = false
+        end
+        for _, entry in ipairs(active) do
+            entry.working = true
+        end
+        fairness.set_carries(entries)
+    end
+
+    -- Serve tiers by their shares; `active`: those with work.
+    local function serve_by_shares(entries, active, room)
+        local yielded = {}
         while room > 0 and (#active > 0 or next(yielded) ~= nil) and not is_over() do
             if #active == 0 then -- nobody took what they left
                 active, yielded, calls.yields = chosen(entries, yielded), {}, false
@@ -1453,7 +1410,9 @@ local serving = part(function(serving)
             if #active > 1 and calls.startable < room then
                 step = calls.startable > 0 and calls.startable or min(room, STEP)
             end
-            local taken, left = serve_shares(active, step), {}
+            set_working(entries, entries)
+            fairness.split(step, active)
+            local taken, left = serve_parts(active), {}
             room = room - taken
             for _, entry in ipairs(active) do
                 if not entry.is_empty then
@@ -1461,6 +1420,7 @@ local serving = part(function(serving)
                 elseif entry.has_yielded then
                     yielded[entry] = true
                 end
+                entry.is_empty = false
             end
             if taken > 0 then
                 active, yielded = chosen(entries, left, yielded), {}
@@ -1468,13 +1428,15 @@ local serving = part(function(serving)
                 active = chosen(entries, left)
             end
         end
-        return room
+        set_working(entries, active)
+        for _, entry in ipairs(entries) do
+            entry.tier_queue.carry = entry.kept
+        end
     end
 
     -- Serve strict tiers first, then the others by their shares. What a tier cannot use is divided
     -- among the others.
     local function serve_pool(pool, room)
-        local entries, without_work, everything = {}, {}, 0
         for _, tier in ipairs(tiers) do
             local tier_queue = served_queue(pool, tier)
             if tier_queue and tier.strict then
@@ -1484,21 +1446,20 @@ local serving = part(function(serving)
                 end
             end
         end
+        local entries, active = {}, {}
         for _, tier in ipairs(tiers) do
             local tier_queue = served_queue(pool, tier)
             if tier_queue and not tier.strict then
                 table.insert(calls.tier_queues, tier_queue)
-                everything = everything + tier.share
                 local entry = { share = tier.share, carry = tier_queue.carry, tier_queue =
                     tier_queue }
-                table.insert(has_work(tier_queue) and entries or without_work, entry)
+                entries[#entries + 1] = entry
+                if has_work(tier_queue) then
+                    active[#active + 1] = entry
+                end
             end
         end
-        local taken = room - serve_by_shares(entries, room)
-        for _, entry in ipairs(without_work) do
-            entry.tier_queue.carry = fairness.without_work(entry.carry, taken, entry.share,
-                everything)
-        end
+        serve_by_shares(entries, active, room)
     end
 
     -- Whether nothing but this lane, which became runnable in this call, can deliver in the pool.
@@ -1519,21 +1480,20 @@ local serving = part(function(serving)
 
     -- As `serve_pool`, if the lane is alone.
     local function serve_alone(lane, pool, room)
-        local its_queue, everything = tier_queues[lane.tier_queue], 0
+        local its_queue, entries = tier_queues[lane.tier_queue], {}
         local taken = serve_lane(lane, its_queue, room, 1)
-        local is_strict = tiers.named[its_queue.tier].strict
-        for _, tier in ipairs(tiers) do
-            everything = everything + (not tier.strict and tier_queues.find(pool, tier.name)
-                and tier.share or 0)
-        end
         for _, tier in ipairs(tiers) do
             local tier_queue = not tier.strict and tier_queues.find(pool, tier.name)
-            if tier_queue and tier_queue ~= its_queue then
-                tier_queue.carry = fairness.without_work(tier_queue.carry, is_strict and 0 or taken,
-                    tier.share, everything)
-            elseif tier_queue and not is_over() then
-                tier_queue.carry = fairness.of_one(tier_queue.carry, room - taken)
+            if tier_queue then
+                local is_its = tier_queue == its_queue
+                entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry, tier_queue =
+                    tier_queue, taken = is_its and taken > 0 and taken or nil, working = is_its
+                    and (taken == room or is_over()) }
             end
+        end
+        fairness.set_carries(entries)
+        for _, entry in ipairs(entries) do
+            entry.tier_queue.carry = entry.kept
         end
     end
 
@@ -2110,7 +2070,6 @@ local serving = part(function(serving)
             lines = {}, queues = {}, came_to = {}, left_out = {}, moves = {},
             -- the tier queues with shares, and how many messages they may still take of their parts
             tier_queues = {}, parts = {}, missed = {}, yields = true, has_yielded = false,
-            first_runnable = {},
             max_lease = max_lease or math.huge }
         calls.passed_over, calls.has_pools = false, are_several_pools()
         local carries = {}
