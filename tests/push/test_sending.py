@@ -240,7 +240,7 @@ def test_subscriptions_and_events(
         ("skipped", None, 5),
         ("breakers_opened", None, 0),
     ):
-        labels = {"namespace": "default"} | ({} if answer is None else {"answer": answer})
+        labels = {"namespace": app.namespace} | ({} if answer is None else {"answer": answer})
         assert registry.get_sample_value(f"laneway_endpoint_{name}_total", labels) == count
 
 
