@@ -17,7 +17,7 @@ from laneway import (
     subscriptions,
     versions,
 )
-from laneway.admin import dead_letters, repeats, top_topics
+from laneway.admin import dead_letters, merge_estimate, top_topics
 from laneway.admin import policies as admin_policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
@@ -32,10 +32,10 @@ from laneway.errors import UsageError
 from laneway.history import figures as history_figures
 from laneway.history.alarms import AlarmRule
 from laneway.policy import FIELDS, Gate, check_pattern, check_policy_pattern, check_topic
+from laneway.printable import redacted
 from laneway.producing.choice import producer_of
 from laneway.producing.publish_options import message_from
 from laneway.producing.reports import UnsentReports
-from laneway.safetext import redacted
 from laneway.schedules import store as schedule_store
 from laneway.tasks import context, outcomes, queue
 from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator
@@ -695,7 +695,7 @@ class Laneway:
             )
         arguments.whole("topics", "limit", limit)
         if order == "repeats":
-            return repeats.top(self.engine, check_policy_pattern(pattern), limit)
+            return merge_estimate.top(self.engine, check_policy_pattern(pattern), limit)
         after = None if after is None else arguments.name("topics", "after", after)
         stats = top_topics.topics(
             self.engine, order, pattern=check_policy_pattern(pattern), limit=limit, after=after

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway import headers as control
-from laneway import texts, units
+from laneway import storable, units
 from laneway.errors import BadMessage
 from laneway.message import RAW, Draft, Lease, Message
 from laneway.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_publish_topic
@@ -74,9 +74,9 @@ def _fault(body: Any, error: Exception) -> str:
             except Exception as fault:  # noqa: BLE001
                 return (
                     f"{path} is of type {type(value).__name__}, which JSON cannot hold"
-                    f" ({texts.of(fault)}); convert it first"
+                    f" ({storable.of(fault)}); convert it first"
                 )
-    return f"the body cannot be written as JSON ({texts.of(error)}); convert it first"
+    return f"the body cannot be written as JSON ({storable.of(error)}); convert it first"
 
 
 def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -218,9 +218,9 @@ def checked(settlement: Settlement) -> Settlement:
     says so.
     """
     if settlement.reason is not None:
-        settlement.reason = texts.clean(settlement.reason, texts.MAX_REASON)
+        settlement.reason = storable.clean(settlement.reason, storable.MAX_REASON)
     if settlement.error is not None:
-        settlement.error = texts.clean(settlement.error, texts.MAX_ERROR)
+        settlement.error = storable.clean(settlement.error, storable.MAX_ERROR)
     if settlement.delay_us is not None:
         settlement.delay_us = min(max(settlement.delay_us, 0), MAX_DELAY_US)
     return settlement

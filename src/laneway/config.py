@@ -13,7 +13,7 @@ import msgspec
 from laneway import units
 from laneway.engines.base import Settings
 from laneway.errors import BadPolicy, UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 from laneway.tiers import Tier, check_tiers, unknown_default
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.admin.workers import Coverage
-from laneway.safetext import escaped, redacted
+from laneway.printable import escaped, redacted
 
 if TYPE_CHECKING:
     from laneway import Laneway, Stats

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import store_figures, store_metrics
 from laneway.errors import LanewayError, UsageError
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 from laneway.signals import worker_ready
 from laneway.working.handler import kind_of
 

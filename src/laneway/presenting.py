@@ -16,7 +16,7 @@ import msgspec
 
 from laneway.message import RAW
 from laneway.policy import AUTO, FOREVER, FOREVER_FIELDS, gate_names
-from laneway.safetext import escaped, escaped_json
+from laneway.printable import escaped, escaped_json
 from laneway.units import MAX_SECONDS, SECOND, rate_text
 
 if TYPE_CHECKING:

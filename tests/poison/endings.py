@@ -487,6 +487,6 @@ def called_apart(message: Any) -> Any:
 
 def texts_of(error: BaseException) -> str:
     """An error as text for the message of an assertion."""
-    from laneway import texts
+    from laneway import storable
 
-    return f"{texts.type_name(type(error))}: {texts.of(error)}"
+    return f"{storable.type_name(type(error))}: {storable.of(error)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.engines.valkey.scripts import SOURCE
 
 UNDIVIDED = SOURCE.replace(b"HOUSE_US = 1500", b"HOUSE_US = 1e9")
@@ -27,6 +27,6 @@ def stored(client: Any, namespace: str) -> dict[str, Any]:
         name.decode().removeprefix(prefix): reads[client.type(name)](name)
         for name in client.scan_iter(f"{prefix}*")
     }
-    counters = records.read_counters(found["shard"])
+    counters = record_formats.read_counters(found["shard"])
     found["shard"] = msgspec.structs.replace(counters, nonce="", version=0)
     return {name: found[name] for name in found if name not in ("settings", "policies")}

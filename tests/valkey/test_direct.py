@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from laneway.engines.base import FullEngine, WorkListener
-from laneway.engines.valkey import records, wakeup
+from laneway.engines.valkey import record_formats, wakeup
 from laneway.message import Batch, Draft, Lease, Settlement
 from laneway.testing.servers import Server, until
 
@@ -118,16 +118,16 @@ def stored(server: Server, namespace: str) -> dict[str, Any]:
 
 
 def stored_in(client: Any, prefix: str) -> dict[str, Any]:
-    counters = msgspec.structs.asdict(records.read_counters(client.get(f"{prefix}shard")))
+    counters = msgspec.structs.asdict(record_formats.read_counters(client.get(f"{prefix}shard")))
     for field in ("nonce", "now", "seq", "fence", "version", "alarm"):
         del counters[field]
     lanes = {}
     for name, content in client.hgetall(f"{prefix}lanes").items():
-        lane = msgspec.structs.asdict(records.read_lane(name.decode(), content))
+        lane = msgspec.structs.asdict(record_formats.read_lane(name.decode(), content))
         lanes[name] = {field: lane[field] for field in lane if field not in ("wake", "seen")}
     leases = [
         (held.lane, held.charge, held.quick, held.gate, held.deadline - held.granted)
-        for held in map(records.read_held, client.hvals(f"{prefix}l"))
+        for held in map(record_formats.read_held, client.hvals(f"{prefix}l"))
     ]
     tallies = {
         field: count

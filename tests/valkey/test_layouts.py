@@ -10,7 +10,7 @@ import redis
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.valkey import layouts, records
+from laneway.engines.valkey import layouts, record_formats
 from laneway.engines.valkey.connection import Connections
 from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import SchemaMismatch
@@ -19,10 +19,10 @@ from laneway.testing.servers import Server
 
 Opened = Callable[..., FullEngine]
 
-BEFORE = records.LAYOUT - 2
+BEFORE = record_formats.LAYOUT - 2
 """The layout that two made-up steps begin at."""
 
-COPYING_AT = records.Counters.__struct_fields__.index("copying")
+COPYING_AT = record_formats.Counters.__struct_fields__.index("copying")
 
 
 def client(server: Server) -> redis.Redis:
@@ -37,14 +37,14 @@ def make_older(server: Server, opened: Opened) -> None:
     engine = opened(f"{server.url}?shards=2", namespace="before")
     engine.put([Draft(f"t.{n}", b"kept") for n in range(9)])
     engine.close()
-    names = records.Counters.__struct_fields__
+    names = record_formats.Counters.__struct_fields__
     with client(server) as raw:
         for shard in range(2):
             key = f"laneway:{{before/{shard}}}:shard"
-            values = records.unpack_values(raw.get(key), len(names))
+            values = record_formats.unpack_values(raw.get(key), len(names))
             values[0] = BEFORE
             del values[COPYING_AT]
-            raw.set(key, records.pack_values(*values))
+            raw.set(key, record_formats.pack_values(*values))
         raw.hset("laneway:{before/0}:settings", "layout", BEFORE)
 
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import laneway.engines.valkey
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.policy import Resolved
 
 PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
@@ -46,16 +46,16 @@ def python_format(lua: str) -> str:
 
 
 def test_fields_of_a_policy() -> None:
-    """rules.lua reads them where `records.rule_record` writes them."""
-    assert list(records.rule_fields(Resolved())) == listed("rules", "FIELDS")
+    """rules.lua reads them where `record_formats.rule_record` writes them."""
+    assert list(record_formats.rule_fields(Resolved())) == listed("rules", "FIELDS")
 
 
 def test_fields_of_a_message() -> None:
-    assert list(records.Rare.__struct_fields__) == [*listed("messages", "RARE"), "rank"]
+    assert list(record_formats.Rare.__struct_fields__) == [*listed("messages", "RARE"), "rank"]
     for part, name, known in (
-        ("messages", "HEAD", records._HEAD),
-        ("putting", "DRAFT", records._DRAFT),
-        ("putting", "USUAL", records._USUAL_DRAFT),
+        ("messages", "HEAD", record_formats._HEAD),
+        ("putting", "DRAFT", record_formats._DRAFT),
+        ("putting", "USUAL", record_formats._USUAL_DRAFT),
     ):
         found = re.search(rf"local {name} = '>(.*)'\n *local {name}_BYTES = (\d+)", text(part))
         assert found is not None
@@ -69,7 +69,7 @@ def test_fields_of_a_lease() -> None:
     behind, *fields = assigned("settling", "settling.decode", "unpack_limit")
     assert behind == "behind"
     fields += assigned("settling", "settling.decode", "values_of")
-    assert fields == list(records.Held.__struct_fields__)
+    assert fields == list(record_formats.Held.__struct_fields__)
     rest = re.search(r"function settling\.tail\((.*?)\)", text("settling"), re.DOTALL)
     assert rest is not None
     assert ["fence", "lane", *re.split(r",\s+", rest[1])] == [*fields[:-1], "slot"]
@@ -82,15 +82,15 @@ def test_fields_of_a_lane() -> None:
         assigned("lanes", "decode_rest", "unpack_from"),
     )
     assert (head.pop(), rest.pop()) == ("rest", "behind"), "where these end"
-    fields = list(records.Lane.__struct_fields__)
+    fields = list(record_formats.Lane.__struct_fields__)
     assert fields == [*head, *rest, "name", *listed("lanes", "RARE"), "flow"]
-    assert len(listed("lanes", "RARE")) == records.RARE
-    assert head[records._TIER_QUEUE] == "tier_queue"
+    assert len(listed("lanes", "RARE")) == record_formats.RARE
+    assert head[record_formats._TIER_QUEUE] == "tier_queue"
 
 
 def test_widths_of_a_lane() -> None:
     """Both languages take the fields of a lane to be as wide."""
-    for name, known in (("HEAD", records._LANE_HEAD), ("REST", records._LANE_REST)):
+    for name, known in (("HEAD", record_formats._LANE_HEAD), ("REST", record_formats._LANE_REST)):
         assert python_format(found_in("lanes", rf"local {name} = '(.*?)'")) == (
             known.format.removeprefix("<") + "s"
         )
@@ -99,8 +99,8 @@ def test_widths_of_a_lane() -> None:
     assert rest is not None
     assert new is not None
     assert (int(new[1]), int(rest[1])) == (
-        records._LANE_HEAD.size + COUNT,
-        records._LANE_REST.size + COUNT,
+        record_formats._LANE_HEAD.size + COUNT,
+        record_formats._LANE_REST.size + COUNT,
     )
 
 
@@ -115,17 +115,21 @@ def found_in(part: str, pattern: str) -> str:
 
 
 def test_fields_of_the_counters() -> None:
-    assert list(records.Counters.__struct_fields__) == listed("shard", "COUNTERS")
+    assert list(record_formats.Counters.__struct_fields__) == listed("shard", "COUNTERS")
 
 
 def test_fields_of_a_gate() -> None:
     fields = assigned("gates", "gates.find", "values_of")
-    assert fields == list(records.GateRecord.__struct_fields__)
+    assert fields == list(record_formats.GateRecord.__struct_fields__)
 
 
 def test_equal_own_policies_have_one_id() -> None:
     """Whatever the order of their fields: a policy that is read and set again stays as it is."""
-    own_id, record = records.own_record({"code": {"tier": "high", "weight": 7.0, "serial": "hold"}})
-    same_id, _ = records.own_record({"code": {"serial": "hold", "tier": "high", "weight": 7.0}})
+    own_id, record = record_formats.own_record(
+        {"code": {"tier": "high", "weight": 7.0, "serial": "hold"}}
+    )
+    same_id, _ = record_formats.own_record(
+        {"code": {"serial": "hold", "tier": "high", "weight": 7.0}}
+    )
     assert own_id == same_id
-    assert records.own_record(records.own_layers(record))[0] == own_id
+    assert record_formats.own_record(record_formats.own_layers(record))[0] == own_id

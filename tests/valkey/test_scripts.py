@@ -14,7 +14,7 @@ import laneway.engines.valkey
 from laneway.engines import base, open_engine
 from laneway.engines.base import Settings
 from laneway.engines.shared import adaptive, fairness, refusals, size_classes
-from laneway.engines.valkey import records, scripts
+from laneway.engines.valkey import record_formats, scripts
 from laneway.engines.valkey.engine import LEAST_AT_ONCE
 from laneway.message import Draft, Settlement
 from laneway.policy import FOREVER
@@ -53,7 +53,7 @@ def test_reasons_of_dead_letters() -> None:
 
 
 def test_numbers() -> None:
-    assert int(number("shard", "LAYOUT")) == records.LAYOUT
+    assert int(number("shard", "LAYOUT")) == record_formats.LAYOUT
     assert int(number("fairness", "TICKS")) == fairness.TICKS
     assert int(number("fairness", "VT_SCALE")) == fairness.VT_SCALE
     assert int(number("fairness", "MOST_HELD")) == fairness.MOST_HELD_US

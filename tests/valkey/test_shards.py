@@ -15,7 +15,7 @@ import pytest
 from laneway.engines.base import FullEngine
 from laneway.engines.sharded import visits
 from laneway.engines.sharded.queue import SHARDS_AT_ONCE
-from laneway.engines.valkey import namespace, records
+from laneway.engines.valkey import namespace, record_formats
 from laneway.engines.valkey.connection import Connections
 from laneway.errors import BadMessage
 from laneway.message import Action, Draft, Lease, Settlement, SettlementAnswer
@@ -188,8 +188,8 @@ def paused_on_all_shards_but_the_first(opened: Opened) -> FullEngine:
     space = engine._space  # type: ignore[attr-defined]
     version, fields, names = (
         space.routes.version,
-        records.pack(["code:t.*", ""]),
-        records.pack(["t.*"]),
+        record_formats.pack(["code:t.*", ""]),
+        record_formats.pack(["t.*"]),
     )
     space.run("policy", 0, None, version, version + 1, "t.*", fields, names, 0, 0, b"")
     return engine

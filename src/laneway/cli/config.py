@@ -6,7 +6,7 @@ import click
 
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.config import choose_store
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 
 @click.group()

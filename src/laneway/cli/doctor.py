@@ -14,7 +14,7 @@ from laneway.cli.session import REFUSED, Session, json_option, pass_session, pri
 from laneway.engines import check_server
 from laneway.engines.base import Check
 from laneway.errors import NoNamespace
-from laneway.safetext import redacted, without_passwords
+from laneway.printable import redacted, without_passwords
 
 
 @click.command(short_help="Check the store, and repair it.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from laneway.cli.session import REFUSED, USAGE, exit_with, say
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 FILES = ("app.py", "test_app.py", "compose.yaml")
 """What is written; the contents are in the folder first_program."""

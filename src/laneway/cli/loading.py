@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from laneway.errors import LanewayError, UsageError
-from laneway.safetext import escaped, redacted, without_passwords
+from laneway.printable import escaped, redacted, without_passwords
 from laneway.working.user_imports import importing, own_lines
 
 if TYPE_CHECKING:

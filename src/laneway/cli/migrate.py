@@ -15,8 +15,8 @@ from laneway.cli.session import Session, json_option, pass_session, print_json, 
 from laneway.cluster.term_store import copy_terms
 from laneway.errors import UsageError
 from laneway.history.copying import copy_rows
+from laneway.printable import redacted
 from laneway.push.log_copying import copy as copy_delivery_log
-from laneway.safetext import redacted
 from laneway.units import counted
 
 if TYPE_CHECKING:

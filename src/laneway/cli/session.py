@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from laneway.presenting import json_text, table_lines
-from laneway.safetext import escaped, redacted, without_passwords
+from laneway.printable import escaped, redacted, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ from laneway.cli.session import (
     say,
 )
 from laneway.presenting import duration
-from laneway.safetext import HIDDEN
+from laneway.printable import HIDDEN
 from laneway.units import counted
 
 if TYPE_CHECKING:

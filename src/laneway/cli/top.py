@@ -13,7 +13,7 @@ from laneway.cli.history import outlook
 from laneway.cli.session import Session, json_option, pass_session, print_json
 from laneway.live import Look, look
 from laneway.presenting import duration, topic_state
-from laneway.safetext import escaped
+from laneway.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

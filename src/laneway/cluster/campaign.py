@@ -25,7 +25,7 @@ from laneway.cluster.renewal import TermRenewal
 from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim
 from laneway.errors import EngineUnavailable, LanewayError, StepAborted, TermLost
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable

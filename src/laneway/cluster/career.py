@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.errors import TermLost, UsageError
-from laneway.safetext import escaped
+from laneway.printable import escaped
 from laneway.working.time_limits import raise_in_thread
 
 if TYPE_CHECKING:

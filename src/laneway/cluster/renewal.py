@@ -14,7 +14,7 @@ import msgspec
 
 from laneway.cluster.term import clock
 from laneway.errors import LanewayError
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from laneway.cluster.term import Term

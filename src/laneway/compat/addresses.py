@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from laneway.errors import UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 log = logging.getLogger("laneway.compat")
 

@@ -54,7 +54,7 @@ from laneway.errors import LanewayError
 from laneway.live import rate_between
 from laneway.message import Message
 from laneway.presenting import json_text
-from laneway.safetext import escaped
+from laneway.printable import escaped
 from laneway.testing.servers import NoServer, Server
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from laneway.engines.own import OWN
 from laneway.engines.planned import PLANNED
 from laneway.errors import UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

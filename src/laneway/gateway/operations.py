@@ -21,7 +21,7 @@ from laneway import units
 from laneway.engines.base import Check, DoctorStep
 from laneway.errors import LanewayError
 from laneway.gateway.problems import Problem
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

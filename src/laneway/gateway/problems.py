@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import msgspec
 
 from laneway.errors import BacklogFull, BadPolicy, EngineUnavailable, LanewayError
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

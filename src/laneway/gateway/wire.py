@@ -27,7 +27,7 @@ from laneway.gateway.schema import (
 )
 from laneway.headers import cost
 from laneway.message import RAW, Message
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from laneway.engines.base import Check, MessageView, Overview, TierStats, TopicStats

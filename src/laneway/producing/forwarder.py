@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from laneway import texts
+from laneway import storable
 from laneway.engines.base import FORWARD_AT_ONCE
 from laneway.errors import BadMessage, LanewayError
 from laneway.producing.reports import logger
@@ -354,9 +354,9 @@ class Forwarder(threading.Thread):
     def _wait_for_store(self, error: Exception, file: SpoolFile) -> None:
         if self._outage is None:
             self._away_at = time.monotonic() + RESTART_SECONDS if self._was_reached else -math.inf
-            text = texts.of(error, 500)
+            text = storable.of(error, 500)
             if not isinstance(error, LanewayError):  # this machine's: "MemoryError: "
-                text = f"{texts.type_name(type(error))}: {text}".removesuffix(": ")
+                text = f"{storable.type_name(type(error))}: {text}".removesuffix(": ")
             logger.warning(
                 "spool %s: the store cannot be used (%s); messages wait", self.path, text
             )
@@ -389,10 +389,10 @@ class Forwarder(threading.Thread):
             if isinstance(error, LanewayError)
             else BadMessage(
                 f"message to {row.topic}: the store cannot hold it"
-                f" ({texts.type_name(type(error))}: {texts.of(error, 200)})"
+                f" ({storable.type_name(type(error))}: {storable.of(error, 200)})"
             )
         )
-        self._rejected.append((row, texts.of(refusal, 1000)))
+        self._rejected.append((row, storable.of(refusal, 1000)))
         self._unsent.report([row.draft()], refusal)
 
     def _take_answers(self, rows: list[Row], receipts: Sequence[Receipt]) -> None:

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from laneway import texts
+from laneway import storable
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def _error_of(drafts: list[Draft], error: Exception) -> Exception:
         else f"one of {len(drafts):,} messages (the first to {first})"
     )
     bad_message = BadMessage(
-        f"{which}: the store cannot hold it ({texts.type_name(type(error))}:"
-        f" {texts.of(error, 200)}); nothing was stored, change it"
+        f"{which}: the store cannot hold it ({storable.type_name(type(error))}:"
+        f" {storable.of(error, 200)}); nothing was stored, change it"
     )
     bad_message.__cause__ = error
     return bad_message
@@ -299,7 +299,7 @@ class Publisher:
     def _commit_unclear(groups: list[_Group], error: BaseException) -> None:
         """A part of the commit may be stored; repeating it would publish that part twice."""
         text = (
-            f"publishing was interrupted ({texts.of(error, 200)}), perhaps after the message was"
+            f"publishing was interrupted ({storable.of(error, 200)}), perhaps after the message was"
             " stored; publish the same ids again"
         )
         for group in groups:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from laneway import texts
+from laneway import storable
 from laneway.errors import LanewayError
 from laneway.units import SECOND, rate_text
 
@@ -101,7 +101,7 @@ class Refusals:
         with self._lock:
             if topic in self._pending or len(self._pending) < MAX_TOPICS:
                 count, _ = self._pending.get(topic, (0, ""))
-                self._pending[topic] = count + 1, texts.clean(reason, MAX_REASON)
+                self._pending[topic] = count + 1, storable.clean(reason, MAX_REASON)
             self._count += 1
             now = time.monotonic()
             if self._count < self._written and now < self._write_at:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from laneway import codec, texts
+from laneway import codec, storable
 from laneway import headers as control
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Message
@@ -41,7 +41,7 @@ class UnsentReports:
         which = f"message {first.id} to {first.topic}"
         if len(drafts) > 1:
             which = f"{len(drafts):,} messages (the first is {which})"
-        logger.error("%s: not sent: %s", which, texts.of(error, 500))
+        logger.error("%s: not sent: %s", which, storable.of(error, 500))
         for hook in self._hooks:
             for draft in drafts:
                 try:

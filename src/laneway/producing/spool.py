@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Never
 from laneway import arguments, config
 from laneway.errors import ProducerFull, UsageError
 from laneway.message import Receipt
+from laneway.printable import redacted
 from laneway.producing import limits
 from laneway.producing.buffer import at_exit
 from laneway.producing.forwarder import Forwarder, forwarding_process
 from laneway.producing.reports import logger
 from laneway.producing.spool_file import SpoolFile, Usage
-from laneway.safetext import redacted
 
 if TYPE_CHECKING:
     from typing import Protocol

@@ -25,7 +25,7 @@ from weakref import WeakSet
 import msgspec
 
 from laneway.engines.shared import forking
-from laneway.engines.shared.files import Files, create_file, is_of_another
+from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft
 

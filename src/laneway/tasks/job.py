@@ -20,7 +20,7 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.message import ProgressReport, StoredResult
-from laneway.safetext import escaped
+from laneway.printable import escaped
 from laneway.tasks import outcomes
 from laneway.tasks.outcomes import ENDS, Outcome, Progress
 from laneway.tasks.request import current_request

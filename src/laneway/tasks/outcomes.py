@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from laneway import codec, texts
+from laneway import codec, storable
 from laneway.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
 from laneway.tasks import tagged_values
 from laneway.tasks.converting import convert
@@ -134,7 +134,7 @@ def success(
             f" {str(error).partition(': ')[2].replace('body', 'result')}"
         ) from error
     except BaseException as error:  # the objects' own code runs here
-        what = f"{texts.type_name(type(error))}: {texts.of(error, 200)}"
+        what = f"{storable.type_name(type(error))}: {storable.of(error, 200)}"
         raise Reject(
             f'task "{task}": its result cannot be stored: {what}; return a JSON value, or set'
             " ignore_result=True"
@@ -175,7 +175,7 @@ def encode_progress(report: Progress) -> bytes:
         encoded = _encode(report)
     except Exception as error:  # models of the user's own run their code here
         raise BadMessage(
-            f"update_state: JSON cannot hold this ({texts.of(error, 200)}); convert it first"
+            f"update_state: JSON cannot hold this ({storable.of(error, 200)}); convert it first"
         ) from error
     if len(encoded) > MAX_RESULT:
         raise BadMessage(
@@ -233,7 +233,7 @@ def _recreated(details: Details) -> BaseException | None:
         return None
     try:
         error = kind(*details.args)
-        return error if texts.of(error) == details.message else None
+        return error if storable.of(error) == details.message else None
     except Exception:  # noqa: BLE001  # a constructor of the user's own
         return None
 

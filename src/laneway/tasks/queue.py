@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from laneway import arguments, config, texts
+from laneway import arguments, config, storable
 from laneway import headers as control
 from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
@@ -426,7 +426,7 @@ class NamedTask(Task[..., Any]):
         delays = control.retry_delays(request.headers)
         if verdict is not error or isinstance(error, HandlerSignal) or delays is None:
             return verdict
-        return Retry(texts.of(error), delay=delays[min(request.retries, len(delays) - 1)])
+        return Retry(storable.of(error), delay=delays[min(request.retries, len(delays) - 1)])
 
 
 def named_task(app: Host, name: str) -> NamedTask:
@@ -452,7 +452,7 @@ def _make_named_task(app: Host, name: str) -> NamedTask:
         raise
     except Exception as error:  # a callable without a signature
         raise UsageError(
-            f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}"
+            f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {storable.of(error, 200)}"
         ) from error
     task.handler.own_address = CHILD_ADDRESS
     return task
@@ -484,7 +484,7 @@ def find(app: Host, name: str, topic: str) -> Handler | None:
             app, queue.prefix + name[len(PREFIX) :]
         ).handler  # where it runs is the worker's choice
     except BaseException as error:  # noqa: BLE001  # a module may raise KeyboardInterrupt, too
-        log.warning("queue %s: %s", topic, texts.of(error, texts.MAX_REASON))
+        log.warning("queue %s: %s", topic, storable.of(error, storable.MAX_REASON))
         if len(_MISSING) >= MOST_MISSING:
             _MISSING.clear()
         _MISSING[name] = time.monotonic() + MISSING_SECONDS
@@ -529,8 +529,8 @@ def function_of(name: str) -> Any:
         SystemExit,
     ) as error:  # the module's code runs here
         raise UsageError(
-            f"there is no function {_shown(name)}: {texts.type_name(type(error))}:"
-            f" {texts.of(error, 200)}"
+            f"there is no function {_shown(name)}: {storable.type_name(type(error))}:"
+            f" {storable.of(error, 200)}"
         ) from error
     if not callable(function):
         raise UsageError(f"{_shown(name)} is no function")
@@ -538,7 +538,7 @@ def function_of(name: str) -> Any:
 
 
 def _shown(name: str) -> str:
-    return f'"{texts.clean(name.replace(":", "."), 200)}"'
+    return f'"{storable.clean(name.replace(":", "."), 200)}"'
 
 
 def _callbacks(options: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import msgspec
 from laneway import headers as control
 from laneway import units
 from laneway.engines.base import FLOW_HEADER, RESULT_TTL_HEADER, TASK_HEADER
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 from laneway.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
 from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, current
 

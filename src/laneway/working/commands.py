@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from laneway import texts
+from laneway import storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,7 +102,7 @@ def stack_dump(running: Iterable[WorkerDelivery], loop: asyncio.AbstractEventLoo
         ]
     if len(tasks) > MAX_TASKS:
         parts.append(f"… and {len(tasks) - MAX_TASKS} more coroutines")
-    return texts.clean("\n".join(parts), MAX_ANSWER)
+    return storable.clean("\n".join(parts), MAX_ANSWER)
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[object]]:

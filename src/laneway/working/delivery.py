@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from laneway import codec, texts
+from laneway import codec, storable
 from laneway import headers as control
 from laneway.errors import Reject
 from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
@@ -173,7 +173,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
         ):
             wrong = TypeError(
                 "a batch handler returns None, or a list with None or an exception for each of its"
-                f" {len(self.parts)} messages, got {texts.shown(returned, 200)}"
+                f" {len(self.parts)} messages, got {storable.shown(returned, 200)}"
             )
             return [(part, wrong) for part in self.parts]
         return list(zip(self.parts, errors, strict=True))

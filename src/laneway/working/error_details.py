@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from laneway import texts
+from laneway import storable
 from laneway.errors import LanewayError, Reject, Retry
 from laneway.working import tracebacks
 
 ERROR_FRAMES = 5
 """How many innermost frames of a traceback are kept with the message."""
 
-ERROR_CHARACTERS = texts.MAX_ERROR
+ERROR_CHARACTERS = storable.MAX_ERROR
 """How long the text of an error may be; a longer one is cut."""
 
 TRACEBACK_CHARACTERS = 20_000
@@ -73,7 +73,7 @@ def error_text(error: BaseException) -> str:
         return text_of(error)
     reason, cause = text_attribute(error, "reason"), cause_of(error)
     lines = [*([reason] if reason else []), *([text_of(cause)] if cause is not None else [])]
-    return texts.clean("\n".join(lines)) or "the handler asked for a retry"
+    return storable.clean("\n".join(lines)) or "the handler asked for a retry"
 
 
 def cause_of(error: BaseException) -> BaseException | None:
@@ -98,7 +98,7 @@ def attribute(error: BaseException, name: str) -> Any:
 def text_attribute(error: BaseException, name: str) -> str | None:
     """As `attribute`, as text; None if it is empty."""
     value = attribute(error, name)
-    return None if value is None else texts.clean(value) or None
+    return None if value is None else storable.clean(value) or None
 
 
 def describe(error: BaseException, depth: int = 0) -> Details:
@@ -123,8 +123,8 @@ def describe(error: BaseException, depth: int = 0) -> Details:
     ):
         return describe(cause, depth + 1)
     return Details(
-        texts.qualified_name(kind),
-        texts.of(error, ERROR_CHARACTERS),
+        storable.qualified_name(kind),
+        storable.of(error, ERROR_CHARACTERS),
         _traceback_of(error),
         _arguments_of(error),
     )
@@ -135,12 +135,12 @@ def _traceback_of(error: BaseException) -> str:
         trace = tracebacks.whole(error)
     except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may run the user's code
         trace = (
-            f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read:"
-            f" {texts.type_name(type(fault))})"
+            f"{storable.type_name(type(error))}: {storable.of(error)}\n"
+            f"(its traceback cannot be read: {storable.type_name(type(fault))})"
         )
     if len(trace) > TRACEBACK_CHARACTERS:
         trace = f"{trace[: TRACEBACK_CHARACTERS // 2]}\n…\n{trace[-TRACEBACK_CHARACTERS // 2 :]}"
-    return texts.clean(trace.rstrip(), 2 * TRACEBACK_CHARACTERS)
+    return storable.clean(trace.rstrip(), 2 * TRACEBACK_CHARACTERS)
 
 
 def _arguments_of(error: BaseException) -> list[Any] | None:
@@ -161,10 +161,10 @@ def text_of(error: BaseException) -> str:
     """An error's type, message and innermost frames, as kept with the message; never raises."""
     kind = type(error)
     if issubclass(kind, (RemoteFailure, ChildDied)):
-        return texts.of(error, ERROR_CHARACTERS)
+        return storable.of(error, ERROR_CHARACTERS)
     try:
         head, frames = tracebacks.head(error), tracebacks.innermost(error, ERROR_FRAMES).rstrip()
     except BaseException:  # noqa: BLE001  # as in _traceback_of
-        head, frames = f"{texts.type_name(kind)}: {texts.of(error)}", ""
+        head, frames = f"{storable.type_name(kind)}: {storable.of(error)}", ""
     room = ERROR_CHARACTERS - min(len(frames), ERROR_CHARACTERS // 2)
-    return texts.clean(f"{texts.clean(head, room - 1)}\n{frames}".rstrip(), ERROR_CHARACTERS)
+    return storable.clean(f"{storable.clean(head, room - 1)}\n{frames}".rstrip(), ERROR_CHARACTERS)

@@ -23,7 +23,7 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from laneway.errors import LanewayError, UsageError
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable

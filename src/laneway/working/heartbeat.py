@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from laneway import texts, units
+from laneway import storable, units
 from laneway.engines.base import MAX_BUSY_TOPICS, MAX_WORKER_NAMES, RunningMessage, WorkerFacts
 from laneway.errors import LanewayError
 from laneway.working import commands
@@ -172,8 +172,8 @@ class Heartbeat(threading.Thread):
             if not self._is_failing:
                 log.warning(
                     "heartbeat failed; the worker goes on: %s: %s",
-                    texts.type_name(type(error)),
-                    texts.of(error, texts.MAX_REASON),
+                    storable.type_name(type(error)),
+                    storable.of(error, storable.MAX_REASON),
                 )
             self._is_failing = True
         else:

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from laneway import texts
+from laneway import storable
 from laneway.errors import EngineUnavailable
 from laneway.history import sampling
 from laneway.history.records import SAMPLE_US
@@ -58,8 +58,8 @@ class HistoryThread(threading.Thread):
                         logging.DEBUG if is_away else logging.WARNING,
                         "taking a sample for the history failed; trying again every few seconds:"
                         " %s: %s",
-                        texts.type_name(type(error)),
-                        texts.of(error, texts.MAX_REASON),
+                        storable.type_name(type(error)),
+                        storable.of(error, storable.MAX_REASON),
                     )
                 self._is_failing = True
             else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway import codec, texts
+from laneway import codec, storable
 from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Message, SettlementAnswer
 
@@ -86,7 +86,7 @@ class HookThread(threading.Thread):
                     "message %s in topic %s: cannot call hooks: %s",
                     ended.lease.id,
                     ended.lease.topic,
-                    texts.of(error, 200),
+                    storable.of(error, 200),
                 )
             if self._has_to_resume and self._ended.qsize() < MAX_PENDING // 2:
                 self._has_to_resume = False

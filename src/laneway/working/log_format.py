@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.safetext import escaped, escaped_json, without_passwords
+from laneway.printable import escaped, escaped_json, without_passwords
 from laneway.working.handler import fields
 
 log = logging.getLogger("laneway.worker")

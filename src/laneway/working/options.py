@@ -8,7 +8,7 @@ import msgspec
 
 from laneway import arguments, config, units
 from laneway.engines.base import HEARTBEAT_TIMEOUT
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ import logging
 import types
 from typing import TYPE_CHECKING, Any
 
-from laneway import texts, units
+from laneway import storable, units
 from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Settlement
 from laneway.working.error_details import attribute, error_text, text_attribute, text_of
@@ -77,7 +77,8 @@ def dead_letter_for_fault(
     handler's end. `error`: what the handler raised. `fault`: what went wrong afterwards.
     """
     reason = (
-        f"{CANNOT_SETTLE}{texts.type_name(type(fault))}: {texts.of(fault, texts.MAX_REASON // 2)}"
+        f"{CANNOT_SETTLE}{storable.type_name(type(fault))}: "
+        f"{storable.of(fault, storable.MAX_REASON // 2)}"
     )
     return Settlement(
         delivery.lease.handle,
@@ -101,14 +102,14 @@ def _with_delay(
         try:
             settlement.delay_us = max(0, units.microseconds(delay))
         except BaseException as error:  # noqa: BLE001  # its class may be the user's
-            fault = f"({name}: {texts.of(error, 200)}; using the policy's delay)"
+            fault = f"({name}: {storable.of(error, 200)}; using the policy's delay)"
             log.warning(
                 "message %s in topic %s: invalid delay from its handler %s",
                 delivery.lease.id,
                 delivery.lease.topic,
                 fault,
             )
-            before = texts.clean(settlement.error or "", texts.MAX_ERROR - len(fault) - 1)
+            before = storable.clean(settlement.error or "", storable.MAX_ERROR - len(fault) - 1)
             settlement.error = f"{before} {fault}".lstrip()
     return settlement
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway import texts, units
+from laneway import storable, units
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import DependencyFailed, DestinationUnavailable, Reject, Retry
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 from laneway.working import tracebacks
 from laneway.working.error_details import (
     ERROR_CHARACTERS,
@@ -129,7 +129,7 @@ class OutcomeLog:
     def expect(self, lease: Lease, error: BaseException, cost_us: int) -> None:
         """A handler has failed; log it once `settled` reports what became of the message."""
         if issubclass(type(error), DependencyFailed):  # its message is acked
-            reason = texts.of(error, texts.MAX_REASON)
+            reason = storable.of(error, storable.MAX_REASON)
             log.info(
                 "message %s in topic %s: %snot run: %s",
                 lease.id,
@@ -187,7 +187,7 @@ class OutcomeLog:
         attempt = f"{_task(lease)}attempt {lease.attempt}"
         cause: BaseException | None = error
         kind = type(error)  # not isinstance, which asks the error's own `__class__`
-        text = texts.of(error, texts.MAX_REASON)
+        text = storable.of(error, storable.MAX_REASON)
         if issubclass(kind, Reject):
             is_refusal = attribute(error, "error") is None
             level, what = (
@@ -288,7 +288,7 @@ def _fields(lease: Lease, cost_us: int, error: BaseException | None = None) -> d
         "seconds": cost_us / units.SECOND,
     }
     if error is not None:
-        fields["error"] = texts.type_name(type(error))
+        fields["error"] = storable.type_name(type(error))
         if type(error) is RemoteFailure and error.details is not None:
             fields["error"] = error.details.type.rpartition(":")[2]
     return {FIELDS: fields}
@@ -297,10 +297,10 @@ def _fields(lease: Lease, cost_us: int, error: BaseException | None = None) -> d
 def _in_one_line(error: BaseException) -> str:
     """Type, first line and place; the whole error is kept with the message."""
     if type(error) is RemoteFailure:  # its text has the frames of the child process
-        text, places = texts.of(error, ERROR_CHARACTERS), _PLACES.findall(str(error))
+        text, places = storable.of(error, ERROR_CHARACTERS), _PLACES.findall(str(error))
         return " ".join([text.partition("\n")[0], *(f"({file}:{n})" for file, n in places[-1:])])
-    first_line = texts.of(error, texts.MAX_REASON).partition("\n")[0]
-    kind = texts.type_name(type(error))
+    first_line = storable.of(error, storable.MAX_REASON).partition("\n")[0]
+    kind = storable.type_name(type(error))
     text = f"{kind}: {first_line}" if first_line else kind
     frame = tracebacks.where(error)
     return f"{text} ({frame.filename}:{frame.lineno})" if frame is not None else text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.errors import UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 from laneway.working.banner import log_banner
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.embedded_worker import refuse_running_loop

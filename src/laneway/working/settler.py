@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from laneway import codec, texts, units
+from laneway import codec, storable, units
 from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
 from laneway.message import Settlement
 from laneway.working.durations import Durations
@@ -197,8 +197,8 @@ class Settler:
             exc_info=error,
         )
         reason = (
-            f"{CANNOT_SETTLE}{texts.type_name(type(error))}:"
-            f" {texts.of(error, texts.MAX_REASON // 2)}"
+            f"{CANNOT_SETTLE}{storable.type_name(type(error))}:"
+            f" {storable.of(error, storable.MAX_REASON // 2)}"
         )
         dead = Settlement(
             handle, fence, "dead", reason=reason, error=settlement.error, cost_us=settlement.cost_us
@@ -217,7 +217,7 @@ class Settler:
                     "message %d: the store cannot take its %s either: %s",
                     handle,
                     simpler.action,
-                    texts.of(fault, 200),
+                    storable.of(fault, 200),
                 )
         return "lost"  # the lease runs out by itself
 

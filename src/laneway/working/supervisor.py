@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 from laneway.working import child_processes, log_format
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.options import Options, Summary

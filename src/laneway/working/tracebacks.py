@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from itertools import islice
 
-from laneway import texts
+from laneway import storable
 
 MAX_ERRORS = 200
 """
@@ -62,7 +62,7 @@ def head(error: BaseException) -> str:
     """The error's type, message and notes. Raises what the error's own class raises."""
     if is_small(error):
         return "".join(traceback.format_exception_only(type(error), error)).strip()
-    return f"{texts.type_name(type(error))}: {texts.of(error)}"
+    return f"{storable.type_name(type(error))}: {storable.of(error)}"
 
 
 def innermost(error: BaseException, count: int) -> str:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from laneway import codec, texts
+from laneway import codec, storable
 from laneway import signals as celery_signals
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Settlement
@@ -517,7 +517,7 @@ class Worker:
                 "message %s in topic %s: looking up its handler failed: %s",
                 lease.id,
                 lease.topic,
-                texts.of(error, texts.MAX_REASON),
+                storable.of(error, storable.MAX_REASON),
             )
             return None
 

@@ -22,7 +22,7 @@ import msgspec
 
 from laneway.cli.loading import load_app
 from laneway.errors import EngineUnavailable, LanewayError
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 from laneway.subscriptions import SEPARATOR
 from laneway.working import banner, child_processes
 from laneway.working.election_threads import ElectionThreads

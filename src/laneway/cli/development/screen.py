@@ -8,7 +8,7 @@ from collections import deque
 
 import click
 
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 
 MAX_HELD = 1000
 """Lines that wait; of more, the last ones are kept."""

@@ -20,8 +20,8 @@ from laneway.cli.development.screen import Screen
 from laneway.cli.session import USAGE, print_error
 from laneway.config import DEV_URL
 from laneway.errors import LanewayError
+from laneway.printable import redacted
 from laneway.push.address_guard import ALLOW_VARIABLE
-from laneway.safetext import redacted
 from laneway.working import child_processes
 from laneway.working.banner import installed_version
 from laneway.working.log_format import LogStyle

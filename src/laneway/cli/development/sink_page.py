@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.safetext import escaped
+from laneway.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from laneway.compat.celery import Celery
 from laneway.errors import LanewayError, UsageError
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from laneway.compat.celery.results import AsyncResult, GroupResult
 from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
 from laneway.compat.celery.when import options_of
 from laneway.errors import UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 from laneway.schedules.store import PREFIX
 from laneway.signals import Signal
 from laneway.tasks.canvas import CELERY_NAMES, Signature

@@ -34,7 +34,7 @@ from laneway.app import Laneway
 from laneway.compat.addresses import url_of
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import LanewayError, UsageError
-from laneway.safetext import escaped, without_passwords
+from laneway.printable import escaped, without_passwords
 from laneway.tasks import outcomes
 from laneway.tasks.job import Job as _Job
 from laneway.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of

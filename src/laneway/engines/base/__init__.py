@@ -53,19 +53,6 @@ from laneway.engines.base.constants import (
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
 )
-from laneway.engines.base.coordination import (
-    MAX_BUSY_TOPICS,
-    MAX_HANDLERS,
-    MAX_WORKER_NAMES,
-    MAX_WORKER_TEXT,
-    OTHER_HANDLERS,
-    PING,
-    Coordination,
-    RunningMessage,
-    WorkerFacts,
-    WorkerState,
-    WorkerView,
-)
 from laneway.engines.base.delivery_log import DeliveryLog, LogEntry
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.history import (
@@ -83,6 +70,19 @@ from laneway.engines.base.opening import (
     FullEngine,
     OpenEngine,
     Settings,
+)
+from laneway.engines.base.presence import (
+    MAX_BUSY_TOPICS,
+    MAX_HANDLERS,
+    MAX_WORKER_NAMES,
+    MAX_WORKER_TEXT,
+    OTHER_HANDLERS,
+    PING,
+    Coordination,
+    RunningMessage,
+    WorkerFacts,
+    WorkerState,
+    WorkerView,
 )
 from laneway.engines.base.queue import Queue
 from laneway.engines.base.records import RecordChange, RecordKind, Records

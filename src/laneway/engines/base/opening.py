@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from laneway.engines.base.admin import Admin
-from laneway.engines.base.coordination import Coordination
 from laneway.engines.base.delivery_log import DeliveryLog
 from laneway.engines.base.elections import Elections
 from laneway.engines.base.history import History
+from laneway.engines.base.presence import Coordination
 from laneway.engines.base.queue import Queue
 from laneway.engines.base.records import Records
 from laneway.engines.base.results import Results

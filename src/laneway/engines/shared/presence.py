@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base.coordination import (
+from laneway.engines.base.presence import (
     MAX_BUSY_PATTERNS,
     MAX_BUSY_TOPICS,
     MAX_WORKER_NAMES,

@@ -11,7 +11,7 @@ import msgspec
 
 from laneway import headers as control
 from laneway.errors import UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 MOST_FILES = 1024
 """Files of a namespace, its shards."""

@@ -32,7 +32,7 @@ from laneway.engines.sqlite import (
     views,
 )
 from laneway.engines.sqlite.delivery_log import DeliveryLogFile
-from laneway.engines.sqlite.engine import Core
+from laneway.engines.sqlite.engine import SqliteQueue
 from laneway.engines.sqlite.statements import SQL
 from laneway.policy import (
     PROGRAM,
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from laneway.tiers import Tier, TierLayers
 
 
-class SqliteEngine(Core, PolicyChanges):
-    """The whole engine: the hot path of `Core`, and administration."""
+class SqliteEngine(SqliteQueue, PolicyChanges):
+    """The whole engine: the hot path of `SqliteQueue`, and administration."""
 
     # Tiers
 

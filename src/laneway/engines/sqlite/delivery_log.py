@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import LogEntry
-from laneway.engines.shared.files import create_file
+from laneway.engines.shared.replaced_files import create_file
 from laneway.engines.sqlite.statements import SQL
 from laneway.errors import EngineUnavailable, SchemaMismatch
 

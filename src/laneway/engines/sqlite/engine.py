@@ -28,13 +28,13 @@ from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sqlite import (
     forwarding,
     housekeeping,
+    leasing,
     moving,
     presence,
     purging,
     putting,
     recent_counts,
     results,
-    serving,
     settling,
     views,
 )
@@ -51,7 +51,7 @@ from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
 from laneway.engines.sqlite.wanted import ALL_RANKS, Only, Wanted
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
-from laneway.safetext import redacted
+from laneway.printable import redacted
 from laneway.tiers import TierLayers
 from laneway.units import SECOND
 
@@ -86,7 +86,7 @@ PLACE = "place"
 """The setting of a file that is one of several of its namespace."""
 
 
-class Core:
+class SqliteQueue:
     """The queue on one file: put, lease, settle, results, waiting."""
 
     def __init__(
@@ -384,7 +384,7 @@ class Core:
             tx.flush_departures()
             startable = n if startable is None else startable
             filter_ = Only.of(wanted, tx)
-            leases, withheld, goes_on = serving.lease(
+            leases, withheld, goes_on = leasing.lease(
                 tx,
                 n,
                 pool,
@@ -609,7 +609,7 @@ class Core:
                 if (
                     lane is None
                     or tx.tier_queue_of(lane).pool != pool
-                    or not serving.can_deliver(tx, lane)
+                    or not leasing.can_deliver(tx, lane)
                 ):
                     continue
                 if (

@@ -23,7 +23,7 @@ import msgspec
 
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.engines.shared.naming import generated_id
-from laneway.engines.sqlite import putting, serving
+from laneway.engines.sqlite import leasing, putting
 from laneway.engines.sqlite.rows import rank_of
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS, send_lease
@@ -178,7 +178,7 @@ class Inbox:
         lane = tx.find_lane(topic)
         assert lane is not None
         now, tx.now = tx.now, max(tx.shard.now, published)
-        serving.lease_one(tx, lane, mid, fence, round(SENT_LEASE_SECONDS * SECOND))
+        leasing.lease_one(tx, lane, mid, fence, round(SENT_LEASE_SECONDS * SECOND))
         tx.now = now
 
 

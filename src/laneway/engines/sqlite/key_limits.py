@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import Lane, Row
-    from laneway.engines.sqlite.tables import MessageTable, ParkedTable, PlaceTable, Table
+    from laneway.engines.sqlite.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
     from laneway.policy import Resolved
 
     class Transaction(Protocol):

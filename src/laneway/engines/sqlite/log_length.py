@@ -7,7 +7,8 @@ process that finds it long copies most of it, and what came meanwhile under the 
 
 Each frame of the `-wal` has the salts of its header, which change when it begins again
 (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). So one frame tells whether the
-`-wal` has got so far. A `stat` would make the next commit slower, see `engines/shared/files.py`.
+`-wal` has got so far. A `stat` would make the next commit slower, see
+`engines/shared/replaced_files.py`.
 """
 
 from __future__ import annotations

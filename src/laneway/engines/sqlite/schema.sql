@@ -391,7 +391,7 @@ CREATE TABLE workers (                   -- one row each; every heartbeat replac
     beat_us    INTEGER NOT NULL,         -- its last heartbeat
     dead_us    INTEGER NOT NULL,         -- when it counts as dead without another one
     until_us   INTEGER NOT NULL,         -- when its row may be deleted
-    facts      TEXT NOT NULL             -- JSON, see engines/base/coordination.py
+    facts      TEXT NOT NULL             -- JSON, see engines/base/presence.py
 ) WITHOUT ROWID;
 CREATE INDEX workers_until ON workers (until_us);
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.base import BY_OPERATOR, Capabilities, Check, DoctorStep, StorePart
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
-from laneway.engines.sharded.coordination import ShardedCoordination
 from laneway.engines.sharded.grants import Grants
+from laneway.engines.sharded.presence import ShardedCoordination
 from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
 from laneway.engines.shared import gates

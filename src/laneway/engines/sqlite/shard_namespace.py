@@ -42,7 +42,7 @@ from laneway.engines.sqlite.shard_file import OtherVersion, ShardFile
 from laneway.engines.sqlite.statements import GRANT
 from laneway.errors import EngineCorrupt, EngineUnavailable, UsageError
 from laneway.policy import Gate
-from laneway.safetext import redacted
+from laneway.printable import redacted
 from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
 

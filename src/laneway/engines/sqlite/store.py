@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
-from laneway.engines.shared.files import Files, create_file, is_of_another
+from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
 from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.disk_space import DiskSpace
 from laneway.engines.sqlite.log_length import LogLength

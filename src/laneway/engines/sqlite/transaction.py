@@ -39,7 +39,8 @@ from laneway.engines.sqlite.rows import (
     TierQueue,
 )
 from laneway.engines.sqlite.statements import GRANT, SQL, Statements
-from laneway.engines.sqlite.tables import (
+from laneway.engines.sqlite.tallies import TallyBook
+from laneway.engines.sqlite.touched_rows import (
     IdentTable,
     MessageTable,
     ParkedTable,
@@ -47,7 +48,6 @@ from laneway.engines.sqlite.tables import (
     PlaceTable,
     Table,
 )
-from laneway.engines.sqlite.tallies import TallyBook
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.subscriptions import base_of
 from laneway.tiers import TierLayers

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base import ABORT, HEARTBEAT_TIMEOUT, PING
-from laneway.engines.shared.files import is_settled
 from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.shared.replaced_files import is_settled
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
 

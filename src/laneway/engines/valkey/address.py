@@ -10,7 +10,7 @@ import msgspec
 
 from laneway.engines.own import VALKEY_SCHEMES
 from laneway.errors import UsageError
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,10 +25,10 @@ from laneway.engines.valkey import (
     delivery_log,
     doctor,
     explaining,
-    lane_rates,
     listing,
     lookups,
-    records,
+    record_formats,
+    sampled_rates,
     store_parts,
     views,
 )
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         TopicStats,
     )
     from laneway.engines.valkey.namespace import Call
-    from laneway.engines.valkey.records import Record
+    from laneway.engines.valkey.record_formats import Record
     from laneway.policy import Gate, Layer
 
 INDEXED: frozenset[RecordKind] = frozenset({"endpoint", "endpoint_state"})
@@ -239,11 +239,15 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     # One shard
 
     def _advance_clock_on(self, shard: int, now_us: int | None) -> None:
-        self._space.run("extend", shard, now_us, records.pack([]), b"", repeatable=True)
+        self._space.run("extend", shard, now_us, record_formats.pack([]), b"", repeatable=True)
 
     def _gate_limits(self, gate: str) -> Gate | None:
         stored = self._space.read(0, "HGET", "gates", gate)
-        return records.settings_of(gate, records.read_gate(stored)) if stored is not None else None
+        return (
+            record_formats.settings_of(gate, record_formats.read_gate(stored))
+            if stored is not None
+            else None
+        )
 
     def _set_gate_on(
         self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
@@ -260,7 +264,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def _write_gate(
         self, shards: Sequence[int], name: str, gate: Gate, layer: Layer, now_us: int | None
     ) -> None:
-        arguments = (name, layer, records.gate_record(gate))
+        arguments = (name, layer, record_formats.gate_record(gate))
         calls = [(shard, "gate", arguments) for shard in shards]
         self._space.write_many(calls, now_us)
 
@@ -286,7 +290,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         spacing_us: int,
         now_us: int | None,
     ) -> int:
-        packed = b"" if numbers is None else records.pack(list(numbers))
+        packed = b"" if numbers is None else record_formats.pack(list(numbers))
         count: int = self._space.run(
             "dead",
             shard,
@@ -344,7 +348,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         return views.peek(self._view(now_us), topic, limit, state)
 
     def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
-        return lane_rates.of_lanes(self._view(now_us), limit)
+        return sampled_rates.of_lanes(self._view(now_us), limit)
 
     def delayed_counts(
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
@@ -368,7 +372,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
                     shard,
                     now_us,
                     topic,
-                    records.pack(page),
+                    record_formats.pack(page),
                     int(n == len(pages)),
                     durable=True,
                 )
@@ -452,7 +456,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
         calls = [
-            (shard, "watch", (round(seconds * SECOND), records.pack(names)))
+            (shard, "watch", (round(seconds * SECOND), record_formats.pack(names)))
             for shard, names in self._lanes_by_shard(topic, now_us).items()
         ]
         busy = self._space.run_many(calls, now_us)
@@ -460,7 +464,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
         calls = [
-            (shard, "back_off", (by_us, records.pack(names)))
+            (shard, "back_off", (by_us, record_formats.pack(names)))
             for shard, names in self._lanes_by_shard(topic, now_us).items()
         ]
         return sum(self._space.run_many(calls, now_us))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from laneway.engines.base import Check, DoctorStep
 from laneway.engines.shared.doctor import DISAGREEMENTS, disagreement, finding, unhandled
-from laneway.engines.valkey import records, server_check
+from laneway.engines.valkey import record_formats, server_check
 from laneway.engines.valkey.connection import Connections
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _totals(
     How many totals are wrong; 0 if something has changed meanwhile, because they cannot be
     compared.
     """
-    counters = records.read_counters(before)
+    counters = record_formats.read_counters(before)
     dead, lanes, names = space.read_many(
         shard, [("ZCARD", "dead"), ("HLEN", "lanes"), ("ZCARD", "names")]
     )
@@ -181,20 +181,20 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
     """Whether all shards have the current policies."""
     space.reload()
     policy_table = space.routes
-    right = records.rules_of(policy_table.policies).records(space.shards)
+    right = record_formats.rules_of(policy_table.policies).records(space.shards)
     wrong = 0
     for shard in range(space.shards):
         stored = dict(space.scan(shard, "HSCAN", "rules"))
         stored.pop(b"", None)
         if (
             stored != right
-            or records.read_counters(space.read(shard, "GET", "shard")).version
+            or record_formats.read_counters(space.read(shard, "GET", "shard")).version
             != policy_table.version
         ):
             wrong += 1
             if repair:
                 space.write_all_rules(
-                    shard, records.read_counters(space.read(shard, "GET", "shard")).version
+                    shard, record_formats.read_counters(space.read(shard, "GET", "shard")).version
                 )
     return finding(
         "policies", wrong, "shards that do not know the policies as they are", repair=repair

@@ -40,9 +40,9 @@ from laneway.engines.shared.refusals import (
     full,
     uses_reserve,
 )
-from laneway.engines.valkey import layouts, records
-from laneway.engines.valkey.coordination import ValkeyCoordination
+from laneway.engines.valkey import layouts, record_formats
 from laneway.engines.valkey.namespace import Namespace
+from laneway.engines.valkey.presence import ValkeyCoordination
 from laneway.engines.valkey.settling import SettleCall, milliseconds
 from laneway.engines.valkey.wakeup import Wakeup
 from laneway.errors import BacklogFull, BadMessage
@@ -215,7 +215,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             return _plain_message(draft, route, {})
         topic, known, head = self._last_head
         if topic != draft.topic or known != headers:
-            head = records.plain_head(draft.topic, headers)
+            head = record_formats.plain_head(draft.topic, headers)
             self._last_head = draft.topic, headers.copy(), head
         return head + draft.body
 
@@ -240,10 +240,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             known = space.routes.known_own(page.drafts)
             head = (
                 version,
-                *map(records.pack, (list(page.lanes), page.order, known)),
-                records.pack(page.own_ids) if any(page.own_ids) else b"",
+                *map(record_formats.pack, (list(page.lanes), page.order, known)),
+                record_formats.pack(page.own_ids) if any(page.own_ids) else b"",
                 b"" if forwarded is None else _batch_record(forwarded, page),
-                records.pack([page.copied, page.expires]) if page.copied else b"",
+                record_formats.pack([page.copied, page.expires]) if page.copied else b"",
             )
             function = "put_reserve" if all(map(uses_reserve, drafts)) else "put"
             answers = space.run(function, shard, now_us, *head, *page.messages, durable=True)
@@ -300,7 +300,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         if answer[0] == b"own":
             for topic, own, record in answer[1:]:
                 self._space.routes.learn(
-                    topic.decode(), own, records.own_layers(record) if own else {}
+                    topic.decode(), own, record_formats.own_layers(record) if own else {}
                 )
         else:
             self._space.agree(shard, answer[1])
@@ -387,7 +387,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         generated = self._space.generated(draft.id) if draft.id is not None else None
         ttl = draft.ttl_us if draft.ttl_us is not None or draft.signal is not None else policy.ttl
         rank = -2 * draft.priority + (0 if draft.at_front else 1)
-        return records.draft_record(
+        return record_formats.draft_record(
             draft, rank, ttl, mkey, generated[1] if generated is not None else None, spread
         )
 
@@ -398,7 +398,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     ) -> Batch:
         space = self._space
         pool = request.pool
-        topics = b"" if request.topics is None else records.pack(list(request.topics))
+        topics = b"" if request.topics is None else record_formats.pack(list(request.topics))
         patterns = _named(request)
         has_filter = request.has_filter
         lease_filter = (shard, pool, patterns, request.priorities)
@@ -448,7 +448,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 self._remember_begins(lease_filter, next_begins)
             count = len(records_) // 2
             self._leases.fit(room, call_us, is_full=count == room)
-            page = records.leases_of(
+            page = record_formats.leases_of(
                 records_, runs, bodies, fence, nonce.decode(), space.shards, shard
             )
             leases += page
@@ -485,7 +485,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 "extend",
                 shard,
                 now_us,
-                records.pack(pairs),
+                record_formats.pack(pairs),
                 b"" if by_us is None else by_us,
                 durable=by_us is None,
                 repeatable=True,
@@ -543,8 +543,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 *call.packed,
                 *(
                     (
-                        records.pack([space.routes.version, known, list(topics), has_limits]),
-                        records.pack(places),
+                        record_formats.pack(
+                            [space.routes.version, known, list(topics), has_limits]
+                        ),
+                        record_formats.pack(places),
                     )
                     if published
                     else (b"",)
@@ -581,7 +583,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             return _plain_message(draft, route, {})
         if not self._is_plain_id(draft):
             return None
-        return records.plain_record(msgspec.structs.replace(draft, sticky=True))
+        return record_formats.plain_record(msgspec.structs.replace(draft, sticky=True))
 
     def _with_copies(
         self, published: Sequence[tuple[int, Draft]]
@@ -629,7 +631,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         space, mid = self._space, self._numbers.number(settlement.handle)
         stored_lease, stored = space.read_many(shard, [("HGET", "l", mid), ("HGET", "m", mid)])
         lease = (
-            records.read_held(stored_lease)
+            record_formats.read_held(stored_lease)
             if stored_lease is not None and settlement.action in ("ack", "dead")
             else None
         )
@@ -637,7 +639,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         if lease is None or lease.gone or lease.fence != fence:
             return None
         own = (
-            records.read_record(mid, stored).id if stored is not None and not lease.empty else None
+            record_formats.read_record(mid, stored).id
+            if stored is not None and not lease.empty
+            else None
         )
         return str(own) if own else f"{space.nonce}-{settlement.handle:x}"
 
@@ -667,7 +671,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         ]
         bodies = [report.body for report in reports]
         answer = self._space.run(
-            "report_progress", shard, now_us, records.pack(rows), *bodies, repeatable=True
+            "report_progress", shard, now_us, record_formats.pack(rows), *bodies, repeatable=True
         )
         return [each == 1 for each in answer]
 
@@ -837,19 +841,19 @@ def _plain_message(draft: Draft, route: Route, heads: dict[tuple[str, int], byte
     of the headers, because all calls of a task have the same ones.
     """
     if draft.id is not None or draft.key is not None or draft.sticky:
-        return records.plain_record(draft)
+        return record_formats.plain_record(draft)
     if not draft.headers:
         return route.head + draft.body
     key = (draft.topic, id(draft.headers))
     head = heads.get(key)
     if head is None:
-        head = heads[key] = records.plain_head(draft.topic, draft.headers)
+        head = heads[key] = record_formats.plain_head(draft.topic, draft.headers)
     return head + draft.body
 
 
 def _batch_record(forwarded: tuple[str, str], page: _PutPage) -> bytes:
     """A spool's batch, as the function `put` reads it; copies have the key of their message."""
-    return records.pack(
+    return record_formats.pack(
         [*forwarded, [forwarded_key(draft).hex() for draft in page.messages_of_copies()]]
     )
 
@@ -888,4 +892,4 @@ def _named(request: LeaseRequest) -> bytes:
     named += (f"{WITHOUT}{pattern}" for pattern in without)
     if tiers is not None:
         named += (f"{OF_TIER}{name}" for name in tiers or ("",))  # no tier has an empty name
-    return records.pack(named)
+    return record_formats.pack(named)

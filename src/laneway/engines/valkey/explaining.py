@@ -9,14 +9,14 @@ from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFa
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
-from laneway.engines.valkey import records, views
+from laneway.engines.valkey import record_formats, views
 from laneway.policy import gate_names
 from laneway.tiers import share_text
 from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
     from laneway.engines.base import Explanation, MessageView
-    from laneway.engines.valkey.records import GroupRecord, Lane, Record
+    from laneway.engines.valkey.record_formats import GroupRecord, Lane, Record
     from laneway.engines.valkey.views import View
     from laneway.policy import Resolved
 
@@ -48,7 +48,7 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
     stored = (
         space.read(shard, "HGET", "group_queues", -lane.tier_queue) if lane.tier_queue < 0 else None
     )
-    group = records.read_group(stored) if stored is not None else None
+    group = record_formats.read_group(stored) if stored is not None else None
     tier_queue = lane.tier_queue if group is None else group.tier_queue
     _, tier, *_ = view.counters[shard].tier_queues[tier_queue - 1]
     before = _before(view, shard, lane.tier_queue, lane.vt) if lane.place == RUNNABLE else 0
@@ -93,7 +93,7 @@ def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
     The messages of its lane before it: among sorted ones by its position, among plain ones by
     binary search.
     """
-    code = records.rank_code(record.rank)
+    code = record_formats.rank_code(record.rank)
     place = code + record.position.to_bytes(7) + record.seq.to_bytes(7)
     sorted_ = view.space.read(shard, "ZLEXCOUNT", f"z:{lane.number}", "-", b"(" + place)
     latest = lane.latest_plain
@@ -118,9 +118,9 @@ def _key(view: View, shard: int, record: Record, policy: Resolved, lane: Lane) -
     """What the message's key has used of its limits."""
     if not policy.key_limited or record.key is None or record.serial:
         return None
-    slot = records.key_slot(lane, record.topic, record.key)
+    slot = record_formats.key_slot(lane, record.topic, record.key)
     stored = view.space.read(shard, "HGET", "key_states", slot)
-    state = records.read_key_state(stored) if stored is not None else KeyState()
+    state = record_formats.read_key_state(stored) if stored is not None else KeyState()
     return KeyFacts(leased=state.leased, permit_us=state.permit_us(policy, view.times[shard]))
 
 
@@ -128,7 +128,7 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
     stored = view.space.read(shard, "HGET", "keys", f"{record.topic}\0{record.key}")
     if stored is None:
         return None
-    holder, _ = records.unpack_first(stored, 2)
+    holder, _ = record_formats.unpack_first(stored, 2)
     head = next(iter(views.read_records(view, shard, [holder])), None)
     return views.message_view(view, shard, head).id if head is not None else None
 
@@ -149,7 +149,7 @@ def _gates(
     found: list[GateFacts] = []
     for name, stored in zip(names, _stored_gates(view, shard, names), strict=True):
         if stored is not None:
-            gate, now = records.read_gate(stored), view.times[shard]
+            gate, now = record_formats.read_gate(stored), view.times[shard]
             limits, debt = gate.limits_here, gate.debt
             kept = debt.kept(now)
             found.append(

@@ -16,7 +16,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def bring_up(space: Namespace) -> None:
     old.
     """
     token = secrets.token_hex(8)
-    while (layout := _layout(space)) < records.LAYOUT:
+    while (layout := _layout(space)) < record_formats.LAYOUT:
         if layout not in STEPS:
             raise _mismatch(
                 space,
@@ -78,7 +78,7 @@ def bring_up(space: Namespace) -> None:
         finally:
             if space.read(0, "GET", "bringing_up") == token.encode():
                 space.read(0, "DEL", "bringing_up")
-    if layout > records.LAYOUT:
+    if layout > record_formats.LAYOUT:
         raise _mismatch(space, layout, "upgrade Laneway")
 
 
@@ -89,7 +89,7 @@ def _layout(space: Namespace) -> int:
 def _mismatch(space: Namespace, layout: int, advice: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"{space.server.name}: namespace {space.name} has layout {layout}, this Laneway knows"
-        f" layout {records.LAYOUT}; {advice}"
+        f" layout {record_formats.LAYOUT}; {advice}"
     )
 
 
@@ -97,8 +97,8 @@ def _relayout(space: Namespace, layout: int) -> None:
     """
     Bring the counters of each shard to the newest layout, from the layout that they have.
     """
-    for before in range(layout, records.LAYOUT):
-        new = records.pack(STEPS[before].counters)
+    for before in range(layout, record_formats.LAYOUT):
+        new = record_formats.pack(STEPS[before].counters)
         for shard in range(space.shards):
             space.run(
                 "relayout", shard, None, before, before + 1, new, durable=True, repeatable=True

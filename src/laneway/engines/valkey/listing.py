@@ -9,7 +9,7 @@ from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
-from laneway.engines.valkey import records, views
+from laneway.engines.valkey import record_formats, views
 from laneway.engines.valkey.connection import ShardReads
 from laneway.engines.valkey.views import LAST_NAME, together
 from laneway.topic_groups import GROUP
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import TopicStats
     from laneway.engines.valkey.namespace import Namespace
-    from laneway.engines.valkey.records import Lane
+    from laneway.engines.valkey.record_formats import Lane
     from laneway.engines.valkey.views import Command, Reads, View
 
     Lanes = Sequence[tuple[int, Lane]]
@@ -258,7 +258,7 @@ class _Topics:
         ]
         for (shard, name), stored in zip(wanted, views.read_stored(view, wanted), strict=True):
             if stored is not None:
-                yield shard, records.read_lane(name, stored)
+                yield shard, record_formats.read_lane(name, stored)
 
     def _listed(self, shard: int, entry: _Order, prefix: str, most: int) -> list[str]:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.sharded.splitting import pages
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +49,8 @@ def lookup(view: View, topic: str, ids: Sequence[str], now_us: int | None) -> di
                 shard,
                 now_us,
                 topic,
-                records.pack(page),
-                records.pack(numbers),
+                record_formats.pack(page),
+                record_formats.pack(numbers),
                 repeatable=True,
             )
             for message_id, letter in zip(page, letters.decode(), strict=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.base import ExportedMessage, ImportAnswer, SpoolBatch
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared.naming import FORWARDED_KEY_BYTES
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.sharded.migrating import Arrival
     from laneway.engines.valkey.namespace import Namespace
-    from laneway.engines.valkey.records import Record
+    from laneway.engines.valkey.record_formats import Record
     from laneway.engines.valkey.views import View
     from laneway.policy import Gate, Layer
 
@@ -53,7 +53,9 @@ class MigratingShards:
             shard, [("HMGET", "moving", *mids), ("HMGET", "moving_ids", *mids)]
         )
         return [
-            self._exported_message(shard, records.read_record(mid, each), message_id.decode())
+            self._exported_message(
+                shard, record_formats.read_record(mid, each), message_id.decode()
+            )
             for mid, each, message_id in zip(mids, stored, ids, strict=True)
         ]
 
@@ -107,14 +109,19 @@ class MigratingShards:
 
     def import_(self, shard: int, messages: Sequence[Arrival]) -> list[ImportAnswer]:
         bodies = [body for each in messages for body in each.message.bodies]
-        rows = records.pack([_import_row(each) for each in messages])
+        rows = record_formats.pack([_import_row(each) for each in messages])
         answer = self._space.run("import", shard, None, rows, *bodies, durable=True)
         return [outcome.decode() for outcome in answer]
 
     def import_finished(self, shard: int, ids: Sequence[tuple[str, str, int | None]]) -> None:
         rows = [(topic, message_id, until or 0) for topic, message_id, until in ids]
         self._space.run(
-            "remember_finished", shard, None, records.pack(rows), durable=True, repeatable=True
+            "remember_finished",
+            shard,
+            None,
+            record_formats.pack(rows),
+            durable=True,
+            repeatable=True,
         )
 
 
@@ -173,7 +180,7 @@ def spool_batches(view: View) -> Iterator[SpoolBatch]:
     for shard in range(view.space.shards):
         for spool, stored in view.space.scan(shard, "HSCAN", "forwarded"):
             if spool:  # the field '' is the place of forwarding.lua's next look
-                batch, at, keys = records.unpack_values(stored, 3)
+                batch, at, keys = record_formats.unpack_values(stored, 3)
                 taken = (keys[first : first + width] for first in range(0, len(keys), width))
                 yield SpoolBatch(spool.decode(), batch, frozenset(map(bytes.fromhex, taken)), at)
 
@@ -184,7 +191,12 @@ def import_spool_batches(space: Namespace, batches: Sequence[SpoolBatch]) -> Non
     for shard in range(space.shards):
         for page in pages(rows, _SPOOLS_AT_ONCE):
             space.run(
-                "remember_batches", shard, None, records.pack(page), durable=True, repeatable=True
+                "remember_batches",
+                shard,
+                None,
+                record_formats.pack(page),
+                durable=True,
+                repeatable=True,
             )
 
 
@@ -192,10 +204,10 @@ def gate_layers(view: View) -> list[tuple[str, Layer, Gate]]:
     """Each gate as the code and as the operator set it."""
     found: list[tuple[str, Layer, Gate]] = []
     for name, stored in view.space.scan(0, "HSCAN", "gates"):
-        gate = records.read_gate(stored)
+        gate = record_formats.read_gate(stored)
         layers: tuple[tuple[Layer, Any], ...] = (("code", gate.code), ("operator", gate.operator))
         found += [
-            (name.decode(), layer, records.gate_of(limits))
+            (name.decode(), layer, record_formats.gate_of(limits))
             for layer, limits in layers
             if limits and not name.startswith(TOPIC.encode())
         ]

@@ -31,10 +31,10 @@ from laneway.engines.sharded.namespace import (
 from laneway.engines.sharded.routes import Routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.engines.shared.refusals import check_namespace
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.engines.valkey.connection import Connections, ShardReads
 from laneway.engines.valkey.errors import NamespaceGone
-from laneway.engines.valkey.records import Counters
+from laneway.engines.valkey.record_formats import Counters
 from laneway.errors import NoNamespace, UsageError
 from laneway.policy import PROGRAM, Resolved, gate_names
 from laneway.subscriptions import is_copy
@@ -122,7 +122,7 @@ class Namespace(ShardedNamespace):
                 f" URL says {self.server.shards}; the number is fixed when a namespace is made:"
                 " leave ?shards= out, or move to a new namespace with `laneway migrate`"
             )
-        self.routes = Routes(self.tiers, self.shards, records.plain_head)
+        self.routes = Routes(self.tiers, self.shards, record_formats.plain_head)
         bring_up(self)
         self.reload()
         if self.shards > 1:
@@ -167,22 +167,31 @@ class Namespace(ShardedNamespace):
         stored = self._settings()
         self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
         default, tiers = (
-            records.rule_record(Resolved()),
-            records.tiers_record(TierLayers.read(stored[b"tier_layers"])),
+            record_formats.rule_record(Resolved()),
+            record_formats.tiers_record(TierLayers.read(stored[b"tier_layers"])),
         )
         for shard in range(self.shards):
             counters = Counters(
-                records.LAYOUT, self.nonce, self.shards, shard, version=int(stored[b"version"])
+                record_formats.LAYOUT,
+                self.nonce,
+                self.shards,
+                shard,
+                version=int(stored[b"version"]),
             )
             self.server.read(
                 shard,
                 [
                     ("HSETNX", self.key(shard, "rules"), "", default),
                     ("SET", self.key(shard, "tiers"), tiers, "NX"),
-                    ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
+                    (
+                        "SET",
+                        self.key(shard, "shard"),
+                        record_formats.counters_record(counters),
+                        "NX",
+                    ),
                 ],
             )
-        self.read(0, "HSETNX", "settings", "layout", str(records.LAYOUT))
+        self.read(0, "HSETNX", "settings", "layout", str(record_formats.LAYOUT))
         return self._settings()
 
     def _create_again(self, error: NamespaceGone) -> None:
@@ -291,14 +300,14 @@ class Namespace(ShardedNamespace):
             shard, [("GET", self.key(shard, "shard")), ("TIME",)]
         )
         if stored is not None:
-            return records.read_counters(stored), int(seconds) * SECOND + int(micros)
+            return record_formats.read_counters(stored), int(seconds) * SECOND + int(micros)
         try:  # a call looks where the shard may have moved, and explains an error
             self.server.call(shard, "policies", (b"", self._tiers), repeatable=True)
         except NamespaceGone:
             if self.server.durability != "memory":
                 raise
             empty = Counters(
-                records.LAYOUT, self.nonce, self.shards, shard, version=self.routes.version
+                record_formats.LAYOUT, self.nonce, self.shards, shard, version=self.routes.version
             )
             return empty, int(seconds) * SECOND + int(micros)
         return self.counters(shard)
@@ -310,7 +319,7 @@ class Namespace(ShardedNamespace):
             reads += ((shard, ("GET", self.key(shard, "shard"))), (shard, ("TIME",)))
         answers = self.server.read_each(ShardReads(reads))
         return [
-            (records.read_counters(stored), int(seconds) * SECOND + int(micros))
+            (record_formats.read_counters(stored), int(seconds) * SECOND + int(micros))
             if stored is not None
             else self.counters(shard)
             for shard, (stored, (seconds, micros)) in enumerate(
@@ -331,7 +340,7 @@ class Namespace(ShardedNamespace):
             self._seen = [_Seen(None, -1, -1)] * self.shards
         for shard, record in enumerate(self.server.read_each(self._counters_reads)):
             if record != self._seen[shard].record:
-                counters = records.read_counters(record) if record is not None else None
+                counters = record_formats.read_counters(record) if record is not None else None
                 self._seen[shard] = (
                     _Seen(record, counters.now, counters.version)
                     if counters is not None
@@ -387,7 +396,7 @@ class Namespace(ShardedNamespace):
         """
         self.tier_layers = TierLayers.read(stored)
         self.tiers = self.tier_layers.in_force()
-        self._tiers = records.tiers_record(self.tier_layers)
+        self._tiers = record_formats.tiers_record(self.tier_layers)
         self._tiers_stored = stored
 
     def reload_tiers(self) -> None:
@@ -414,11 +423,11 @@ class Namespace(ShardedNamespace):
 
     def read_own_of(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
         answers = self.run_many(
-            [(shard, "own_read", (records.pack(list(topics)),)) for shard, topics in pages_]
+            [(shard, "own_read", (record_formats.pack(list(topics)),)) for shard, topics in pages_]
         )
         found = []
         for answer in answers:
-            layers = {each[0]: records.own_layers(each[1]) for each in answer if each}
+            layers = {each[0]: record_formats.own_layers(each[1]) for each in answer if each}
             found.append(
                 [OwnPolicy(each[0], layers[each[0]]) if each else NO_POLICY for each in answer]
             )
@@ -434,7 +443,7 @@ class Namespace(ShardedNamespace):
         wanted = list(dict.fromkeys(ids.values()))
         stored = self.read(shard, "HMGET", "own_sets", *wanted) if wanted else ()
         layers = {
-            own: records.own_layers(record)
+            own: record_formats.own_layers(record)
             for own, record in zip(wanted, stored, strict=True)
             if record is not None
         }
@@ -455,14 +464,18 @@ class Namespace(ShardedNamespace):
         calls: list[Call] = []
         ids_of_pages: list[list[bytes]] = []
         for shard, changes in pages_:
-            stored = records.OwnRecords()
+            stored = record_formats.OwnRecords()
             ids = [stored.add(change.layers) for change in changes]
             rows = [
                 (change.topic, change.before.decode(), own.decode())
                 for change, own in zip(changes, ids, strict=True)
             ]
             names = [own.decode() for own in stored.by_id]
-            arguments = (records.pack(rows), records.pack(names), *stored.by_id.values())
+            arguments = (
+                record_formats.pack(rows),
+                record_formats.pack(names),
+                *stored.by_id.values(),
+            )
             calls.append((shard, "own", (version, *arguments)))
             ids_of_pages.append(ids)
         return [
@@ -491,10 +504,10 @@ class Namespace(ShardedNamespace):
         self, shards: Sequence[int], change: RulesChange, how: str, now_us: int | None
     ) -> list[Behind | InUse | None]:
         policy_table = change.policy_table
-        known = records.rules_of(policy_table)
+        known = record_formats.rules_of(policy_table)
         names = list(change.names)
-        if records.SUBSCRIPTIONS not in names and any(map(is_copy, names)):
-            names.append(records.SUBSCRIPTIONS)
+        if record_formats.SUBSCRIPTIONS not in names and any(map(is_copy, names)):
+            names.append(record_formats.SUBSCRIPTIONS)
         rules = [known.record(name, self.shards) for name in names]
         fields: list[str] = []
         for layer, name, values in change.rows:
@@ -503,8 +516,8 @@ class Namespace(ShardedNamespace):
             change.version,
             change.new_version,
             change.pattern,
-            records.pack(fields),
-            records.pack(names),
+            record_formats.pack(fields),
+            record_formats.pack(names),
             known.exact_count,
             how,
             *rules,
@@ -516,7 +529,7 @@ class Namespace(ShardedNamespace):
         return {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name}
 
     def version_on(self, shard: int) -> int:
-        return records.read_counters(self.read(shard, "GET", "shard")).version
+        return record_formats.read_counters(self.read(shard, "GET", "shard")).version
 
     def write_tiers(
         self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
@@ -531,7 +544,7 @@ class Namespace(ShardedNamespace):
         new_version: int,
         now_us: int | None,
     ) -> list[bool]:
-        record = records.tiers_record(layers)
+        record = record_formats.tiers_record(layers)
         calls = []
         for shard in shards:
             stored = (self._tiers_stored, layers.json()) if shard == 0 else (b"", b"")
@@ -593,7 +606,9 @@ class Namespace(ShardedNamespace):
         )
         keys = [
             [
-                records.gate_lanes(gate, len(records.read_counters(counters).tier_queues))
+                record_formats.gate_lanes(
+                    gate, len(record_formats.read_counters(counters).tier_queues)
+                )
                 for gate in gates
             ]
             for counters, _, _ in stored
@@ -607,7 +622,7 @@ class Namespace(ShardedNamespace):
             by_shard.append(
                 [
                     (
-                        records.read_gate(record) if record is not None else None,
+                        record_formats.read_gate(record) if record is not None else None,
                         sum(itertools.islice(numbers, len(each))) + int(more or 0),
                     )
                     for record, more, each in zip(found, elsewhere, of_shard, strict=True)
@@ -619,12 +634,12 @@ class Namespace(ShardedNamespace):
         ]
 
     def _topic_usage(
-        self, gate: str, found: Sequence[tuple[records.GateRecord | None, int]]
+        self, gate: str, found: Sequence[tuple[record_formats.GateRecord | None, int]]
     ) -> tuple[Gate, list[Usage]] | None:
         set_by = next((record.code for record, _ in found if record and record.code), None)
         if set_by is None:
             return None
-        limits = records.gate_of(set_by)
+        limits = record_formats.gate_of(set_by)
         return limits, [
             topic_usage(
                 part,
@@ -655,15 +670,15 @@ class Namespace(ShardedNamespace):
                 grant.finish,
                 grant.left,
             )
-            limits = records.pack([False if value is None else value for value in values])
-            more = records.pack([grant.moves, grant.permits])
+            limits = record_formats.pack([False if value is None else value for value in values])
+            more = record_formats.pack([grant.moves, grant.permits])
             calls.append((shard, "gate", (gate, "grant", limits, more)))
         answers = self.write_many(calls, now_us)
         return [Answer(held, float(gave_up)) for held, gave_up in answers]
 
 
 def _usage(
-    gate: str, found: Sequence[tuple[records.GateRecord | None, int]]
+    gate: str, found: Sequence[tuple[record_formats.GateRecord | None, int]]
 ) -> tuple[Gate, list[Usage]] | None:
     """Limits and usage of a gate with these records and waiting lanes on the shards."""
     usage: list[Usage] = []
@@ -671,7 +686,7 @@ def _usage(
     for record, waiting in found:
         if record is None:
             return None
-        limits = records.settings_of(gate, record)
+        limits = record_formats.settings_of(gate, record)
         here = record.here if record.grant else None
         granted = here.concurrency if here is not None else None
         usage.append(Usage(record.leased, waiting, granted, here))

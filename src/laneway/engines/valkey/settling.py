@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -68,7 +68,11 @@ class SettleCall:
             if settlement.outcome is not None:
                 ttl_ms = milliseconds(settlement.outcome_ttl_us)
                 outcomes += (position + 1, settlement.id, ttl_ms)
-        self.packed = (records.pack(plain), records.pack(rows), records.pack(outcomes))
+        self.packed = (
+            record_formats.pack(plain),
+            record_formats.pack(rows),
+            record_formats.pack(outcomes),
+        )
 
     def _lease(self, settlement: Settlement) -> tuple[int, int]:
         """The shard's numbers of message and fence."""

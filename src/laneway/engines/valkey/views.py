@@ -21,7 +21,7 @@ from laneway.engines.shared.states import (
 from laneway.engines.shared.tallies import WAIT_CLASSES
 from laneway.engines.shared.tallies import together as added_up
 from laneway.engines.shared.views import COUNTED
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.policy import is_pattern
 from laneway.subscriptions import is_copy
 from laneway.topic_groups import GROUP, TOPIC
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import HeldState, MessageView, Overview, Tallies, TopicStats
     from laneway.engines.shared.adaptive import Share
     from laneway.engines.valkey.namespace import Namespace
-    from laneway.engines.valkey.records import Counters, Held, Lane, Record
+    from laneway.engines.valkey.record_formats import Counters, Held, Lane, Record
     from laneway.policy import Resolved
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int
     stored = read_stored(view, [(shard, name) for _, shard, name in wanted])
     for (topic, shard, name), each in zip(wanted, stored, strict=True):
         if each is not None:
-            found[topic].append((shard, records.read_lane(name, each)))
+            found[topic].append((shard, record_formats.read_lane(name, each)))
     return found
 
 
@@ -199,13 +199,13 @@ def read_stored(view: View, wanted: Sequence[tuple[int, str]]) -> list[bytes | N
 
 def read_lane(view: View, shard: int, name: str) -> Lane | None:
     stored = view.space.read(shard, "HGET", "lanes", name)
-    return records.read_lane(name, stored) if stored is not None else None
+    return record_formats.read_lane(name, stored) if stored is not None else None
 
 
 def all_lanes(view: View) -> Iterator[tuple[int, Lane]]:
     for shard in range(view.space.shards):
         for name, stored in view.space.scan(shard, "HSCAN", "lanes"):
-            yield shard, records.read_lane(name.decode(), stored)
+            yield shard, record_formats.read_lane(name.decode(), stored)
 
 
 def topics_with_lanes(view: View) -> set[str]:
@@ -215,7 +215,7 @@ def topics_with_lanes(view: View) -> set[str]:
 def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
     """All leases of a shard: there are never more than workers hold."""
     for mid, stored in view.space.scan(shard, "HSCAN", "l"):
-        yield int(mid), records.read_held(stored)
+        yield int(mid), record_formats.read_held(stored)
 
 
 # Members of sorted sets: state, rank, position, seq, number; see `scripts/parts/messages.lua`
@@ -234,7 +234,7 @@ def _rank_heads(name: str, prefix: bytes = b"") -> Reads[list[bytes]]:
     while len(heads) < shared.MOST_RANKS and (
         page := (yield [("ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1)])[0]
     ):
-        heads.append(prefix + records.rank_code_in(page[0], len(prefix)))
+        heads.append(prefix + record_formats.rank_code_in(page[0], len(prefix)))
         after = b"(" + heads[-1] + b"\xff" * 22
     return heads
 
@@ -253,7 +253,7 @@ def _page_under(name: str, head: bytes, start: int, count: int) -> Command:
 
 
 def _priority(head: bytes, prefix: bytes = b"") -> int:
-    return -(records.rank_of_code(head[len(prefix) :]) >> 1)
+    return -(record_formats.rank_of_code(head[len(prefix) :]) >> 1)
 
 
 def _mids(members: Iterable[bytes]) -> list[int]:
@@ -275,7 +275,7 @@ def read_records(view: View, shard: int, mids: Sequence[int]) -> list[Record]:
         return []
     stored = view.space.read(shard, "HMGET", "m", *mids)
     return [
-        records.read_record(mid, each)
+        record_formats.read_record(mid, each)
         for mid, each in zip(mids, stored, strict=True)
         if each is not None
     ]
@@ -345,7 +345,7 @@ def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]
             (("HMGET", "m", *numbers[at : at + PAGE]) for at in range(0, len(numbers), PAGE)),
         )
         for n, stored in zip(mids, chain.from_iterable(parts), strict=True):
-            found[n] = records.since_of(stored) if stored is not None else None
+            found[n] = record_formats.since_of(stored) if stored is not None else None
     for (n, _, _), since in zip(
         others, together(view, [(shard, oldest_in(lane)) for _, shard, lane in others]), strict=True
     ):
@@ -358,7 +358,7 @@ def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
     if not mids:
         return []
     stored = (yield [("HMGET", "m", *mids)])[0]
-    return [records.since_of(each) for each in stored if each is not None]
+    return [record_formats.since_of(each) for each in stored if each is not None]
 
 
 def _oldest(name: str, prefix: bytes) -> Reads[list[int]]:
@@ -432,7 +432,7 @@ def shares_of(view: View, topic: str) -> list[Share]:
         return []
     name, shards = TOPIC + topic, view.space.routes.shards_of(topic)
     stored = [view.space.read(shard, "HGET", "gates", name) for shard in shards]
-    shares = [records.read_gate(each).share for each in stored if each is not None]
+    shares = [record_formats.read_gate(each).share for each in stored if each is not None]
     return [share for share in shares if share is not None]
 
 
@@ -566,7 +566,7 @@ def is_finished(view: View, message_id: str, topic: str) -> bool:
 
 def lease_on(view: View, shard: int, mid: int) -> Held | None:
     stored = view.space.read(shard, "HGET", "l", mid)
-    held = records.read_held(stored) if stored is not None else None
+    held = record_formats.read_held(stored) if stored is not None else None
     return held if held is not None and not held.gone and not held.empty else None
 
 
@@ -608,7 +608,7 @@ def all_messages(view: View) -> list[MessageView]:
     found = []
     for shard in range(view.space.shards):
         for mid, stored in view.space.scan(shard, "HSCAN", "m"):
-            found.append(message_view(view, shard, records.read_record(int(mid), stored)))
+            found.append(message_view(view, shard, record_formats.read_record(int(mid), stored)))
     return sorted(found, key=lambda each: each.seq)
 
 
@@ -747,13 +747,13 @@ def gates(view: View) -> list[dict[str, Any]]:
 
 
 def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
-    gate = records.read_gate(stored)
-    lanes = records.gate_lanes(name, len(view.counters[shard].tier_queues))
+    gate = record_formats.read_gate(stored)
+    lanes = record_formats.gate_lanes(name, len(view.counters[shard].tier_queues))
     elsewhere = int(view.space.read(shard, "HGET", "gate_lanes", name) or 0)
     waiting = sum(_lanes_in(view, shard, key) for key in lanes) + elsewhere
     return shared_gates.view(
         name,
-        records.settings_of(name, gate),
+        record_formats.settings_of(name, gate),
         tat=gate.tat,
         owes=gate.owes,
         leased=gate.leased,

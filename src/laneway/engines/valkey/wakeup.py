@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.errors import EngineUnavailable
 from laneway.message import Batch
 from laneway.units import SECOND
@@ -229,7 +229,7 @@ class StoreWorkListener:
         self._own = own
         self._max_lease_us = max_lease_us or 0
         self._pool = pool
-        self._topics = b"" if topics is None else records.pack(list(topics))
+        self._topics = b"" if topics is None else record_formats.pack(list(topics))
         self._note_notified = note_notified
         self._channel = channel
         self._shards = set(range(space.shards))
@@ -326,7 +326,7 @@ class StoreWorkListener:
             else:
                 if not was_announced:
                     self._left.append(self._shards)
-                leased = records.read_batch(message)
+                leased = record_formats.read_batch(message)
                 batch = leased if batch is None else joined(batch, leased)
         if notified:
             self._left.append(notified)

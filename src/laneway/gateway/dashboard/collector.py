@@ -22,7 +22,7 @@ from laneway.errors import LanewayError
 from laneway.gateway.dashboard.patches import patch_of
 from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.problems import Problem
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER, TASK_HEADER
-from laneway.safetext import escaped
+from laneway.printable import escaped
 from laneway.tasks import flow, outcomes
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.errors import UsageError
 from laneway.gateway.extension import StaticFiles
-from laneway.safetext import redacted
+from laneway.printable import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

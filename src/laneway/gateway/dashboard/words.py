@@ -11,7 +11,7 @@ import msgspec
 
 from laneway import presenting
 from laneway.message import RAW
-from laneway.safetext import escaped
+from laneway.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import msgspec
 from laneway import arguments
 from laneway.admin import dead_letters
 from laneway.admin.fingerprints import fingerprint_of, grouped
-from laneway.gateway import many_letters
+from laneway.gateway import bulk_dead_letters
 from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.operations import begun
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.engines.base import FullEngine, MessageView
+    from laneway.gateway.bulk_dead_letters import Pause
     from laneway.gateway.call import Call
     from laneway.gateway.http import Response
-    from laneway.gateway.many_letters import Pause
     from laneway.gateway.schema import DeadGroupsQuery, DeadLettersQuery
 
 PAGE = 1000
@@ -124,7 +124,7 @@ def redrive(call: Call) -> CountAnswer | Response:
             call,
             "redrive",
             body,
-            lambda engine, limit, pause: many_letters.redrive(
+            lambda engine, limit, pause: bulk_dead_letters.redrive(
                 engine, topic, body.ids, body.fingerprint, limit, body.rate, pause
             ),
         )
@@ -147,7 +147,7 @@ def drop(call: Call) -> CountAnswer | Response:
             call,
             "drop",
             body,
-            lambda engine, limit, _: many_letters.drop(
+            lambda engine, limit, _: bulk_dead_letters.drop(
                 engine, topic, body.ids, body.fingerprint, limit
             ),
         )

@@ -11,7 +11,7 @@ from laneway.errors import LanewayError
 from laneway.gateway.http import Response
 from laneway.gateway.problems import KINDS, Problem
 from laneway.gateway.schema import HealthAnswer
-from laneway.safetext import without_passwords
+from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from laneway.gateway.call import Call

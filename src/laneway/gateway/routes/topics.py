@@ -8,7 +8,7 @@ from laneway import arguments, units
 from laneway.admin import policies, top_topics
 from laneway.admin.top_topics import MEASURES, ORDERS
 from laneway.errors import UsageError
-from laneway.gateway import reasons
+from laneway.gateway import visible_reasons
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import field_answers, operator_fields
@@ -119,7 +119,7 @@ def show_message(call: Call) -> MessageAnswer:
 def explain(call: Call) -> ExplainAnswer:
     """Explain what a message waits for, and when it will probably start."""
     topic = call.topic if "topic" in call.parameters else None
-    found = reasons.of_message(call.engine, call.caller, _id(call), topic)
+    found = visible_reasons.of_message(call.engine, call.caller, _id(call), topic)
     caller = call.caller
     if not caller.sees_all and (found.topic is None or not caller.covers(found.topic)):
         raise missing(call)  # whether it is elsewhere is not said
@@ -143,7 +143,7 @@ def explain_topic(call: Call) -> ExplainTopicAnswer:
 
     The condition of the topic's endpoint is in the answer for callers with the scope `endpoints`.
     """
-    found = reasons.of_topic(call.services.host, call.caller, call.topic)
+    found = visible_reasons.of_topic(call.services.host, call.caller, call.topic)
     return ExplainTopicAnswer(
         topic=found.topic,
         state=found.state,

@@ -19,7 +19,7 @@ PARTS = (
     "test_adaptive",
     "test_clock",
     "test_combined_limits",
-    "test_coordination",
+    "test_presence",
     "test_costs",
     "test_dead_letters",
     "test_delivery_log",

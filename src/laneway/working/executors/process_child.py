@@ -9,7 +9,7 @@ import signal
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from laneway import texts
+from laneway import storable
 from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Message
 from laneway.working import child_processes
@@ -131,7 +131,7 @@ def _plain_delay(error: BaseException, name: str) -> Any:
     delay = attribute(error, name)
     if delay is None or type(delay) in (int, float, str, timedelta):
         return delay
-    return texts.shown(delay)
+    return storable.shown(delay)
 
 
 @contextlib.contextmanager

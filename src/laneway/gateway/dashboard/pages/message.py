@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from laneway import arguments
-from laneway.gateway import reasons
+from laneway.gateway import visible_reasons
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.actions import ACTIONS
 from laneway.gateway.dashboard.page import Page
@@ -59,7 +59,7 @@ def find(view: View) -> tuple[str, str, Explanation]:
     reader = view.reader
     found: Explanation = reader.once(
         ("explain", topic, message_id, view.may("endpoints")),
-        lambda: reasons.of_message(view.engine, view.caller, message_id, topic),
+        lambda: visible_reasons.of_message(view.engine, view.caller, message_id, topic),
     )
     if found.topic is not None and found.topic != topic:
         view.caller.check_topic(found.topic)  # a generated id is found whatever topic is named

@@ -9,7 +9,7 @@ from laneway.gateway import operations
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.history.records import TIME
-from laneway.safetext import redacted
+from laneway.printable import redacted
 from laneway.store_metrics import TOTALS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from laneway import presenting
 from laneway.admin import subscriptions
 from laneway.engines.base import HELD_STATES
-from laneway.gateway import reasons
+from laneway.gateway import visible_reasons
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
@@ -135,7 +135,7 @@ def reasons_of(view: View, name: str) -> TopicExplanation:
     caller = view.caller
     return view.reader.once(
         ("reasons", name, caller.sees_all, "endpoints" in caller.scopes, "admin" in caller.scopes),
-        lambda: reasons.of_topic(view.host, caller, name),
+        lambda: visible_reasons.of_topic(view.host, caller, name),
     )
 
 

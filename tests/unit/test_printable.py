@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laneway.safetext import escaped, escaped_json, redacted, without_passwords
+from laneway.printable import escaped, escaped_json, redacted, without_passwords
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.shared import files
+from laneway.engines.shared import replaced_files
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 from laneway.message import Draft, Settlement
 
@@ -65,7 +65,7 @@ def test_a_file_that_was_removed(
 ) -> None:
     """Whether its folder has been quiet for long or not."""
     for age in ("SETTLED_NS", "SETTLED_COARSE_NS"):
-        monkeypatch.setattr(files, age, -(10**9) if settled else 10**12)
+        monkeypatch.setattr(replaced_files, age, -(10**9) if settled else 10**12)
     engine = opened(path)
     assert put(engine) == ["accepted"]
     for each in path.parent.glob("q.db*"):
@@ -122,7 +122,7 @@ def test_a_commit_reads_the_folder_only(
     engine = opened(path)
     now = time.time_ns()
     clock = SimpleNamespace(time_ns=lambda: now, monotonic=time.monotonic)
-    monkeypatch.setattr(files, "time", clock)
+    monkeypatch.setattr(replaced_files, "time", clock)
     changed = now - round(age * 1e9)
     changed -= changed % 1_000_000_000 if age == int(age) else 0
     os.utime(path.parent, ns=(changed, changed))
@@ -133,7 +133,7 @@ def test_a_commit_reads_the_folder_only(
         seen.append(name)
         return 0, 0
 
-    monkeypatch.setattr(files, "_identity", identity)
+    monkeypatch.setattr(replaced_files, "_identity", identity)
     with suppress(EngineUnavailable):
         put(engine)
     assert len(seen) == stats

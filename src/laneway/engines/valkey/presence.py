@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import PING
-from laneway.engines.sharded.coordination import ShardedCoordination
+from laneway.engines.sharded.presence import ShardedCoordination
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared import presence
 

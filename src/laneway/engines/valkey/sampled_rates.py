@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from laneway.engines.base import LaneRate
 from laneway.engines.shared import size_classes
-from laneway.engines.valkey import records
+from laneway.engines.valkey import record_formats
 from laneway.engines.valkey.views import together
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _records(limit: int) -> Reads[list[bytes]]:
 
 def _rates(view: View, shard: int, stored: Iterable[bytes]) -> list[LaneRate]:
     tier_queues, now = view.counters[shard].tier_queues, view.times[shard]
-    counted = (records.read_lane_counts(each) for each in stored)
+    counted = (record_formats.read_lane_counts(each) for each in stored)
     return [
         LaneRate(
             tier_queues[each.tier_queue - 1][1],
