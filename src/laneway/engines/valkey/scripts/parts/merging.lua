@@ -64,7 +64,7 @@ local merging = part(function(merging)
     end
 
     local function set_content(record, from)
-        messages.set_content(record, body_of(from), from.headers, record.sticky)
+        messages.set_content(record, from, record.sticky)
         if record.parts > 0 then -- collected under the policy `all`
             call('DEL', key('b:' .. text(record.mid)))
             record.parts, record.parts_bytes = 0, 0
@@ -90,27 +90,41 @@ local merging = part(function(merging)
     end
 
     -- Change the waiting message that a new one joins: its due time and, with "last", its content.
+    -- It keeps its place if it would return to it.
     local function change_waiting(lane, record, draft, policy)
-        local due = new_due(record, draft, policy)
-        if policy.merge ~= 'last' and due == record.since then
+        local due, is_last, now = new_due(record, draft, policy), policy.merge == 'last', shard.now
+        local moves = due ~= record.since
+        if not is_last and not moves then
             return
         end
-        messages.end_waiting(lane, record)
-        if due > shard.now then
-            key_limits.leave(lane, record)
+        moves = moves or draft.rank ~= record.rank or not messages.stays(record)
+        if moves then
+            messages.end_waiting(lane, record)
+            if due > now then
+                key_limits.leave(lane, record)
+            end
+            if record.serial ~= NO and not messages.holds_key(record) then
+                -- it has to wait for its key again
+                messages.free_key(lane, messages.line(record), record.mid)
+            end
+            record.since = due
         end
-        if record.serial ~= NO and not messages.holds_key(record) then
-            -- it has to wait for its key again
-            messages.free_key(lane, messages.line(record), record.mid)
-        end
-        record.since = due
-        if policy.merge == 'last' then
+        if is_last then
+            local size, ends = messages.size(record), draft.ttl and now + draft.ttl
             set_content(record, draft)
-            record.expires = draft.ttl and shard.now + draft.ttl
-            record.attempts = 0
-            set_rank(record, draft.rank)
+            if record.attempts > 0 then
+                record.attempts = 0
+            end
+            if moves then
+                record.expires = ends
+                set_rank(record, draft.rank)
+            else
+                messages.stay(lane, record, size, ends)
+            end
         end
-        messages.begin_waiting(lane, record)
+        if moves then
+            messages.begin_waiting(lane, record)
+        end
     end
 
     -- Let a new message join the waiting one; false: that one is full, and the new one waits beside

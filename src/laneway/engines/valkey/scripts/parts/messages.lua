@@ -60,6 +60,7 @@ local messages = part(function(messages)
     -- of the latter fields has a usual value; a record has none of them if all are usual.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
+    local WHOLE = HEAD .. 'c0c0' -- rare fields and content
     local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
         'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
     local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
@@ -219,7 +220,7 @@ local messages = part(function(messages)
 
     local function rare_of(record)
         local lane = record.lane
-        if lane ~= record.topic or record.other_lane then
+        if lane ~= record.topic or (record.is_rare and record.other_lane) then
             record.other_lane = lane ~= record.topic and lane
         end
         local far = not is_near(record.rank)
@@ -239,22 +240,22 @@ local messages = part(function(messages)
 
     function messages.encode(record)
         local rare = rare_of(record)
-        return pack(HEAD, RICH, record.state + 4 * record.serial, head_rank(record.rank),
-            record.seq, record.since, record.published, record.expires or 0, #rare)
-            .. rare .. whole_content(record)
+        return pack(WHOLE, RICH, record.state + 4 * record.serial, head_rank(record.rank),
+            record.seq, record.since, record.published, record.expires or 0, #rare, rare,
+            whole_content(record))
     end
 
-    -- Change the body and headers of a message, or make its id sticky.
-    function messages.set_content(record, body, headers, sticky)
-        record.headers, record.size = headers, #body
-        record.sticky = sticky
-        record.content = content_of(record.topic, record.key, record.id, headers, sticky,
-            record.mkey, body)
+    -- Take the body and headers of a draft or a message with the same topic and merge key.
+    function messages.set_content(record, from, sticky)
+        local is_same = from.key == record.key and from.id == record.id and from.sticky == sticky
+        record.content = is_same and whole_content(from) or content_of(record.topic, record.key,
+            record.id, from.headers, sticky, record.mkey, body_of(from))
+        record.headers, record.size, record.sticky = from.headers, from.size, sticky
     end
 
     function messages.make_sticky(record)
         if not record.sticky then
-            messages.set_content(record, body_of(record), record.headers, true)
+            messages.set_content(record, record, true)
         end
     end
 
@@ -522,6 +523,23 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
+    -- Whether a waiting message would return to its place if it left it: it is neither due, nor
+    -- parked because of the limits of its key.
+    function messages.stays(record)
+        return record.state == READY or (record.state == PARKED and record.serial ~= NO)
+            or (record.state == DELAYED and record.since > shard.now)
+    end
+
+    -- A message that keeps its place has another content now, and this ttl. `size`: that before.
+    function messages.stay(lane, record, size, expires)
+        lanes.expect_costs(lane, record.headers)
+        resize(lane, record, messages.size(record) - size)
+        if expires ~= record.expires then
+            writes.set_member(keys.due, EXPIRES .. sortable(record.mid), expires)
+            record.expires = expires
+        end
+    end
+
     -- Remove a waiting message from all indexes. The caller frees its serial key.
     function messages.end_waiting(lane, record)
         messages.leave(lane, record)
@@ -585,10 +603,6 @@ local messages = part(function(messages)
     function messages.holds_key(record)
         local mid, is_held = holder(messages.line(record))
         return mid == record.mid and is_held
-    end
-
-    function messages.is_free(line)
-        return not writes.field(keys.keys, line)
     end
 
     -- {number, whether it is leased}, as MessagePack writes them: to pack values costs more.

@@ -88,11 +88,6 @@ local results = part(function(results)
         handled, has_outcome = mid, with_outcome
     end
 
-    -- Whether `write_end` may do anything for a message with these headers.
-    function results.reports_end(headers)
-        return headers['laneway-result-ttl'] or headers['laneway-flow']
-    end
-
     -- Whether the end of a message is stored.
     function results.is_stored(record)
         return milliseconds_of(record) ~= nil

@@ -216,20 +216,6 @@ local function content_of(topic, key_of, id, headers, sticky, mkey, body)
     return pack('>I2', #meta) .. meta .. body
 end
 
--- How many bytes a text has as MessagePack; false: none.
-local function packed_size(value)
-    local size = value and #value or 0
-    return size + (size < 32 and 1 or size < 256 and 2 or 3)
-end
-
--- A content with another id. `id_then`: the one that it has; false: none.
-local function with_id(content, topic, key_of, id_then, id)
-    local at, coded = 4 + packed_size(topic) + packed_size(key_of), packed(id)
-    local rest_at = at + packed_size(id_then)
-    return pack('>I2', unpack_from('>I2', content) + at + #coded - rest_at) .. sub(content, 3, at
-        - 1) .. coded .. sub(content, rest_at)
-end
-
 -- The content of a draft, or of a message: that is a part of what is stored until it changes.
 local function whole_content(message)
     return message.content or sub(message.stored, message.content_at, message.content_to)

@@ -132,24 +132,6 @@ local writes = part(function(writes)
         return values
     end
 
-    -- Give a field a value, if it has none. Returns whether it had none.
-    function writes.claim_field(name, field, value)
-        local values, names = fields_of(name), changed[name]
-        local before = values[field]
-        if before == nil then
-            before = run('HGET', name, field)
-        end
-        if before then
-            values[field] = before
-            return false
-        elseif not names then
-            names = {}
-            changed[name] = names
-        end
-        values[field], names[field] = value, true
-        return true
-    end
-
     -- Change a field; false: delete it.
     function writes.set_field(name, field, value)
         fields_of(name)[field] = value
