@@ -6,18 +6,16 @@ open engine in the child.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
 
-if TYPE_CHECKING:
-    import threading
-
 FORK_SECONDS = 5.0
 """
-Longest wait for applications that are being opened: a child cannot finish what another thread of
-its parent had begun.
+Longest wait for a lock: of applications that are being opened, because a child cannot finish what
+another thread of its parent had begun, and of programs that are being started.
 """
 
 
@@ -53,9 +51,8 @@ def keep(*objects: object) -> None:
 
 
 def _before_fork() -> None:
-    _held[:] = [
-        each.opening for each in list(_applications) if each.opening.acquire(timeout=FORK_SECONDS)
-    ]
+    locks = [*(each.opening for each in list(_applications)), forking.starting]
+    _held[:] = [lock for lock in locks if lock.acquire(timeout=FORK_SECONDS)]
     for before in list(forking.BEFORE):
         before()
 
@@ -70,6 +67,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     _held.clear()
+    forking.starting = threading.RLock()
     for after in list(forking.AFTER_IN_CHILD):
         after()
     for each in list(_applications):

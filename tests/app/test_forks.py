@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import threading
 import time
 import warnings
@@ -16,6 +17,9 @@ from uuid import uuid4
 import pytest
 
 from laneway import Laneway, Message
+from laneway.engines.base import Settings
+from laneway.working.child_processes import SpawnedProcess
+from laneway.working.standby_renewal import StandbyRenewal
 from tests.conformance.valkey_setups import server
 from tests.working.support import Running
 
@@ -187,3 +191,45 @@ def test_a_worker_in_a_child(app: Laneway) -> None:
 
     with Running(app):
         assert codes([in_child(wait) for _ in range(3)]) == [0, 0, 0]
+
+
+def start_standby() -> None:
+    """Start and end the process that renews a worker's leases."""
+    standby = StandbyRenewal("sqlite://", Settings(), 60.0, room=1)
+    standby.start()
+    standby.close()
+
+
+def start_process() -> None:
+    """Start and end a process for handlers."""
+    process = SpawnedProcess("builtins:id", ())
+    assert process.exit_code(SECONDS) == 0
+    process.pipe.close()
+
+
+@pytest.mark.parametrize("start", [start_standby, start_process])
+def test_no_fork_while_a_process_is_started(
+    start: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A fork waits until a thread has started its process: a child that inherits the pipes of the
+    start would block the thread until the child ends.
+    """
+    begun, forked = threading.Event(), threading.Event()
+    was_forked: list[bool] = []
+
+    class Starting(subprocess.Popen[bytes]):
+        def __init__(self, *args: object, **options: object) -> None:
+            begun.set()
+            was_forked.append(forked.wait(0.2))
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", Starting)
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert begun.wait(SECONDS)
+    child = in_child(start)  # the child starts processes, too
+    forked.set()
+    assert codes([child]) == [0]
+    thread.join(SECONDS)
+    assert was_forked == [False]

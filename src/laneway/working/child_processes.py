@@ -23,6 +23,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
+from laneway.engines.shared import forking
 from laneway.errors import LanewayError
 from laneway.working.user_imports import importing
 
@@ -79,26 +80,29 @@ class SpawnedProcess:
     """
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
-        self.pipe, theirs = multiprocessing.Pipe()
-        try:
-            with theirs:
-                fd = theirs.fileno()
-                command = [
-                    sys.executable,
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # noqa: SLF001
-                    "-P",
-                    "-c",
-                    _BOOT.format(fd=fd),
-                ]
-                self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)  # noqa: S603  # this interpreter
-            self.pid = self._process.pid
-            # A process that has died already is noticed by the next use of the pipe.
-            with contextlib.suppress(OSError):
-                self.pipe.send(list(sys.path))
-                self.pipe.send((list(sys.argv), entry, args))
-        except BaseException:
-            self.pipe.close()
-            raise
+        with forking.starting:
+            self.pipe, theirs = multiprocessing.Pipe()
+            try:
+                with theirs:
+                    fd = theirs.fileno()
+                    command = [
+                        sys.executable,
+                        *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # noqa: SLF001
+                        "-P",
+                        "-c",
+                        _BOOT.format(fd=fd),
+                    ]
+                    self._process = subprocess.Popen(  # noqa: S603  # this interpreter
+                        command, pass_fds=[fd], stdin=subprocess.DEVNULL
+                    )
+                self.pid = self._process.pid
+                # A process that has died already is noticed by the next use of the pipe.
+                with contextlib.suppress(OSError):
+                    self.pipe.send(list(sys.path))
+                    self.pipe.send((list(sys.argv), entry, args))
+            except BaseException:
+                self.pipe.close()
+                raise
 
     def exit_code(self, seconds: float = 0) -> int | None:
         try:

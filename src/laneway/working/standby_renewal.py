@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 from laneway.engines import opened_with
 from laneway.engines.base import Settings
+from laneway.engines.shared import forking
 from laneway.units import SECOND
 from laneway.working.lease_standby import (
     COUNT,
@@ -111,7 +112,8 @@ class StandbyRenewal:
                 str(file),
             ]
             fields = memoryview(mmap.mmap(file, size)).cast("q")
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[file])  # noqa: S603  # this interpreter
+            with forking.starting:
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[file])  # noqa: S603  # this interpreter
         self._process = process
         assert process.stdin is not None
         process.stdin.write(len(work).to_bytes(8, "big") + work)
