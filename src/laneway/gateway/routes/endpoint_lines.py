@@ -92,7 +92,7 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
             for each in set_each(host, changes, is_trusted=False):
                 by_topic[each.topic] = each  # has a new secret, which is shown once
         except LanewayError:
-            pass  # one of those left is wrong: each by itself says which
+            pass  # at least one is invalid: setting them one by one below reports which
     for answer, topic, fields in valid:
         try:
             endpoint = by_topic.get(topic) or set_endpoint(host, topic, fields, is_trusted=False)
