@@ -6,17 +6,13 @@ open engine in the child.
 from __future__ import annotations
 
 import os
-import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
 
-FORK_SECONDS = 5.0
-"""
-Longest wait for a lock: of applications that are being opened, because a child cannot finish what
-another thread of its parent had begun, and of programs that are being started.
-"""
+if TYPE_CHECKING:
+    import threading
 
 
 class Application(Protocol):
@@ -51,15 +47,13 @@ def keep(*objects: object) -> None:
 
 
 def _before_fork() -> None:
-    locks = [*(each.opening for each in list(_applications)), forking.starting]
-    _held[:] = [lock for lock in locks if lock.acquire(timeout=FORK_SECONDS)]
-    for before in list(forking.BEFORE):
-        before()
+    locks = [each.opening for each in list(_applications)]
+    _held[:] = [lock for lock in locks if lock.acquire(timeout=forking.FORK_SECONDS)]
+    forking.pause()
 
 
 def _after_fork_in_parent() -> None:
-    for after in list(forking.AFTER_IN_PARENT):
-        after()
+    forking.resume_in_parent()
     for lock in _held:
         lock.release()
     _held.clear()
@@ -67,9 +61,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     _held.clear()
-    forking.starting = threading.RLock()
-    for after in list(forking.AFTER_IN_CHILD):
-        after()
+    forking.begin_in_child()
     for each in list(_applications):
         each.begin_in_child()
 

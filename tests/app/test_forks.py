@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
 from laneway import Laneway, Message
 from laneway.engines.base import Settings
+from laneway.engines.shared import forking
+from laneway.engines.sqlite.delivery_log import DeliveryLogFile
+from laneway.engines.sqlite.store import Store
+from laneway.producing.spool_file import SpoolFile
 from laneway.working.child_processes import SpawnedProcess
 from laneway.working.standby_renewal import StandbyRenewal
 from tests.conformance.valkey_setups import server
@@ -207,6 +212,40 @@ def start_process() -> None:
     process.pipe.close()
 
 
+def forks_during(
+    module: Any, name: str, start: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> list[bool]:
+    """
+    Fork while a thread calls this function of a module: whether the child existed before the call
+    ended. The thread begins once the fork has begun. The child does the same.
+    """
+    begun, forked = threading.Event(), threading.Event()
+    was_forked: list[bool] = []
+    function = getattr(module, name)
+    thread = threading.Thread(target=start)
+
+    def slow(*args: object, **options: object) -> object:
+        if threading.current_thread() is thread and not begun.is_set():
+            begun.set()
+            was_forked.append(forked.wait(0.2))
+        return function(*args, **options)
+
+    def begin(seconds: float) -> bool:
+        del seconds
+        if not thread.ident:
+            thread.start()
+            assert begun.wait(10)
+        return True
+
+    monkeypatch.setattr(module, name, slow)
+    monkeypatch.setattr(forking, "BEFORE", [*forking.BEFORE, begin])
+    child = in_child(start)
+    forked.set()
+    assert codes([child]) == [0]
+    thread.join(SECONDS)
+    return was_forked
+
+
 @pytest.mark.parametrize("start", [start_standby, start_process])
 def test_no_fork_while_a_process_is_started(
     start: Callable[[], None], monkeypatch: pytest.MonkeyPatch
@@ -215,21 +254,31 @@ def test_no_fork_while_a_process_is_started(
     A fork waits until a thread has started its process: a child that inherits the pipes of the
     start would block the thread until the child ends.
     """
-    begun, forked = threading.Event(), threading.Event()
-    was_forked: list[bool] = []
+    assert forks_during(subprocess, "Popen", start, monkeypatch) == [False]
 
-    class Starting(subprocess.Popen[bytes]):
-        def __init__(self, *args: object, **options: object) -> None:
-            begun.set()
-            was_forked.append(forked.wait(0.2))
-            super().__init__(*args, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(subprocess, "Popen", Starting)
-    thread = threading.Thread(target=start)
-    thread.start()
-    assert begun.wait(SECONDS)
-    child = in_child(start)  # the child starts processes, too
-    forked.set()
-    assert codes([child]) == [0]
-    thread.join(SECONDS)
-    assert was_forked == [False]
+def use_store(folder: Path) -> None:
+    """Open and close the file of a store."""
+    Store(f"{folder}/store.db", "fsync").close()
+
+
+def use_spool(folder: Path) -> None:
+    """Open and close the file of a spool."""
+    SpoolFile(f"{folder}/spool.db", syncs=False).close()
+
+
+def use_delivery_log(folder: Path) -> None:
+    """Read the log of a store without one, which is empty."""
+    log = DeliveryLogFile(f"{folder}/store.db")
+    assert log.read(None, limit=1, before=None, until_us=None) == []
+
+
+@pytest.mark.parametrize("use", [use_store, use_spool, use_delivery_log])
+def test_no_fork_while_a_file_is_opened(
+    use: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A fork waits until a thread has opened its SQLite file: a child would inherit a mutex of SQLite
+    that nobody releases, and could open and close no file.
+    """
+    assert forks_during(sqlite3, "connect", lambda: use(tmp_path), monkeypatch) == [False]

@@ -71,6 +71,9 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
 
+_FORMAT = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version"
+"""One statement: between two, another process could create the tables."""
+
 _INSERT = """
 INSERT INTO message (at_us, total, topic, id, body, options) VALUES
     (?, ? + ifnull((SELECT total FROM message ORDER BY seq DESC LIMIT 1), 0), ?, ?, ?, ?)
@@ -150,7 +153,7 @@ class SpoolFile:
         self.lock = threading.RLock()
         """Held while the connection is used."""
         self._log = -1
-        with self._errors():  # a fork waits until it is open
+        with self._errors(), forking.undivided():
             if not create and not Path(path).is_file():
                 raise UsageError(
                     f"spool {path}: there is no such file; give the path of the program's spool="
@@ -183,8 +186,7 @@ class SpoolFile:
 
     def _prepare(self, *, syncs: bool) -> None:
         run = self._connection.execute
-        (application,) = run("PRAGMA application_id").fetchone()
-        (version,) = run("PRAGMA user_version").fetchone()
+        application, version = run(_FORMAT).fetchone()
         if (application, version) == (0, 0):
             self._create()
         elif application != APPLICATION_ID:
@@ -278,7 +280,7 @@ class SpoolFile:
 
     def close(self) -> None:
         """Close the connection."""
-        with self.lock:
+        with self.lock, forking.undivided():
             self._connection.close()
             self._close_log()
 
@@ -522,16 +524,16 @@ class SpoolFile:
 # and the child closes those that it inherited before it opens any. Else it would take the parent's
 # locks for its own, and write into a log that the parent may remove.
 
-FORK_SECONDS = 5.0
-"""How long a fork waits for what uses a connection."""
-
 _files: WeakSet[SpoolFile] = WeakSet()
 _paused: list[SpoolFile] = []
 _abandoned: list[object] = []
 
 
-def _before_fork() -> None:
-    _paused[:] = [file for file in list(_files) if file.lock.acquire(timeout=FORK_SECONDS)]
+def _before_fork(seconds: float) -> bool:
+    others = set(_files).difference(_paused)
+    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
+    _paused.extend(paused)
+    return len(paused) == len(others)
 
 
 def _after_fork_in_parent() -> None:

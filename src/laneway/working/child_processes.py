@@ -80,7 +80,7 @@ class SpawnedProcess:
     """
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
-        with forking.starting:
+        with forking.undivided():
             self.pipe, theirs = multiprocessing.Pipe()
             try:
                 with theirs:

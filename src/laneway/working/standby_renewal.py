@@ -112,7 +112,7 @@ class StandbyRenewal:
                 str(file),
             ]
             fields = memoryview(mmap.mmap(file, size)).cast("q")
-            with forking.starting:
+            with forking.undivided():
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[file])  # noqa: S603  # this interpreter
         self._process = process
         assert process.stdin is not None

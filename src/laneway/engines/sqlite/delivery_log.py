@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import LogEntry
+from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import create_file
 from laneway.engines.sqlite.statements import SQL
 from laneway.errors import EngineUnavailable, SchemaMismatch
@@ -105,7 +106,7 @@ class DeliveryLogFile:
     @contextlib.contextmanager
     def _open(self, *, create: bool) -> Iterator[sqlite3.Connection]:
         """A connection, under the lock. Without a file, and not to create one: an empty log."""
-        with self._lock:
+        with self._lock, forking.undivided():
             path = self._path
             if path is not None and (create or os.path.exists(path)):
                 connection = self._open_file()

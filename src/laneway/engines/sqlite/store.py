@@ -92,7 +92,7 @@ class Store:
         self._disk = DiskSpace(path) if path is not None and hasattr(os, "statvfs") else None
         self._later: dict[int, int] = {}
         """By thread that syncs later: its last commit."""
-        with self.lock:  # a fork waits until it is open
+        with self.lock, forking.undivided():
             _stores.add(self)
             self.connection = self._open()
         self._create = False  # a file that is opened again must exist
@@ -423,10 +423,11 @@ class Store:
         Another connection, for reads that take long: they do not hold up who uses this object.
         """
         try:
-            connection = sqlite3.connect(
-                self.path or ":memory:", isolation_level=None, check_same_thread=False
-            )
-            connection.execute("PRAGMA query_only = 1")
+            with forking.undivided():
+                connection = sqlite3.connect(
+                    self.path or ":memory:", isolation_level=None, check_same_thread=False
+                )
+                connection.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
             raise self.explain(error) from error
         return connection
@@ -571,7 +572,8 @@ class Store:
             if self._wal_sync is not None:
                 self._wal_sync.finish(self)
             self._close_log_length()
-            self.connection.close()
+            with forking.undivided():
+                self.connection.close()
 
     def forget_sync(self) -> None:
         """In the child of a fork: the thread that holds the lock of a sync may not be here."""
@@ -596,15 +598,15 @@ class Store:
 # and the child closes the connections that it inherited before it opens any: otherwise it would
 # release the parent's locks.
 
-FORK_SECONDS = 5.0
-"""How long a fork waits for running transactions."""
-
 _stores: WeakSet[Store] = WeakSet()
 _paused: list[Store] = []
 
 
-def _before_fork() -> None:
-    _paused[:] = [store for store in list(_stores) if store.lock.acquire(timeout=FORK_SECONDS)]
+def _before_fork(seconds: float) -> bool:
+    others = set(_stores).difference(_paused)
+    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
+    _paused.extend(paused)
+    return len(paused) == len(others)
 
 
 def _after_fork_in_parent() -> None:
