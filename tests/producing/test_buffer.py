@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -26,10 +27,13 @@ from laneway import (
 )
 from laneway.message import Draft, Receipt
 from laneway.producing.buffer import MessageBuffer
+from laneway.producing.outbox_producer import OutboxProducer
 from laneway.producing.reports import UnsentReports
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from laneway.producing.producer import Holder
 
 
 class Store:
@@ -76,9 +80,16 @@ class Reported:
         self.messages.append((message.id, type(error)))
 
 
-def buffer_of(store: Store, **options: Any) -> tuple[MessageBuffer, Reported]:
+def producer_of(store: Store, options: Buffer, unsent: UnsentReports) -> OutboxProducer:
+    threads = ThreadPoolExecutor(1)
+    return OutboxProducer(
+        cast("Holder", None), threads, lambda _: MessageBuffer(options, store.put, unsent)
+    )
+
+
+def buffer_of(store: Store, **options: Any) -> tuple[OutboxProducer, Reported]:
     unsent = UnsentReports()
-    return MessageBuffer(Buffer(**options), store.put, unsent), Reported(unsent)
+    return producer_of(store, Buffer(**options), unsent), Reported(unsent)
 
 
 def draft(name: str, topic: str = "a", body: bytes = b"1") -> Draft:
@@ -116,12 +127,12 @@ def test_it_sends_by_count_and_by_time() -> None:
     store = Store()
     buffer, _ = buffer_of(store, flush_count=3, flush_interval=60)
     for name in "abc":
-        buffer.add(draft(name))
+        buffer.publish_draft(draft(name))
     wait_for(lambda: len(store.batches) == 1)
     assert store.batches == [["a", "b", "c"]]
     slow, _ = buffer_of(store, flush_count=3, flush_interval=0.05)
     began = time.monotonic()
-    slow.add(draft("d"))
+    slow.publish_draft(draft("d"))
     wait_for(lambda: len(store.batches) == 2)
     assert time.monotonic() - began >= 0.05
     buffer.close()
@@ -132,7 +143,7 @@ def test_flush_does_not_wait_for_the_interval() -> None:
     """`flush` sends at once, and returns what is not answered at its timeout."""
     store = Store(held=True)
     buffer, _ = buffer_of(store, flush_interval=3600)
-    buffer.add(draft("a"))
+    buffer.publish_draft(draft("a"))
     assert buffer.flush(0.05) == 1
     store.go_on.set()
     assert buffer.flush(60) == 0
@@ -145,11 +156,11 @@ def test_a_full_buffer_raises(bound: dict[str, int]) -> None:
     """With `raise` the message that is too many is refused, and the others are sent."""
     store = Store(held=True)
     buffer, reported = buffer_of(store, on_full="raise", **bound)
-    buffer.add(draft("a"))
-    buffer.add(draft("b"))
+    buffer.publish_draft(draft("a"))
+    buffer.publish_draft(draft("b"))
     with pytest.raises(ProducerFull, match="holds 2 messages"):
-        buffer.add(draft("c"))
-    assert [each.outcome for each in buffer.add_all([draft("d")])] == ["refused"]
+        buffer.publish_draft(draft("c"))
+    assert [each.outcome for each in buffer.publish_drafts([draft("d")])] == ["refused"]
     store.go_on.set()
     assert buffer.flush(60) == 0
     assert sorted(store.ids) == ["a", "b"]
@@ -161,8 +172,8 @@ def test_a_full_buffer_drops_and_reports() -> None:
     """With `drop` the new message is dropped: the receipt, the hook and the log say so."""
     store = Store(held=True)
     buffer, reported = buffer_of(store, on_full="drop", max_messages=1)
-    buffer.add(draft("a"))
-    receipt = buffer.add(draft("b"))
+    buffer.publish_draft(draft("a"))
+    receipt = buffer.publish_draft(draft("b"))
     assert receipt.outcome == "dropped"
     assert "max_messages" in (receipt.reason or "")
     assert reported.messages == [("b", ProducerFull)]
@@ -175,10 +186,10 @@ def test_a_full_buffer_blocks() -> None:
     """With `block` publish waits for room, at most its timeout."""
     store = Store(held=True)
     buffer, _ = buffer_of(store, max_messages=1)
-    buffer.add(draft("a"))
+    buffer.publish_draft(draft("a"))
     with pytest.raises(ProducerFull):
-        buffer.add(draft("b"), timeout=0.05)
-    blocked = threading.Thread(target=buffer.add, args=(draft("c"),))
+        buffer.publish_draft(draft("b"), timeout=0.05)
+    blocked = threading.Thread(target=buffer.publish_draft, args=(draft("c"),))
     blocked.start()
     store.go_on.set()
     blocked.join(60)
@@ -192,7 +203,7 @@ def test_a_message_larger_than_the_bound_passes_alone() -> None:
     """It would never find room otherwise."""
     store = Store()
     buffer, _ = buffer_of(store, max_bytes=10)
-    assert buffer.add(draft("a", body=b"x" * 100), timeout=0).outcome == "buffered"
+    assert buffer.publish_draft(draft("a", body=b"x" * 100), timeout=0).outcome == "buffered"
     buffer.close()
     assert store.batches == [["a"]]
 
@@ -203,10 +214,10 @@ def test_the_store_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None
     store.is_away = True
     buffer, reported = buffer_of(store, flush_count=1)
     with caplog.at_level(logging.INFO):
-        buffer.add(draft("a"))
+        buffer.publish_draft(draft("a"))
         for _ in range(3):
             assert store.attempts.acquire(timeout=60)
-        buffer.add(draft("b"))
+        buffer.publish_draft(draft("b"))
         store.is_away = False
         assert buffer.flush(60) == 0
     assert store.ids == ["a", "b"]
@@ -219,10 +230,10 @@ def test_what_the_store_refuses_is_reported_alone() -> None:
     """One bad message and one over a backlog limit do not stop the messages beside them."""
     store = Store(held=True)
     buffer, reported = buffer_of(store)
-    buffer.add(draft("first"))
+    buffer.publish_draft(draft("first"))
     assert store.begun.wait(60)
     for name, topic in [("a", "a"), ("b", "bad"), ("c", "full"), ("d", "a")]:
-        buffer.add(draft(name, topic))
+        buffer.publish_draft(draft(name, topic))
     store.go_on.set()
     assert buffer.flush(60) == 0
     buffer.close()
@@ -234,10 +245,12 @@ def test_a_hook_that_fails_or_publishes_hurts_nobody(caplog: pytest.LogCaptureFi
     """Its error is logged; and a hook that publishes into the full buffer is refused, not stuck."""
     store = Store(held=True)
     unsent = UnsentReports()
-    buffer = MessageBuffer(Buffer(max_messages=2), store.put, unsent)
-    unsent.add(lambda _message, _error: [buffer.add(draft(name)) for name in ("again", "more")])
+    buffer = producer_of(store, Buffer(max_messages=2), unsent)
+    unsent.add(
+        lambda _message, _error: [buffer.publish_draft(draft(each)) for each in ("again", "more")]
+    )
     reported = Reported(unsent)
-    buffer.add(draft("b", "bad"))
+    buffer.publish_draft(draft("b", "bad"))
     store.go_on.set()
     buffer.flush(60)
     buffer.close()
@@ -250,16 +263,16 @@ def test_close_waits_for_what_a_hook_publishes() -> None:
     """A message that comes while the buffer closes has the rest of `exit_timeout`, too."""
     store = Store(held=True)
     unsent = UnsentReports()
-    buffer = MessageBuffer(Buffer(exit_timeout=120), store.put, unsent)
+    buffer = producer_of(store, Buffer(exit_timeout=120), unsent)
 
     def publish_again(message: Message, error: LanewayError) -> None:
         del message, error
         store.go_on.clear()
-        buffer.add(draft("again"))
+        buffer.publish_draft(draft("again"))
 
     unsent.add(publish_again)
     reported = Reported(unsent)
-    buffer.add(draft("b", "bad"))
+    buffer.publish_draft(draft("b", "bad"))
     closing = threading.Thread(target=buffer.close)
     closing.start()
     store.go_on.set()
@@ -277,14 +290,14 @@ def test_close_reports_what_it_cannot_send(caplog: pytest.LogCaptureFixture) -> 
     store = Store()
     store.is_away = True
     buffer, reported = buffer_of(store, exit_timeout=0.05)
-    buffer.add(draft("a"))
-    buffer.add(draft("b"))
+    buffer.publish_draft(draft("a"))
+    buffer.publish_draft(draft("b"))
     buffer.close()
     assert reported.messages == [("a", EngineUnavailable), ("b", EngineUnavailable)]
     assert "2 messages (the first is message a to a): not sent" in caplog.text
-    assert buffer.count == 0
+    assert cast("MessageBuffer", buffer.outbox).count == 0
     store.is_away = False
-    buffer.add(draft("c"))
+    buffer.publish_draft(draft("c"))
     assert buffer.flush(60) == 0
     assert store.batches == [["c"]]
     buffer.close()

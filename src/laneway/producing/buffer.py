@@ -5,25 +5,22 @@ sends them in batches.
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import os
 import threading
 import time
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, ClassVar, Never
 
 from laneway import arguments, config
-from laneway.errors import BacklogFull, BadMessage, EngineUnavailable, LanewayError, ProducerFull
-from laneway.message import Receipt
+from laneway.errors import BacklogFull, BadMessage, EngineUnavailable, LanewayError
 from laneway.producing import limits
+from laneway.producing.outbox import Outbox
 from laneway.producing.reports import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.message import Draft
+    from laneway.message import Draft, Outcome, Receipt
     from laneway.producing.limits import OnProducerFull
     from laneway.producing.reports import UnsentReports
     from laneway.units import Duration
@@ -87,13 +84,16 @@ OPTIONS = (
 )
 
 
-class MessageBuffer:
+class MessageBuffer(Outbox):
     """
-    The messages of one application that are published and not sent yet.
+    An outbox in memory.
 
     `put`: calls the engine; raises LanewayErrors. The thread that sends is started by the first
     message, and ends when the buffer is closed.
     """
+
+    accepted: ClassVar[Outcome] = "buffered"
+    sender: threading.Thread | None = None
 
     def __init__(
         self,
@@ -101,22 +101,18 @@ class MessageBuffer:
         put: Callable[[list[Draft]], list[Receipt]],
         unsent: UnsentReports,
     ) -> None:
+        super().__init__(options.on_full, unsent)
         self._options = options
         self._put = put
-        self._unsent = unsent
-        self._prefix, self._numbers = limits.id_prefix(), itertools.count(1)
-        self._mutex = threading.Lock()  # guards everything below
         self._changed = threading.Condition(self._mutex)  # the sender waits for messages
-        self._answered = threading.Condition(self._mutex)  # callers wait for room, or the end
+        self._answered = threading.Condition(self._mutex)  # callers wait for the end
         self._waiting: deque[Draft] = deque()
         self._sending: list[Draft] = []
         self._bytes = 0  # of the waiting and the sending ones
         self._accepted_count = 0
         self._answered_count = 0
         self._flush_to = 0  # send at once until so many are answered
-        self._thread: threading.Thread | None = None
         self._closing = False
-        self._is_registered = False
         self._outage: LanewayError | None = None
 
     @property
@@ -126,85 +122,42 @@ class MessageBuffer:
 
     # Accepting
 
-    def add(self, draft: Draft, timeout: float | None = None) -> Receipt:
-        """Buffer a message; `timeout`: seconds to wait for room. Raises ProducerFull."""
-        receipt = self.add_now(draft)
-        if receipt is None:
-            receipt = self._add_when_possible(draft, timeout)
-        return receipt
+    def _accept(self, drafts: list[Draft]) -> tuple[int, str]:
+        for count, draft in enumerate(drafts):
+            if not self._accept_now(draft):
+                options = self._options
+                return count, (
+                    f"the producer's buffer holds {self.count:,} messages with {self._bytes:,}"
+                    f" bytes, of at most {options.max_messages:,} and {options.max_bytes:,};"
+                    " publish less, or raise max_messages or max_bytes"
+                )
+        return len(drafts), ""
 
-    def add_all(self, drafts: list[Draft], timeout: float | None = None) -> list[Receipt]:
-        """Buffer messages; those for which there is no room have the outcome `"refused"`."""
-        receipts = []
-        for draft in drafts:
-            try:
-                receipts.append(self.add(draft, timeout))
-            except ProducerFull as error:
-                receipts.append(Receipt(draft.id or "", draft.topic, "refused", None, str(error)))
-        return receipts
-
-    def add_now(self, draft: Draft) -> Receipt | None:
-        """
-        Buffer a message if there is room; None: there is none. The fast path of `add`. Raises
-        BadMessage.
-        """
-        if draft.delay_us:
-            limits.check_times(draft)
-        message_id = draft.id
-        if message_id is None:
-            message_id = draft.id = f"{self._prefix}{next(self._numbers):x}"
+    def _accept_now(self, draft: Draft) -> bool:
         size = len(draft.body)
         options = self._options
         with self._mutex:
             count = self._accepted_count - self._answered_count
             if count >= options.max_messages or (self._bytes + size > options.max_bytes and count):
-                return None
+                return False
             self._bytes += size
             self._accepted_count += 1
             self._waiting.append(draft)
             count = len(self._waiting)
             if count in (1, options.flush_count):
                 self._wake_sender()
-        return Receipt(message_id, draft.topic, "buffered")
-
-    def _add_when_possible(self, draft: Draft, timeout: float | None) -> Receipt:
-        """The buffer is full: wait, raise or drop, as the options say."""
-        on_full = self._options.on_full
-        if on_full == "block" and threading.current_thread() is not self._thread:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            while deadline is None or time.monotonic() < deadline:
-                receipt = self.add_now(draft)
-                if receipt is not None:
-                    return receipt
-                with self._mutex:
-                    count = self._answered_count
-                    self._answered.wait_for(
-                        lambda count=count: self._answered_count != count,  # type: ignore[misc]
-                        None if deadline is None else max(0.0, deadline - time.monotonic()),
-                    )
-        error = ProducerFull(
-            f"topic {draft.topic}: the producer's buffer holds {self.count:,} messages with"
-            f" {self._bytes:,} bytes, of at most {self._options.max_messages:,} and"
-            f" {self._options.max_bytes:,}; publish less, or raise max_messages or max_bytes"
-        )
-        if on_full == "drop":
-            self._unsent.report([draft], error)
-            assert draft.id is not None
-            return Receipt(draft.id, draft.topic, "dropped", None, str(error))
-        raise error
+        return True
 
     # Sending
 
     def _wake_sender(self) -> None:
-        if self._thread is None:
+        if self.sender is None:
             self._closing = False
-            self._thread = threading.Thread(
+            self.sender = threading.Thread(
                 target=self._send_all, name="laneway-buffer", daemon=True
             )
-            self._thread.start()
-            if not self._is_registered:
-                self._is_registered = True
-                at_exit(weakref.WeakMethod(self.close))
+            self.sender.start()
+            self._close_at_exit()
         else:
             self._changed.notify()
 
@@ -213,7 +166,7 @@ class MessageBuffer:
             for error, unsent in self._send(drafts):
                 self._unsent.report(unsent, error)
             with self._mutex:
-                if self._thread is not threading.current_thread():
+                if self.sender is not threading.current_thread():
                     return  # closed meanwhile; what was left has been reported
                 self._sending = []
                 self._bytes -= sum(len(draft.body) for draft in drafts)
@@ -225,7 +178,7 @@ class MessageBuffer:
         options = self._options
         with self._mutex:
             while not self._waiting:
-                if self._thread is not threading.current_thread():
+                if self.sender is not threading.current_thread():
                     return []
                 self._changed.wait()
             deadline = time.monotonic() + options.flush_interval
@@ -275,9 +228,9 @@ class MessageBuffer:
                 )
             self._outage = error
             self._changed.wait_for(
-                lambda: self._thread is not threading.current_thread(), timeout=pause
+                lambda: self.sender is not threading.current_thread(), timeout=pause
             )
-            return self._thread is threading.current_thread()
+            return self.sender is threading.current_thread()
 
     def _store_is_back(self) -> None:
         if self._outage is not None:
@@ -287,10 +240,6 @@ class MessageBuffer:
     # Ending
 
     def flush(self, timeout: float | None = None) -> int:
-        """
-        Send everything that was published before, at once, and wait for the store's answers.
-        Returns how many messages are not answered after `timeout` seconds.
-        """
         with self._mutex:
             goal = self._accepted_count
             self._flush_to = max(self._flush_to, goal)
@@ -304,7 +253,7 @@ class MessageBuffer:
         report the rest, and end the thread.
         """
         with self._mutex:
-            thread = self._thread
+            thread = self.sender
             self._closing = True
             self._changed.notify_all()
         if thread is None or thread is threading.current_thread():
@@ -319,8 +268,8 @@ class MessageBuffer:
                 self._sending = []
                 self._bytes = 0
                 self._answered_count = self._accepted_count
-                if self._thread is thread:
-                    self._thread = None
+                if self.sender is thread:
+                    self.sender = None
                 self._answered.notify_all()
                 self._changed.notify_all()
             self._unsent.report(
@@ -343,25 +292,3 @@ def _refused(
         if receipt.outcome == "refused":
             by_reason.setdefault(receipt.reason or "a backlog limit", []).append(draft)
     return [(BacklogFull(reason), refused) for reason, refused in by_reason.items()]
-
-
-def at_exit(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """
-    Call this method once when the program ends, while other threads still run, if its object still
-    exists then. Not in a forked child: the object is its parent's.
-
-    Functions of `atexit` are called when no thread can be started any more, and an engine starts
-    some when it is opened.
-    """
-    process = os.getpid()
-
-    def call() -> None:
-        bound = method()
-        if bound is not None and os.getpid() == process:
-            bound()
-
-    register = getattr(threading, "_register_atexit", atexit.register)
-    try:
-        register(call)
-    except RuntimeError:  # the program ends right now
-        atexit.register(call)

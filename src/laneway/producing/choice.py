@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from laneway.errors import UsageError
-from laneway.producing.buffer import Buffer
-from laneway.producing.buffered import BufferedProducer
+from laneway.producing.buffer import Buffer, MessageBuffer
+from laneway.producing.outbox_producer import OutboxProducer
 from laneway.producing.producer import Producer
-from laneway.producing.spool import Spool
-from laneway.producing.spooled import SpoolProducer
+from laneway.producing.spool import MessageSpool, Spool
 
 if TYPE_CHECKING:
     import os
     from concurrent.futures import Executor
 
+    from laneway.producing import producer, spool
     from laneway.producing.reports import UnsentReports
-    from laneway.producing.spooled import Target
+
+    class Target(producer.Holder, spool.Target, Protocol):
+        """The store to send to; it is opened at first use."""
 
 
 def producer_of(
@@ -35,7 +37,7 @@ def producer_of(
                 " not wait for the store either)"
             )
         options = spool if isinstance(spool, Spool) else Spool(spool)
-        return SpoolProducer(holder, threads, options, unsent)
+        return OutboxProducer(holder, threads, lambda _: MessageSpool(options, holder, unsent))
     if buffer is False:
         return Producer(holder, threads)
     if buffer is True:
@@ -45,4 +47,4 @@ def producer_of(
             f"Laneway: expected buffer to be True or a Buffer(…) with its bounds, got"
             f" {buffer!r:.80}"
         )
-    return BufferedProducer(holder, threads, buffer, unsent)
+    return OutboxProducer(holder, threads, lambda put: MessageBuffer(buffer, put, unsent))

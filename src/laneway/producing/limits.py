@@ -1,16 +1,11 @@
-"""Checked options of the producer's buffer and spool, and the ids that both assign."""
+"""Checked options of the producer's buffer and spool."""
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from laneway import units
-from laneway.engines.shared.refusals import delay_outlasts_ttl
-from laneway.errors import BadMessage, UsageError
-
-if TYPE_CHECKING:
-    from laneway.message import Draft
+from laneway.errors import UsageError
 
 OnProducerFull = Literal["block", "raise", "drop"]
 """
@@ -38,14 +33,3 @@ def size(call: str, option: str, value: int | str) -> int:
         return units.size(value)
     except ValueError as error:
         raise UsageError(f"{call}: {option}: {error}") from error
-
-
-def id_prefix() -> str:
-    """The beginning of the ids that a process assigns itself; a number follows."""
-    return f"p{secrets.token_hex(8)}-"
-
-
-def check_times(draft: Draft) -> None:
-    """Raise BadMessage if a message would expire before it is due."""
-    if draft.ttl_us is not None and draft.delay_us >= draft.ttl_us:
-        raise BadMessage(delay_outlasts_ttl(draft, draft.delay_us, draft.ttl_us))

@@ -54,7 +54,7 @@ class Producer:
         """Begin with nothing queued, in a new process."""
         self._refusals = Refusals(self._holder)
         self.publisher = self.flow_publisher = Publisher(
-            self._holder, self.threads, self._note_refused
+            self._holder, self.threads, self._refusals.note
         )
 
     def parts(self) -> list[object]:
@@ -185,8 +185,8 @@ class Producer:
 
         put_flow = functools.partial(
             put_all,
-            has_to_wait=self._has_to_wait,
-            on_refused=self._note_refused,
+            has_to_wait=self._store_has_to_wait,
+            on_refused=self._refusals.note,
             timeout=None,
             progress=False,
             is_one=len(messages) <= BATCH,
@@ -219,6 +219,9 @@ class Producer:
         return self.publisher.send(draft)
 
     def _has_to_wait(self, topic: str) -> bool:
+        return self._store_has_to_wait(topic)
+
+    def _store_has_to_wait(self, topic: str) -> bool:
         on_full = (self._holder.settings.on_full, self._holder.engine.policy_of(topic).on_full)
         return "block" in on_full
 

@@ -5,20 +5,17 @@ forwards them to the store.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-import weakref
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, ClassVar, Never
 
 from laneway import arguments, config
-from laneway.errors import ProducerFull, UsageError
-from laneway.message import Receipt
+from laneway.errors import UsageError
 from laneway.printable import redacted
 from laneway.producing import limits
-from laneway.producing.buffer import at_exit
 from laneway.producing.forwarder import Forwarder, forwarding_process
+from laneway.producing.outbox import Outbox
 from laneway.producing.reports import logger
 from laneway.producing.spool_file import SpoolFile, Usage
 
@@ -102,83 +99,56 @@ class Spool:
         return f"Spool({', '.join(f'{name}={getattr(self, name)!r}' for name in OPTIONS)})"
 
 
-class MessageSpool:
+class MessageSpool(Outbox):
     """
-    The spool of one application in this process. It is opened by the first message.
+    An outbox in a file, for this process. It is opened by the first message.
 
-    `put` has the form of `Queue.put`, so that callers share transactions as they do with a store.
+    Messages survive the end of this process when `put` returns.
     """
+
+    accepted: ClassVar[Outcome] = "spooled"
+    sender: Forwarder | None = None
 
     def __init__(self, options: Spool, target: Target, unsent: UnsentReports) -> None:
+        super().__init__(options.on_full, unsent)
         self.options = options
         self._target = target
-        self._unsent = unsent
-        self._prefix, self._numbers = limits.id_prefix(), itertools.count(1)
-        self._mutex = threading.Lock()  # one transaction of this process at a time
         self._file: SpoolFile | None = None
-        self._forwarder: Forwarder | None = None
         self._upkeep: _Upkeep | None = None
-        self._is_registered = False
-
-    @property
-    def engine(self) -> MessageSpool:
-        """Itself: what `Publisher` puts messages into."""
-        return self
 
     # Publishing
 
-    def put(self, drafts: list[Draft]) -> list[Receipt]:
-        """
-        Write messages; they survive the end of this process when this returns. Those for which
-        there is no room are refused, or dropped, as the options say.
-        """
-        for draft in drafts:
-            limits.check_times(draft)
-            if draft.id is None:
-                draft.id = f"{self._prefix}{next(self._numbers):x}"
+    def _accept(self, drafts: list[Draft]) -> tuple[int, str]:
         with self._mutex:
             file, _ = self._open()
             if len(drafts) == 1:
-                written = 0
+                count = 0
                 if self._fits(file.usage) or self._fits(file.refresh()):
                     file.append(drafts[0])
-                    written = 1
+                    count = 1
             else:
-                written = file.append_many(drafts, self._fits)
-            reason = "" if written == len(drafts) else self._full(file.usage)
+                count = file.append_many(drafts, self._fits)
+            reason = "" if count == len(drafts) else self._full(file.usage)
         self._wake()
-        receipts = [Receipt(draft.id or "", draft.topic, "spooled") for draft in drafts[:written]]
-        if written == len(drafts):
-            return receipts
-        return receipts + self._without_room(drafts[written:], reason)
+        return count, reason
 
-    def put_now(self, draft: Draft) -> Receipt | None:
-        """As `put`, for one message, in half the time. None: there is no room; `put` says why."""
-        limits.check_times(draft)
-        message_id = draft.id
-        if message_id is None:
-            message_id = draft.id = f"{self._prefix}{next(self._numbers):x}"
+    def _accept_now(self, draft: Draft) -> bool:
+        if not self.options.sync:
+            return False  # in `put`, several threads share a wait for the disk
         with self._mutex:
             file = self._file
             if file is None or not self._fits(file.usage):
-                return None
+                return False
             file.check(written=False)
             file.append(draft)
         self._wake()
-        return Receipt(message_id, draft.topic, "spooled")
+        return True
 
     def _wake(self) -> None:
-        upkeep, forwarder = self._upkeep, self._forwarder
+        upkeep, forwarder = self._upkeep, self.sender
         if upkeep is not None and forwarder is not None:  # else it was closed meanwhile
             upkeep.wake()
             forwarder.wake()
-
-    def _without_room(self, drafts: list[Draft], reason: str) -> list[Receipt]:
-        outcome: Outcome = "refused"
-        if self.options.on_full == "drop":
-            outcome = "dropped"
-            self._unsent.report(drafts, ProducerFull(reason))
-        return [Receipt(each.id or "", each.topic, outcome, None, reason) for each in drafts]
 
     def _fits(self, usage: Usage) -> bool:
         options = self.options
@@ -219,12 +189,10 @@ class MessageSpool:
                 raise
             self._file = file
             self._upkeep = _Upkeep(options, file.path)
-            self._forwarder = Forwarder(file.path, target, self._unsent, self._upkeep.wake)
+            self.sender = Forwarder(file.path, target, self._unsent, self._upkeep.wake)
             self._upkeep.start()
-            self._forwarder.start()
-            if not self._is_registered:
-                self._is_registered = True
-                at_exit(weakref.WeakMethod(self.close))
+            self.sender.start()
+            self._close_at_exit()
         else:
             self._file.check(written=False)
         return self._file, self._upkeep
@@ -245,15 +213,11 @@ class MessageSpool:
             file.set("store", store)
 
     def flush(self, timeout: float | None = None) -> int:
-        """
-        Wait until the store has answered everything that is in the spool now. Returns how many
-        messages still wait after `timeout` seconds.
-        """
         with self._mutex:
             file, _ = self._open()
             file.refresh()
             goal = file.last
-            forwarder = self._forwarder
+            forwarder = self.sender
         assert forwarder is not None
         forwarder.wake()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -280,8 +244,8 @@ class MessageSpool:
         the file. What is left stays there; an error is logged if the file was removed meanwhile.
         """
         with self._mutex:
-            file, upkeep, forwarder = self._file, self._upkeep, self._forwarder
-            self._file = self._upkeep = self._forwarder = None
+            file, upkeep, forwarder = self._file, self._upkeep, self.sender
+            self._file = self._upkeep = self.sender = None
         if file is None or upkeep is None or forwarder is None:
             return
         try:
@@ -300,15 +264,10 @@ class MessageSpool:
             _report_removed(file)
             file.close()
 
-    @property
-    def is_forwarding_here(self) -> bool:
-        """Whether the caller is the thread that forwards, so that it must not wait for room."""
-        return threading.current_thread() is self._forwarder
-
     def begin_in_child(self) -> None:
         """In a forked child: the lock is the parent's."""
-        if self._forwarder is not None:
-            self._forwarder.abandon()
+        if self.sender is not None:
+            self.sender.abandon()
 
 
 def _report_removed(file: SpoolFile) -> None:
