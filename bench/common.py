@@ -185,7 +185,7 @@ def longest_load() -> float:
 class ServerStore(Store):
     """One or more empty servers, started for the benchmark; the URL is that of the first."""
 
-    STAYS = ("settings", "rules", "policies", "shard", "gates", "tiers")
+    STAYS = ("settings", "resolved", "policies", "shard", "gates", "tiers")
 
     def __init__(self, url: str, servers: list[Server]) -> None:
         super().__init__(url)

@@ -4,7 +4,7 @@ The control headers of messages: their names, and the functions that read them.
 Any program that may publish can write them. So `check` refuses invalid values at publish, and
 every reader uses the functions of this module: a value that cannot be read counts as absent,
 and numbers stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS`,
-`FLOW` and `COST` too (`scripts/parts/results.lua`, `signals.lua`, `costs.lua`).
+`FLOW` and `COST` too (`scripts/parts/`: `results.lua`, `flow_signals.lua`, `messages.lua`).
 """
 
 from __future__ import annotations

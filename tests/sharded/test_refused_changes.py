@@ -97,15 +97,15 @@ def test_a_change_that_is_refused_late_is_undone(
     engine.policy_set("code", "a.*", {"rate": 1})
     topic = on_each_shard(engine)[shard]
     name, fields = changes_of(topic)[change]
-    trial = space.try_rules_on
+    trial = space.try_policies_on
 
-    def try_rules_on(*arguments: Any) -> Any:
+    def try_policies_on(*arguments: Any) -> Any:
         answers = trial(*arguments)
         other.put([Draft(topic, b"x")])
         return answers
 
     with monkeypatch.context() as patched:
-        patched.setattr(space, "try_rules_on", try_rules_on)
+        patched.setattr(space, "try_policies_on", try_policies_on)
         with pytest.raises(TopicInUse):
             engine.policy_set("code", name, fields)
     assert wrong(engine) == wrong(other) == []
@@ -125,15 +125,15 @@ def test_a_shard_with_an_older_version_is_asked_once_it_has_this_one(
     topic = on_each_shard(engine)[3]
     engine.put([Draft(topic, b"x")])
 
-    write_rules_on = space.write_rules_on
+    write_policies_on = space.write_policies_on
 
     def end(shards: Sequence[int], *arguments: Any) -> Any:
         if 0 not in shards:
             raise KeyboardInterrupt
-        return write_rules_on(shards, *arguments)
+        return write_policies_on(shards, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(space, "write_rules_on", end)
+        patched.setattr(space, "write_policies_on", end)
         with pytest.raises(KeyboardInterrupt):
             engine.policy_set("code", "a.*", {"rate": 1})
     with pytest.raises(TopicInUse):

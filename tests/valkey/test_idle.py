@@ -12,7 +12,7 @@ from laneway.testing.servers import Server
 STAYS = {
     "settings",
     "shard",
-    "rules",
+    "resolved",
     "policies",
     "gates",
     "tiers",

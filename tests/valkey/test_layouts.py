@@ -54,7 +54,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
 
     def fill(space: Namespace, layout: int) -> None:
-        space.run("policies", 0, None)  # today's functions can be called
+        space.run("policies_read", 0, None)  # today's functions can be called
         done.append(layout)
 
     first = layouts.Step([(COPYING_AT + 1, 0)], lambda space: fill(space, BEFORE))

@@ -46,8 +46,8 @@ def python_format(lua: str) -> str:
 
 
 def test_fields_of_a_policy() -> None:
-    """rules.lua reads them where `record_formats.rule_record` writes them."""
-    assert list(record_formats.rule_fields(Resolved())) == listed("rules", "FIELDS")
+    """policies.lua reads them where `record_formats.policy_record` writes them."""
+    assert list(record_formats.policy_fields(Resolved())) == listed("policies", "FIELDS")
 
 
 def test_fields_of_a_message() -> None:

@@ -311,7 +311,7 @@ def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) ->
         first.put(some(4))
         prefix = f"laneway:{{{namespace}/"
         server().run("HDEL", f"{prefix}0}}:settings", "layout")  # which is written last
-        server().run("DEL", f"{prefix}1}}:shard", f"{prefix}1}}:rules")
+        server().run("DEL", f"{prefix}1}}:shard", f"{prefix}1}}:resolved")
         engine = opened(server().url, namespace=namespace)
         assert engine.capabilities.shards == 2
         engine.put(some(20, start=10))

@@ -62,11 +62,11 @@ class InUse(NamedTuple):
     leased: int
 
 
-class RulesChange(NamedTuple):
+class PolicyChange(NamedTuple):
     """
     The policies that every client knows, from one version to the next, as one shard gets them.
 
-    `policy_table`: the policies of the new version. `names`: patterns and topics whose rules are
+    `policy_table`: the policies of the new version. `names`: patterns and topics whose policies are
     written (deleted, if the table does not have them), `subscription_patterns` included. `rows`:
     (layer, name, fields) that the first shard stores, None deletes. `pattern`: the topics that have
     to be placed again. `may_change_lanes`: the shard refuses it where a topic that would change its
@@ -122,20 +122,20 @@ class ShardedNamespace(ABC):
         """Replace own policies. None for a topic that another process has changed meanwhile."""
 
     @abstractmethod
-    def write_rules(
-        self, shard: int, change: RulesChange, now_us: int | None
+    def write_policies(
+        self, shard: int, change: PolicyChange, now_us: int | None
     ) -> Behind | InUse | None:
         """Write the policies that every client knows, if the shard does not refuse them."""
 
     @abstractmethod
-    def try_rules_on(
-        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    def try_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
-        """What `write_rules` on several shards would answer. Nothing is changed."""
+        """What `write_policies` on several shards would answer. Nothing is changed."""
 
     @abstractmethod
-    def rule_names(self, shard: int) -> set[str]:
-        """The patterns and topics whose rules the shard has."""
+    def policy_names(self, shard: int) -> set[str]:
+        """The patterns and topics whose policies the shard has."""
 
     @abstractmethod
     def version_on(self, shard: int) -> int:
@@ -188,11 +188,11 @@ class ShardedNamespace(ABC):
         """`write_own` of several (shard, changes)."""
         return [self.write_own(shard, version, changes, now_us) for shard, changes in pages_]
 
-    def write_rules_on(
-        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    def write_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
-        """`write_rules` on several shards."""
-        return [self.write_rules(shard, change, now_us) for shard in shards]
+        """`write_policies` on several shards."""
+        return [self.write_policies(shard, change, now_us) for shard in shards]
 
     def write_tiers_on(
         self,
@@ -248,15 +248,15 @@ class ShardedNamespace(ABC):
         if version > self.routes.version:
             self.reload()
         if version < self.routes.version:  # a process that changed them ended before all shards
-            self.write_all_rules(shard, version)
+            self.write_all_policies(shard, version)
 
-    def write_all_rules(self, shard: int, version: int) -> None:
+    def write_all_policies(self, shard: int, version: int) -> None:
         """Write all policies to a shard that has an older version."""
         policy_table = self.routes.policies
-        names = {name for _, name, _ in policy_table.stored_rows()} | self.rule_names(shard)
+        names = {name for _, name, _ in policy_table.stored_rows()} | self.policy_names(shard)
         names |= policy_table.subscription_patterns()
-        change = RulesChange(version, self.routes.version, policy_table, sorted(names))
-        self.write_rules(shard, change, None)
+        change = PolicyChange(version, self.routes.version, policy_table, sorted(names))
+        self.write_policies(shard, change, None)
 
     # Tiers
 

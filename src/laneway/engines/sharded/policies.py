@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.sharded.namespace import Behind, InUse, OwnChange, OwnPolicy, RulesChange
+from laneway.engines.sharded.namespace import Behind, InUse, OwnChange, OwnPolicy, PolicyChange
 from laneway.engines.sharded.splitting import group, pages, rounds
 from laneway.engines.shared.policy_changes import (
     copy_of,
@@ -247,7 +247,7 @@ class Policies:
                 self._replace_own(topic, leaving, version)
             try:
                 is_written = self._write_shared(
-                    RulesChange(
+                    PolicyChange(
                         version,
                         version + 1,
                         after,
@@ -327,7 +327,9 @@ class Policies:
             for page in pages(names, AT_ONCE):
                 yield from self._namespace.own_policies(page).items()
 
-    def _write_shared(self, change: RulesChange, names: Sequence[str], before: PolicyTable) -> bool:
+    def _write_shared(
+        self, change: PolicyChange, names: Sequence[str], before: PolicyTable
+    ) -> bool:
         """
         Write to the first shard, then to the others; False: another process was faster. Raises
         TopicInUse once no shard has the change: all are asked before the first one has it.
@@ -335,12 +337,12 @@ class Policies:
         namespace, others = self._namespace, range(1, self._namespace.shards)
         if change.may_change_lanes and others:
             _refuse(self._try_shared(others, change), names)
-        first = namespace.write_rules(0, change, self._now_us)
+        first = namespace.write_policies(0, change, self._now_us)
         if isinstance(first, Behind):
             return False
         _refuse([first], names)
         try:
-            answers = namespace.write_rules_on(others, change._replace(rows=()), self._now_us)
+            answers = namespace.write_policies_on(others, change._replace(rows=()), self._now_us)
             _refuse(answers, names)
         except TopicInUse:  # a message has come since
             self._undo(change, names, before)
@@ -348,27 +350,27 @@ class Policies:
         for shard, answer in zip(others, answers, strict=True):
             if isinstance(answer, Behind):
                 namespace.routes.load(change.new_version, change.policy_table.stored_rows())
-                namespace.write_all_rules(shard, answer.version)
+                namespace.write_all_policies(shard, answer.version)
         return True
 
     def _try_shared(
-        self, shards: Sequence[int], change: RulesChange
+        self, shards: Sequence[int], change: PolicyChange
     ) -> list[Behind | InUse | None]:
         """What shards would answer to a change, once those with an older version know this one."""
         namespace = self._namespace
-        answers = namespace.try_rules_on(shards, change, self._now_us)
+        answers = namespace.try_policies_on(shards, change, self._now_us)
         behind = {
             shard: answer.version
             for shard, answer in zip(shards, answers, strict=True)
             if isinstance(answer, Behind) and answer.version < change.version
         }
         for shard, version in behind.items():
-            namespace.write_all_rules(shard, version)
+            namespace.write_all_policies(shard, version)
         if behind:
-            answers += namespace.try_rules_on(list(behind), change, self._now_us)
+            answers += namespace.try_policies_on(list(behind), change, self._now_us)
         return answers
 
-    def _undo(self, change: RulesChange, names: Sequence[str], before: PolicyTable) -> None:
+    def _undo(self, change: PolicyChange, names: Sequence[str], before: PolicyTable) -> None:
         """Write what was before a change that the first shard has and another one refused."""
         namespace = self._namespace
         while True:
@@ -379,7 +381,7 @@ class Policies:
                 # What another process has set meanwhile stays.
                 if current.layers(name) == change.policy_table.layers(name):
                     after.add(name, before.layers(name))
-            undone = RulesChange(
+            undone = PolicyChange(
                 version, version + 1, after, change.names, differences(current, after)
             )
             if self._write_shared(undone, names, current):

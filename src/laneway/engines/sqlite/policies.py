@@ -28,7 +28,7 @@ from laneway.topic_groups import GROUP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sharded.namespace import RulesChange
+    from laneway.engines.sharded.namespace import PolicyChange
     from laneway.engines.sqlite.rows import Lane
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Gate, Layer, Layers, Resolved
@@ -124,7 +124,7 @@ def _change_patterns(
     housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
 
 
-def write_all(tx: Transaction, change: RulesChange) -> None:
+def write_all(tx: Transaction, change: PolicyChange) -> None:
     """
     Replace the policies that all files of a namespace have: those of patterns, and shared ones of
     topics. Raises TopicInUse.

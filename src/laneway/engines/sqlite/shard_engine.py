@@ -786,7 +786,7 @@ class FilesEngine(FilesQueue, ShardedAdmin):
                     continue
             wrong += 1
             if repair:
-                space.write_all_rules(shard, version)
+                space.write_all_policies(shard, version)
         return finding(
             "policies", wrong, "files that do not have the current policies", repair=repair
         )

@@ -27,7 +27,7 @@ from laneway.engines.sharded.namespace import (
     InUse,
     OwnChange,
     OwnPolicy,
-    RulesChange,
+    PolicyChange,
     ShardedNamespace,
 )
 from laneway.engines.sharded.routes import Routes
@@ -292,8 +292,8 @@ class FileNamespace(ShardedNamespace):
             own.write()
             return answers
 
-    def write_rules(
-        self, shard: int, change: RulesChange, now_us: int | None
+    def write_policies(
+        self, shard: int, change: PolicyChange, now_us: int | None
     ) -> Behind | InUse | None:
         with self.files[shard].transaction_at_any_version(now_us) as tx:
             if tx.shard.policy_version != change.version:
@@ -301,12 +301,12 @@ class FileNamespace(ShardedNamespace):
             policies.write_all(tx, change)
         return None
 
-    def try_rules_on(
-        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    def try_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
-        return [self._try_rules(shard, change, now_us) for shard in shards]
+        return [self._try_policies(shard, change, now_us) for shard in shards]
 
-    def _try_rules(self, shard: int, change: RulesChange, now_us: int | None) -> Behind | None:
+    def _try_policies(self, shard: int, change: PolicyChange, now_us: int | None) -> Behind | None:
         """Raise TopicInUse if the file would refuse the change."""
         try:
             with self.files[shard].transaction_at_any_version(now_us, durable=False) as tx:
@@ -317,9 +317,9 @@ class FileNamespace(ShardedNamespace):
         except _Undone:
             return None
 
-    def rule_names(self, shard: int) -> set[str]:
+    def policy_names(self, shard: int) -> set[str]:
         del shard
-        return set()  # `write_rules` compares all policies of the file
+        return set()  # `write_policies` compares all policies of the file
 
     def version_on(self, shard: int) -> int:
         with self.files[shard].view() as tx:
@@ -339,13 +339,13 @@ class FileNamespace(ShardedNamespace):
             tx.shard.policy_version = tx.rules.version = new_version
         return True
 
-    def write_all_rules(self, shard: int, version: int) -> None:
+    def write_all_policies(self, shard: int, version: int) -> None:
         """Also the tiers: a version counts both."""
         with self.files[shard].transaction_at_any_version(None) as tx:
             if tx.shard.policy_version == version:
                 tier_changes.write(tx, self.tier_layers)
                 tx.shard.policy_version = tx.rules.version = version
-        super().write_all_rules(shard, version)
+        super().write_all_policies(shard, version)
 
     def own_tier_count(self, shard: int, tier: str) -> int:
         with self.files[shard].view() as tx:

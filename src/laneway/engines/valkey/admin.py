@@ -456,7 +456,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
         calls = [
-            (shard, "watch", (round(seconds * SECOND), record_formats.pack(names)))
+            (shard, "watch_lanes", (round(seconds * SECOND), record_formats.pack(names)))
             for shard, names in self._lanes_by_shard(topic, now_us).items()
         ]
         busy = self._space.run_many(calls, now_us)

@@ -54,7 +54,7 @@ def check_steps(space: Namespace, pause: Callable[[float], object]) -> Iterator[
 
 
 def _checks(space: Namespace, found: Counter[str], *, repair: bool) -> list[Check]:
-    checks = [*_used_server(space), _rules(space, repair=repair)]
+    checks = [*_used_server(space), _policies(space, repair=repair)]
     return [
         *checks,
         *(disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS),
@@ -177,14 +177,14 @@ def _totals(
     return wrong
 
 
-def _rules(space: Namespace, *, repair: bool) -> Check:
+def _policies(space: Namespace, *, repair: bool) -> Check:
     """Whether all shards have the current policies."""
     space.reload()
     policy_table = space.routes
-    right = record_formats.rules_of(policy_table.policies).records(space.shards)
+    right = record_formats.resolved_policies(policy_table.policies).records(space.shards)
     wrong = 0
     for shard in range(space.shards):
-        stored = dict(space.scan(shard, "HSCAN", "rules"))
+        stored = dict(space.scan(shard, "HSCAN", "resolved"))
         stored.pop(b"", None)
         if (
             stored != right
@@ -193,7 +193,7 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
         ):
             wrong += 1
             if repair:
-                space.write_all_rules(
+                space.write_all_policies(
                     shard, record_formats.read_counters(space.read(shard, "GET", "shard")).version
                 )
     return finding(

@@ -25,7 +25,7 @@ from laneway.engines.sharded.namespace import (
     InUse,
     OwnChange,
     OwnPolicy,
-    RulesChange,
+    PolicyChange,
     ShardedNamespace,
 )
 from laneway.engines.sharded.routes import Routes
@@ -167,7 +167,7 @@ class Namespace(ShardedNamespace):
         stored = self._settings()
         self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
         default, tiers = (
-            record_formats.rule_record(Resolved()),
+            record_formats.policy_record(Resolved()),
             record_formats.tiers_record(TierLayers.read(stored[b"tier_layers"])),
         )
         for shard in range(self.shards):
@@ -181,7 +181,7 @@ class Namespace(ShardedNamespace):
             self.server.read(
                 shard,
                 [
-                    ("HSETNX", self.key(shard, "rules"), "", default),
+                    ("HSETNX", self.key(shard, "resolved"), "", default),
                     ("SET", self.key(shard, "tiers"), tiers, "NX"),
                     (
                         "SET",
@@ -225,7 +225,7 @@ class Namespace(ShardedNamespace):
             before = self.routes.version
             self.routes.load(before + 1, rows)
             for shard in range(self.shards):
-                self.write_all_rules(shard, before)
+                self.write_all_policies(shard, before)
 
     # Functions
 
@@ -302,7 +302,7 @@ class Namespace(ShardedNamespace):
         if stored is not None:
             return record_formats.read_counters(stored), int(seconds) * SECOND + int(micros)
         try:  # a call looks where the shard may have moved, and explains an error
-            self.server.call(shard, "policies", (b"", self._tiers), repeatable=True)
+            self.server.call(shard, "policies_read", (b"", self._tiers), repeatable=True)
         except NamespaceGone:
             if self.server.durability != "memory":
                 raise
@@ -366,7 +366,7 @@ class Namespace(ShardedNamespace):
             self.reload()
             for shard, version in enumerate(versions):
                 if version < self.routes.version:
-                    self.write_all_rules(shard, version)
+                    self.write_all_policies(shard, version)
 
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Send several commands on keys of a shard, in one round trip."""
@@ -411,7 +411,7 @@ class Namespace(ShardedNamespace):
     def reload(self) -> None:
         """Read the policies of the first shard again; they are the ones in force."""
         self.reload_tiers()
-        version, nonce, rows = self.run("policies", 0, None, repeatable=True)
+        version, nonce, rows = self.run("policies_read", 0, None, repeatable=True)
         self.nonce = nonce.decode()
         found = []
         for field, fields in zip(rows[::2], rows[1::2], strict=True):
@@ -485,30 +485,30 @@ class Namespace(ShardedNamespace):
             )
         ]
 
-    def write_rules(
-        self, shard: int, change: RulesChange, now_us: int | None
+    def write_policies(
+        self, shard: int, change: PolicyChange, now_us: int | None
     ) -> Behind | InUse | None:
-        return self.write_rules_on([shard], change, now_us)[0]
+        return self.write_policies_on([shard], change, now_us)[0]
 
-    def write_rules_on(
-        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    def write_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
         return self._call_policy(shards, change, "1" if change.may_change_lanes else "0", now_us)
 
-    def try_rules_on(
-        self, shards: Sequence[int], change: RulesChange, now_us: int | None
+    def try_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
         return self._call_policy(shards, change, "try", now_us)
 
     def _call_policy(
-        self, shards: Sequence[int], change: RulesChange, how: str, now_us: int | None
+        self, shards: Sequence[int], change: PolicyChange, how: str, now_us: int | None
     ) -> list[Behind | InUse | None]:
         policy_table = change.policy_table
-        known = record_formats.rules_of(policy_table)
+        known = record_formats.resolved_policies(policy_table)
         names = list(change.names)
         if record_formats.SUBSCRIPTIONS not in names and any(map(is_copy, names)):
             names.append(record_formats.SUBSCRIPTIONS)
-        rules = [known.record(name, self.shards) for name in names]
+        records = [known.record(name, self.shards) for name in names]
         fields: list[str] = []
         for layer, name, values in change.rows:
             fields += (f"{layer}:{name}", json.dumps(values) if values is not None else "")
@@ -520,13 +520,13 @@ class Namespace(ShardedNamespace):
             record_formats.pack(names),
             known.exact_count,
             how,
-            *rules,
+            *records,
         )
         answers = self.write_many([(shard, "policy", arguments) for shard in shards], now_us)
-        return [_rules_answer(answer) for answer in answers]
+        return [_policy_answer(answer) for answer in answers]
 
-    def rule_names(self, shard: int) -> set[str]:
-        return {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name}
+    def policy_names(self, shard: int) -> set[str]:
+        return {name.decode() for name, _ in self.scan(shard, "HSCAN", "resolved") if name}
 
     def version_on(self, shard: int) -> int:
         return record_formats.read_counters(self.read(shard, "GET", "shard")).version
@@ -711,7 +711,7 @@ def _own_answer(
     ]
 
 
-def _rules_answer(answer: list[Any]) -> Behind | InUse | None:
+def _policy_answer(answer: list[Any]) -> Behind | InUse | None:
     if answer[0] == b"in use":
         return InUse(answer[1].decode(), answer[2], answer[3])
     return Behind(answer[1]) if answer[0] == b"stale" else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 18
+LAYOUT = 19
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -64,12 +64,12 @@ def unpack_first(stored: bytes, count: int) -> list[Any]:
 # Policies
 
 
-def rule_fields(
+def policy_fields(
     policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()
 ) -> dict[str, Any]:
     """
-    The settings in force for a topic, named and ordered as in `rules.lua`. A topic whose partitions
-    are on several shards has a part of its backlog limit on each.
+    The settings in force for a topic, named and ordered as in `policies.lua`. A topic whose
+    partitions are on several shards has a part of its backlog limit on each.
 
     `by_operator`: the fields that an operator has set; the topic's own policy in the code does not
     count beside them.
@@ -126,12 +126,12 @@ def rule_fields(
     }
 
 
-def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
+def policy_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
     """
     What holds for a topic, as it is stored. Without a `max_cost` it is the record of the versions
     that had none.
     """
-    values = [*rule_fields(policy, shards, by_operator).values()]
+    values = [*policy_fields(policy, shards, by_operator).values()]
     return pack_values(*(values if values[-1] else values[:-1]))
 
 
@@ -139,27 +139,27 @@ def _or_false(limit: int | None) -> int | bool:
     return False if limit is None else limit
 
 
-def rule_of(policy_table: PolicyTable, name: str, shards: int) -> bytes:
+def record_of(policy_table: PolicyTable, name: str, shards: int) -> bytes:
     """What holds for a pattern or topic of the policy table, as the functions read it."""
     by_operator = [
         field
         for field, (_, layer, _) in policy_table.why(name).items()
         if layer == "operator" and not field.startswith(FIELD)
     ]
-    return rule_record(policy_table.resolve(name), shards, by_operator)
+    return policy_record(policy_table.resolve(name), shards, by_operator)
 
 
 SUBSCRIPTIONS = "#"
-"""The name under which the rules have the subscriptions' names that have rules by pattern."""
+"""The field of the hash `resolved` that has `ResolvedPolicies.subscriptions`."""
 
 
-class Rules(NamedTuple):
-    """What the functions have to know of a policy table: the names that have a rule."""
+class ResolvedPolicies(NamedTuple):
+    """What the functions have to know of a policy table: the names that have a policy."""
 
     policy_table: PolicyTable
     names: set[str]
     subscriptions: set[str]
-    """The names of subscriptions that have rules by pattern, like `audit` of `orders.*#audit`."""
+    """Names of subscriptions that have policies by pattern, like `audit` of `orders.*#audit`."""
 
     @property
     def exact_count(self) -> int:
@@ -167,22 +167,22 @@ class Rules(NamedTuple):
         return sum(not is_pattern(name) for name in self.names)
 
     def record(self, name: str, shards: int) -> bytes:
-        """The rule of a name; b"": it has none."""
+        """What holds for a name, or b"" if it has no policy."""
         if name == SUBSCRIPTIONS:
             known = dict.fromkeys(sorted(self.subscriptions), True)
             return _pack(known) if known else b""
-        return rule_of(self.policy_table, name, shards) if name in self.names else b""
+        return record_of(self.policy_table, name, shards) if name in self.names else b""
 
     def records(self, shards: int) -> dict[bytes, bytes]:
-        """All rules, as the functions store them."""
+        """All policies, as the functions store them."""
         names = self.names | ({SUBSCRIPTIONS} if self.subscriptions else set())
         return {name.encode(): self.record(name, shards) for name in names}
 
 
-def rules_of(policy_table: PolicyTable) -> Rules:
-    """The rules of a policy table."""
+def resolved_policies(policy_table: PolicyTable) -> ResolvedPolicies:
+    """Resolve all policies of a table."""
     derived = policy_table.subscription_patterns()
-    return Rules(
+    return ResolvedPolicies(
         policy_table,
         {name for _, name, _ in policy_table.stored_rows()} | derived,
         {split(name)[1] for name in derived},
@@ -201,7 +201,7 @@ _IN_LUA = {
     "time_limit": (),
     DISABLED: (),
 }
-"""The names of fields in `rules.lua`, where they differ; () of those that it does not need."""
+"""The names of fields in `policies.lua`, where they differ; () of those that it does not need."""
 
 
 class OwnRecords:
@@ -225,7 +225,7 @@ class OwnRecords:
 def own_record(layers: Layers) -> tuple[bytes, bytes]:
     """
     The id and the record of a topic's own policy: whether clients have to know it, the fields of
-    each layer as `rules.lua` reads them, and the layers as JSON. Equal layers have the same id.
+    each layer as `policies.lua` reads them, and the layers as JSON. Equal layers have the same id.
     """
     text = msgspec.json.encode(layers, order="sorted").decode()
     layers = msgspec.json.decode(text)  # fields in one order, and numbers as they are read again
@@ -243,7 +243,7 @@ def own_layers(record: bytes) -> Layers:
 
 
 def _backoff(backoff: Backoff) -> list[Any]:
-    """A backoff as `rules.lua` reads it."""
+    """A backoff as `policies.lua` reads it."""
     form: list[Any] = [backoff.base, backoff.factor, backoff.cap, backoff.jitter]
     # Policies without a list stay as earlier versions have stored them.
     return [*form, list(backoff.delays)] if backoff.delays else form

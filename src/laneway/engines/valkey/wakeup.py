@@ -193,7 +193,10 @@ class StoreArrivalListener:
 
     def _register(self, shards: Iterable[int], seconds: int) -> None:
         self._space.run_many(
-            [(shard, "arrivals", (self._pool, self._channel.name, seconds)) for shard in shards]
+            [
+                (shard, "listen_arrivals", (self._pool, self._channel.name, seconds))
+                for shard in shards
+            ]
         )
 
     def wake(self) -> None:

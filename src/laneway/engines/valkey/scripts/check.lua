@@ -139,7 +139,7 @@ elseif what == 'messages' then
                 messages.bury({}, record, 'found by the doctor without its reason')
                 messages.count_letters_again(record.topic)
             elseif repairs then
-                local policy = rules.of(record.topic)
+                local policy = policies.of(record.topic)
                 local lane = lanes.find(record.lane) or lanes.make(lanes.name_for(policy,
                     record.topic, false, record.seq))
                 messages.begin_waiting(lane, record)

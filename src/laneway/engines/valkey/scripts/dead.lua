@@ -34,7 +34,7 @@ for _, mid in ipairs(mids) do
 end
 
 local function put_back(record, since)
-    local policy = rules.of(record.topic)
+    local policy = policies.of(record.topic)
     messages.end_death(record)
     results.forget_end(record)
     record.seq, record.since = next_number(), since

@@ -10,7 +10,7 @@
 -- Answers how many leases were ended.
 
 local topic = ARGV[3]
-local policy = rules.of(topic)
+local policy = policies.of(topic)
 local mids, given_up = values_of(ARGV[4]), 0
 
 for n, lease in ipairs(settling.read(mids)) do

@@ -15,7 +15,7 @@ local FIELDS = {
 local answers, at, changed = {}, 4, {}
 
 local function import_one(message, bodies)
-    local policy, mid = rules.of(message.topic), next_number()
+    local policy, mid = policies.of(message.topic), next_number()
     message.content, message.size = content_of(message.topic, message.key, message.id,
         message.headers, message.sticky, message.mkey, bodies[1]), #bodies[1]
     local record = messages.new(mid, message, message.since, message.published, message.expires,

@@ -52,7 +52,7 @@ if is_cut and #found == 0 then -- the next call goes on where this one has ended
     save()
     return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
 end
-local wake = is_cut and shard.now or wakes.next()
+local wake = is_cut and shard.now or next_wake.time()
 if withheld or (#found > 0 and (#found == 2 * room or (wake
     and wake < shard.now + tonumber(ARGV[10])))) then
     pools_to_notify[pool] = true -- there may be more, now or soon, and this worker may be busy then

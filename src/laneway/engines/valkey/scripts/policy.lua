@@ -6,11 +6,11 @@
 -- ARGV[4]: the version then
 -- ARGV[5]: the pattern or topic whose lanes are placed again; "*": all
 -- ARGV[6]: fields of the hash `policies` and their values, flat; "" deletes (packed)
--- ARGV[7]: the patterns and topics whose rules follow (packed)
--- ARGV[8]: how many names of all rules are exact topics
+-- ARGV[7]: the patterns and topics whose policies follow (packed)
+-- ARGV[8]: how many names of all policies are exact topics
 -- ARGV[9]: "1": the change may give topics other lanes, which is refused for topics that are not
 --   empty; "try": only answer whether it is refused
--- ARGV[10…]: the rules, as rules.lua decodes them; "" deletes
+-- ARGV[10…]: the policies, as parts/policies.lua decodes them; "" deletes
 --
 -- Answers {"changed"}; {"stale", version} if the shard has another version; {"in use", topic,
 -- waiting, leased}.
@@ -29,7 +29,7 @@ for n, name in ipairs(values_of(ARGV[7])) do
     changes[n] = { name, ARGV[9 + n] ~= '' and ARGV[9 + n] }
 end
 local function shape(topic)
-    local policy = rules.of(topic)
+    local policy = policies.of(topic)
     return policy.partitions, policy.buckets, policy.bucket_name
 end
 
@@ -39,7 +39,7 @@ local function first_changed(topics)
     for _, each in ipairs(topics) do
         each.partitions, each.buckets, each.bucket_name = shape(each[1])
     end
-    rules.override(changes, tonumber(ARGV[8]))
+    policies.override(changes, tonumber(ARGV[8]))
     for _, each in ipairs(topics) do
         local partitions, buckets, bucket_name = shape(each[1])
         if each.partitions ~= partitions or each.buckets ~= buckets or each.bucket_name ~=
@@ -47,7 +47,7 @@ local function first_changed(topics)
             return each
         end
     end
-    rules.end_override(exact)
+    policies.end_override(exact)
 end
 
 -- Those of the lanes' topics of which something waits or is leased: {topic, waiting, leased}.
@@ -118,17 +118,17 @@ for n = 1, #written, 2 do
 end
 for _, each in ipairs(changes) do
     if each[2] then
-        call('HSET', keys.rules, each[1], each[2])
+        call('HSET', keys.resolved, each[1], each[2])
     else
-        call('HDEL', keys.rules, each[1])
+        call('HDEL', keys.resolved, each[1])
     end
 end
 shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[8])
-rules.override(changes, shard.exact)
-lanes.rules_changed()
+policies.override(changes, shard.exact)
+lanes.policies_changed()
 
 if is_topic then
-    local policy = rules.of(pattern)
+    local policy = policies.of(pattern)
     local found = policy.buckets and { lanes.find(lanes.name_for(policy, pattern)) or nil }
         or lanes.of_topic(pattern, policy)
     for _, lane in ipairs(found) do

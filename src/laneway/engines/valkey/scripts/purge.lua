@@ -9,7 +9,7 @@
 -- Answers {how many were removed, the last sequence number, 1 if there may be more}.
 
 local topic, last, most = ARGV[3], tonumber(ARGV[4]) or shard.seq, tonumber(ARGV[5])
-local policy = rules.of(topic)
+local policy = policies.of(topic)
 local removed, looked = 0, 0
 
 local function remove(lane, mid)

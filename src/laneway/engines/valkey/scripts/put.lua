@@ -10,14 +10,14 @@
 --   copy has a backlog limit or a cost} of each message that may have copies, flat; by the
 --   positions of copies, after how many microseconds their subscriptions are unused} (packed); "":
 --   none may. See copies.lua
--- ARGV[10…]: the messages, as records.py encodes them
+-- ARGV[10…]: the messages, as record_formats.py encodes them
 --
 -- Answers for each message its number, or {outcome, details} ("left": it is a copy that
 -- `finish_copies` puts), and at last the processor time of this call in microseconds. {"stale",
 -- version}: the shard has another version of the policies.
--- {"own", …}: the client has to know other own policies, see rules.lua. {"impossible", position,
--- delay}: a delay outlasts its ttl. {"costs too much", position, the largest cost, the gate that
--- allows no more or ""}. Then nothing was changed.
+-- {"own", …}: the client has to know other own policies, see parts/policies.lua. {"impossible",
+-- position, delay}: a delay outlasts its ttl. {"costs too much", position, the largest cost, the
+-- gate that allows no more or ""}. Then nothing was changed.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }
@@ -46,7 +46,7 @@ for n = 1, #order do
     end
 end
 local plain_topics = values_of(ARGV[4])
-local unknown = rules.unknown_to(known, plain_topics, drafts, topics_left)
+local unknown = policies.unknown_to(known, plain_topics, drafts, topics_left)
 if unknown then
     return { 'own', unpack(unknown) }
 end

@@ -2,7 +2,7 @@
 --
 -- ARGV[3]: the version of the policies that the client has; it knows no own policy of the topic
 -- ARGV[4]: the topic
--- ARGV[5]: the message, as records.py encodes it
+-- ARGV[5]: the message, as record_formats.py encodes it
 --
 -- Answers its number, or as put.lua {"stale", version}, {"own", …} or {"refused", …}.
 
@@ -17,7 +17,7 @@ if refusal then
 elseif version ~= shard.version then
     return { 'stale', shard.version }
 end
-local unknown = rules.unknown_to({}, { topic }, {})
+local unknown = policies.unknown_to({}, { topic }, {})
 if unknown then
     return { 'own', unpack(unknown) }
 end

@@ -10,6 +10,6 @@ local more = housekeeping.run(tonumber(ARGV[3]))
 recent.forget(shard.now)
 gates.save()
 messages.save()
-local wake = wakes.next()
+local wake = next_wake.time()
 save(true)
 return { wake or -1, more and 1 or 0 }

@@ -17,7 +17,7 @@ local kind = topics and 'choosy' or 'waiters'
 if seconds == 0 then
     return { wakeup.leave(kind, pool, channel) }
 end
-local wake = wakes.next()
+local wake = next_wake.time()
 if serving.has_work(pool, topics) or (wake and wake <= shard.now) then
     return { 1, 0, 0 }
 end

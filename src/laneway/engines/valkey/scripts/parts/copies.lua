@@ -7,7 +7,7 @@
 -- subscription is unused. `copied.first_left`: from which position copies are left, see
 -- left_copies.lua; nil: none is. `copied.are_left`: the call has nothing but copies that were left.
 --
--- uses: rules, tallies, lanes, plain, messages, ids, merging, backlog
+-- uses: policies, tallies, lanes, plain, messages, ids, merging, backlog
 
 local copies = part(function(copies)
     local last, verdict -- of the message whose copies follow: the last copy; why none is accepted
@@ -62,7 +62,7 @@ local copies = part(function(copies)
     -- Whether the subscription of the copy at this position has not been used for too long.
     local function is_unused(at, copied, drafts)
         local after = copied.expires[at]
-        local policy = after and rules.of(drafts[at].topic)
+        local policy = after and policies.of(drafts[at].topic)
         if not after or policy.paused then
             return false
         end
@@ -103,7 +103,7 @@ local copies = part(function(copies)
 
     -- Why a copy refuses its message; nil: it does not.
     local function refusal(draft)
-        local policy = rules.of(draft.topic)
+        local policy = policies.of(draft.topic)
         if joins(draft, policy) or (draft.id and ids.is_known(draft.topic,
             draft.id, draft.generated_mid)) then
             return nil
@@ -115,7 +115,7 @@ local copies = part(function(copies)
     -- The refusal of the first copy between two positions that refuses its message; nil: none does.
     local function refusal_of_any(first, last_one, copied, drafts)
         for at = first, last_one do
-            local policy = drafts[at] and rules.of(drafts[at].topic)
+            local policy = drafts[at] and policies.of(drafts[at].topic)
             local refused = policy and (policy.max_backlog or policy.max_backlog_bytes)
                 and not is_unused(at, copied, drafts) and refusal(drafts[at])
             if refused then
@@ -162,7 +162,7 @@ local copies = part(function(copies)
             return { 'copied' }
         end
         shard.published, shard.removed = shard.published + 1, shard.removed + 1
-        tallies.count_unrouted(topic, tier_of(rules.of(topic)))
+        tallies.count_unrouted(topic, tier_of(policies.of(topic)))
         return { 'unrouted' }
     end
 

@@ -37,10 +37,6 @@ at_begin(function()
 end)
 
 local function topic_spread(topic)
-    local found = known_spreads[topic]
-    if not found then
-        found = crc32(topic)
-        known_spreads[topic] = found
-    end
-    return found
+    known_spreads[topic] = known_spreads[topic] or crc32(topic)
+    return known_spreads[topic]
 end

@@ -3,7 +3,7 @@
 -- `wakeup.lease_at_once`, which takes more than twice as long. Whatever is not usual is left to
 -- them, before anything has changed.
 --
--- uses: fairness, rules, recent, tallies, lanes, messages, settling, wakeup
+-- uses: fairness, policies, recent, tallies, lanes, messages, settling, wakeup
 
 local direct = part(function(direct)
     local AT = {}
@@ -39,7 +39,7 @@ local direct = part(function(direct)
             or is_current(known, shard.version, shard.nonce, #tier_queues) then
             return
         end
-        local policy, lane = rules.of_lane(topic), lanes.find(topic)
+        local policy, lane = policies.of_lane(topic), lanes.find(topic)
         local tier_queue = lane and lane.tier_queue > 0 and tier_queues[lane.tier_queue]
         if not tier_queue or tier_queue.by_time or policy.limited or policy.gate or policy.paused
             or policy.at_most_once or policy.shared or policy.adapts or policy.group

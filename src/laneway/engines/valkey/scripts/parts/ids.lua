@@ -3,7 +3,7 @@
 -- forever). `ids_until` has the times at which these are forgotten. `aliases` has the topics of
 -- generated ids that name another message now, because they joined it or were used again.
 --
--- uses: rules, writes, messages
+-- uses: policies, writes, messages
 
 ids = part(function(ids)
     local GENERATED -- the prefix of generated ids
@@ -152,7 +152,7 @@ ids = part(function(ids)
     function ids.finish(record, keep)
         local window = 0
         if keep then
-            window = rules.of(record.topic).dedupe or 0
+            window = policies.of(record.topic).dedupe or 0
             if window ~= FOREVER and record.sticky then
                 window = max(window, STICKY)
             end

@@ -1,6 +1,6 @@
 -- Accepting batches of messages, most of which are plain.
 --
--- uses: rules, lanes, plain, ids, backlog, putting, copies, left_copies
+-- uses: policies, lanes, plain, ids, backlog, putting, copies, left_copies
 
 local intake = part(function(intake)
     local LEFT = { 'left' } -- the answer of a copy that `finish_copies` puts
@@ -70,7 +70,7 @@ local intake = part(function(intake)
                 return { 'duplicate' }
             end
             write()
-            local limit = backlog.make_room(topic, rules.of(topic), size)
+            local limit = backlog.make_room(topic, policies.of(topic), size)
             if limit then
                 return { 'refused', limit[5], text(limit[1]), text(limit[2]) }
             end

@@ -184,7 +184,7 @@ key_limits = part(function(key_limits)
         if not state then
             return
         end
-        local policy = lanes.rule(lane)
+        local policy = lanes.policy_of(lane)
         state.leased = max(state.leased - 1, 0)
         if state.parked > 0 and room_of(policy, state) > 0 then
             bring_forward(lane, slot, state, 1)
@@ -194,7 +194,7 @@ key_limits = part(function(key_limits)
 
     -- The delivery never began: return its permit, which it took `since` ago.
     function key_limits.give_back(lane, slot, since)
-        local state, policy = slot and read(slot), lanes.rule(lane)
+        local state, policy = slot and read(slot), lanes.policy_of(lane)
         if state and policy.key_rate then
             state.tat = fairness.return_permits(state.tat, policy.key_step, 1, since)
             if state.parked > 0 and room_of(policy, state) > 0 then -- it may be delayed now
@@ -211,7 +211,7 @@ key_limits = part(function(key_limits)
         local state = read(slot)
         if state then
             state.parked = max(state.parked - 1, 0)
-            save_state(lane, lanes.rule(lane), slot, state)
+            save_state(lane, lanes.policy_of(lane), slot, state)
         end
     end
 
@@ -225,7 +225,7 @@ key_limits = part(function(key_limits)
         local state = read(slot)
         if state then
             bring_forward(lane, slot, state, 1)
-            save_state(lane, lanes.rule(lane), slot, state)
+            save_state(lane, lanes.policy_of(lane), slot, state)
         end
     end
 
@@ -235,7 +235,7 @@ key_limits = part(function(key_limits)
         if not state then
             return 0
         end
-        local policy, before = lanes.rule(lane), state.parked
+        local policy, before = lanes.policy_of(lane), state.parked
         local room = room_of(policy, state)
         bring_forward(lane, slot, state, min(room, most))
         state.wake = room > most and shard.now or 0 -- there may be more

@@ -26,7 +26,7 @@
 --
 -- `gate`: the gates that it goes through, see turns.lua.
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, turns, crc, tallies, key_limits
+-- uses: fairness, adaptive, policies, writes, groups, gates, turns, crc, tallies, key_limits
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
@@ -72,12 +72,12 @@ lanes = part(function(lanes)
     local function identify(lane, cut)
         local name = lane.name
         local is_bucket = byte(name) == 30
-        lane.is_bucket, lane.rule = is_bucket, sub(name, is_bucket and 2 or 1, cut - 1)
+        lane.is_bucket, lane.policy_name = is_bucket, sub(name, is_bucket and 2 or 1, cut - 1)
     end
 
     -- False: a bucket, which has many topics.
     function lanes.topic(lane)
-        return not lane.is_bucket and (lane.rule or lane.name)
+        return not lane.is_bucket and (lane.policy_name or lane.name)
     end
 
     local LANE = { __index = USUAL }
@@ -117,8 +117,8 @@ lanes = part(function(lanes)
             name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, ready = 0,
             delayed = 0, parked = 0, leased = 0, bytes = 0, published = 0, delivered = 0, done = 0,
             seen = 0, lately = 0, before = 0, sorted = 0, listed = 0, latest = '', is_open = false,
-            policy = false, is_changed = false, rule = false, is_bucket = false, arrived = false,
-            index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
+            policy = false, is_changed = false, policy_name = false, is_bucket = false,
+            arrived = false, index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
         }, LANE)
         pool[taken] = taken <= POOL and lane or nil
         return lane
@@ -169,8 +169,8 @@ lanes = part(function(lanes)
         was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
         if cut then
             identify(lane, cut)
-        elseif lane.rule then
-            lane.rule, lane.is_bucket = false, false
+        elseif lane.policy_name then
+            lane.policy_name, lane.is_bucket = false, false
         end
         if sub(stored, rest) ~= USUAL_REST then
             decode_rest(lane, stored, rest)
@@ -231,7 +231,7 @@ lanes = part(function(lanes)
 
     -- The records of these lanes, in order; false: there is none.
     function lanes.read(names)
-        rules.load(names)
+        policies.load(names)
         return read_many(keys.lanes, names)
     end
 
@@ -260,14 +260,14 @@ lanes = part(function(lanes)
         for n = 1, #found do
             known[wanted[n]] = found[n] and decode(wanted[n], found[n])
         end
-        rules.load(wanted)
+        policies.load(wanted)
         load_groups(wanted)
     end
 
-    function lanes.rule(lane)
+    function lanes.policy_of(lane)
         local policy = lane.policy
         if not policy then
-            policy = rules.of_lane(lane.rule or lane.name)
+            policy = policies.of_lane(lane.policy_name or lane.name)
             lane.policy = policy
         end
         return policy
@@ -283,7 +283,8 @@ lanes = part(function(lanes)
     function lanes.gate_of(lane, policy)
         local found, group = policy.gate, lane.tier_queue < 0 and groups.find(-lane.tier_queue)
         if policy.shared then
-            found = (found and found .. '\31' or '') .. TOPIC_GATE .. (lane.rule or lane.name)
+            found = (found and found .. '\31' or '') .. TOPIC_GATE
+                .. (lane.policy_name or lane.name)
         end
         if group and group.is_limited then
             found = (found and found .. '\31' or '') .. GROUP .. group.name
@@ -294,11 +295,11 @@ lanes = part(function(lanes)
     -- The gate that the partitions of the lane's topic share; copies are where their messages are.
     -- `was_empty`: the number of partitions may be another one.
     local function shared_gate(lane, policy, was_empty)
-        local topic = lane.rule or lane.name
+        local topic = lane.policy_name or lane.name
         local gate = gates.of_topic(topic, policy.shared)
         if not gate or (was_empty and shard.shards > 1) then
             local base = string.match(topic, '^[^#]*')
-            local partitions, shards = rules.of(base).partitions, shard.shards
+            local partitions, shards = policies.of(base).partitions, shard.shards
             local first = (shard.index - crc32(base)) % shards
             gate = gates.share(topic, policy.shared, max(0, math.ceil((partitions - first)
                 / shards)), partitions, first)
@@ -325,7 +326,7 @@ lanes = part(function(lanes)
     end
 
     -- Policies have changed in this call.
-    function lanes.rules_changed()
+    function lanes.policies_changed()
         for _, lane in pairs(known) do
             if lane then
                 lane.policy = false
@@ -343,7 +344,7 @@ lanes = part(function(lanes)
     -- Put an idle lane into the tier queue, or the group in it, of its policy.
     local function enter(lane, policy)
         local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
-        local name = policy.group and groups.name_for(policy.group, lane.rule or lane.name)
+        local name = policy.group and groups.name_for(policy.group, lane.policy_name or lane.name)
         lane.tier_queue, lane.vt = tier_queue.number, tier_queue.vt
         if name then
             local group = groups.of(tier_queue, name)
@@ -358,7 +359,7 @@ lanes = part(function(lanes)
             shard.lanes, shard.lanes_created = shard.lanes + 1, shard.lanes_created + 1
             lane = decode(name, NEW)
             lane.number, lane.seen, known[name] = shard.lanes_created, shard.now, lane
-            enter(lane, lanes.rule(lane))
+            enter(lane, lanes.policy_of(lane))
             writes.set_member(keys.names, name, 0)
             lanes.touch(lane)
         end
@@ -620,7 +621,7 @@ lanes = part(function(lanes)
         elseif not group and not policy.group then
             return false
         end
-        return groups.name_for(policy.group, lane.rule or lane.name) ~= (group and group.name
+        return groups.name_for(policy.group, lane.policy_name or lane.name) ~= (group and group.name
             or false)
     end
 
@@ -664,7 +665,7 @@ lanes = part(function(lanes)
 
     -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
-        local policy = lane.policy or lanes.rule(lane)
+        local policy = lane.policy or lanes.policy_of(lane)
         local is_away = is_elsewhere(lane, policy)
         if lane.place == RUNNABLE and lane.ready > 0 and lane.tier_queue > 0
             and not (is_away or lane.index or lane.is_rare or policy.may_hold) then
@@ -907,7 +908,7 @@ lanes = part(function(lanes)
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
-    -- Notify watchers of a change of the lane, see watch.lua.
+    -- Notify watchers of a change of the lane, see watch_lanes.lua.
     local function watch(lane)
         watched[#watched + 1] = lane.name
         if shard.now > lane.watched_until then

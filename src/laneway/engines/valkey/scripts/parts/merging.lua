@@ -1,7 +1,7 @@
 -- Merging messages with the same merge key: on publish, and when a leased message comes back while
 -- another one waits. See "Merging on publish" and "Arriving" in docs/specification.md.
 --
--- uses: rules, writes, lanes, messages, key_limits, ids
+-- uses: policies, writes, lanes, messages, key_limits, ids
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
@@ -158,7 +158,7 @@ local merging = part(function(merging)
         if not other or other.mid == record.mid then
             return true
         end
-        local policy = rules.of(record.topic)
+        local policy = policies.of(record.topic)
         if policy.merge == 'all' and record.parts + other.parts + 2 > policy.merge_limit then
             return false
         end

@@ -20,7 +20,7 @@
 -- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
 -- ("l"), and `folded` the topics.
 --
--- uses: fairness, rules, writes, lanes, plain, results, key_limits, ids
+-- uses: fairness, policies, writes, lanes, plain, results, key_limits, ids
 
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
@@ -708,7 +708,7 @@ local messages = part(function(messages)
     -- A message that neither waits nor is leased becomes a dead letter.
     function messages.bury(lane, record, reason, failure)
         shard.deaths, shard.dead = shard.deaths + 1, shard.dead + 1
-        local ends = shard.now + rules.of(record.topic).dead_ttl
+        local ends = shard.now + policies.of(record.topic).dead_ttl
         record.plain = false
         -- a dead letter belongs to its topic, because lanes are deleted
         record.state, record.lane = DEAD, false
@@ -740,7 +740,7 @@ local messages = part(function(messages)
     -- The ttl of a message that no longer waits is over.
     function messages.expire(lane, record)
         lane.expired, shard.expired = lane.expired + 1, shard.expired + 1
-        if rules.of(record.topic).drop_expired then
+        if policies.of(record.topic).drop_expired then
             results.write_end(record, 'expired', REASONS.expired)
             ids.finish(record, false)
             messages.remove(lane, record)

@@ -1,7 +1,7 @@
 -- Messages that settlements publish. Each has a sticky id: its own, or one of its parent's. Those
 -- that could be published as plain messages come and are put as such, because that costs half.
 --
--- uses: undo, rules, messages, ids, putting, left_copies, intake, settling
+-- uses: undo, policies, messages, ids, putting, left_copies, intake, settling
 
 local publishing = part(function(publishing)
     local ENDS = { ack = true, dead = true }
@@ -43,13 +43,13 @@ local publishing = part(function(publishing)
 
     -- Read what these settlements publish, see settle.lua. Returns an answer for the client if that
     -- is impossible.
-    function publishing.read(settlements, policies, packed_places)
+    function publishing.read(settlements, client, packed_places)
         count, parents, order, stored, drafts, names, first_left = 0, {}, {}, {}, {}, {}, nil
         topics, heads, expires = {}, {}, {}
-        if policies == '' then
+        if client == '' then
             return nil
         end
-        local version, known, plain_topics, has_limits = unpack(values_of(policies))
+        local version, known, plain_topics, has_limits = unpack(values_of(client))
         if version ~= shard.version then
             return { 'stale', shard.version }
         end
@@ -66,7 +66,7 @@ local publishing = part(function(publishing)
                 end
             end
         end
-        local unknown = rules.unknown_to(known, plain_topics, decoded, topics_left)
+        local unknown = policies.unknown_to(known, plain_topics, decoded, topics_left)
         if unknown then
             return { 'own', unpack(unknown) }
         end

@@ -1,6 +1,6 @@
 -- Accepting messages that are not plain.
 --
--- uses: rules, groups, gates, lanes, messages, ids, merging, signals, backlog
+-- uses: policies, groups, gates, lanes, messages, ids, merging, flow_signals, backlog
 
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
@@ -104,7 +104,7 @@ local putting = part(function(putting)
             for _, draft in pairs(drafts) do
                 names[#names + 1] = draft.topic
             end
-            rules.load(names)
+            policies.load(names)
         end
     end
 
@@ -114,7 +114,7 @@ local putting = part(function(putting)
         load_rules(drafts)
         for _, draft in pairs(drafts) do
             local topic = draft.topic
-            local policy = rules.of(topic)
+            local policy = policies.of(topic)
             draft.policy = policy
             if policy.partitions == 1 and not policy.buckets then
                 draft.lane, names[#names + 1] = topic, topic
@@ -142,7 +142,7 @@ local putting = part(function(putting)
     local function insert(draft, policy, lane)
         local mid, topic, now = next_number(), draft.topic, shard.now
         local since, expires = now, draft.ttl and now + draft.ttl
-        if draft.headers and signals.waits(draft) then
+        if draft.headers and flow_signals.waits(draft) then
             since, expires = UNTIL_SIGNALLED, false
         elseif draft.at or draft.delay > 0 then
             since = merging.explicit_due(draft)
@@ -162,7 +162,7 @@ local putting = part(function(putting)
     -- A copy is not refused.
     function putting.accept(draft, arrivals, is_copy)
         if draft.signal then
-            return signals.receive(draft, arrivals)
+            return flow_signals.receive(draft, arrivals)
         end
         local policy = draft.policy
         if draft.id and ids.is_known(draft.topic, draft.id, draft.generated_mid) then
@@ -197,7 +197,8 @@ local putting = part(function(putting)
         if not ttl or (draft.delay < ttl and not draft.at) then
             return nil
         end
-        local due = not draft.signal and not signals.waits(draft) and merging.explicit_due(draft)
+        local due = not draft.signal and not flow_signals.waits(draft)
+            and merging.explicit_due(draft)
         return due and due >= shard.now + ttl and due - shard.now or nil
     end
 
@@ -208,7 +209,7 @@ local putting = part(function(putting)
         if cost == 1 or draft.signal or draft.own then
             return nil
         end
-        local policy = rules.of(draft.topic)
+        local policy = policies.of(draft.topic)
         local name = policy.group and groups.name_for(policy.group, policy.bucket_name
             or draft.topic)
         local gate = (policy.gate or '') .. (name and '\31' .. GROUP .. name or '')

@@ -1,7 +1,7 @@
 -- Outcomes (`o:ID`) and progress (`n:ID`) under the ids of messages: keys with an expiry, which the
 -- server deletes by itself. Each id has a channel of its own, on which changes are notified.
 --
--- uses: rules, crc
+-- uses: policies, crc
 
 local results = part(function(results)
     local channels, end_notices
@@ -22,7 +22,7 @@ local results = part(function(results)
     -- Add a message that reports another one's end; it is put at the end of the call.
     local function add_end_notice(topic, id, outcome, more)
         -- One of the topic's partitions that is on this shard.
-        local spread = rules.of(topic).partitions > 1
+        local spread = policies.of(topic).partitions > 1
             and (shard.index - crc32(topic)) % shard.shards
         local headers = { ['laneway-task'] = 'laneway.ended' }
         local body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}'

@@ -6,7 +6,7 @@
 -- open gates by the position of the first lane there. The gates at which the first lane belongs to
 -- a group are in the order of that group.
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, turns, tallies, lanes, plain,
+-- uses: fairness, adaptive, policies, writes, groups, gates, turns, tallies, lanes, plain,
 --   messages, key_limits, ids, settling
 
 local serving = part(function(serving)
@@ -218,7 +218,7 @@ local serving = part(function(serving)
         end
         local topic = lanes.topic(lane)
         if not topic then
-            return is_taken(lane.rule, '') ~= false
+            return is_taken(lane.policy_name, '') ~= false
         end
         local cut = string.find(topic, '#', 1, true)
         if not cut then
@@ -1057,7 +1057,7 @@ local serving = part(function(serving)
     -- `mids`: these, if they are not the lane's first ones. `folded`: only messages of this topic,
     -- in a bucket whose keys have limits. `in_order`: only if it is the lane's turn at its gates.
     local function visit(lane, tier_queue, room, count_of_lanes, mids, folded, in_order)
-        local policy = lane.policy or lanes.rule(lane)
+        local policy = lane.policy or lanes.policy_of(lane)
         local is_limited, gate = policy.limited, policy.gate
         if lane.tier_queue < 0 then
             local group = groups.find(-lane.tier_queue)
@@ -1123,7 +1123,7 @@ local serving = part(function(serving)
         end
         charge(lane, tier_queue, policy, take, permits, largest, count_of_lanes <= 1)
         if policy.shared and lane.ready > 0 then
-            local shut_for = gates.shut_for(lane.rule or lane.name)
+            local shut_for = gates.shut_for(lane.policy_name or lane.name)
             lane.throttled = shut_for > 0 and lane.throttled + shut_for or lane.throttled
         end
         calls.left = calls.left - take
@@ -1151,7 +1151,7 @@ local serving = part(function(serving)
 
     -- Visit a lane of the line. Returns how much was taken, and whether it can deliver more.
     local function serve_lane(lane, tier_queue, room, count_of_lanes)
-        if calls.startable <= 0 and lanes.is_limited(lane, lanes.rule(lane)) then
+        if calls.startable <= 0 and lanes.is_limited(lane, lanes.policy_of(lane)) then
             -- a lane that is passed over would starve behind a worker with a full buffer
             calls.withheld = true
             return 0, true
@@ -1522,7 +1522,7 @@ local serving = part(function(serving)
     local function visit_folded(lane, topic, room)
         local picked = given_by(lane).picked or {}
         given_by(lane).picked = picked
-        if lanes.rule(lane).key_limited then
+        if lanes.policy_of(lane).key_limited then
             return visit_alone(lane, room, nil, topic)
         end
         local mids = folded_ones(topic, picked, room)
@@ -1536,13 +1536,13 @@ local serving = part(function(serving)
     -- Serve topics strictly in the order in which they are named.
     local function serve_topics(topics, pool, room)
         for _, topic in ipairs(topics) do
-            local policy = rules.of(topic)
+            local policy = policies.of(topic)
             local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
                 or lanes.of_topic(topic, policy)
             for _, lane in ipairs(found) do
                 if room > 0 and tier_queues[lane.tier_queue].pool == pool
                     and lanes.can_deliver(lane) then
-                    if calls.startable <= 0 and lanes.is_limited(lane, lanes.rule(lane)) then
+                    if calls.startable <= 0 and lanes.is_limited(lane, lanes.policy_of(lane)) then
                         calls.withheld = true
                         return
                     end
@@ -2132,7 +2132,7 @@ local serving = part(function(serving)
             return false
         end
         for _, topic in ipairs(topics) do
-            local policy = rules.of(topic)
+            local policy = policies.of(topic)
             local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
                 or lanes.of_topic(topic, policy)
             for _, lane in ipairs(found) do

@@ -3,7 +3,7 @@
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
 --
--- uses: fairness, adaptive, rules, writes, groups, gates, lanes, results, messages,
+-- uses: fairness, adaptive, policies, writes, groups, gates, lanes, results, messages,
 --   key_limits, ids, merging
 
 local settling = part(function(settling)
@@ -98,7 +98,7 @@ local settling = part(function(settling)
         cost = max(0, min(cost, lease.deadline - lease.granted))
         local before, more = lane.vt, cost - lease.charge
         lanes.before_move(lane)
-        lane.vt = max(before + fairness.stride_of_work(more, lanes.rule(lane).weight),
+        lane.vt = max(before + fairness.stride_of_work(more, lanes.policy_of(lane).weight),
             min(group and group.inner_vt or tier_queue.vt, before))
         if group then
             group.vt = max(group.vt + fairness.stride_of_work(more, group.weight),
@@ -166,14 +166,14 @@ local settling = part(function(settling)
     end
 
     local function retry(lane, record, settlement)
-        local policy = rules.of(record.topic)
+        local policy = policies.of(record.topic)
         local what = settlement[REASON] or 'failed'
         record.attempts = record.attempts + 1
         messages.add_history(record, what, settlement[FAILURE])
         if record.attempts > policy.retries then
             return die(lane, record, used_up(record.attempts, settlement), settlement[FAILURE])
         end
-        local delay = settlement[DELAY] or rules.backoff(policy, record.attempts,
+        local delay = settlement[DELAY] or policies.backoff(policy, record.attempts,
             settlement[RANDOM])
         lane.retried, shard.retried = lane.retried + 1, shard.retried + 1
         if record.serial == YIELD then
@@ -187,7 +187,7 @@ local settling = part(function(settling)
         if record.unhandled_from == 0 then
             record.unhandled_from = shard.now
         end
-        local longest = rules.of(record.topic).on_unhandled
+        local longest = policies.of(record.topic).on_unhandled
         if longest and shard.now - record.unhandled_from >= longest then
             messages.add_history(record, REASONS.unhandled)
             return die(lane, record, REASONS.unhandled)
@@ -211,7 +211,7 @@ local settling = part(function(settling)
             step = max(asked, 1)
         end
         for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane),
-            lanes.rule(lane))) do
+            lanes.policy_of(lane))) do
             each.back_off_step, each.back_off_until = step, shard.now + step
             each.back_off_fence = shard.fence
             if not ended[each] then
@@ -221,7 +221,7 @@ local settling = part(function(settling)
     end
 
     local function give_back_permits(lane, lease, permits)
-        local policy, since = lanes.rule(lane), shard.now - lease.granted
+        local policy, since = lanes.policy_of(lane), shard.now - lease.granted
         permits = min(permits, (gates.largest_cost(lease.gate, policy.largest_cost)))
         if policy.rate then
             lane.tat = fairness.return_permits(lane.tat, policy.step, permits, since)
@@ -251,7 +251,7 @@ local settling = part(function(settling)
 
     -- Whether an ack has to know more of the message than its serial key, which the lease has.
     local function needs_message(lease, lane)
-        return not (lease.quick or lease.line) or (lanes.rule(lane).dedupe and true)
+        return not (lease.quick or lease.line) or (lanes.policy_of(lane).dedupe and true)
     end
 
     -- The message is done.
@@ -286,11 +286,11 @@ local settling = part(function(settling)
 
     -- The lease's lane, or its topic's partitions, adapt their limit to how it ends.
     local function adapt_to(lane, lease, settlement)
-        local policy = lanes.rule(lane)
+        local policy = lanes.policy_of(lane)
         if policy.adapts and lane.flow then
             adapt(lane, lane.flow, policy, adaptive.limit(lane.flow, policy), lease, settlement)
         elseif policy.shared and policy.shared[5] then
-            local gate = gates.adapting(lane.rule or lane.name, policy.shared)
+            local gate = gates.adapting(lane.policy_name or lane.name, policy.shared)
             if gate then
                 adapt(lane, gate.flow, gate, gate.concurrency, lease, settlement)
                 gates.adapted(gate)
@@ -391,7 +391,7 @@ local settling = part(function(settling)
         if started then
             record.attempts = record.attempts + 1
             messages.add_history(record, REASONS.started)
-            if record.attempts > rules.of(record.topic).retries then
+            if record.attempts > policies.of(record.topic).retries then
                 die(lane, record, REASONS.started)
                 return
             end

@@ -23,8 +23,8 @@
 --   records:KIND        name → record, beside the queue (first shard; endpoints: of the name)
 --   names:KIND          names of records in order, of a kind with millions (endpoints)
 --   tiers               the record of the tiers
---   rules               pattern or topic → policy, see rules.lua
---   own, own_sets, own_uses, own_tiers   topics' own policies, see rules.lua
+--   resolved            pattern or topic → policy, see parts/policies.lua
+--   own, own_sets, own_uses, own_tiers   topics' own policies, see parts/policies.lua
 --   sweeps              pattern → the lane up to which its lanes were placed again
 --   lanes, names        lane's name → its record; all names in order, see lanes.lua
 --   run:N, heads:N      runnable lanes of tier queue N; its open gates by their first lane
@@ -67,7 +67,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 18
+local LAYOUT = 19
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

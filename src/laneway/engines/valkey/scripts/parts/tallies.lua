@@ -50,7 +50,7 @@ local tallies = part(function(tallies)
         local found = here.by_stem[stem]
         if not found then
             local rest = byte(stem) == 30 and sub(stem, 2) or stem
-            while rest ~= '' and run('HEXISTS', keys.rules, rest .. '*') == 0 do
+            while rest ~= '' and run('HEXISTS', keys.resolved, rest .. '*') == 0 do
                 rest = match(rest, '^(.*%.)[^.]*%.$') or ''
             end
             local pattern = rest .. '*'

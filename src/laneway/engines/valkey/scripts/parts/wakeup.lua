@@ -10,7 +10,7 @@
 -- leased (or the shard's number, if there is nothing to lease after all). So the worker needs no
 -- call of its own.
 --
--- uses: fairness, writes, gates, tallies, lanes, results, messages, intake, wakes, serving
+-- uses: fairness, writes, gates, tallies, lanes, results, messages, intake, next_wake, serving
 
 local wakeup = part(function(wakeup)
     local TRIES = 8
@@ -110,7 +110,7 @@ local wakeup = part(function(wakeup)
         gates.save()
         -- This worker learns the next event when it registers again. If others wait, one of them
         -- has to know it, because this one may be busy then.
-        local wake = is_cut and shard.now or last[3] and wakes.next()
+        local wake = is_cut and shard.now or last[3] and next_wake.time()
         call('PUBLISH', channel, #found > 0 and encoded(found, runs, bodies, first, wake)
             or shard.index)
         return withheld or is_cut or #found == 2 * room or (wake and wake < shard.now + SECOND)
@@ -139,7 +139,7 @@ local wakeup = part(function(wakeup)
     -- Called at the end of a call. If an event is due before the waiting workers look again, one of
     -- each pool is notified, so that it learns the time.
     function wakeup.notify_all(is_timed)
-        if is_timed and next(pools_to_notify) == nil and wakes.is_sooner() then
+        if is_timed and next(pools_to_notify) == nil and next_wake.is_sooner() then
             shard.alarm = 0
             for _, tier_queue in ipairs(tier_queues) do
                 pools_to_notify[tier_queue.pool] = true

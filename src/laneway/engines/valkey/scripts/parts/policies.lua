@@ -1,20 +1,20 @@
--- Policies. The hash `rules` has a resolved policy for each pattern: what holds for a topic whose
--- most specific pattern it is ("": topics without a pattern). Clients write it.
+-- Policies. The hash `resolved` has one for each pattern: what holds for a topic whose most
+-- specific pattern it is ("": topics without a pattern). Clients write it.
 --
--- A topic with a policy of its own has an entry in `own` (topic → id). `own_sets` has the policy
--- (id → record, see records.py); equal policies share one, and `own_uses` counts their topics. It
--- is combined with the rule of the topic's pattern when it is needed, so that a change of one of
--- the two does not touch the other. Topics with partitions, or under a pattern with buckets, have a
--- rule as patterns have, because clients need it to find the shard.
+-- A topic with a policy of its own has an entry in `own` (topic → id). `own_sets` has that policy
+-- (id → record, see record_formats.py); equal ones share a record, and `own_uses` counts their
+-- topics. It is combined with the pattern's when it is needed, so that a change of one of the two
+-- does not touch the other. Topics with partitions, or under a pattern with buckets, are in
+-- `resolved` as patterns are, because clients need their policies to find the shard.
 --
--- A pattern of topics also has a rule for each name of subscriptions that has policies by pattern
--- (`orders.*#audit`), there or above: so the first rule that is found is the whole one. The entry
+-- A pattern of topics also has a policy for each name of subscriptions that has some by pattern
+-- (`orders.*#audit`), there or above: so the first one that is found is the whole one. The entry
 -- `#` of the hash has these names. `consumed`: the pool is that of one consumer, whatever a topic's
 -- own policy says.
 --
 -- uses: fairness
 
-local rules = part(function(rules)
+local policies = part(function(policies)
     local FIELDS = {
         'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff',
             'ttl', 'drop_expired', 'dead_ttl', 'serial',
@@ -83,16 +83,16 @@ local rules = part(function(rules)
         return policy
     end
 
-    local function stored_rule(name)
+    local function stored_policy(name)
         local stored = overridden[name]
         if stored == nil then
-            stored = call('HGET', keys.rules, name)
+            stored = call('HGET', keys.resolved, name)
         end
         return stored
     end
 
-    -- Patterns of stems that have no rule, by shard, as of a version of the policies: topics with a
-    -- stem of their own would cost a command each. Where few names have rules: the stems that have.
+    -- Patterns of stems that have no policy, by shard, as of a version of the policies: topics with
+    -- a stem of their own would cost a command each. Where few names have one: the stems that have.
     local MOST_SHARDS, MOST_ABSENT, MOST_NAMES = 1024, 8192, 250
     local absent_in, shards = {}, 0
     local absent -- in the shard of this call; nil: not looked up yet
@@ -102,10 +102,10 @@ local rules = part(function(rules)
     end)
 
     local function stored_stems()
-        if call('HLEN', keys.rules) > MOST_NAMES then
+        if call('HLEN', keys.resolved) > MOST_NAMES then
             return false
         end
-        local stems, stored = {}, call('HGETALL', keys.rules)
+        local stems, stored = {}, call('HGETALL', keys.resolved)
         for n = 1, #stored, 2 do
             if byte(stored[n], -1) == 42 then
                 stems[sub(stored[n], 1, -2)] = true
@@ -128,8 +128,8 @@ local rules = part(function(rules)
         end
     end
 
-    -- Whether it is known, without a command, that the pattern of a stem has no rule.
-    local function is_without_rule(stem)
+    -- Whether it is known, without a command, that the pattern of a stem has no policy.
+    local function is_without_policy(stem)
         if not absent then
             look_up_absent()
         end
@@ -144,7 +144,7 @@ local rules = part(function(rules)
         if is_stored and absent.patterns[pattern] then
             return nil
         end
-        local stored, policy = stored_rule(pattern), of_patterns[pattern]
+        local stored, policy = stored_policy(pattern), of_patterns[pattern]
         if not stored then
             if is_stored and pattern ~= '' then
                 absent.patterns[pattern], absent.count = true, absent.count + 1
@@ -158,7 +158,7 @@ local rules = part(function(rules)
     end
 
     local function read_exact(name)
-        local stored = stored_rule(name)
+        local stored = stored_policy(name)
         if not stored then
             return nil
         elseif not decoded[stored] then
@@ -167,8 +167,8 @@ local rules = part(function(rules)
         return decoded[stored]
     end
 
-    -- Use other rules from now on: {pattern, its record or false} each.
-    function rules.override(changes, exact)
+    -- Use other policies from now on: {pattern, its record or false} each.
+    function policies.override(changes, exact)
         for _, each in ipairs(changes) do
             overridden[each[1]] = each[2]
         end
@@ -176,8 +176,8 @@ local rules = part(function(rules)
         by_name, by_stem, absent, policy_before = {}, {}, nil, nil
     end
 
-    -- Use the stored rules again.
-    function rules.end_override(exact)
+    -- Use the stored policies again.
+    function policies.end_override(exact)
         overridden, shard.exact = {}, exact
         by_name, by_stem, absent, policy_before = {}, {}, nil, nil
     end
@@ -186,7 +186,7 @@ local rules = part(function(rules)
     local function of_stem(stem)
         local found = by_stem[stem]
         if not found then
-            found = not is_without_rule(stem) and read_pattern(stem .. '*')
+            found = not is_without_policy(stem) and read_pattern(stem .. '*')
             if not found then
                 found = stem == '' and read_pattern('')
                     or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')
@@ -196,14 +196,14 @@ local rules = part(function(rules)
         return found
     end
 
-    -- Whether topics of this subscription (`#audit`) have rules by pattern.
-    local function have_rules(mark)
+    -- Whether topics of this subscription (`#audit`) have policies by pattern.
+    local function have_policies(mark)
         if not absent then
             look_up_absent()
         end
         local changed = overridden['#']
         if not absent.subscriptions or changed ~= nil then
-            local stored = stored_rule('#')
+            local stored = stored_policy('#')
             local found = stored and cmsgpack.unpack(stored) or {}
             if changed ~= nil then
                 return found[sub(mark, 2)]
@@ -235,7 +235,7 @@ local rules = part(function(rules)
         end
         local at = find_in(name, '#', 1, true)
         local mark = at and sub(name, at)
-        if mark and have_rules(mark) then
+        if mark and have_policies(mark) then
             return of_copies(stem_of(name), mark)
         end
         local stem = stem_of(name)
@@ -348,7 +348,7 @@ local rules = part(function(rules)
     end
 
     -- Read the ids of many topics at once.
-    function rules.load(topics)
+    function policies.load(topics)
         if shard.own == 0 then
             return
         end
@@ -368,7 +368,7 @@ local rules = part(function(rules)
     -- serial, merge, backlog. `known`: the ids that the client has, by topic; `more_topics`: those
     -- of other messages. Returns {topic, id or "", its record or ""} of each topic where the shard
     -- has another one; nil: none.
-    function rules.unknown_to(known, plain_topics, drafts, more_topics)
+    function policies.unknown_to(known, plain_topics, drafts, more_topics)
         if shard.marked == 0 and next(known) == nil then
             return nil
         end
@@ -390,7 +390,7 @@ local rules = part(function(rules)
                 add(more_topics[n])
             end
         end
-        rules.load(topics)
+        policies.load(topics)
         for n = 1, #topics do
             local topic = topics[n]
             local id = own_ids[topic]
@@ -429,7 +429,7 @@ local rules = part(function(rules)
 
     -- `changes`: {topic, id before, id then} each, "" for none; `stored`: {id, record} of the new
     -- policies. Returns the positions that another client has changed meanwhile, and the topics.
-    function rules.set_own(changes, stored)
+    function policies.set_own(changes, stored)
         local others, topics, written, removed = {}, {}, {}, {}
         for _, each in ipairs(stored) do
             call('HSETNX', keys.own_sets, each[1], each[2])
@@ -474,7 +474,7 @@ local rules = part(function(rules)
     end
 
     -- What holds for a topic, or for the pattern of a bucket.
-    function rules.of(name)
+    function policies.of(name)
         local found = by_name[name]
         if not found then
             local ends_in_star = byte(name, -1) == 42
@@ -494,7 +494,7 @@ local rules = part(function(rules)
     end
 
     -- The same for a lane, which keeps it: most need no entry of their own here.
-    function rules.of_lane(name)
+    function policies.of_lane(name)
         if shard.exact == 0 and shard.own == 0 and byte(name, -1) ~= 42 then
             local found, stem = policy_before, stem_before
             if found and sub(name, 1, #stem) == stem and not found.buckets
@@ -506,14 +506,14 @@ local rules = part(function(rules)
                 return found
             end
         end
-        return rules.of(name)
+        return policies.of(name)
     end
 
     -- `rate`, `burst` and `concurrency` of a policy are those of each lane; false: not limited.
     -- `adapts`: each lane's limit does. `shared`: what the partitions of the topic share: {rate,
     -- burst, concurrency, false, the least if it adapts}; or false.
 
-    function rules.backoff(policy, attempts, random)
+    function policies.backoff(policy, attempts, random)
         local base, factor, cap, jitter, delays = unpack(policy.backoff)
         if delays then
             local delay = delays[math.min(attempts, #delays)]

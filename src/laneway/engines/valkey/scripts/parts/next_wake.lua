@@ -2,7 +2,7 @@
 --
 -- uses: lanes
 
-local wakes = part(function(wakes)
+local next_wake = part(function(next_wake)
     -- The time of the next event; nil: none. `idle`: when lanes are forgotten, which is not urgent.
     local function times()
         local asleep, idle = lanes.next_wake()
@@ -14,7 +14,7 @@ local wakes = part(function(wakes)
     end
 
     -- The time of the next event or idle lane; nil: none.
-    function wakes.next()
+    function next_wake.time()
         if shard.sweeping > 0 then
             return shard.now
         end
@@ -24,7 +24,7 @@ local wakes = part(function(wakes)
     end
 
     -- Whether an event is due before the waiting worker wakes that promised to look.
-    function wakes.is_sooner()
+    function next_wake.is_sooner()
         local at = times()
         return at and (shard.alarm == 0 or at < shard.alarm or shard.alarm <= shard.now)
     end

@@ -1,19 +1,19 @@
 -- Messages that wait for signals: delayed until the year 2200, or until they have received as many
 -- signals as their header says. `w:N` has the numbers of the signals that were received.
 --
--- uses: rules, lanes, messages, ids, merging
+-- uses: policies, lanes, messages, ids, merging
 
 local UNTIL_SIGNALLED = 7258118400000000
 
-local signals = part(function(signals)
+local flow_signals = part(function(flow_signals)
     -- Whether a message that is published waits for signals.
-    function signals.waits(draft)
+    function flow_signals.waits(draft)
         return draft.headers and draft.headers['laneway-signals']
     end
 
     -- Receive a signal. A repeated one, or one for a message that does not wait, is a duplicate.
     -- The signal with number 0 ends the waiting.
-    function signals.receive(draft, arrivals)
+    function flow_signals.receive(draft, arrivals)
         local mid = ids.number(draft.topic, draft.id, draft.generated_mid)
         local record = mid and messages.read(mid)
         if not record or record.topic ~= draft.topic or record.since ~= UNTIL_SIGNALLED
@@ -33,7 +33,7 @@ local signals = part(function(signals)
             and record.headers['laneway-signals']) or 1) then
             messages.end_waiting(lane, record)
             record.since = merging.explicit_due(draft) or shard.now
-            local ttl = rules.of(record.topic).ttl
+            local ttl = policies.of(record.topic).ttl
             record.expires = draft.ttl and record.published + draft.ttl or ttl and shard.now + ttl
             call('DEL', came)
             messages.begin_waiting(lane, record)
