@@ -41,7 +41,7 @@ from laneway.tasks import context, outcomes, queue
 from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator
 from laneway.tasks.flow import EndedHandler, OpenHandler
 from laneway.tasks.job import Job
-from laneway.tasks.options import RETRY_OPTIONS, TaskOptions
+from laneway.tasks.options import TaskOptions
 from laneway.tasks.queue import NamedTask, Queue
 from laneway.tasks.task import Task
 from laneway.tasks.waiter import ResultWaiter
@@ -127,7 +127,7 @@ HANDLER_OPTIONS = (
     "time_limit",
     "soft_time_limit",
 )
-TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
+TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base")
 
 
 class Laneway:
@@ -1022,13 +1022,10 @@ class Laneway:
         stored (default: the application's).
 
         All other options are fields of the topic's policy (`rate`, `concurrency`, `retries`,
-        `backoff` …), also with Celery's names (`max_retries`, `default_retry_delay`,
-        `retry_backoff`, `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
+        `backoff` …). Raises UsageError, BadPolicy.
         """
         own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
-        config.refuse_unknown(
-            "task", options.keys() - FIELDS.keys() - set(RETRY_OPTIONS), (*TASK_OPTIONS, *FIELDS)
-        )
+        config.refuse_unknown("task", options.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
         kind = BoundTaskDecorator if own.get("bind") else TaskDecorator
         decorator = kind(self, base, TaskOptions(**own), options)
         if function is None:

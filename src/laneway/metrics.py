@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from laneway import store_figures, store_metrics
 from laneway.errors import LanewayError, UsageError
 from laneway.printable import escaped, without_passwords
-from laneway.signals import worker_ready
+from laneway.working import worker_hooks
 from laneway.working.handler import kind_of
 
 if TYPE_CHECKING:
@@ -171,11 +171,11 @@ def measure(
     if workers_only:
         once = threading.Lock()
 
-        def serve_once(**_: Any) -> None:
+        def serve_once(_: object) -> None:
             if once.acquire(blocking=False):
                 serve(port, address, into)
 
-        worker_ready.connect(serve_once)
+        worker_hooks.STARTED.append(serve_once)
         return None
     return serve(port, address, into)
 

@@ -171,7 +171,7 @@ def test_jobs_of_a_token(api: Api, store: str) -> None:
     acme = with_token(api, store, *scopes, "--topic", "jobs.acme.*")
     with app:
         job, hidden = mine.delay(1), other.delay(2)
-        named = mine.apply_async((3,), task_id="named")
+        named = mine.using(id="named").enqueue(3)
         app.run_worker(burst=True, topics=["jobs.acme.a", "jobs.bolt.a"])
         waiting = other.delay(4)
         for topic in ("", "?topic=jobs.acme.a"):

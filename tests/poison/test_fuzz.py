@@ -113,7 +113,7 @@ class World:
                 self.update_state(endings.text(chance), endings.value(chance))
             if chance.random() < 0.3:
                 raise self.retry(
-                    countdown=endings.number(chance), exc=chance.choice(endings.ERRORS)(chance)
+                    delay=endings.number(chance), error=chance.choice(endings.ERRORS)(chance)
                 )
             return endings.end(seed)
 

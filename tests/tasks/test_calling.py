@@ -33,14 +33,8 @@ def test_a_bound_task_knows_its_run(app: Laneway) -> None:
         seen.append(self.request)
 
     due = datetime.now(UTC) - timedelta(seconds=1)
-    receipt = mail.apply_async(
-        ("acme",),
-        {"text": "bye"},
-        eta=due,
-        priority=5,
-        headers={"trace": "x"},
-        task_id="mine",
-        key="k",
+    receipt = mail.using(at=due, priority=5, headers={"trace": "x"}, id="mine", key="k").enqueue(
+        "acme", text="bye"
     )
     app.run_worker(burst=True)
     (request,) = seen
@@ -155,28 +149,17 @@ def test_costs_of_calls(app: Laneway) -> None:
         app.task(cost=-1)(note)
 
 
-def test_celerys_names_of_the_same(app: Laneway) -> None:
+def test_when_and_where_a_call_runs(app: Laneway) -> None:
     @app.task(topic="t")
     def note(number: int) -> None: ...
 
-    note.apply_async((1,), countdown=3600)
-    note.apply_async(
-        kwargs={"number": 1},
-        eta=datetime.now(UTC) + timedelta(hours=1),
-        queue="q",
-        expires=timedelta(hours=2),
-    )
-    note.apply_async([1], expires=datetime.now(UTC) + timedelta(minutes=30), task_id="short")
+    note.using(delay=3600).enqueue(1)
+    note.using(at=datetime.now(UTC) + timedelta(hours=1), topic="q", ttl="2h").enqueue(number=1)
+    note.using(ttl="30m", id="short").enqueue(1)
     assert app.topic("t").stats().delayed == 1
     assert app.topic("q").stats().delayed == 1
     app.engine.tick(now_us=app.engine.time_us() + 31 * 60 * SECOND)  # moves the store's clock
     assert "expired" in app.dead_letters("t")[0].reason
-    with pytest.raises(BadMessage, match="which is past"):
-        note.apply_async((1,), expires=datetime.now(UTC) - timedelta(seconds=1))
-    with pytest.raises(UsageError, match='"delay" is given twice'):
-        note.apply_async((1,), countdown=1, delay=1)
-    with pytest.raises(UsageError, match='unknown option "countdwn"; did you mean "countdown"'):
-        note.apply_async((1,), countdwn=1)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match='unknown option "prioriti"; did you mean "priority"'):
         note.using(prioriti=1)  # type: ignore[call-arg]
 
@@ -239,7 +222,7 @@ def test_a_task_asks_for_another_attempt(app: Laneway) -> None:
         try:
             raise OSError("no route")
         except OSError:
-            raise self.retry(countdown=0)  # noqa: B904  # as one writes it in Celery
+            raise self.retry(delay=0)  # noqa: B904  # the error is its cause anyway
 
     flaky.delay()
     summary = app.run_worker(burst=True)
@@ -256,7 +239,7 @@ def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Laneway) -> Non
     def failing(self: Task[..., Any], name: str, limit: int | None = None) -> None:
         attempts[name] = attempts.get(name, 0) + 1
         if limit is not None:
-            self.retry(countdown=0, exc=ValueError(name), max_retries=limit)
+            self.retry(delay=0, error=ValueError(name), retries=limit)
         raise ValueError(name)
 
     failing.using(retries=2).enqueue("by the call")
@@ -296,8 +279,8 @@ def test_only_some_failures_are_tried_again(app: Laneway) -> None:
         topic="t",
         autoretry_for=(OSError, ValueError),
         dont_autoretry_for=(UnicodeError,),
-        max_retries=1,
-        default_retry_delay=0,
+        retries=1,
+        backoff=0,
     )
     async def failing(number: int) -> None:
         error = (ConnectionError("a"), UnicodeError("b"), KeyError("c"))[number]
@@ -318,23 +301,6 @@ def test_only_some_failures_are_tried_again(app: Laneway) -> None:
         "UnicodeError: b",
         "retries used up (2 attempts): ConnectionError: a",
     ]
-
-
-def test_celerys_names_of_the_backoff(app: Laneway) -> None:
-    @app.task(topic="a", max_retries=5, retry_backoff=3, retry_backoff_max=20, retry_jitter=False)
-    def one() -> None: ...
-
-    @app.task(topic="b", default_retry_delay=7)
-    def two() -> None: ...
-
-    policy = app.topic("a").policy()
-    assert policy["retries"] == 5
-    assert policy["backoff"] == {"base": 3.0, "factor": 2.0, "cap": 20.0, "jitter": False}
-    assert app.topic("b").policy()["backoff"]["base"] == 7.0
-    with pytest.raises(UsageError, match='"retries" and "max_retries" mean the same'):
-        app.task(topic="c", retries=1, max_retries=2)(one.function)
-    with pytest.raises(UsageError, match='did you mean "retry_backoff"'):
-        app.task(topic="c", retry_backof=2)  # type: ignore[call-overload]
 
 
 # Classes of one's own

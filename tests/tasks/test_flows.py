@@ -163,11 +163,11 @@ def test_a_chord_of_thousands(make_app: MakeApp) -> None:
 
 def test_what_is_linked_is_called(make_app: MakeApp) -> None:
     with at_work(make_app) as t:
-        job = t.add.apply_async(
-            (1, 2), link=[t.note.s("linked"), t.note.si("without")], link_error=t.note.s()
-        )
+        job = t.add.using(
+            link=[t.note.s("linked"), t.note.si("without")], link_error=t.note.s()
+        ).enqueue(1, 2)
         assert job.get(SOON) == 3
-        failed = t.fail.apply_async((7,), link=t.note.s("never"), link_error=t.note.s())
+        failed = t.fail.using(link=t.note.s("never"), link_error=t.note.s()).enqueue(7)
         assert isinstance(failed.get(SOON, propagate=False), ValueError)
         until(lambda: len(t.called) == 3)
     (without,) = [what for what in t.called if what == ("without",)]
@@ -302,7 +302,7 @@ def test_parts_are_distinguished(make_app: MakeApp) -> None:
         flow = tasks.add.s(1, 1) | greet.s("acme") | count.s()
         assert flow.enqueue().get(SOON) == 2
         assert (
-            tasks.add.s(1, 1) | tasks.double.s().set(priority=9, queue="elsewhere", countdown=0)
+            tasks.add.s(1, 1) | tasks.double.s().set(priority=9, topic="elsewhere", delay=0)
         ).enqueue().topic == "elsewhere"
     with pytest.raises(BadMessage, match="cannot contain the result of an earlier call"):
         (

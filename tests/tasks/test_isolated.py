@@ -37,7 +37,7 @@ def double(self, price: Decimal):
     if price == 1:
         raise KeyError("one")
     if price == 2:
-        raise self.retry(countdown=0, exc=OSError("two"))
+        raise self.retry(delay=0, error=OSError("two"))
     return 2 * price
 """
 _numbers = itertools.count()

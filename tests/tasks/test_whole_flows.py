@@ -203,8 +203,7 @@ def test_what_begins_a_large_flow_keeps_its_delay_and_ttl(ran: Ran) -> None:
     """They count from its publish."""
     ran.app.engine.policy_set("code", "task.*", {"ttl": 60})
     group(
-        ran.one.s(n).set(countdown=600, expires=1_200) if n % 2 else ran.one.s(n)
-        for n in range(SIZE)
+        ran.one.s(n).set(delay=600, ttl=1_200) if n % 2 else ran.one.s(n) for n in range(SIZE)
     ).enqueue()
     ran.work()
     assert ran.calls["one"] == SIZE // 2

@@ -82,8 +82,6 @@ if TYPE_CHECKING:
     assert_type(mail.using(delay="10m", priority=5).enqueue("acme", template="x"), Job[bool])
     mail.using(prioriti=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     mail.using(delay=5).enqueue("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    assert_type(plain.apply_async((1,), countdown=5, expires="1h"), Job[float])
-    plain.apply_async((1,), countdwn=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert_type(plain.map(range(3), priority=1), list[Job[float]])
 
     # Flows give the handle of their end.

@@ -1,5 +1,5 @@
 """
-Flows: calls that follow each other, with Celery's names: `a.s(1) | b.s()`, `group(…)`,
+Flows: calls that follow each other: `a.s(1) | b.s()`, `group(…)`,
 `chord(group(…), c.s())`, nested in any way.
 
 A flow becomes a graph of messages. Each message except the first ones waits for signals of those
@@ -46,14 +46,6 @@ K = TypeVar("K")
 L = TypeVar("L")
 R_co = TypeVar("R_co", covariant=True)
 
-CELERY_NAMES = {
-    "countdown": "delay",
-    "eta": "at",
-    "expires": "ttl",
-    "task_id": "id",
-    "queue": "topic",
-}  # Celery's options by our names
-
 
 class FlowTask(Protocol[R_co]):
     """What a flow needs of the tasks in it; `laneway.Task` is one."""
@@ -92,8 +84,12 @@ class FlowTask(Protocol[R_co]):
         """Call the function directly."""
         ...
 
-    def check_options(self, options: Mapping[str, Any], *more: str) -> None:
-        """Raise UsageError if there is an unknown option."""
+    def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a call with Laneway's names, checked. Raises UsageError."""
+        ...
+
+    def signature(self, args: Sequence[Any] = ()) -> Signature[Any]:
+        """A call that is not published yet."""
         ...
 
     def keeps_result(self, options: Mapping[str, Any]) -> bool:
@@ -160,7 +156,11 @@ class Part(ABC, Generic[H]):
 
     def __or__(self, other: Part[K]) -> Chain[K]:
         """A chain: this part, then the other."""
-        return Chain([self.clone(), _part(other).clone()])
+        return self.chained([self.clone(), _part(other).clone()])
+
+    def chained(self, parts: list[Part[Any]]) -> Chain[Any]:
+        """A chain; a subclass may have one of its own."""
+        return Chain(parts)
 
     @property
     def app(self) -> Host:
@@ -251,36 +251,14 @@ class Part(ABC, Generic[H]):
 
     def delay(self, *args: Any, **kwargs: Any) -> H:
         """Publish it, with these as the first arguments of its first calls."""
-        return self._with(args, kwargs).enqueue()
+        return self.beginning(args, kwargs).enqueue()
 
     async def adelay(self, *args: Any, **kwargs: Any) -> H:
         """As `delay`, awaited."""
-        return await self._with(args, kwargs).aenqueue()
+        return await self.beginning(args, kwargs).aenqueue()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Celery's short form of `delay`."""
-        return self.delay(*args, **kwargs)
-
-    def apply_async(
-        self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any
-    ) -> H:
-        """
-        As `delay`, with options (those of `using`, and Celery's names) for its first calls; `link`
-        and `link_error` apply to the whole flow.
-        """
-        part = self._with(tuple(args), kwargs or {})
-        for name in ("link", "link_error"):
-            links = options.pop(name, None)
-            for each in (
-                links if isinstance(links, (list, tuple)) else [links] if links is not None else []
-            ):
-                getattr(part, name)(each)
-        if options:
-            for call in part.first():
-                call.set(**options)
-        return part.enqueue()
-
-    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
+    def beginning(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
+        """A copy with these as the first arguments of its first calls."""
         part = self.clone()
         if args or kwargs:
             for call in part.first():
@@ -329,16 +307,9 @@ class Signature(Part[Job[R]], Generic[R]):
 
     def set(self, **options: Any) -> Self:
         """
-        Set options of the call: those of `using`, also with Celery's names. Returns the call.
-        Raises UsageError.
+        Set options of the call: those of `using`. Returns the call. Raises UsageError.
         """
-        values = {
-            CELERY_NAMES.get(name, name): value
-            for name, value in options.items()
-            if value is not None
-        }
-        self.task.check_options(values)
-        self.options.update(values)
+        self.options.update(self.task.named_options(options))
         return self
 
     def calls(self) -> Iterator[Signature[Any]]:
@@ -488,7 +459,7 @@ def chain(*parts: *tuple[*tuple[Part[Any], ...], Part[H]]) -> Part[H]: ...
 def chain(*parts: Part[Any] | Iterable[Part[Any]]) -> Part[Any]: ...
 def chain(*parts: Any) -> Part[Any]:  # type: ignore[misc]  # mypy does not see that Any takes an unpacked tuple
     """`a | b | c`: each part gets the result of the part before it as its first argument."""
-    return Chain([part.clone() for part in _parts(parts)])
+    return Chain(copies(parts))
 
 
 @overload
@@ -497,7 +468,7 @@ def group(*parts: Part[Job[R]] | Iterable[Part[Job[R]]]) -> Group[R]: ...
 def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]: ...
 def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]:
     """Calls that run at the same time; behind a part of a chain, each gets its result."""
-    return Group([part.clone() for part in _parts(parts)])
+    return Group(copies(parts))
 
 
 @overload
@@ -516,7 +487,7 @@ def chord(
     first = header.clone() if isinstance(header, Group) else group(*header)
     if body is None:
         return lambda last: chord(first, last).enqueue()
-    return Chain([first, _part(body).clone()])
+    return first.chained([first, _part(body).clone()])
 
 
 def chunks(task: FlowTask[R], items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
@@ -536,7 +507,7 @@ def over(task: FlowTask[Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
     page = tuple(tuple(each) for each in items)
     for each in page:
         task.binding.bind(each, {})
-    call: Signature[Any] = Signature(task, page, {}, {})
+    call = task.signature(page)
     call.each = True
     return call
 
@@ -559,7 +530,7 @@ class GroupJob(Generic[R]):
 
     @property
     def results(self) -> list[Any]:
-        """Celery's name for `jobs`."""
+        """As `jobs`; Celery's programs ask an empty group for it, too."""
         return self.jobs
 
     def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
@@ -805,7 +776,8 @@ def _part(value: object) -> Part[Any]:
     return value
 
 
-def _parts(values: Iterable[Any]) -> list[Part[Any]]:
+def copies(values: Iterable[Any]) -> list[Part[Any]]:
+    """Copies of parts, which are given one by one or in iterables. Raises UsageError."""
     listed: list[Any] = []
     for each in values:
         if isinstance(each, Part):
@@ -814,4 +786,4 @@ def _parts(values: Iterable[Any]) -> list[Part[Any]]:
             _part(each)
         else:
             listed += each
-    return [_part(each) for each in listed]
+    return [_part(each).clone() for each in listed]

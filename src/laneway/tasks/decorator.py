@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
-from laneway import arguments
 from laneway.errors import UsageError
-from laneway.policy import Backoff, PolicyOptions
-from laneway.tasks.options import RETRY_OPTIONS, TaskOptions
+from laneway.policy import PolicyOptions
 from laneway.tasks.task import Task
 from laneway.working.handler import check_importable
 
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from laneway.tasks.host import Host
+    from laneway.tasks.options import TaskOptions
     from laneway.tasks.serializers import Serializer
     from laneway.tasks.task import AsyncTask
     from laneway.units import Duration
@@ -26,8 +25,8 @@ R = TypeVar("R")
 
 class TaskKeywords(PolicyOptions, total=False):
     """
-    The options of `@app.task` for type checkers: those of `TaskOptions`, the fields of a policy,
-    and Celery's names of some.
+    The options of `@app.task` for type checkers: those of `TaskOptions`, and the fields of a
+    policy.
     """
 
     topic: str | None
@@ -44,11 +43,6 @@ class TaskKeywords(PolicyOptions, total=False):
     ignore_result: bool
     result_ttl: Duration | None
     failure_ttl: Duration | None
-    max_retries: int | None
-    default_retry_delay: Duration | None
-    retry_backoff: bool | int
-    retry_backoff_max: Duration | None
-    retry_jitter: bool
 
 
 class TaskDecorator:
@@ -67,7 +61,7 @@ class TaskDecorator:
         self._app = app
         self._base = _base(base)
         self._options = options
-        self._policy = _policy_fields(policy)
+        self._policy = policy
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncTask[P, R]: ...
@@ -110,24 +104,3 @@ def _base(base: object) -> type[Task[Any, Any]]:
     if not isinstance(base, type) or not issubclass(base, Task):
         raise UsageError(f"task: expected base to be a subclass of laneway.Task, got {base!r:.80}")
     return base
-
-
-def _policy_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Policy fields, with Celery's retry options translated. Raises UsageError."""
-    celery = {name: options[name] for name in RETRY_OPTIONS if options.get(name) is not None}
-    fields = {name: value for name, value in options.items() if name not in RETRY_OPTIONS}
-    for field, names in (("retries", {"max_retries"}), ("backoff", {*RETRY_OPTIONS[1:]})):
-        if field in fields and (same := names & celery.keys()):
-            raise UsageError(f'task: "{field}" and "{min(same)}" mean the same; give one of them')
-    if "max_retries" in celery:
-        fields["retries"] = celery["max_retries"]
-    backoff = celery.get("retry_backoff", False)
-    if backoff is not False:
-        base = 1.0 if backoff is True else arguments.seconds("task", "retry_backoff", backoff)
-        cap = arguments.seconds("task", "retry_backoff_max", celery.get("retry_backoff_max", 600))
-        fields["backoff"] = Backoff(
-            base=base, cap=max(cap, base), jitter=bool(celery.get("retry_jitter", True))
-        )
-    elif "default_retry_delay" in celery:
-        fields["backoff"] = celery["default_retry_delay"]
-    return fields

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
-from laneway import units
-from laneway.errors import BadMessage
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from laneway.tasks.serializers import Serializer
     from laneway.units import Duration
@@ -93,16 +90,6 @@ class TaskOptions(msgspec.Struct, kw_only=True):
     failure_ttl: Duration | None = None
 
 
-RETRY_OPTIONS = (
-    "max_retries",
-    "default_retry_delay",
-    "retry_backoff",
-    "retry_backoff_max",
-    "retry_jitter",
-)
-"""Celery's names for the policy fields `retries` and `backoff`."""
-
-
 def has_links(options: Mapping[str, Any]) -> bool:
     """Whether the options link other calls to this one."""
     return options.get("link") is not None or options.get("link_error") is not None
@@ -113,16 +100,3 @@ def listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def ttl_until(task: str, expires: Duration | datetime | None) -> Duration | None:
-    """Celery's `expires`, a duration or a moment, as a ttl. Raises BadMessage for a past moment."""
-    if not isinstance(expires, datetime):
-        return expires
-    left = units.moment(expires) / units.SECOND - datetime.now(UTC).timestamp()
-    if left <= 0:
-        raise BadMessage(
-            f"task {task}: the call would expire at {expires}, which is past; give it a later"
-            " moment"
-        )
-    return left

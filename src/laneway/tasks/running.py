@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from laneway import arguments, signals, units
+from laneway import arguments, units
 from laneway import headers as control
 from laneway.engines.shared.refusals import brief, result_ttls_us, retries_used_up
 from laneway.errors import (
@@ -213,13 +213,18 @@ class RunnableTask:
             or any(_replaces(type(self), name) for name in ("_run", "_invoke"))
         )
         """Whether a run calls the function with the request's arguments, and does nothing else."""
-        self._has_hooks = any(_replaces(type(self), name) for name in HOOKS)
-        self.asks_for_limit = self._has_hooks or options.bind
+        self._replaces_hooks = any(_replaces(type(self), name) for name in HOOKS)
+        self.asks_for_limit = self._replaces_hooks or options.bind
 
     @property
     def app(self) -> Host:
         """The application that it belongs to."""
         return self.host
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether anything runs around a run."""
+        return self._replaces_hooks
 
     # Hooks of a subclass
 
@@ -291,8 +296,7 @@ class RunnableTask:
     def perform_current(self, request: Request) -> Any:
         """As `perform`, where `request` is already the current one."""
         try:
-            if self._has_hooks or signals.task_prerun.receivers:
-                self._send_prerun(request)
+            if self.has_hooks:
                 self.before_start(request.id, request.args, request.kwargs)
             returned = (
                 self.function(*request.args, **request.kwargs)
@@ -302,22 +306,21 @@ class RunnableTask:
         except Exception as error:  # noqa: BLE001  # the verdict decides what is raised
             verdict = self._verdict(request, error)
             try:
-                if self._has_hooks or signals.of_runs():
-                    self._call_hooks(self._hooks_of_failure(request, error, verdict))
+                if self.has_hooks:
+                    self._call_hooks(self._hooks_of_error(request, error, verdict))
                 if verdict is error:
                     raise
                 raise verdict from error
             finally:
                 del verdict  # its traceback refers to this frame
-        if self._has_hooks or signals.of_runs():
+        if self.has_hooks:
             self._call_hooks(self._hooks_of_success(request, returned))
         return returned
 
     async def aperform_current(self, request: Request) -> Any:
         """As `perform_current`, for a coroutine function; hooks may be coroutines, too."""
         try:
-            if self._has_hooks or signals.task_prerun.receivers:
-                self._send_prerun(request)
+            if self.has_hooks:
                 await _done(self.before_start(request.id, request.args, request.kwargs))
             returned = await (
                 self.function(*request.args, **request.kwargs)
@@ -327,14 +330,14 @@ class RunnableTask:
         except Exception as error:  # noqa: BLE001  # the verdict decides what is raised
             verdict = self._verdict(request, error)
             try:
-                if self._has_hooks or signals.of_runs():
-                    await self._acall_hooks(self._hooks_of_failure(request, error, verdict))
+                if self.has_hooks:
+                    await self._acall_hooks(self._hooks_of_error(request, error, verdict))
                 if verdict is error:
                     raise
                 raise verdict from error
             finally:
                 del verdict  # its traceback refers to this frame
-        if self._has_hooks or signals.of_runs():
+        if self.has_hooks:
             await self._acall_hooks(self._hooks_of_success(request, returned))
         return returned
 
@@ -347,11 +350,6 @@ class RunnableTask:
         for hook in hooks:
             with _LoggedErrors(self.name):
                 await _done(hook())
-
-    def _send_prerun(self, request: Request) -> None:
-        signals.task_prerun.send(
-            self, task_id=request.id, task=self, args=request.args, kwargs=request.kwargs
-        )
 
     def perform_apart(self, request: Request) -> Portable | None:
         """As `perform`, in a child process. Returns the encoded result if it is stored."""
@@ -515,50 +513,27 @@ class RunnableTask:
         return error
 
     def _hooks_of_success(self, request: Request, returned: Any) -> Iterator[Callable[[], Any]]:
-        if self._has_hooks:
-            about = (request.id, request.args, request.kwargs)
-            yield functools.partial(self.on_success, returned, *about)
-            yield functools.partial(self.after_return, "SUCCESS", returned, *about, None)
-        if signals.of_runs():
-            yield functools.partial(signals.task_success.send, self, result=returned)
-            yield functools.partial(
-                signals.task_postrun.send,
-                self,
-                **_call_fields(request),
-                retval=returned,
-                state="SUCCESS",
-            )
+        about = (request.id, request.args, request.kwargs)
+        yield functools.partial(self.on_success, returned, *about)
+        yield functools.partial(self.after_return, "SUCCESS", returned, *about, None)
 
-    def _hooks_of_failure(
+    def _hooks_of_error(
         self, request: Request, error: Exception, verdict: Exception
     ) -> Iterator[Callable[[], Any]]:
-        if self._has_hooks or signals.of_runs():
-            is_final = isinstance(verdict, Reject) or (self.host.eager and not self.retries_eagerly)
-            why = (
-                error.__cause__
-                if isinstance(error, (Retry, Reject)) and error.__cause__ is not None
-                else error
-            )
-            einfo, state = text_of(why), "FAILURE" if is_final else "RETRY"
-            about = (request.id, request.args, request.kwargs, einfo)
-            if self._has_hooks:
-                yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
-                yield functools.partial(self.after_return, state, why, *about)
-            if is_final:
-                fields = {
-                    **_call_fields(request),
-                    "exception": why,
-                    "traceback": why.__traceback__,
-                    "einfo": einfo,
-                }
-                yield functools.partial(signals.task_failure.send, self, **fields)
-            else:
-                yield functools.partial(
-                    signals.task_retry.send, self, request=request, reason=why, einfo=einfo
-                )
-            yield functools.partial(
-                signals.task_postrun.send, self, **_call_fields(request), retval=why, state=state
-            )
+        is_final = isinstance(verdict, Reject) or (self.host.eager and not self.retries_eagerly)
+        why = (
+            error.__cause__
+            if isinstance(error, (Retry, Reject)) and error.__cause__ is not None
+            else error
+        )
+        return self._hooks_of_failure(request, why, text_of(why), is_final=is_final)
+
+    def _hooks_of_failure(
+        self, request: Request, why: BaseException, einfo: str, *, is_final: bool
+    ) -> Iterator[Callable[[], Any]]:
+        about = (request.id, request.args, request.kwargs, einfo)
+        yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
+        yield functools.partial(self.after_return, "FAILURE" if is_final else "RETRY", why, *about)
 
 
 async def _done(result: Any) -> Any:
@@ -580,10 +555,6 @@ class _LoggedErrors:
             log.error('task "%s": a hook failed', self._task, exc_info=error)
             return True
         return False
-
-
-def _call_fields(request: Request) -> dict[str, Any]:
-    return {"task_id": request.id, "args": request.args, "kwargs": request.kwargs}
 
 
 def _replaces(kind: type[RunnableTask], method: str) -> bool:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Generic,
     NoReturn,
     ParamSpec,
@@ -20,7 +21,7 @@ from typing import (
     cast,
 )
 
-from laneway import arguments, codec, config, signals, units
+from laneway import arguments, codec, config, units
 from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
 from laneway.errors import BadMessage, Retry, UsageError
 from laneway.headers import COST as COST_HEADER
@@ -35,7 +36,6 @@ from laneway.tasks.options import (
     CallOptions,
     has_links,
     listed,
-    ttl_until,
 )
 from laneway.tasks.request import (
     ETA_HEADER,
@@ -82,6 +82,8 @@ class Task(RunnableTask, Generic[P, R]):
         mail.delay("acme", "welcome")
 
     """
+
+    signature_type: ClassVar[type[Signature[Any]]] = canvas.Signature
 
     def __init__(self, app: Host, function: Callable[..., Any], options: TaskOptions) -> None:
         super().__init__(app, function, options)
@@ -170,41 +172,6 @@ class Task(RunnableTask, Generic[P, R]):
         self.check_options(options)
         return Call(self, options)
 
-    def apply_async(
-        self,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        countdown: Duration | None = None,
-        eta: datetime | float | None = None,
-        expires: Duration | datetime | None = None,
-        task_id: str | None = None,
-        queue: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> Job[R]:
-        """
-        Publish a call with Celery's option names: `countdown` is `delay`, `eta` is `at`, `expires`
-        (also a moment) is `ttl`, `task_id` is `id`, `queue` is `topic`. Raises UsageError, and the
-        errors of `delay`.
-        """
-        self.check_options(options, "countdown", "eta", "expires", "task_id", "queue")
-        celery = {
-            "delay": countdown,
-            "at": eta,
-            "ttl": ttl_until(self.name, expires),
-            "id": task_id,
-            "topic": queue,
-        }
-        translated: dict[str, Any] = {
-            name: value for name, value in celery.items() if value is not None
-        }
-        for name in translated.keys() & options.keys():
-            raise UsageError(
-                f'task {self.name}: "{name}" is given twice, also with its name in Celery;'
-                " give it once"
-            )
-        return cast("Job[R]", self.publish(tuple(args), kwargs or {}, {**options, **translated}))
-
     def map(self, items: Iterable[Any], **options: Unpack[CallOptions]) -> list[Job[R]]:
         """Publish a call for each item, with the item as its only argument, in batches."""
         return self.starmap(((item,) for item in items), **options)
@@ -249,7 +216,7 @@ class Task(RunnableTask, Generic[P, R]):
         **options: Unpack[CallOptions],
     ) -> Signature[R]:
         """As `s`, or `si` with `immutable`, with the options of a call."""
-        call: Signature[R] = canvas.Signature(
+        call: Signature[R] = self.signature_type(
             self, tuple(args), kwargs or {}, {}, immutable=immutable
         )
         return call.set(**options)
@@ -268,6 +235,12 @@ class Task(RunnableTask, Generic[P, R]):
         config.refuse_unknown(
             f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more)
         )
+
+    def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The given options, checked; a subclass may take other names. Raises UsageError."""
+        given = {name: value for name, value in options.items() if value is not None}
+        self.check_options(given)
+        return given
 
     def publish(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
@@ -296,13 +269,8 @@ class Task(RunnableTask, Generic[P, R]):
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     def _needs_steps(self, options: Mapping[str, Any]) -> bool:
-        """Whether publishing a call is more than one step: links, signals, or a run here."""
-        return bool(
-            (options and has_links(options))
-            or self.host.eager
-            or signals.before_task_publish.receivers
-            or signals.after_task_publish.receivers
-        )
+        """Whether publishing a call is more than one step: links, or a run here."""
+        return bool((options and has_links(options)) or self.host.eager)
 
     def _publishing(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
@@ -319,13 +287,18 @@ class Task(RunnableTask, Generic[P, R]):
                 functools.partial(self.handler.function, request),
             )
             return self.given(self._local_job(receipt, returned))
+        receipt = yield from self._sending(call)
+        return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
+
+    def _sending(self, call: Invocation) -> steps.Steps:
+        """The steps of publishing an encoded call. Returns its receipt."""
         topic, body, send = call.topic, call.body, call.options
-        with _PublishSignals(self, call) as publishing:
-            receipt = publishing.receipt = yield (
+        return (
+            yield (
                 functools.partial(self.host.publish, topic, body, **send),
                 functools.partial(self.host.apublish, topic, body, **send),
             )
-        return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
+        )
 
     def prepared(self, call: Signature[R], job_id: str) -> Signature[R]:
         """
@@ -399,18 +372,7 @@ class Task(RunnableTask, Generic[P, R]):
         Whether a call without options is one step, and nothing but the arguments makes it: as
         `_needs_steps` and `_is_plain_now` say together.
         """
-        app = self.host
-        return (
-            self._is_plain
-            and not (
-                self.tags
-                or app.eager
-                or app.producer.middlewares.all
-                or signals.before_task_publish.receivers
-                or signals.after_task_publish.receivers
-            )
-            and (CURRENT.get() is None or current_request() is None)
-        )
+        return self._is_plain_now({}) and not self.host.eager
 
     def _is_plain_now(self, options: Mapping[str, Any]) -> bool:
         """Whether nothing but the arguments makes a call with these options: see `_draft`."""
@@ -544,31 +506,28 @@ class Task(RunnableTask, Generic[P, R]):
     def retry(
         self,
         *,
-        countdown: Duration | None = None,
-        eta: datetime | float | None = None,
-        exc: BaseException | None = None,
-        max_retries: int | None = None,
+        delay: Duration | None = None,
+        at: datetime | float | None = None,
+        error: BaseException | None = None,
+        retries: int | None = None,
     ) -> NoReturn:
         """
-        End this attempt and retry, after `countdown` or at `eta` (default: the policy's backoff):
-        `raise self.retry(countdown=10)`.
+        End this attempt and retry, after `delay` or at `at` (default: the policy's backoff):
+        `raise self.retry(delay=10)`.
 
-        `exc`: the reason; default: the error that is being handled. `max_retries`: at most the
+        `error`: the reason; default: the error that is being handled. `retries`: at most the
         policy's; after it the message becomes a dead letter. Raises Retry, or Reject if no retries
         are left.
         """
         request = self.request
-        limit = (
-            self.retries_limit(request)
-            if max_retries is None
-            else min(max_retries, self.retries_limit(request))
-        )
-        cause = exc if exc is not None else sys.exception()
+        limit = self.retries_limit(request)
+        if retries is not None:
+            limit = min(retries, limit)
+        cause = error if error is not None else sys.exception()
         if request.retries >= limit:
             raise used_up(request.attempt, cause) from cause
-        delay = countdown
-        if eta is not None:
-            delay = max(0.0, units.moment(eta) / units.SECOND - self.host.handlers.now())
+        if at is not None:
+            delay = max(0.0, units.moment(at) / units.SECOND - self.host.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     def update_state(self, state: str = "PROGRESS", meta: Any = None) -> None:
@@ -590,30 +549,6 @@ if TYPE_CHECKING:
         """A task of a coroutine function: a direct call returns a coroutine."""
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...  # type: ignore[override]
-
-
-class _PublishSignals:
-    """Sends the signals before and after a call is published."""
-
-    def __init__(self, task: Task[Any, Any], call: Invocation) -> None:
-        self._task = task
-        self._fields: dict[str, Any] = {
-            "body": call.body,
-            "headers": {**(call.options.get("headers") or {}), "task": task.name},
-            "routing_key": call.topic,
-            "exchange": "",
-        }
-        self.receipt: Any = None
-
-    def __enter__(self) -> _PublishSignals:
-        if signals.before_task_publish.receivers:
-            signals.before_task_publish.send(self._task.name, **self._fields)
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is None and signals.after_task_publish.receivers:
-            self._fields["headers"]["id"] = self.receipt.id
-            signals.after_task_publish.send(self._task.name, **self._fields)
 
 
 class Call(Generic[P, R]):

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from laneway import codec, storable
-from laneway import signals as celery_signals
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Settlement
+from laneway.working import worker_hooks
 from laneway.working.buffer import Buffer
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.engine_priority import EnginePriority
@@ -261,7 +261,7 @@ class Worker:
             self._history.start()
         self._engine_thread.start()
         self._is_started = True
-        celery_signals.worker_ready.send(self)
+        worker_hooks.call(worker_hooks.STARTED, self)
         if len(self._handlers):
             log.info(
                 "worker %d is ready: pool %s, %d at once",
@@ -281,7 +281,7 @@ class Worker:
             self._stop_count += 1
         if self._stopping is not None:
             self._stopping()
-        celery_signals.worker_shutdown.send(self)
+        worker_hooks.call(worker_hooks.STOPS, self)
         is_cancelled |= await self._to_the_end(self._shut_down_all())
         return is_cancelled
 

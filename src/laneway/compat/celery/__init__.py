@@ -15,8 +15,6 @@ name. Using a name that is not supported raises an error that says so.
 
 from __future__ import annotations
 
-from typing import Any
-
 from laneway.compat.celery import signals, states
 from laneway.compat.celery.application import Celery
 from laneway.compat.celery.current import (
@@ -38,19 +36,13 @@ from laneway.compat.celery.errors import (
     TimeLimitExceeded,
     WorkerLostError,
 )
+from laneway.compat.celery.flows import Signature, chain, chord, group
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from laneway.compat.celery.task import Task
 from laneway.compat.celery.when import crontab, schedule, solar
-from laneway.tasks import canvas
-from laneway.tasks.canvas import Signature
 from laneway.tasks.context import get_task_logger
 
 subtask = signature
-
-# Their handles are AsyncResult and GroupResult here, unlike in the annotations of these functions.
-chain: Any = canvas.chain
-chord: Any = canvas.chord
-group: Any = canvas.group
 
 __all__ = [
     "AsyncResult",

@@ -22,14 +22,14 @@ from laneway.compat.addresses import url_of
 from laneway.compat.celery import current, django, worker_options
 from laneway.compat.celery.conf import Conf
 from laneway.compat.celery.control import Control, rate_of
+from laneway.compat.celery.flows import Signature
 from laneway.compat.celery.results import AsyncResult, GroupResult
+from laneway.compat.celery.signals import Signal
 from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
 from laneway.compat.celery.when import options_of
 from laneway.errors import UsageError
 from laneway.printable import redacted
 from laneway.schedules.store import PREFIX
-from laneway.signals import Signal
-from laneway.tasks.canvas import CELERY_NAMES, Signature
 from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task as _Task
 
@@ -453,7 +453,7 @@ class Celery:
         self._plan(key, when, sig)
         return key
 
-    def _plan(self, name: str, when: Any, sig: Signature[Any]) -> None:
+    def _plan(self, name: str, when: Any, sig: Signature) -> None:
         laneway = self.laneway  # applies the settings
         call = sig.task.invocation(
             sig.args,
@@ -489,7 +489,7 @@ class Celery:
                     f" {', '.join(sorted(self.tasks)) or 'none'}"
                 )
             options = {
-                CELERY_NAMES.get(each, each): value
+                each: value
                 for each, value in (entry.get("options") or {}).items()
                 if each not in NO_MEANING
             }

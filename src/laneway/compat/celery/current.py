@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
+from laneway.compat.celery.flows import Signature
 from laneway.errors import UsageError
-from laneway.tasks.canvas import Part, Signature
+from laneway.tasks.canvas import Part
 from laneway.tasks.request import current_request
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ class _Shared:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return application().tasks[self._name](*args, **kwargs)
 
-    def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
         """A call of the task of the application that is current when it is published."""
         return Signature(cast("Any", self), args, kwargs, {})
 
-    def si(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
         """As `s`, but without the result before it."""
         return Signature(cast("Any", self), args, kwargs, {}, immutable=True)
 

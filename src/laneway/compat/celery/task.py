@@ -12,20 +12,22 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from inspect import Parameter
 from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
 
 from laneway import headers as control
-from laneway.compat.celery import current, django, states
+from laneway.compat.celery import current, django, signals, states
 from laneway.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject
+from laneway.compat.celery.flows import OUR_NAMES, Group, Signature
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from laneway.errors import HandlerSignal, Retry, UsageError
 from laneway.errors import Reject as _Reject
 from laneway.tasks import outcomes
-from laneway.tasks.canvas import CELERY_NAMES, GroupJob, Signature, over
+from laneway.tasks.canvas import GroupJob, over
 from laneway.tasks.job import Job, report_progress
 from laneway.tasks.options import listed
 from laneway.tasks.request import Request, current_request
@@ -35,14 +37,16 @@ from laneway.working.error_details import Details
 from laneway.working.time_limits import TimeLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from laneway.app import Laneway
     from laneway.compat.celery.application import Celery
     from laneway.message import Lease
+    from laneway.tasks.canvas import Signature as Call
     from laneway.tasks.invocation import Invocation
+    from laneway.tasks.steps import Steps
 
-_COLLECTING: ContextVar[tuple[Task, list[Signature[Any]]] | None] = ContextVar(
+_COLLECTING: ContextVar[tuple[Task, list[Call[Any]]] | None] = ContextVar(
     "collecting", default=None
 )
 """The task whose calls are collected instead of published, see `Task.prepared`."""
@@ -125,6 +129,7 @@ class Task(_Task[..., Any]):
     track_started: bool | None = None
     bind = False
     bound = False
+    signature_type: ClassVar[type[Call[Any]]] = Signature
     errors_of_each = True
     retries_eagerly = True
     tags: str | None = "json"
@@ -234,12 +239,7 @@ class Task(_Task[..., Any]):
             for each in listed(link) if result.successful() else ():
                 each.clone().delay(*(() if each.immutable else (result.get(),)))
             return result
-        named = {
-            CELERY_NAMES.get(name, name): value
-            for name, value in options.items()
-            if value is not None
-        }
-        self.check_options(named, *CELERY_NAMES)
+        named = self.named_options(options)
         named |= {"link": listed(link) or None, "link_error": listed(link_error) or None}
         call = (tuple(args or ()), kwargs or {}, named)
         collecting = _COLLECTING.get()
@@ -247,6 +247,14 @@ class Task(_Task[..., Any]):
             return _Task.publish(self, *call)
         collecting[1].append(self._linked(*call))
         return AsyncResult(named.get("id"), self.celery, self.name)
+
+    def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a call by Laneway's names, checked. Raises UsageError."""
+        given = {
+            OUR_NAMES.get(name, name): value for name, value in options.items() if value is not None
+        }
+        self.check_options(given, *OUR_NAMES)
+        return given
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         """Publish a call, or with `task_always_eager` run it."""
@@ -264,19 +272,19 @@ class Task(_Task[..., Any]):
 
     def _linked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
-    ) -> Signature[Any]:
+    ) -> Call[Any]:
         call = super()._linked(args, kwargs, options)
         call.is_prepared = True
         return call
 
-    def prepared(self, call: Signature[Any], job_id: str) -> Signature[Any]:
+    def prepared(self, call: Call[Any], job_id: str) -> Call[Any]:
         """
         What an overridden `apply_async` makes of a call that is published in a flow or by a
         schedule. Raises what it raises, and UsageError if it does not publish the call.
         """
         if type(self).apply_async is Task.apply_async:
             return call
-        calls: list[Signature[Any]] = []
+        calls: list[Call[Any]] = []
         token = _COLLECTING.set((self, calls))
         try:
             options = {**_celery_named(call.options), "task_id": job_id}
@@ -358,7 +366,11 @@ class Task(_Task[..., Any]):
 
     subtask = _Task.s
 
-    def map(self, items: Iterable[Any]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
+    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
+        """A group that calls the task for each item, `size` calls in a message."""
+        return Group(super().chunks(items, size).parts)
+
+    def map(self, items: Iterable[Any]) -> Call[Any]:  # type: ignore[override]  # Celery's meaning
         """
         A signature that calls the task for each item, one after the other.
 
@@ -366,11 +378,11 @@ class Task(_Task[..., Any]):
         """
         return over(self, ((item,) for item in items))
 
-    def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
+    def starmap(self, items: Iterable[Sequence[Any]]) -> Call[Any]:  # type: ignore[override]  # Celery's meaning
         """Like `map`, with items that are lists of arguments."""
         return over(self, items)
 
-    def retry(  # type: ignore[override]  # Celery's names
+    def retry(
         self,
         args: Any = None,
         kwargs: Any = None,
@@ -465,9 +477,80 @@ class Task(_Task[..., Any]):
     def perform_current(self, request: Request) -> Any:
         """Run the function; in a Django project, close stale connections around it."""
         if request.fence == 0:
-            return super().perform_current(request)
+            return self._performed_current(request)
         with django.around_run():
-            return super().perform_current(request)
+            return self._performed_current(request)
+
+    def _performed_current(self, request: Request) -> Any:
+        self._send_prerun(request)
+        return super().perform_current(request)
+
+    async def aperform_current(self, request: Request) -> Any:
+        """As `perform_current`, for a coroutine function."""
+        self._send_prerun(request)
+        return await super().aperform_current(request)
+
+    # Signals
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether anything runs around a run: a signal's receiver, too."""
+        return super().has_hooks or signals.of_runs()
+
+    def _send_prerun(self, request: Request) -> None:
+        if signals.task_prerun.receivers:
+            signals.task_prerun.send(self, task=self, **_call_fields(request))
+
+    def _hooks_of_success(self, request: Request, returned: Any) -> Iterator[Callable[[], Any]]:
+        yield from super()._hooks_of_success(request, returned)
+        yield partial(signals.task_success.send, self, result=returned)
+        yield partial(
+            signals.task_postrun.send,
+            self,
+            **_call_fields(request),
+            retval=returned,
+            state=states.SUCCESS,
+        )
+
+    def _hooks_of_failure(
+        self, request: Request, why: BaseException, einfo: str, *, is_final: bool
+    ) -> Iterator[Callable[[], Any]]:
+        yield from super()._hooks_of_failure(request, why, einfo, is_final=is_final)
+        fields = _call_fields(request)
+        if is_final:
+            yield partial(
+                signals.task_failure.send,
+                self,
+                **fields,
+                exception=why,
+                traceback=why.__traceback__,
+                einfo=einfo,
+            )
+        else:
+            yield partial(signals.task_retry.send, self, request=request, reason=why, einfo=einfo)
+        state = states.FAILURE if is_final else states.RETRY
+        yield partial(signals.task_postrun.send, self, **fields, retval=why, state=state)
+
+    def _needs_steps(self, options: Mapping[str, Any]) -> bool:
+        return super()._needs_steps(options) or bool(
+            signals.before_task_publish.receivers or signals.after_task_publish.receivers
+        )
+
+    def _sending(self, call: Invocation) -> Steps:
+        headers = {**(call.options.get("headers") or {}), "task": self.name}
+        fields = {
+            "body": call.body,
+            "headers": headers,
+            "routing_key": call.topic,
+            "exchange": "",
+        }
+        signals.before_task_publish.send(self.name, **fields)
+        receipt = yield from super()._sending(call)
+        headers["id"] = receipt.id
+        signals.after_task_publish.send(self.name, **fields)
+        return receipt
+
+    # One run
 
     def _run(self, request: Request) -> Any:
         if self._is_tracked and request.fence:
@@ -520,12 +603,16 @@ class Task(_Task[..., Any]):
         return f"<@task: {self.name} of {self.celery.main}>"
 
 
+def _call_fields(request: Request) -> dict[str, Any]:
+    return {"task_id": request.id, "args": request.args, "kwargs": request.kwargs}
+
+
 def _task_named(name: str) -> Any:
     return current.application().tasks[name]
 
 
 def _celery_named(options: Mapping[str, Any]) -> dict[str, Any]:
-    names = {ours: theirs for theirs, ours in CELERY_NAMES.items()}
+    names = {ours: theirs for theirs, ours in OUR_NAMES.items()}
     return {names.get(name, name): value for name, value in options.items()}
 
 

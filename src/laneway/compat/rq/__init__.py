@@ -796,7 +796,7 @@ class Worker:
         if unknown.get("exception_handlers"):
             raise UsageError(
                 "Worker: exception_handlers are not supported; use on_failure= with the job, or"
-                " laneway.signals.task_failure"
+                " app.laneway.on_failure"
             )
         listed = queues if isinstance(queues, (list, tuple)) else [queues]
         if not listed:

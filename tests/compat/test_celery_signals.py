@@ -1,18 +1,15 @@
-"""Signals by Celery's names, context variables that go with calls, loggers that know the task."""
+"""Signals: what a program that observes all of its tasks is told."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
-from laneway import BadMessage, Laneway, Retry, get_task_logger, signals
+from laneway import Retry
+from laneway.compat.celery import Celery, signals
 from laneway.testing import virtual
-
-CUSTOMER: ContextVar[Any] = ContextVar("customer")
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def calls() -> Iterator[list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_signals_tell_of_each_run(calls: list[tuple[Any, ...]], kind: str) -> None:
-    app = Laneway("sqlite://")
+    app = Celery("signals", broker="sqlite://")
 
     def work(how: str) -> str:
         if how == "retry":
@@ -47,7 +44,7 @@ def test_signals_tell_of_each_run(calls: list[tuple[Any, ...]], kind: str) -> No
         return work(how)
 
     task = app.task(name="work", autoretry_for=())(awork if kind == "async" else work)
-    with virtual(app) as world:
+    with virtual(app.laneway) as world:
         for how in ("well", "retry", "fail"):
             calls.clear()
             task.delay(how)
@@ -77,7 +74,7 @@ def test_signals_tell_of_each_run(calls: list[tuple[Any, ...]], kind: str) -> No
 
 
 def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFixture) -> None:
-    app = Laneway("sqlite://")
+    app = Celery("signals", broker="sqlite://")
     calls: list[str] = []
 
     @app.task(name="one")
@@ -98,7 +95,7 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
         raise ValueError("its own")
 
     try:
-        with virtual(app) as world:
+        with virtual(app.laneway) as world:
             one.delay()
             two.delay()
             assert world.run().acked == 2
@@ -107,63 +104,3 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
         signals.task_success.disconnect(of_two, "two")
     assert sorted(calls) == ["one", "two"]
     assert "signal task_success" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["thread", "async"])
-def test_context_goes_with_a_call(kind: str) -> None:
-    """Also with plain messages, and on to what a task calls; it is not left behind."""
-    app = Laneway("sqlite://")
-    app.carry(CUSTOMER)
-    seen: list[Any] = []
-
-    def look(deep: int) -> None:
-        seen.append(CUSTOMER.get(None))
-        if deep:
-            task.delay(deep - 1)
-
-    async def alook(deep: int) -> None:
-        look(deep)
-
-    task = app.task(name="look")(alook if kind == "async" else look)
-
-    @app.handler("plain")
-    def handle(message: Any) -> None:
-        del message
-        seen.append(CUSTOMER.get(None))
-
-    with virtual(app) as world:
-        token = CUSTOMER.set({"name": "acme"})
-        task.delay(2)
-        app.publish("plain")
-        CUSTOMER.reset(token)
-        task.delay(0)
-        world.run()
-        assert sorted(seen, key=str) == [None, *[{"name": "acme"}] * 4]
-        assert CUSTOMER.get(None) is None
-        token = CUSTOMER.set(object())
-        with pytest.raises(BadMessage, match="context variable customer cannot be carried"):
-            task.delay(0)
-        CUSTOMER.reset(token)
-
-
-def test_a_logger_knows_the_task(caplog: pytest.LogCaptureFixture) -> None:
-    app = Laneway("sqlite://")
-    logger = get_task_logger("of.a.program")
-    assert get_task_logger("of.a.program") is logger
-
-    @app.task(name="say", topic="spoken")
-    def say() -> None:
-        logger.info("hello")
-
-    with virtual(app) as world, caplog.at_level(logging.INFO):
-        logger.info("outside")
-        job = say.delay()
-        world.run()
-    outside, inside = [record for record in caplog.records if record.name == "of.a.program"]
-    assert (outside.task_id, outside.task_name) == ("-", "-")  # type: ignore[attr-defined]
-    assert (inside.task_id, inside.task_name, inside.topic, inside.attempt) == (  # type: ignore[attr-defined]
-        job.id,
-        "say",
-        "spoken",
-        1,
-    )

@@ -1,0 +1,77 @@
+"""The parts of flows with Celery's API: `apply_async`, and options with Celery's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.tasks import canvas
+from laneway.tasks.options import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OUR_NAMES = {
+    "countdown": "delay",
+    "eta": "at",
+    "expires": "ttl",
+    "task_id": "id",
+    "queue": "topic",
+}
+"""Laneway's names of Celery's options of a call."""
+
+
+class Part(canvas.Part[Any]):
+    """A part of a flow."""
+
+    def chained(self, parts: list[canvas.Part[Any]]) -> Chain:
+        """A chain with Celery's API."""
+        return Chain(parts)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `delay`."""
+        return self.delay(*args, **kwargs)
+
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """
+        As `delay`, with options for its first calls; `link` and `link_error` apply to the whole
+        flow.
+        """
+        part = self.beginning(tuple(args), kwargs or {})
+        for name in ("link", "link_error"):
+            for each in listed(options.pop(name, None)):
+                getattr(part, name)(each)
+        if options:
+            for call in part.first():
+                call.set(**options)
+        return part.enqueue()
+
+
+class Signature(Part, canvas.Signature[Any]):
+    """One call of a task that is not published yet."""
+
+    __call__ = canvas.Signature.__call__
+
+
+class Chain(Part, canvas.Chain[Any]):
+    """Parts that run one after the other, each with the result of the part before it."""
+
+
+class Group(Part, canvas.Group[Any]):
+    """Parts that run at the same time."""
+
+
+def chain(*parts: Any) -> Any:
+    """`a | b | c`: each part gets the result of the part before it as its first argument."""
+    return Chain(canvas.copies(parts))
+
+
+def group(*parts: Any) -> Any:
+    """Calls that run at the same time; behind a part of a chain, each gets its result."""
+    return Group(canvas.copies(parts))
+
+
+def chord(header: Any, body: Any = None) -> Any:
+    """A group, then a call with the list of all results; without `body`, what takes the body."""
+    return canvas.chord(header if isinstance(header, Group) else group(*header), body)
