@@ -3,11 +3,24 @@ Group commit: callers that publish while a commit runs join the next one, so tha
 one transaction.
 
 The threads are a leader and its followers.
-A thread that finds no commit running leads one at once, so a single caller does not wait.
+A thread that finds no commit running leads one immediately, so a single caller does not wait.
 Threads that come while it commits sleep in a queue. When the leader is done, the first thread of
 the queue leads the next commit with everything in the queue.
 Coroutines are gathered while the iterations of their event loop bring further ones, and join the
 same queue as one group.
+
+For example, a commit takes 4 ms, and threads A to D publish one message each, 1 ms apart. A leads
+commit 1 with its own message. B, C and D join the queue. At 4 ms A returns and wakes B, which leads
+commit 2 with three messages; at 8 ms all have returned: two commits for four callers. A publishes
+again at 4.1 ms and joins the queue. Two callers joined commit 2, so at 8 ms A waits up to 0.3 ms
+for two others, which have just been woken and may publish again. The second one that comes leads
+commit 3 with all three messages; if none comes, A leads it alone.
+
+Why this is correct. A leader stays the leader until the queue is empty, or hands over to the first
+of the queue under the mutex, so while a thread waits there is exactly one. A thread returns after
+the commit with its messages, with its own receipts or its own error. If the store refuses a commit,
+nothing is stored, and the groups are committed one by one: a bad message fails only its caller. If
+it is unclear what was stored, all callers learn that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """
 The arithmetic of `concurrency="auto"`: how many messages of a topic run at once, by what its
-destination bears.
+destination can handle.
 
 Additive increase, multiplicative decrease, as in TCP (Chiu and Jain 1989), with a gate on latency:
 a destination gives few samples, so there is no gradient, and no window in which it is measured
@@ -18,7 +18,27 @@ alone.
   destination has become slower and is not overloaded, and its present median is the best one. (A
   best median that is forgotten by time would follow the queue that the limit itself causes.)
 
-Pure functions on integers; the Lua copy computes the same numbers.
+Handlers take 100 ms. The limit grows from 2 to 10; then ten handlers time out. The limit is 7,
+whether one of them or all report it, and 9 for 20 windows before it is 10 again:
+
+>>> def window(flow):
+...     for _ in range(flow.limit):
+...         delivered(flow, flow.limit, flow.limit)
+...         succeeded(flow, 100_000, 1, 64, flow.limit, 0)
+...     return flow.limit
+>>> flow = Flow()
+>>> [window(flow) for _ in range(8)]
+[3, 4, 5, 6, 7, 8, 9, 10]
+>>> for fence in range(91, 101):
+...     overloaded(flow, TIMEOUT, fence, 100, 1, 64, 0)
+>>> flow.limit, flow.wall
+(7, 10)
+>>> [window(flow) for _ in range(23)] == [8, *[9] * 21, 10]
+True
+
+Why this is correct. A limit grows by at most one for each window, so as many answers as it admits
+have proven it. Only leases from after a shrinking count, so ten timeouts of one moment are one
+report. Reading a limit brings it into the policy's bounds, so a changed policy holds immediately.
 
 The partitions of a topic have one limit. On several shards each has a flow of its own, which takes
 what it sees for a sample of the topic: its limit is that of the whole topic, of which the shard may

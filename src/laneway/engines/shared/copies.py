@@ -4,6 +4,16 @@ The copies of a message for the subscriptions of its topic.
 An engine puts them in the same atomic step as the message, on its shard. Each is a message of the
 subscription's topic (`orders#audit`), whose own policy decides whether it merges, expires or waits
 for room.
+
+For example, `orders` has the subscriptions `audit`, which takes every message, and `mail`, which
+takes those whose header `kind` is `paid`. A message without headers is number 1 in `orders`, and
+its copy is number 2 in `orders#audit`. The next message has the header: it is number 3, its copies
+are 4 in `orders#audit` and 5 in `orders#mail`. If `orders#mail` has `max_backlog=1` and a message
+waits there, the next such message is refused: none of the three is stored.
+
+Why this is correct. Whether each copy has room is asked before the message or any copy is stored,
+and after that no copy is refused, so the outcome holds for all of them. Message and copies are
+numbered one after the other in one call, so their order is the same in every topic.
 """
 
 from __future__ import annotations

@@ -10,6 +10,30 @@ what high costs owe at low rates needs more; there doubles are rounded to less t
 - Lanes: start-time fair queueing / stride scheduling (Waldspurger 1995): a lane's virtual time
   advances by the work that it received, divided by its weight; the smallest is served next.
 - Tiers: shares with carried fractions (largest remainder), work-conserving.
+
+A rate of 10/s has a burst of 1.5. A delivery moves the TAT by 400,000 ticks (100 ms), and after it
+the TAT may be 600,000 ticks (150 ms) ahead of the clock. So deliveries are possible at (ms):
+
+>>> now, tat, times = 0, 0, []
+>>> for _ in range(4):
+...     now = next_permit_us(tat, now, 10, 1.5)
+...     tat = take_permits(tat, now, 10, 1)
+...     times.append(now // 1000)
+>>> times
+[0, 50, 150, 250]
+
+Visits of lanes with the weights 1 and 1.5 take 2 and 3 messages, and both advance by 201,600.
+So lanes `a` and `b` with a backlog are served a a b b b a a b b b. See `sqlite.leasing`.
+
+>>> chunk(10, 2, 1), stride(2, 1), chunk(10, 2, 1.5), stride(3, 1.5)
+(2, 201600, 3, 201600)
+
+Why this is correct. Rates: n deliveries move the TAT by n intervals, and the last one conforms
+only if the TAT is then at most the burst ahead of it, so any time T has at most rate · T + burst of
+them. Lanes: the smallest virtual time is served, and a visit advances it by one chunk, so the
+virtual times of two lanes with a backlog never differ by more. A lane that begins later gets at
+least the virtual time of the lane served last, so being idle earns nothing. Tiers: a carry is what
+a tier was due less what it took. Carries add up to 0 and are part of the next division.
 """
 
 from __future__ import annotations

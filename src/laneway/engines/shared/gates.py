@@ -2,7 +2,26 @@
 The arithmetic of gates: what the limits of a gate admit.
 
 The state of a gate is two numbers, the TAT of its rate (see `fairness`) and its leases. An engine
-stores them; these functions compute what they admit.
+stores them; these functions compute what they admit. `sqlite.gate_order` has the order of lanes.
+
+A gate of 10/s and a burst of 3 has delivered twice. One permit is left, the next is due in 100 ms,
+and a lane whose next message costs 2 permits waits for them. The gate keeps them for that lane:
+others get only what is beyond, and the lane gets nothing before both are there.
+
+>>> limits = Gate(rate=10, burst=3)
+>>> tat = take(limits, 0, 2, now_us=0)
+>>> room(limits, tat, 2, 0)
+1
+>>> room(limits, tat, 2, 0, kept=2), room(limits, tat, 2, 0, kept=2, is_holder=True)
+(0, 0)
+>>> room(limits, tat, 2, 100_000, kept=2), room(limits, tat, 2, 100_000, kept=2, is_holder=True)
+(0, 2)
+
+Why this is correct. What is kept is subtracted for all lanes but one, so nothing is admitted twice.
+The lane that it is kept for is one that waits at this gate, and it is visited first when the gate
+opens; `held_until` ends what a lane that never comes would keep. A gate is held for a lane that
+waits at another gate only if that opens within 3/5 of this gate's interval, so two gates do not
+wait for each other: only the one with the longer interval can be held.
 """
 
 from __future__ import annotations

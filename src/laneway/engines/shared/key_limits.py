@@ -1,10 +1,29 @@
 """
 Limits per key inside a topic: how much of `key_concurrency` and `key_rate` a key has used.
 
-A message whose key is at a limit when its lane is visited is parked: the messages behind it go on.
-What is parked becomes ready again when a lease of the key ends, at the key's next permit, when a
-ready message of the key is removed, or when the limits change. Each visit looks again, so a message
-that became ready too early is only parked again.
+A message whose key is at a limit when its lane is visited is parked: the messages behind it are
+delivered. What is parked becomes ready again when a lease of the key ends, at the key's next
+permit, when a ready message of the key is removed, or when the limits change. Each visit looks
+again, so a message that became ready too early is only parked again.
+
+With `key_concurrency=1` a topic has the messages x1, x2 and y1 of two keys. A lease delivers x1 and
+y1, and parks x2. The ack of x1 makes x2 ready. With `key_rate=10` (its burst is 1.5) the ack does
+not help, because the key has no permit for 50 ms; it wakes then:
+
+>>> from laneway.policy import Resolved
+>>> policy = Resolved(key_rate=10.0)
+>>> x = KeyState()
+>>> x.room(policy, now=0)
+1
+>>> x.take(policy, now=0)
+>>> x.leased, x.parked = 0, 1
+>>> x.room(policy, now=0), x.rest(policy, now=0), x.wake
+(0, False, 50000)
+
+Why this is correct. Each delivery looks at its key's leases and permits and counts itself, in one
+step, so a key never exceeds its limits. A parked message is not forgotten: its key has a lease,
+whose end looks at it, or it has no permit, and wakes by the clock. A state that says nothing has
+neither leases nor parked messages, so deleting it loses nothing.
 """
 
 from __future__ import annotations

@@ -5,6 +5,15 @@ A call changes turns and moves lanes from one gate to another before anything is
 order is a heap over the index: it begins with a page of it, reads the next one when it comes to its
 end, and gets the lanes that this transaction moved. An entry that has another turn by now, or has
 left, is passed over.
+
+For example, the lanes 1 to 9 wait at a gate, all with the turn 0, and a page has four. The heap
+begins with the lanes 1 to 4 and a marker at (0, 4). Lane 1 delivers 2 messages: its turn is
+201,600, and it is pushed again. The lanes 2, 3 and 4 follow. Now the marker is the smallest entry,
+so the next page is read: 5 to 9. They precede lane 1, as they would in the index.
+
+Why this is correct. Turns only grow, so a lane that this call has not changed is in the index where
+it was, behind all that was read, and the marker is there too. A lane that it has changed is in the
+heap at its new turn; its old entry has another turn than the lane, which shows that it is stale.
 """
 
 from __future__ import annotations

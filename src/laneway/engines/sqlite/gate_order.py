@@ -6,6 +6,25 @@ A lane waits at one of its gates. An entry of a gate is a lane, or a group with 
 *turn* is its virtual time there, which only what goes through this gate advances. At its own gate a
 group is no entry: its lanes are. So topics that share a gate share it fairly, whatever else they
 share, see docs/specification.md, "Gates".
+
+For example, the gate `fast` admits 10/s, `slow` 4/s, both with a burst of 1. The topic `both` goes
+through both gates, `one` through `fast` only; both topics have a backlog.
+
+    ms    delivered   then
+    0     both        its turn at `fast` is 100,800, that of `one` is 0
+    100   one         both turns are 100,800; the smaller lane number decides: `both`
+    200               `both` is first at `fast`, but `slow` opens in 50 ms: it waits there, and
+                      `fast` is held for it, because 50 ms is at most 3/5 of its interval of 100 ms
+    250   both        `fast` admits the next after 100 ms: it has lost 50 ms
+    350   one
+    450   one
+    550   both        `slow` had a permit at 500 ms, and was held until `fast` had one
+
+Why this is correct. A visit checks all gates of a lane and takes from all of them in one step, so
+no gate is exceeded, and a permit is used only by a delivery. A lane that cannot deliver leaves the
+order where it is first, so it blocks nobody there, and goes to a gate that does not admit it: when
+that gate opens, or its turn there comes, the lane is looked at again. A hold costs a gate less than
+one delivery, because it begins only for a wait within 3/5 of the gate's interval.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-Limits per key inside a topic: `key_concurrency` and `key_rate`; see `shared.key_limits`.
+Limits per key inside a topic: `key_concurrency` and `key_rate`; `shared.key_limits` has an example
+and shows why they hold.
 
 Only visits of lanes with such limits, and ends of leases that hold a slot of a key, come here:
 publishing does nothing for them.

@@ -2,6 +2,20 @@
 Leases that are held: start, extend, and what the end of a lease gives back.
 
 A leaf: `settling`, `results` and `purging` end leases, each for its own reason.
+
+A fence tells the leases of one message apart. For example, with `lease="10s"` and small numbers:
+
+    s    worker A                     worker B
+    0    leases message 1: fence 1
+    11   (stalled)                    leases message 1: fence 2
+    12   acks fence 1: lost
+    13                                acks fence 2: acked
+    14                                acks fence 2: lost
+
+Why this is correct. The row of a lease has the fence as its key, and each delivery takes the next
+number of one counter, so an old fence names a row that is gone, or a lease that is marked as gone.
+A settlement looks the row up and ends the lease in one transaction: of two settlements of one lease
+only the first finds it. Fences begin at the time, so they grow even over a loss of the file.
 """
 
 from __future__ import annotations

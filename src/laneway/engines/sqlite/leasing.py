@@ -4,6 +4,27 @@
 First the visits are decided in memory: which lanes deliver how many messages. Only lanes are read
 for that, each once, and only lanes that can deliver. Then the messages of all visits are read, and
 their leases are written.
+
+For example, a namespace has the tiers `urgent` (strict), `high` (share 2) and `low` (share 1), and
+these lanes, in the order of their numbers:
+
+    lane   tier     ready   limit             what the first lease takes
+    u      urgent   2                         2
+    r      high     10      rate 10/s         1   the permits that it has
+    h      high     10                        3   visits of 2 and 1
+    two    high     10      concurrency 2     2
+    l      low      10                        3   one visit, as the only lane of its tier
+
+A lease of 11 gives `urgent` its 2 messages and divides the other 9 by the shares, 6 and 3. In
+`high` all virtual times are equal at first, so the numbers decide; with three lanes a visit takes 2
+messages. After the first three visits `r` sleeps until its permit and `two` is full, so `h` gets
+the last message. The messages of the two tiers are mixed: u u r l h h l two two l h. A lease of 6
+then delivers h l h h l h: 4 for `high`, 2 for `low`.
+
+Why this is correct. All limits of a lane are known before its visit is decided, and one transaction
+decides and delivers, so what was decided is possible. A lane that cannot deliver is in neither
+index, so the number of blocked lanes does not matter. What an expired message leaves free is used
+by the next call. `shared.fairness` shows why the order is fair.
 """
 
 from __future__ import annotations

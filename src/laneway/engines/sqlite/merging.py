@@ -3,6 +3,20 @@ Merging: a new message joins a waiting one with its merge key, and a message tha
 lease takes in the one that waits.
 
 The rules are in docs/specification.md, "Merging on publish" and "Arriving".
+
+For example, the messages a, b, c and d of one key are published in this order. With
+`merge_limit=3` one message holds at most three bodies.
+
+    merge    what waits then     a is leased, b is published, a is retried
+    first    a                   a, the second attempt
+    last     d                   b, the second attempt
+    all      [a, b, c] and [d]   [a, b], the second attempt
+
+Why this is correct. The table of merge keys has one waiting message for each key, and publish,
+lease and settle change it in the transaction that changes the message. A leased message is not in
+it, so what its handler has read never changes, and a newcomer begins a message of its own. When the
+leased one returns, the two join before either is delivered, so a key has one waiting message again,
+except where `merge_limit` keeps them apart.
 """
 
 from __future__ import annotations

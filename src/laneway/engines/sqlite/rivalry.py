@@ -1,4 +1,15 @@
-"""Whether the workers of several processes wait for each other on one file."""
+"""
+Whether the workers of several processes wait for each other on one file.
+
+For example, a worker leases every 10 ms and waits 2 ms of them while another one leases too. Its
+share of waiting is 0.2, and the moving average after the first such lease is 0.05: above
+`WAITING_SHARE`, so it takes larger turns from now on. The other worker stops. The next lease finds
+that nobody else has delivered, counts a share of 0, and the average is 0.0375: usual turns again.
+
+Why this is correct. Waiting for publishers does not count, because only another worker's lease
+moves the number of delivered messages between two leases of this one. A wrong answer costs time and
+never order: turns of any size obey the same rules.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,14 @@ So commits use `NORMAL`, and the call that needs its change on disk syncs the `-
 `NORMAL` SQLite itself still syncs the head of a `-wal` that begins again, and the files of a
 checkpoint.
 
-Others may see a change before it is on disk. A power cut ends them as well, and whatever they have
-made durable of it meanwhile is behind it in the same `-wal`.
+For example, a sync takes 4 ms. Thread A makes commit 7 and syncs. Meanwhile B and C make the
+commits 8 and 9 and wait. When A returns, B finds 7 synced and 9 written: its sync covers both. C
+then finds 9 synced and returns: two syncs for three commits.
+
+Why this is correct. The number of the last commit is read before the sync begins, so the sync
+covers at least that one. Others may see a change before it is on disk. A power cut ends them too,
+and what they have made durable of it meanwhile is behind it in the same `-wal`, so it cannot be
+kept without it. After an error nothing counts as synced any more.
 
 Closing a file drops all POSIX locks that the process holds on it. SQLite has none on the `-wal`.
 """

@@ -1,4 +1,16 @@
-"""Changes of the tiers, which are a setting; it is read together with the policies."""
+"""
+Changes of the tiers, which are a setting; it is read together with the policies.
+
+For example, a program declares `high` (6), `mid` (3) and `low` (1), and `mid` as the default. The
+operator sets `low` to 2: no lane moves, and the next lease of 11 is divided 6, 3 and 2. Then the
+operator removes `low`. While a policy names it, that is refused. Otherwise its lanes belong to
+`mid`: the first 1,000 lanes of the store are placed again in this call, the others in the
+housekeeping of later calls.
+
+Why this is correct. The version of the policies changes with the tiers, so each process reads them
+again before its next call decides. A lane is placed from scratch, so it does not matter when it
+moves, or how often.
+"""
 
 from __future__ import annotations
 

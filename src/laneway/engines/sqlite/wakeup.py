@@ -12,6 +12,15 @@ transaction (see `inbox`), and sends the lease to that worker's socket.
 
 A store in memory, and systems without Unix sockets, use a condition within the process; across
 processes such systems look again every few milliseconds.
+
+For example, the workers A, B and C wait with room for 10 messages each, and a process publishes
+15 in one call. It sends one byte, to A. A leases 10: a full batch, so it sends a byte to B. B
+leases the other 5: no full batch, so C sleeps on. Two bytes woke the two workers that were needed.
+
+Why this is correct. A waiter binds its socket before it looks for messages, so a message is either
+in the store when it looks, or its publisher finds the socket. A byte says only that something may
+have changed, so one too many costs a look. One too few, of a process that died between its commit
+and the byte, costs `LOOK_AGAIN`: a waiter looks at least that often.
 """
 
 from __future__ import annotations
