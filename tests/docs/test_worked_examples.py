@@ -43,7 +43,7 @@ def test_the_examples_of_pure_modules(module: ModuleType) -> None:
 
 
 def test_fairness(driver: EngineDriver) -> None:
-    """shared/fairness.py: lanes with the weights 1 and 1.5."""
+    """fairness.py: lanes with the weights 1 and 1.5."""
     driver.policy("b", weight=1.5)
     driver.put("a", *"123456789")
     driver.put("b", *"123456789")
@@ -51,7 +51,7 @@ def test_fairness(driver: EngineDriver) -> None:
 
 
 def test_leasing(driver: EngineDriver) -> None:
-    """sqlite/leasing.py: tiers, shares and limits."""
+    """leasing.py: tiers, shares and limits."""
     tiers = {"urgent": Tier("strict"), "high": Tier(2), "low": Tier(1)}
     driver.open(tiers=tiers, default_tier="high")
     driver.policy("u", tier="urgent")
@@ -66,7 +66,7 @@ def test_leasing(driver: EngineDriver) -> None:
 
 
 def test_rivalry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sqlite/rivalry.py: 2 of 10 ms, then nothing."""
+    """rivalry.py: 2 of 10 ms, then nothing."""
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     rivalry = Rivalry()
@@ -81,7 +81,7 @@ def test_rivalry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gate_order(driver: EngineDriver) -> None:
-    """sqlite/gate_order.py: `fast` is held while `slow` opens soon."""
+    """gate_order.py: `fast` is held while `slow` opens soon."""
     driver.engine.gate_set("fast", Gate(10, 1), now_us=driver.now)
     driver.engine.gate_set("slow", Gate(4, 1), now_us=driver.now)
     driver.policy("both", gate=["fast", "slow"])
@@ -96,7 +96,7 @@ def test_gate_order(driver: EngineDriver) -> None:
 
 
 def test_group_queues(driver: EngineDriver) -> None:
-    """sqlite/group_queues.py: a customer with two topics, and one with one."""
+    """group_queues.py: a customer with two topics, and one with one."""
     for topic in ("a1", "a2", "g1"):
         driver.policy(topic, group="acme" if topic[0] == "a" else "globex")
         driver.put(topic, *"12345678")
@@ -104,7 +104,7 @@ def test_group_queues(driver: EngineDriver) -> None:
 
 
 def test_key_limits(driver: EngineDriver) -> None:
-    """shared/key_limits.py: x2 waits for x1, y1 does not."""
+    """key_limits.py: x2 waits for x1, y1 does not."""
     driver.policy("t", key_concurrency=1)
     for body in ("x1", "x2", "y1"):
         driver.put("t", body, key=body[0])
@@ -126,7 +126,7 @@ def test_key_limits(driver: EngineDriver) -> None:
 def test_merging(
     driver: EngineDriver, merge: str, waiting: list[list[bytes]], returned: list[bytes]
 ) -> None:
-    """sqlite/merging.py: what waits after four messages, and when one returns."""
+    """merging.py: what waits after four messages, and when one returns."""
     driver.policy("*", merge=merge, merge_limit=3)
     for body in "abcd":
         driver.put("four", body, key="k")
@@ -140,7 +140,7 @@ def test_merging(
 
 
 def test_copies(driver: EngineDriver) -> None:
-    """shared/copies.py: numbers of a message and its copies; one without room refuses all."""
+    """copies.py: numbers of a message and its copies; one without room refuses all."""
     subscriptions: dict[str, object] = {
         "subscription:audit": {},
         "subscription:mail": {"where": {"kind": "paid"}},
@@ -165,7 +165,7 @@ def test_copies(driver: EngineDriver) -> None:
 
 
 def test_fences(driver: EngineDriver) -> None:
-    """sqlite/leases.py: the first lease ends, and only the second one settles."""
+    """leases.py: the first lease ends, and only the second one settles."""
     driver.policy("t", lease="10s")
     driver.put("t", "x")
     first = driver.lease()
@@ -178,7 +178,7 @@ def test_fences(driver: EngineDriver) -> None:
 
 
 def test_tiers(driver: EngineDriver) -> None:
-    """sqlite/tiers.py: a changed share holds for the next lease."""
+    """tiers.py: a changed share holds for the next lease."""
     driver.open(tiers={"high": Tier(6), "mid": Tier(3), "low": Tier(1)}, default_tier="mid")
     for tier in ("high", "mid", "low"):
         driver.policy(tier, tier=tier)

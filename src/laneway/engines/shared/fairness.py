@@ -23,7 +23,7 @@ the TAT may be 600,000 ticks (150 ms) ahead of the clock. So deliveries are poss
 [0, 50, 150, 250]
 
 Visits of lanes with the weights 1 and 1.5 take 2 and 3 messages, and both advance by 201,600.
-So lanes `a` and `b` with a backlog are served a a b b b a a b b b. See `sqlite.leasing`.
+So lanes `a` and `b` with a backlog are served a a b b b a a b b b. See `leasing`.
 
 >>> chunk(10, 2, 1), stride(2, 1), chunk(10, 2, 1.5), stride(3, 1.5)
 (2, 201600, 3, 201600)

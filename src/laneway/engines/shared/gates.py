@@ -2,7 +2,7 @@
 The arithmetic of gates: what the limits of a gate admit.
 
 The state of a gate is two numbers, the TAT of its rate (see `fairness`) and its leases. An engine
-stores them; these functions compute what they admit. `sqlite.gate_order` has the order of lanes.
+stores them; these functions compute what they admit. `gate_order` has the order of lanes.
 
 A gate of 10/s and a burst of 3 has delivered twice. One permit is left, the next is due in 100 ms,
 and a lane whose next message costs 2 permits waits for them. The gate keeps them for that lane:

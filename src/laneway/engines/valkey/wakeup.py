@@ -1,6 +1,19 @@
 """
 How a worker waits without polling: it subscribes to a pub/sub channel of its own, and the function
 that makes a lane runnable notifies one waiting worker of the pool. See `scripts/parts/wakeup.lua`.
+
+For example, the workers A and B wait with 10 free slots each: `waiters:default` has an entry
+`CHANNEL/10/0` of both. A publish of 3 messages removes A's entry, publishes `+` on A's channel, and
+learns that A receives it. So it leases the 3 messages to A and publishes them there: A's handlers
+begin without a call. A publish of 40 messages is too large for that. It removes B's entry and
+publishes the shard's number; B calls `lease` and gets 10. That batch is full, so the call notifies
+the next worker that waits, if there is one.
+
+Why this is correct. One call looks for messages and registers the worker if there are none, and a
+server runs one call at a time, so nothing arrives unseen between the two. An entry is removed by
+the call that uses it, so one message wakes one worker; that worker looks, and registers again. If
+nobody receives what is published, the call takes the next entry. What is lost with a connection is
+found by the next look, after `LOOK_AGAIN` at the latest, or delivered again when its lease ends.
 """
 
 from __future__ import annotations

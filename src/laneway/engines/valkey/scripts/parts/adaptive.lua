@@ -1,5 +1,5 @@
--- The limit of `concurrency="auto"`. The same as engines/shared/adaptive.py, number for number; it
--- says what the fields of a flow are and where the rule comes from.
+-- The limit of `concurrency="auto"`. The same as engines/shared/adaptive.py, number for number,
+-- which has an example, the fields of a flow, and the source of the algorithm.
 
 local FLOW_KEPT = 600000000 -- how long a lane without messages keeps its limit
 

@@ -1,5 +1,5 @@
 -- The arithmetic of rates, virtual time and shares. The same as engines/shared/fairness.py, number
--- for number; it names the sources of the algorithms.
+-- for number, which has examples and names the sources of the algorithms.
 
 local TICKS = 4
 local VT_SCALE = 100800

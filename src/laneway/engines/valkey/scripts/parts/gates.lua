@@ -1,7 +1,7 @@
--- Gates: limits that many topics share. A lane has a key of gates: the name of one, or the names
--- of several joined by \31; a delivery goes through all of them, or is not made. The lane waits at
--- one of them, see turns.lua: the lanes and groups that wait at a gate are in a sorted set for each
--- tier queue, `gate:N:NAME`, by their turns. While the gate admits the first lane of that set it is
+-- Gates: limits that many topics share; shared/gates.py has an example of what they admit. A lane
+-- has a key of gates: the name of one, or the names of several joined by \31. It waits at one of
+-- them, see turns.lua: the lanes and groups that wait at a gate are in a sorted set for each tier
+-- queue, `gate:N:NAME`, by their turns. While the gate admits the first lane of that set it is
 -- also in `heads:N`, by that lane's position in the tier queue, so that a tier with a thousand
 -- gates is served as fast as one without. If the first lane belongs to a group, the gate is in the
 -- heads of the group, see groups.lua. `gate_lanes` has how many lanes go through a gate and wait at

@@ -1,10 +1,10 @@
--- Groups: lanes of a tier queue that compete as one. A group is an entry of the same indexes as
--- lanes: in `run:P` of its tier queue P while it has runnable lanes, and in `heads:P` while one of
--- its lanes is the first at an open gate, by its own virtual time `vt`; these gates are in
--- `heads:-N` for the group's number N. It is in `gate:P:NAME` by its turn there while it has lanes
--- that wait at that gate. Its lanes are in `run:-N` and `gate:-N:NAME`, and have -N as their tier
--- queue. A group has a record (hash `group_queues`, by number) as long as it has lanes;
--- `group_numbers` has the numbers by tier queue and name.
+-- Groups: lanes of a tier queue that compete as one; group_queues.py has an example. A group is an
+-- entry of the same indexes as lanes: in `run:P` of its tier queue P while it has runnable lanes,
+-- and in `heads:P` while one of its lanes is the first at an open gate, by its own virtual time
+-- `vt`; these gates are in `heads:-N` for the group's number N. It is in `gate:P:NAME` by its turn
+-- there while it has lanes that wait at that gate. Its lanes are in `run:-N` and `gate:-N:NAME`,
+-- and have -N as their tier queue. A group has a record (hash `group_queues`, by number) as long as
+-- it has lanes; `group_numbers` has the numbers by tier queue and name.
 --
 -- `inner_vt`: the virtual time of the lane that was served last in it; `size`, `runnable`,
 -- `at_gate`: how many lanes it has, and has there. `group_turns:N` has for each gate that its lanes

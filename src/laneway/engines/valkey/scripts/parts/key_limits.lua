@@ -1,6 +1,5 @@
--- Limits per key inside a topic: key_concurrency and key_rate, as engines/shared/key_limits.py. A
--- message whose key is at a limit when its lane is visited is parked, so that the messages behind
--- it go on. Each visit looks again: a message that became ready too early is only parked again.
+-- Limits per key inside a topic: key_concurrency and key_rate. The same as
+-- engines/shared/key_limits.py, which has an example and shows why the limits hold.
 --
 --   key_states  slot → how many leases and parked messages its key has, the clock of its rate, when
 --               it wakes (0: not by the clock), and the lane's name

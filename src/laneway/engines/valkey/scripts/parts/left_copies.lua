@@ -5,8 +5,9 @@
 -- message and its copies come at once. A client that is refused calls `finish_copies`, so that none
 -- waits for a client that has died.
 --
--- Only the copies of a message that is alone in its call are left: else later messages of the call
--- would come before them.
+-- For example, a message and its 1,000 copies are not plain, so each counts 6, and a call puts at
+-- most 400: the message and 65 copies. 935 are left, in 15 chunks. Only copies of a message that is
+-- alone in its call are left: else later messages of the call would come before them.
 --
 -- uses: messages, putting, copies
 

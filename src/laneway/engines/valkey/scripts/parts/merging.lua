@@ -1,5 +1,5 @@
--- Merging messages with the same merge key: on publish, and when a leased message comes back while
--- another one waits. See "Merging on publish" and "Arriving" in docs/specification.md.
+-- Merging messages with the same merge key: on publish, and when a leased message returns while
+-- another one waits. merging.py has an example, docs/specification.md the rules ("Arriving" too).
 --
 -- uses: policies, writes, lanes, messages, key_limits, ids
 

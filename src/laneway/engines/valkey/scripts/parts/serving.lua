@@ -1,6 +1,6 @@
 -- Delivering messages. First the visits are decided: how many messages each lane delivers. This
 -- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
--- Lanes that cannot deliver are never read.
+-- Lanes that cannot deliver are never read. leasing.py has an example and shows why it is correct.
 --
 -- A line is what can deliver in a tier queue, in order: its runnable lanes, its groups, and its
 -- open gates by the position of the first lane there. The gates at which the first lane belongs to

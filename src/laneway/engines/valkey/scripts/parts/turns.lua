@@ -4,7 +4,7 @@
 -- free at its other gates may be held for it.
 --
 -- An entry of a gate is a lane, or a group with lanes there, which then have turns in the group; at
--- the own gate of a group its lanes are entries. As tests/model/gates.py, number for number.
+-- a group's own gate its lanes are entries. The same as gate_order.py, which has an example.
 --
 -- The field `gate` of a lane: its record, "" if the lane never was at a gate, or once it is needed
 -- {waits: the name of the gate where it waits, false: at none; key: all gates that it goes through;

@@ -8,7 +8,7 @@
 -- microseconds at the latest (0: as their policies say). A call that puts few messages leases
 -- them to it at once: it publishes LEASED, to learn whether somebody listens, and then what was
 -- leased (or the shard's number, if there is nothing to lease after all). So the worker needs no
--- call of its own.
+-- call of its own. valkey/wakeup.py has an example.
 --
 -- uses: fairness, writes, gates, tallies, lanes, results, messages, intake, next_wake, serving
 
