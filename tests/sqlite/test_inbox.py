@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,8 @@ def test_an_interrupt_after_the_commit_hides_nothing(
     assert isinstance(engine, SqliteEngine)
     run_durably = engine._store.run_durably
 
-    def interrupted(statement: str, values: Sequence[Any]) -> list[Any]:
-        run_durably(statement, values)
+    def interrupted(statement: str, *values: Any) -> list[Any]:
+        run_durably(statement, *values)
         raise KeyboardInterrupt
 
     engine.tick()

@@ -186,9 +186,9 @@ def test_a_worker_that_stops_meanwhile(
     assert isinstance(engine, SqliteEngine)
     run_durably = engine._store.run_durably
 
-    def stopping(statement: str, values: object) -> list[object]:
+    def stopping(statement: str, *values: object) -> list[object]:
         assert listener.pause() is False
-        return run_durably(statement, values)  # type: ignore[arg-type]
+        return run_durably(statement, *values)
 
     monkeypatch.setattr(engine._store, "run_durably", stopping)
     engine.put([Draft("a", b"1")])

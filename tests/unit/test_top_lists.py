@@ -44,14 +44,13 @@ def file(
 
 
 def statements() -> dict[str, str]:
-    found = {name: SQL[name] for name in STATS}
-    for order, entry in sqlite_listing.ORDERS.items():
-        found |= {
-            f"{order}, {kind}": text
-            for kind in ("listed", "named", "folded")
-            if (text := getattr(entry, kind))
-        }
-    return found
+    of_lists = [
+        f"{order}_{kind}"
+        for order in sqlite_listing.ORDERS
+        for kind in ("listed", "named", "folded")
+        if kind != "folded" or order in sqlite_listing.FOLDED
+    ]
+    return {name: SQL[name] for name in (*STATS, *of_lists)}
 
 
 @pytest.mark.parametrize("name", statements())

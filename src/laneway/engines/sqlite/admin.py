@@ -33,7 +33,6 @@ from laneway.engines.sqlite import (
 )
 from laneway.engines.sqlite.delivery_log import DeliveryLogFile
 from laneway.engines.sqlite.engine import SqliteQueue
-from laneway.engines.sqlite.statements import SQL
 from laneway.policy import (
     PROGRAM,
     Gate,
@@ -45,7 +44,6 @@ from laneway.policy import (
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.engines.base import (
@@ -67,6 +65,7 @@ if TYPE_CHECKING:
         TopicOrder,
         TopicStats,
     )
+    from laneway.engines.sql.store import Connection
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
     from laneway.policy import Layer, Layers, Resolved
@@ -120,21 +119,14 @@ class SqliteEngine(SqliteQueue, PolicyChanges):
             return {name: value.encode() for name, value in tx.all("settings_of_programs")}
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
-        with self._transaction(None, durable=True) as tx:
-            stored = tx.one("setting_read", PROGRAM + name)
-            if (stored[0].encode() if stored is not None else None) != before:
-                return False
-            if after is None:
-                tx.run("setting_delete", PROGRAM + name)
-            else:
-                tx.run("setting_write", PROGRAM + name, after.decode())
-            return True
+        with self._store.writing(durable=True) as connection:
+            return _swap(connection, PROGRAM + name, before, after)
 
     # Elections: no part of the queue, so their transactions touch nothing of it
 
     def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
         with self._store.reading() as connection:
-            stored = connection.execute(SQL["election_read"], (name,)).fetchone()
+            stored = connection.one("election_read", name)
             now = self._reader(connection, now_us).now
         return (stored[0].encode() if stored is not None else None), now
 
@@ -153,14 +145,12 @@ class SqliteEngine(SqliteQueue, PolicyChanges):
             if before is None
             else ("election_replace", (after.decode(), name, before.decode()))
         )
-        with self._store.lock:
-            self._store.refuse_nested()
-            with self._store.writing(durable=durable) as connection:
-                return connection.execute(SQL[statement], values).rowcount == 1
+        with self._store.writing(durable=durable) as connection:
+            return connection.run(statement, *values) == 1
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
         with self._store.reading() as connection:
-            rows = connection.execute(SQL["elections_list"], (after, limit)).fetchall()
+            rows = connection.all("elections_list", after, limit)
         return [name for (name,) in rows]
 
     # The delivery log: a file of its own
@@ -193,9 +183,9 @@ class SqliteEngine(SqliteQueue, PolicyChanges):
     # Records: no part of the queue, either
 
     def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
-        asked = msgspec.json.encode([f"record:{kind}:{name}" for name in names]).decode()
+        asked = [f"record:{kind}:{name}" for name in names]
         with self._store.reading() as connection:
-            stored = connection.execute(SQL["records_read"], (asked,)).fetchall()
+            stored = connection.all("records_read", connection.array(asked))
         return [each.encode() if each is not None else None for (each,) in stored]
 
     def record_swap(
@@ -204,19 +194,17 @@ class SqliteEngine(SqliteQueue, PolicyChanges):
         return self.record_swap_many(kind, [(name, before, after)])[0]
 
     def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
-        with self._store.lock:
-            self._store.refuse_nested()
-            with self._store.writing(durable=True) as connection:
-                return [_swap_record(connection, f"record:{kind}:", *each) for each in changes]
+        with self._store.writing(durable=True) as connection:
+            return [
+                _swap(connection, f"record:{kind}:{name}", *values) for name, *values in changes
+            ]
 
     def records(
         self, kind: RecordKind, *, limit: int = 1000, after: str = ""
     ) -> list[tuple[str, bytes]]:
         prefix = f"record:{kind}:"
         with self._store.reading() as connection:
-            rows = connection.execute(
-                SQL["records_list"], (prefix + after, f"record:{kind};", limit)
-            ).fetchall()
+            rows = connection.all("records_list", prefix + after, f"record:{kind};", limit)
         return [(name.removeprefix(prefix), value.encode()) for name, value in rows]
 
     # History
@@ -229,9 +217,7 @@ class SqliteEngine(SqliteQueue, PolicyChanges):
         return history.read(self._store, names)
 
     def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
-        with self._store.lock:
-            self._store.refuse_nested()
-            return history.write(self._store, name, before, records)
+        return history.write(self._store, name, before, records)
 
     def policy_own(self, topic: str) -> Layers:
         with self._view() as tx:
@@ -497,24 +483,18 @@ class SqliteEngine(SqliteQueue, PolicyChanges):
             )
 
 
-def _swap_record(
-    connection: sqlite3.Connection,
-    prefix: str,
-    name: str,
-    before: bytes | None,
-    after: bytes | None,
-) -> bool:
-    name = prefix + name
+def _swap(connection: Connection, name: str, before: bytes | None, after: bytes | None) -> bool:
+    """Replace a setting, if it is still `before`; None: there is none."""
     if before is None:
         if after is None:
-            return connection.execute(SQL["setting_read"], (name,)).fetchone() is None
+            return connection.one("setting_read", name) is None
         values: tuple[str, ...] = (name, after.decode())
         statement = "record_insert"
     elif after is None:
         statement, values = "record_remove", (name, before.decode())
     else:
         statement, values = "record_replace", (after.decode(), name, before.decode())
-    return connection.execute(SQL[statement], values).rowcount == 1
+    return connection.run(statement, *values) == 1
 
 
 def _gates(tx: Transaction) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ class LaneChanges:
         written["lane_shrink"] = [
             (lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()
         ]
-        statements.insert("lane_insert", inserted)
+        statements.run_rows("lane_insert", inserted)
         for name, rows in written.items():
             statements.run_many(name, rows)
         for each in (self.dirty, self.grown, self.shrunk, self.ended):

@@ -18,6 +18,7 @@ from laneway.engines.sqlite.rows import Lane
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from laneway.engines.sqlite.connection import Connection
     from laneway.engines.sqlite.store import Store
     from laneway.engines.sqlite.transaction import Transaction
 
@@ -34,11 +35,11 @@ OPERATIONS = 20_000
 def check_file(store: Store) -> list[Check]:
     """SQLite's own check of the file."""
     with store.reading() as connection:
-        answers = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
-    return [_of_answers(answers)]
+        return [_file(connection)]
 
 
-def _of_answers(answers: list[str]) -> Check:
+def _file(connection: Connection) -> Check:
+    answers = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
     is_intact = answers == ["ok"]
     return Check(
         "file",
@@ -64,7 +65,7 @@ def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
 
 def check_steps(
     store: Store,
-    reader: Callable[[sqlite3.Connection], Transaction],
+    reader: Callable[[Connection], Transaction],
     pause: Callable[[float], object],
 ) -> Iterator[DoctorStep]:
     """
@@ -76,7 +77,7 @@ def check_steps(
         slices = _Slices(pause)
         connection.set_progress_handler(slices.look, OPERATIONS)
         checks: list[Check] = []
-        for check in (_file, *_CHECKS, _unhandled):
+        for check in (lambda _: _file(connection), *_CHECKS, _unhandled):
             connection.execute("BEGIN")
             try:
                 checks.append(check(reader(connection)))
@@ -105,11 +106,6 @@ class _Slices:
             self.has_ended = bool(self._pause(SLICE_SECONDS))
             self._began = time.monotonic()
         return self.has_ended
-
-
-def _file(tx: Transaction) -> Check:
-    answers = [str(row[0]) for row in tx.connection.execute("PRAGMA quick_check(10)")]
-    return _of_answers(answers)
 
 
 def _unhandled(tx: Transaction) -> Check:

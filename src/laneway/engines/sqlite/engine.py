@@ -44,7 +44,6 @@ from laneway.engines.sqlite.address import Place, path_of
 from laneway.engines.sqlite.inbox import Inbox
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.rivalry import Rivalry
-from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
 from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
@@ -56,7 +55,6 @@ from laneway.tiers import TierLayers
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
         WorkerView,
         WorkListener,
     )
+    from laneway.engines.sql.store import Connection
     from laneway.message import Draft, Lease, ProgressReport, StoredResult
     from laneway.tiers import Tiers
 
@@ -136,7 +135,9 @@ class SqliteQueue:
             self._rules = Rules(self._read_tiers(settings), settings.random or random.random, place)
             self._settle_limits(settings)
             self._wakeup = wakeup or Wakeup(path, self._look, may_lease=True)
-            self._inbox = Inbox(self._store, self._rules, self._lane_cache, self._wakeup)
+            self._inbox = Inbox(
+                self._store, self._rules, self._lane_cache, self._wakeup, self.nonce
+            )
             self._declare_tiers(settings)
         except BaseException:
             self._store.close()
@@ -146,29 +147,36 @@ class SqliteQueue:
 
     def _join(self, place: Place) -> Place:
         """Refuse a file that is one of several of its namespace."""
-        with self._store.reading() as connection:
-            stored = connection.execute(SQL["setting_read"], (PLACE,)).fetchone()
-        if stored is not None:
+        if self.setting(PLACE) is not None:
             raise UsageError(
                 f"{place.path}: this is one of the files of a namespace; name their folder:"
                 f" sqlite:///{Path(place.path or '').parent}"
             )
         return place
 
+    def setting(self, name: str) -> str | None:
+        """A setting of the store."""
+        with self._store.reading() as connection:
+            row = connection.one("setting_read", name)
+        return str(row[0]) if row is not None else None
+
+    @property
+    def nonce(self) -> str:
+        """The first part of generated ids."""
+        with self._store.reading() as connection:
+            return str(connection.one("nonce_read")[0])
+
     def _read_tiers(self, settings: Settings) -> TierLayers:
         """The stored tiers; the program's, if it creates the file."""
-        with self._store.reading() as connection:
-            stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()
-        if stored is not None:
-            return TierLayers.read(stored[0])
+        known = self.setting("tiers")
+        if known is not None:
+            return TierLayers.read(known)
         with self._store.writing(durable=True) as connection:
-            stored = connection.execute(
-                SQL["setting_read"], ("tiers",)
-            ).fetchone()  # another process may have been faster
+            stored = connection.one("setting_read", "tiers")  # another process may have been faster
             if stored is not None:
                 return TierLayers.read(stored[0])
             created = TierLayers.new(settings.tiers, settings.default_tier)
-            connection.execute(SQL["setting_write"], ("tiers", created.json().decode()))
+            connection.run("setting_write", "tiers", created.json().decode())
             return created
 
     def _declare_tiers(self, settings: Settings) -> None:
@@ -186,10 +194,8 @@ class SqliteQueue:
         limits = (settings.max_backlog, settings.max_backlog_bytes, settings.on_full)
         with self._store.writing(durable=True) as connection:
             if limits[0] is not None or limits[1] is not None:
-                connection.execute(
-                    SQL["setting_write"], ("limits", msgspec.json.encode(limits).decode())
-                )
-            stored = connection.execute(SQL["setting_read"], ("limits",)).fetchone()
+                connection.run("setting_write", "limits", msgspec.json.encode(limits).decode())
+            stored = connection.one("setting_read", "limits")
         if stored is not None:
             self._rules.max_backlog, self._rules.max_backlog_bytes, self._rules.on_full = (
                 msgspec.json.decode(stored[0])
@@ -235,7 +241,7 @@ class SqliteQueue:
     def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
         """Reads what all transactions before have left, the inbox included."""
         with self._store.reading() as connection:
-            is_empty = connection.execute(SQL["inbox_has_any"]).fetchone() is None
+            is_empty = connection.one("inbox_has_any") is None
             if is_empty:
                 yield self._reader(connection, now_us)
                 return
@@ -248,7 +254,7 @@ class SqliteQueue:
         with self._transaction(0, durable=False):
             pass
 
-    def _reader(self, connection: sqlite3.Connection, now_us: int | None) -> Transaction:
+    def _reader(self, connection: Connection, now_us: int | None) -> Transaction:
         return Transaction(connection, self._rules, _clock() if now_us is None else now_us)
 
     def _look_at_clock(self, tx: Transaction) -> None:

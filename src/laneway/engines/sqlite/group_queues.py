@@ -38,24 +38,17 @@ from laneway.topic_groups import GROUP
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from laneway.engines.sql.store import Session
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import GateState, Lane, TierQueue
     from laneway.policy import Gate
 
-    class Transaction(Protocol):
+    class Transaction(Session, Protocol):
         """What groups need of a transaction, which has them."""
 
         @property
         def lane_cache(self) -> LaneCache: ...
 
-        @property
-        def all(self) -> Callable[..., list[Any]]: ...
-        @property
-        def one(self) -> Callable[..., Any]: ...
-        @property
-        def run(self) -> Callable[..., int]: ...
-        @property
-        def insert(self) -> Callable[..., None]: ...
         @property
         def gate(self) -> Callable[[str], GateState | None]: ...
         @property
@@ -66,7 +59,6 @@ MOST_TURNS = 20_000
 """Virtual times of a group at gates that are cached."""
 
 _columns = attrgetter(*GROUP_COLUMNS)
-_dumps = msgspec.json.Encoder().encode
 
 
 class GroupQueues:
@@ -91,7 +83,7 @@ class GroupQueues:
         known = self._cache.groups
         wanted = [number for number in numbers if number not in known]
         if wanted:
-            for row in self._tx.all("groups_read", _dumps(wanted)):
+            for row in self._tx.all("groups_read", self._tx.array(wanted)):
                 self._add(GroupQueue(*row))
 
     def load_of(self, lanes: Iterable[Lane]) -> None:
@@ -236,8 +228,8 @@ class GroupQueues:
                 group.turns = {}
         self.dirty.clear()
         self._dirty_turns.clear()
-        tx.insert("group_write", written)
-        tx.insert("group_turn_write", turns)
+        tx.run_rows("group_write", written)
+        tx.run_rows("group_turn_write", turns)
 
 
 def _apply(group: GroupQueue, settings: Gate) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.sqlite.statements import SQL
-
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Mapping, Sequence
 
-    from laneway.engines.sqlite.store import Store
+    from laneway.engines.sql.store import Connection, Store
 
 
 def read(store: Store, names: Sequence[str]) -> list[bytes | None]:
@@ -24,10 +21,10 @@ def write(store: Store, name: str, before: bytes | None, records: Mapping[str, b
     with store.writing(durable=False, changes_queue=False) as connection:
         if _read(connection, name) != before:
             return False
-        connection.executemany(SQL["history_write"], list(records.items()))
+        connection.run_many("history_write", list(records.items()))
         return True
 
 
-def _read(connection: sqlite3.Connection, name: str) -> bytes | None:
-    row = connection.execute(SQL["history_read"], (name,)).fetchone()
+def _read(connection: Connection, name: str) -> bytes | None:
+    row = connection.one("history_read", name)
     return row[0] if row is not None else None

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.states import (
     ASLEEP,
@@ -26,8 +24,6 @@ from laneway.policy import matches
 if TYPE_CHECKING:
     from laneway.engines.sqlite.rows import Lane
     from laneway.engines.sqlite.transaction import Transaction
-
-_dumps = msgspec.json.Encoder().encode
 
 
 LEASE_ENDS_AHEAD = 100
@@ -104,7 +100,7 @@ def _apply(tx: Transaction, page: list[Any], left: int) -> int:
 def _batches_with_leases(tx: Transaction, page: list[Any]) -> set[int]:
     """Of the batches of leases whose deadline has come: those that have leases, by first fence."""
     batches = [(a, b) for _, kind, a, b in page if kind == LEASES_END]
-    return {fence for (fence,) in tx.all("leases_left", _dumps(batches))} if batches else set()
+    return {fence for (fence,) in tx.all("leases_left", tx.array(batches))} if batches else set()
 
 
 def _load(tx: Transaction, page: list[Any]) -> None:

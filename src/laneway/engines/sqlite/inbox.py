@@ -25,7 +25,6 @@ from laneway.engines.base import SIGNALS_HEADER
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.sqlite import leasing, putting
 from laneway.engines.sqlite.rows import rank_of
-from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.wakeup import SENT_LEASE_SECONDS, send_lease
 from laneway.headers import COST
 from laneway.message import Lease
@@ -34,8 +33,8 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     import socket
 
+    from laneway.engines.sql.store import Store
     from laneway.engines.sqlite.lane_cache import LaneCache
-    from laneway.engines.sqlite.store import Store
     from laneway.engines.sqlite.transaction import Rules, Transaction
     from laneway.engines.sqlite.wakeup import Wakeup
     from laneway.message import Draft
@@ -68,12 +67,13 @@ class Inbox:
         rules: Rules,
         lane_cache: LaneCache,
         wakeup: Wakeup,
+        nonce: str,
     ) -> None:
         self._store = store
         self._wakeup = wakeup
         self._rules = rules
         self._lane_cache = lane_cache
-        self._nonce = ""
+        self._nonce = nonce
         self._rows = 0
         """How many messages this process has put into it since it saw the inbox empty."""
         self._first = 0
@@ -108,9 +108,6 @@ class Inbox:
         headers = _dumps(draft.headers).decode() if draft.headers else ""
         rank = rank_of(draft.priority, at_front=False)
         row = (least, now_us, draft.topic, rank, headers, draft.body, rules.version)
-        if not self._nonce:
-            with self._store.reading() as connection:
-                self._nonce = connection.execute(SQL["nonce_read"]).fetchone()[0]
         put_before, self._put_at, self.not_sent = self._put_at, time.monotonic(), None
         worker = None
         if may_lease and self._put_at > put_before + PAUSE_SECONDS and _has_no_limits(policy):
@@ -118,9 +115,9 @@ class Inbox:
         # First: an exception may come after the commit, like KeyboardInterrupt.
         self._lane_cache.is_inbox_empty = False
         if worker is None:
-            answer = self._store.run_durably(SQL["inbox_put"], (*row, 0))
+            answer = self._store.run_durably("inbox_put", *row, 0)
         else:
-            answer = self._store.run_durably(SQL["inbox_put"], (*row, 1))
+            answer = self._store.run_durably("inbox_put", *row, 1)
             if answer and (fence := answer[0][-1]) is not None:
                 return self._send_lease(worker, draft, answer[0][0], fence, now_us)
         if not answer:

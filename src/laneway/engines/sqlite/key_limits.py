@@ -18,14 +18,15 @@ from laneway.engines.shared.states import IDLE, PARKED, READY
 from laneway.engines.sqlite.rows import line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
+    from laneway.engines.sql.store import Session
     from laneway.engines.sqlite.lane_cache import LaneCache
     from laneway.engines.sqlite.rows import Lane, Row
     from laneway.engines.sqlite.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
     from laneway.policy import Resolved
 
-    class Transaction(Protocol):
+    class Transaction(Session, Protocol):
         """What limits per key need of a transaction, which uses them."""
 
         @property
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
         def key_parked(self) -> ParkedTable: ...
         @property
         def key_states(self) -> Table: ...
-        @property
-        def all(self) -> Callable[..., list[Any]]: ...
-        @property
-        def run(self) -> Callable[..., int]: ...
 
         def policy_of(self, lane: Lane) -> Resolved:
             """The policy of a lane."""

@@ -2,7 +2,7 @@
 The rows that an engine object caches between its transactions.
 
 Cached lanes, tier queues and counters are valid as long as no other connection writes to the file,
-which SQLite's `data_version` tells. A process that is alone on its file reads no lane twice; with
+which `Connection.version` tells. A process that is alone on its file reads no lane twice; with
 several processes each of them reads again. Leases that this object delivered stay cached even then:
 deleting the row shows whether a lease is still held, and nothing else of it or of its message
 changes until it ends.
@@ -14,8 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    import sqlite3
-
+    from laneway.engines.sql.store import Connection
     from laneway.engines.sqlite.rows import Ended, GroupQueue, Lane, Shard, TierQueue
     from laneway.engines.sqlite.tallies import TallyBook
 
@@ -67,12 +66,12 @@ class LaneCache:
         self._version = -1
         self._commits = -1
 
-    def check(self, connection: sqlite3.Connection, commits: int) -> None:
+    def check(self, connection: Connection, commits: int) -> None:
         """
         Forget what others may have changed; call it inside the transaction. `commits`: how many
         this connection has committed.
         """
-        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        version = connection.version()
         if version != self._version or commits != self._commits:
             self.clear()
             self._version = version

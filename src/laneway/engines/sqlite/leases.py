@@ -37,12 +37,10 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Settlement
 
-_dumps = msgspec.json.Encoder().encode
-
 
 def by_fence(tx: Transaction, fences: Iterable[int]) -> dict[int, Held]:
     """The leases of these fences that have a row."""
-    return {row[0]: Held(*row) for row in tx.all("leases_read", _dumps(list(fences)))}
+    return {row[0]: Held(*row) for row in tx.all("leases_read", tx.array(list(fences)))}
 
 
 def is_held(lease: Held | None, handle: int) -> bool:

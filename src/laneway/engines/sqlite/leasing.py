@@ -49,6 +49,7 @@ from laneway.engines.sqlite.rows import (
     Lane,
     Row,
     TierQueue,
+    read_headers,
 )
 from laneway.engines.sqlite.tallies import noise_of
 from laneway.engines.sqlite.transaction import rebased
@@ -110,9 +111,7 @@ Up to this number of messages of a lane are read with those of other lanes, the 
 in one statement, then the second: a statement for each lane would cost more.
 """
 
-_dumps = msgspec.json.Encoder().encode
 _loads = msgspec.json.Decoder(list[int]).decode
-_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def lease(
@@ -415,7 +414,7 @@ class _Candidates:
             self._seen.add(-number)
             self.push(tx.groups.get(number))
         if self._only is None and numbers:
-            found = tx.all("group_heads", _dumps(numbers), LANES_OF_GROUP)
+            found = tx.all("group_heads", tx.array(numbers), LANES_OF_GROUP)
             self._first_in.update((number, _loads(lanes)) for number, lanes in found)
             heads = [lanes for number in numbers if (lanes := self._first_in[number])]
             tx.load_numbers(lanes[0] for lanes in heads)
@@ -1085,7 +1084,7 @@ class _Plan:
 
 def costs_of(tx: Transaction, mids: Sequence[int]) -> list[int]:
     """The costs of these messages, in their order."""
-    return [messages.cost_of(headers) for (headers,) in tx.all("costs_of", _dumps(list(mids)))]
+    return [messages.cost_of(headers) for (headers,) in tx.all("costs_of", tx.array(mids))]
 
 
 def _interleaved(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
@@ -1189,7 +1188,7 @@ class _Deliveries:
         few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
         for offset in range(max(few.values(), default=0)):
             numbers = [number for number, take in few.items() if take > offset]
-            for row in tx.messages.adopt(tx.all("heads", _dumps(numbers), offset)):
+            for row in tx.messages.adopt(tx.all("heads", tx.array(numbers), offset)):
                 rows[row.lane].append(row)
         for number, take in wanted.items():
             if take > FEW_HEADS:
@@ -1297,7 +1296,7 @@ class _Deliveries:
                     row.deliveries + 1,
                     key,
                     -(row.rank >> 1),
-                    _headers(row.headers) if row.headers else None,
+                    read_headers(row.headers) if row.headers else None,
                     row.published,
                     row.suspect > 0,
                     bodies,
@@ -1336,8 +1335,8 @@ class _Deliveries:
     def _write(self) -> None:
         tx = self.tx
         if self._leases:
-            tx.add_rows("lease", self._leases)
-        tx.insert(
+            tx.connection.add_rows("lease", self._leases)
+        tx.run_rows(
             "event_insert",
             [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],
         )

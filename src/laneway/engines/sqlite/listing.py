@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.shared import listing, size_classes
-from laneway.engines.shared.listing import CANDIDATES, FEW, LEASED, Candidate
+from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
 from laneway.engines.sqlite import recent_counts, views
@@ -18,104 +18,6 @@ if TYPE_CHECKING:
 
 _NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
 _LAST = "\U0010ffff"
-
-# Each statement names its index, and limits its rows before it joins: otherwise SQLite's planner
-# sorts a million lanes, because it has no statistics of a partial index.
-
-_LISTED = """
-SELECT l.lane, l.name, l.rule, {columns}
-  FROM (SELECT lane AS number FROM lane INDEXED BY lane_{index} WHERE {index} IS NOT NULL
-         ORDER BY {index} {way} LIMIT ?1) first
- CROSS JOIN lane l ON l.lane = first.number
- WHERE (l.name >= ?3 AND l.name < ?4) OR l.name < ?5
- LIMIT ?2"""
-
-_NAMED = """
-SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 LIMIT ?1"""
-
-# Few lanes: those that are a whole topic are sorted here, the others are all read.
-_FEW = """
-SELECT l.lane, l.name, l.rule, {columns} FROM lane l
- WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NULL AND ?4 > 0
- ORDER BY {sort}, l.name LIMIT ?1"""
-
-_PARTS = """
-SELECT l.lane, l.name, l.rule, {columns} FROM lane l
- WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NOT NULL LIMIT ?1"""
-
-_FOLDED = """
-WITH RECURSIVE found (topic) AS (
-    SELECT (SELECT topic FROM message WHERE topic > ?1 AND topic < ?2 ORDER BY topic LIMIT 1)
-    UNION ALL
-    SELECT (SELECT topic FROM message WHERE topic > found.topic AND topic < ?2
-             ORDER BY topic LIMIT 1)
-      FROM found WHERE found.topic IS NOT NULL
-     LIMIT ?3
-)
-SELECT found.topic, (
-    SELECT {worth} FROM (
-        SELECT m.since FROM message m
-         WHERE m.topic = found.topic AND ({states})
-         LIMIT ?4))
-  FROM found WHERE found.topic IS NOT NULL"""
-
-
-class _Order:
-    """
-    The statements of one top list.
-
-    `index`: the column of `lane` with the size classes, which also names the index. `columns`: what
-    is read of a lane; `worth`: the lane's value computed from them, and `sort`: the same in SQL
-    (?4: the time). `folded`: for a topic in a bucket, the aggregate over its messages' `since`, and
-    the condition on the messages; None: buckets do not count this by topic.
-    """
-
-    def __init__(
-        self,
-        index: str,
-        way: str,
-        columns: str,
-        worth: Callable[..., float | None],
-        sort: str,
-        folded: tuple[str, str] | None = None,
-    ) -> None:
-        self.listed = _LISTED.format(index=index, way=way, columns=columns)
-        self.named = _NAMED.format(columns=columns)
-        self.few = _FEW.format(columns=columns, sort=sort)
-        self.parts = _PARTS.format(columns=columns)
-        self.folded = (
-            _FOLDED.format(worth=folded[0], states=folded[1]) if folded is not None else None
-        )
-        self.worth = worth
-
-
-_READY = """m.state = 0 AND EXISTS (
-    SELECT 1 FROM ready r
-     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
-       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END)"""
-"""Condition: the message is in `ready`, so it is not leased; leases have no index by message."""
-
-_FRONT = ", ".join(
-    f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1) AS {name}"
-    for name, column, order in (
-        ("first_rank", "r.rank", "r.rank"),
-        ("pos", "r.pos", "r.rank, r.pos"),
-        ("last_rank", "r.rank", "r.rank DESC"),
-    )
-)
-_BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
-            WHEN first_rank IS NULL THEN 1 << 62 ELSE -(1 << 62) END"""
-"""For lanes with several ranks the oldest message is searched afterwards."""
-
-_WAITING = "l.ready + l.delayed + l.parked"
-_BACKLOG = f"{_WAITING} + min(l.leased, {LEASED}) / {2.0 * LEASED}"  # as `listing.backlog`
-_THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
-_RATE = f"""CASE WHEN ?4 - l.seen >= {2 * size_classes.WINDOW_US} THEN 0
-        WHEN ?4 - l.seen >= {size_classes.WINDOW_US} THEN 1.0 * l.lately
-                                                    * ({2 * size_classes.WINDOW_US} - ?4 + l.seen)
-        ELSE 1.0 * l.before * ({size_classes.WINDOW_US} - ?4 + l.seen)
-             + 1.0 * l.lately * {size_classes.WINDOW_US} END DESC"""
-"""As `size_classes.rate`, but for a factor."""
 
 
 def _as_it_is(_transaction: Transaction, _lane: int, number: int) -> float:
@@ -135,23 +37,20 @@ def _age(tx: Transaction, lane: int, *front: int | None) -> float:
     return tx.now - oldest + 1 if oldest is not None else 0
 
 
-ORDERS = {
-    "backlog": _Order(
-        "big",
-        "DESC",
-        f"{_WAITING}, l.leased",
-        _backlog,
-        f"{_BACKLOG} DESC",
-        folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
-    ),
-    "age": _Order("old", "ASC", _FRONT, _age, _BY_FRONT, folded=("min(since)", _READY)),
-    "rate": _Order("busy", "DESC", "l.seen, l.lately, l.before", _rate, _RATE),
-    "throttled": _Order("slow", "DESC", _THROTTLED, _as_it_is, f"{_THROTTLED} DESC"),
+ORDERS: dict[str, Callable[..., float | None]] = {
+    "backlog": _backlog,
+    "age": _age,
+    "rate": _rate,
+    "throttled": _as_it_is,
 }
 """
-By the names of `laneway.engines.shared.listing.MEASURES`, of those that are read of lanes. The
-others have tables of topics.
+The value of a lane by the columns that `listing_statements` reads of it, by the names of
+`laneway.engines.shared.listing.MEASURES`, of those that are read of lanes. The others have tables
+of topics.
 """
+
+FOLDED = ("backlog", "age")
+"""Orders by which topics in a bucket are counted, too."""
 
 
 def topics(
@@ -204,17 +103,17 @@ class Topics:
             rows = self._counted(order, stem, stem + _LAST, most)
             yield from (Candidate(topic, worth, is_exact=False) for topic, worth in rows)
             return
-        entry = ORDERS[order]
+        worth_of = ORDERS[order]
         folded: set[str | None] = set()
-        for lane, name, rule, *columns in self._lanes(entry, pattern, most):
+        for lane, name, rule, *columns in self._lanes(order, pattern, most):
             if name.startswith(BUCKET):
                 folded.add(listing.common_prefix(pattern, rule))
                 continue
-            worth = entry.worth(self._tx, lane, *columns) or 0
+            worth = worth_of(self._tx, lane, *columns) or 0
             yield Candidate(rule or name, worth, is_exact=rule is None)
         for prefix in folded:
             if prefix is not None:
-                yield from self._folded(order, entry, prefix)
+                yield from self._folded(order, prefix)
 
     def _counted(self, order: str, first: str, last: str, most: int) -> Iterable[tuple[str, float]]:
         """The first topics of an order that is counted by topic, and what is counted."""
@@ -228,35 +127,32 @@ class Topics:
         rows = self._tx.all("recent_top", kind.number, first, last, most)
         return [(topic, rate_of(score, self._tx.now, kind)) for topic, score in rows]
 
-    def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
+    def _lanes(self, order: str, pattern: str, most: int) -> list[tuple[Any, ...]]:
         """
         All lanes, if there are few. Otherwise the first ones of the index, and others of the
         pattern if the index has too few.
         """
-        prefix = pattern.removesuffix("*")
+        read, prefix = self._tx.all, pattern.removesuffix("*")
         if self._tx.shard.lanes <= FEW:
-            lanes = self._read(entry.few, most, prefix, prefix + _LAST, self._tx.now)
-            lanes += self._read(entry.parts, FEW, prefix, prefix + _LAST)
+            lanes = read(f"{order}_few", most, prefix, prefix + _LAST, self._tx.now)
+            lanes += read(f"{order}_parts", FEW, prefix, prefix + _LAST)
             return (
-                lanes
-                if not prefix
-                else lanes + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
+                lanes if not prefix else lanes + read(f"{order}_parts", FEW, BUCKET, BUCKET + _LAST)
             )
         looked_at = most if pattern == "*" else max(FEW, most)
-        lanes = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
+        lanes = read(f"{order}_listed", looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
         if len(lanes) < most:
-            lanes += self._read(entry.named, most - len(lanes), BUCKET, BUCKET + _LAST)
-            lanes += self._read(entry.named, most - len(lanes), prefix or PARTITION, prefix + _LAST)
+            lanes += read(f"{order}_named", most - len(lanes), BUCKET, BUCKET + _LAST)
+            lanes += read(f"{order}_named", most - len(lanes), prefix or PARTITION, prefix + _LAST)
         return list({row[0]: row for row in lanes}.values())
 
-    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._tx.connection.execute(statement, values).fetchall()
-
-    def _folded(self, order: str, entry: _Order, prefix: str) -> Iterator[Candidate]:
+    def _folded(self, order: str, prefix: str) -> Iterator[Candidate]:
         """The first topics in buckets, in the order of their names."""
-        if entry.folded is None:
+        if order not in FOLDED:
             return
-        for topic, worth in self._read(entry.folded, prefix, prefix + _LAST, CANDIDATES, FEW):
+        for topic, worth in self._tx.all(
+            f"{order}_folded", prefix, prefix + _LAST, CANDIDATES, FEW
+        ):
             value = worth or 0
             if order == "age":
                 value = self.now_us - worth + 1 if worth is not None else 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.shared.states import DEAD
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 AT_ONCE = 5_000
 """Ids that one statement looks up."""
 
-_as_list = msgspec.json.Encoder().encode
-
 
 def lookup(tx: Transaction, topic: str, ids: Sequence[str]) -> dict[str, IdState]:
     """The state of each id: unknown, waiting, leased, finished or dead."""
@@ -35,7 +31,7 @@ def lookup(tx: Transaction, topic: str, ids: Sequence[str]) -> dict[str, IdState
 
     for page in pages(list(states), AT_ONCE):
         of_messages: set[str] = set()
-        for message_id, mid, until, stored in tx.all("ident_states", topic, _as_list(page)):
+        for message_id, mid, until, stored in tx.all("ident_states", topic, tx.array(page)):
             if stored is not None:
                 states[message_id] = state_of(mid, stored)
             elif until is None or until > tx.now:
@@ -48,7 +44,7 @@ def lookup(tx: Transaction, topic: str, ids: Sequence[str]) -> dict[str, IdState
             if message_id not in of_messages
             and (mid := parse_generated_id(tx.shard.nonce, message_id)) is not None
         }
-        found = tx.all("generated_states", _as_list(list(generated))) if generated else ()
+        found = tx.all("generated_states", tx.array(list(generated))) if generated else ()
         for mid, stored, lane, its_topic in found:
             if topic == (its_topic if its_topic is not None else tx.lane(lane).topic):
                 states[generated[mid]] = state_of(mid, stored)

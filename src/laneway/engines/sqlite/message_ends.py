@@ -12,12 +12,12 @@ import msgspec
 
 from laneway.engines.base import ENDED, FLOW_HEADER, TASK_HEADER
 from laneway.engines.shared.refusals import ended, result_ttls_us
+from laneway.engines.sqlite.rows import Row, read_headers
 from laneway.message import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.rows import Row
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Settlement
 
@@ -25,7 +25,6 @@ OUTCOME, PROGRESS = 0, 1
 """`kept.slot`: what a row of `kept` holds."""
 
 _dumps = msgspec.json.Encoder().encode
-_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def store_outcomes(
@@ -40,7 +39,7 @@ def store_outcomes(
         and answer in ("acked", "died")
     ]
     if rows:
-        tx.insert("kept_write", rows)
+        tx.run_rows("kept_write", rows)
         tx.changed_ids += [row[0] for row in rows]
         if tx.one("followers_any") is not None:
             for message_id, _, _, outcome in rows:
@@ -59,7 +58,7 @@ def message_ended(
     is_reported = reported is not None and reported[0] == row.mid and status == "dead"
     if row.headers is None or (is_reported and reported is not None and reported[1]):
         return
-    headers = _headers(row.headers)
+    headers = read_headers(row.headers)
     message_id, ttls = tx.id_of(row), result_ttls_us(headers)
     outcome = ended(status, topic, row.published, reason)
     if FLOW_HEADER in headers and not is_reported:
@@ -77,7 +76,7 @@ def message_ended(
 
 def message_revived(tx: Transaction, row: Row) -> None:
     """A dead letter was redriven: forget the outcome of its end."""
-    if row.headers is not None and result_ttls_us(_headers(row.headers)) is not None:
+    if row.headers is not None and result_ttls_us(read_headers(row.headers)) is not None:
         message_id = tx.id_of(row)
         tx.run("kept_delete", message_id)
         tx.changed_ids.append(message_id)

@@ -41,18 +41,17 @@ from laneway.engines.shared.states import (
     YIELD,
 )
 from laneway.engines.sqlite import key_limits, message_ends
+from laneway.engines.sqlite.rows import Ended, Lane, Row, read_headers
 from laneway.headers import COST
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.rows import Ended, Lane, Row
     from laneway.engines.sqlite.transaction import Transaction
 
 
 _dumps = msgspec.json.Encoder().encode
-_read_headers = msgspec.json.Decoder(dict[str, str]).decode
 _history = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
@@ -99,7 +98,7 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
 
 def cost_of(headers: str | None) -> int:
     """The cost of a message, from its headers as JSON."""
-    return control.cost(_read_headers(headers)) if headers and COST in headers else 1
+    return control.cost(read_headers(headers)) if headers and COST in headers else 1
 
 
 def expect_costs(tx: Transaction, lane: Lane) -> None:

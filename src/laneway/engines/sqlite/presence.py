@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.shared import presence
-from laneway.engines.sqlite.statements import SQL
 
 if TYPE_CHECKING:
     from laneway.engines.base import WorkerFacts, WorkerView
-    from laneway.engines.sqlite.store import Store
+    from laneway.engines.sql.store import Store
 
 _dumps = msgspec.json.Encoder().encode
 
@@ -27,18 +26,18 @@ def beat(
     """Store a heartbeat, and forget workers whose time is over; returns the store's time."""
     row = (dead_after_us, listed_us, presence.encode(facts).decode())
     with store.writing(durable=False, changes_queue=False) as connection:
-        (stored_now,) = connection.execute(SQL["shard_now"]).fetchone()
+        (stored_now,) = connection.one("shard_now")
         now = max(clock_us, int(stored_now))
-        connection.execute(SQL["workers_forget"], (now,))
+        connection.run("workers_forget", now)
         pools = _dumps(facts.pools).decode()
-        connection.execute(SQL["worker_beat"], (facts.id, pools, now, *row))
+        connection.run("worker_beat", facts.id, pools, now, *row)
     return now
 
 
 def leave(store: Store, worker_id: str) -> None:
     """Delete a worker's row."""
     with store.writing(durable=False, changes_queue=False) as connection:
-        connection.execute(SQL["worker_leave"], (worker_id,))
+        connection.run("worker_leave", worker_id)
 
 
 def workers(
@@ -46,7 +45,7 @@ def workers(
 ) -> list[WorkerView]:
     """The workers of this file in the order of their ids."""
     with store.reading() as connection:
-        (stored_now,) = connection.execute(SQL["shard_now"]).fetchone()
+        (stored_now,) = connection.one("shard_now")
         now = max(clock_us, int(stored_now))
-        rows = connection.execute(SQL["workers_list"], (after, now, pool, limit)).fetchall()
+        rows = connection.all("workers_list", after, now, pool, limit)
     return [presence.view(facts, started, beat_, dead, now) for facts, started, beat_, dead in rows]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from laneway.engines.base import ABORT, CancelAnswer
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sqlite import key_limits, leases, message_ends, messages, views
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.sqlite.transaction import Transaction
 
-_dumps = msgspec.json.Encoder().encode
 
 PAGE = 1000
 """Most messages that one transaction removes."""
@@ -116,7 +113,7 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
         tx.place(lane)
         return "cancelled"
     held = Held(*lease)
-    tx.run("leases_delete", _dumps([held.fence]))
+    tx.run("leases_delete", tx.array([held.fence]))
     tx.lane_cache.leases.pop(held.fence, None)
     leases.release_slots(tx, lane, held, tx.now - held.granted)
     messages.remove_ended(tx, lane, row, its_topic)

@@ -5,25 +5,18 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from laneway.engines.shared.recent import KINDS, MOST, least_score, raised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Protocol
+    from collections.abc import Mapping, Sequence
+    from typing import Protocol
 
-    class Transaction(Protocol):
+    from laneway.engines.sql.store import Session
+
+    class Transaction(Session, Protocol):
         """What counting needs of a transaction."""
 
         now: int
-
-        @property
-        def all(self) -> Callable[..., Any]: ...
-        @property
-        def run(self) -> Callable[..., Any]: ...
-        @property
-        def insert(self) -> Callable[..., Any]: ...
 
 
 TRIM_AFTER = 250
@@ -34,8 +27,6 @@ a process counts is forgotten when another one writes.
 
 MOST_KNOWN = 10_000
 """Scores that are remembered."""
-
-_as_list = msgspec.json.Encoder().encode
 
 
 class RecentCounts:
@@ -59,7 +50,7 @@ class RecentCounts:
         new = sum(topic not in known for topic in unknown)
         for topic, count in counts.items():
             known[topic] = raised(known.get(topic), count, tx.now, kind)
-        tx.insert("recent_write", [(kind.number, topic, known[topic]) for topic in counts])
+        tx.run_rows("recent_write", [(kind.number, topic, known[topic]) for topic in counts])
         if new and random.randrange(TRIM_AFTER) < new:
             tx.run("recent_trim", kind.number, MOST)
             known.clear()
@@ -73,4 +64,4 @@ def forget(tx: Transaction) -> None:
 
 def scores(tx: Transaction, order: str, topics: Sequence[str]) -> dict[str, float]:
     """The scores of these topics; those without one are left out."""
-    return dict(tx.all("recent_read", KINDS[order].number, _as_list(topics)))
+    return dict(tx.all("recent_read", KINDS[order].number, tx.array(topics)))

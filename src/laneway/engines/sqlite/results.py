@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import parse_generated_id
@@ -21,23 +19,20 @@ from laneway.engines.shared.refusals import (
 from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sqlite import leases, messages
 from laneway.engines.sqlite.message_ends import OUTCOME, PROGRESS
+from laneway.engines.sqlite.rows import Lane, Row, read_headers
 from laneway.message import Receipt, StoredResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.rows import Lane, Row
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft, ProgressReport
-
-_dumps = msgspec.json.Encoder().encode
-_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def read(tx: Transaction, ids: Sequence[str]) -> list[StoredResult]:
     """The outcome and the progress that are stored under each of these ids."""
     results = [StoredResult() for _ in ids]
-    for n, slot, body in tx.all("kept_read", _dumps(ids), tx.now):
+    for n, slot, body in tx.all("kept_read", tx.array(ids), tx.now):
         if slot == OUTCOME:
             results[n].outcome = body
         else:
@@ -76,7 +71,7 @@ def on_end(tx: Transaction, message_id: str, topic: str | None, follower: bytes)
         row is None
         or row.state == DEAD
         or row.headers is None
-        or result_ttls_us(_headers(row.headers)) is None
+        or result_ttls_us(read_headers(row.headers)) is None
     ):
         raise nobody_follows(message_id)
     tx.run(
@@ -112,7 +107,7 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
     tx.parts.add(row.mid, row.parts, draft.body)
     lane.bytes += len(draft.body)
     tx.shard.bytes += len(draft.body)
-    if draft.signal and row.parts < control.signals_needed(_headers(row.headers or "{}")):
+    if draft.signal and row.parts < control.signals_needed(read_headers(row.headers or "{}")):
         tx.messages.save(row)
         tx.touch(lane)
         return Receipt(message_id, draft.topic), None

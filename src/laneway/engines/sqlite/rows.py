@@ -584,6 +584,7 @@ def _names(row: type[Any]) -> tuple[str, ...]:
 
 
 _dumps = msgspec.json.Encoder(order="sorted").encode
+read_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 _LANE = _names(Lane)
 LANE_COLUMNS = _LANE[: _LANE.index("retried")]

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Action, Draft, Settlement, SettlementAnswer
 
-_dumps = msgspec.json.Encoder().encode
 
 _LEASE_COLUMNS = 11
 """Columns of `leases_and_messages` that belong to the lease; those of the message follow."""
@@ -285,7 +284,7 @@ def _quick_deaths(
     shard, now = tx.shard, tx.now
     mids = [message.mid for _, message in dying]
     _notify_of_deaths(tx, settlements, left, dying, publish)
-    if tx.run("messages_bury", _dumps(mids)) != len(mids):
+    if tx.run("messages_bury", tx.array(mids)) != len(mids):
         raise Outdated
     tx.notes.load((message.mid,) for _, message in dying if message.has_note)
     letters: list[tuple[Any, ...]] = []
@@ -307,9 +306,9 @@ def _quick_deaths(
         letters.append((mid, topic, now, until, reason, 0 if error is None else error))
         ends.setdefault(until, []).append(mid)
         tx.letters[topic] = tx.letters.get(topic, 0) + 1
-    tx.insert("dead_insert", letters)
+    tx.run_rows("dead_insert", letters)
     for until, ending in ends.items():
-        tx.run("retention_ends", until, RETENTION_ENDS, _dumps(ending))
+        tx.run("retention_ends", until, RETENTION_ENDS, tx.array(ending))
     shard.leased -= len(mids)
     shard.died += len(mids)
     shard.dead += len(mids)
@@ -349,7 +348,7 @@ def _notify_of_deaths(
 ) -> None:
     """Store the outcomes, and publish the end notices, of those messages that ask for them."""
     mids = [message.mid for _, message in dying]
-    rows = {row[0]: Row(*row) for row in tx.all("messages_with_headers", _dumps(mids))}
+    rows = {row[0]: Row(*row) for row in tx.all("messages_with_headers", tx.array(mids))}
     if not rows:
         return
     for n, (lane, message) in zip(left, dying, strict=True):
@@ -370,7 +369,7 @@ def _delete_messages(tx: Transaction, mids: list[int]) -> None:
     if len(ranges) <= MOST_RANGES:
         tx.run_many("messages_end", ranges)
     else:
-        tx.run("messages_delete", _dumps(mids))
+        tx.run("messages_delete", tx.array(mids))
 
 
 def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
@@ -432,7 +431,7 @@ class _Settling:
         """
         tx = self.tx
         fences = [settlements[n].fence for n in positions if cached[n] is None]
-        rows = tx.all("leases_and_messages", _dumps(fences)) if fences else []
+        rows = tx.all("leases_and_messages", tx.array(fences)) if fences else []
         tx.load_numbers({row[2] for row in rows})
         held = {(row[0], row[1]): _held(row) for row in rows}
         pairs: list[tuple[int, tuple[Held, Ended | None] | None]] = []
@@ -447,7 +446,7 @@ class _Settling:
             if pair is not None:
                 ended.append(fence)
         if ended:
-            tx.run("leases_delete", _dumps(ended))
+            tx.run("leases_delete", tx.array(ended))
         return pairs
 
     def load(self, pairs: Iterable[tuple[Held, Ended | None, Settlement]]) -> None:
@@ -728,7 +727,7 @@ def expire_leases(
     over = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
     tx.load_numbers({held.lane for held in over if not held.gone})
     if over:
-        tx.run("leases_delete", _dumps([held.fence for held in over]))
+        tx.run("leases_delete", tx.array([held.fence for held in over]))
         _load_expired(tx, [held for held in over if not held.gone])
     for held in over:
         tx.lane_cache.leases.pop(held.fence, None)

@@ -9,7 +9,6 @@ import msgspec
 
 from laneway.engines.sqlite.admin import SqliteEngine
 from laneway.engines.sqlite.engine import PLACE
-from laneway.engines.sqlite.statements import SQL
 from laneway.errors import EngineCorrupt, UsageError
 
 if TYPE_CHECKING:
@@ -49,18 +48,6 @@ class ShardFile(SqliteEngine):
     ) -> None:
         self._known_version = known_version
         super().__init__(url, settings, place, wakeup)
-
-    @property
-    def nonce(self) -> str:
-        """The first part of generated ids."""
-        with self._store.reading() as connection:
-            return str(connection.execute("SELECT nonce FROM shard").fetchone()[0])
-
-    def setting(self, name: str) -> str | None:
-        """A setting of the file."""
-        with self._store.reading() as connection:
-            row = connection.execute(SQL["setting_read"], (name,)).fetchone()
-        return str(row[0]) if row is not None else None
 
     def limit_backlog(self, settings: Settings) -> None:
         """Limit the file's backlog."""
@@ -102,7 +89,7 @@ class ShardFile(SqliteEngine):
     def changed_us(self) -> int:
         """When the file was changed last, by its own time; -1: its inbox has messages."""
         with self._store.reading() as connection:
-            now, has_inbox = connection.execute(SQL["shard_changed"]).fetchone()
+            now, has_inbox = connection.one("shard_changed")
         return -1 if has_inbox else int(now)
 
     def transaction(self, now_us: int | None) -> AbstractContextManager[Transaction]:
@@ -120,14 +107,14 @@ class ShardFile(SqliteEngine):
         """
         wanted = msgspec.json.encode((place.shard, place.shards)).decode()
         with self._store.writing(durable=True) as connection:
-            stored = connection.execute(SQL["setting_read"], (PLACE,)).fetchone()
+            stored = connection.one("setting_read", PLACE)
             if stored is None:
                 if place.is_complete:
                     raise EngineCorrupt(
                         f"{place.path}: this file of the namespace is empty, and it was not before;"
                         " restore a copy of all files"
                     )
-                if connection.execute(SQL["setting_read"], ("tiers",)).fetchone() is not None:
+                if connection.one("setting_read", "tiers") is not None:
                     raise UsageError(
                         f"{place.path}: this file is a namespace by itself; name it"
                         f" (sqlite:///{place.path}), or another folder"
@@ -137,11 +124,11 @@ class ShardFile(SqliteEngine):
                         f"{place.path}: the program that created the namespace ended before it was"
                         " complete; say how many files it has, like ?shards=4"
                     )
-                connection.execute(SQL["setting_write"], (PLACE, wanted))
+                connection.run("setting_write", PLACE, wanted)
                 if place.tiers is not None:
-                    connection.execute(SQL["setting_write"], ("tiers", place.tiers))
+                    connection.run("setting_write", "tiers", place.tiers)
                 return place
-            (nonce,) = connection.execute("SELECT nonce FROM shard").fetchone()
+            (nonce,) = connection.one("nonce_read")
         shard, shards = msgspec.json.decode(stored[0])
         if shard == 0 == place.shard:
             return msgspec.structs.replace(place, shards=shards)

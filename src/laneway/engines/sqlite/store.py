@@ -23,6 +23,7 @@ from weakref import WeakSet
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
 from laneway.engines.sqlite import log_length
+from laneway.engines.sqlite.connection import Connection
 from laneway.engines.sqlite.disk_space import DiskSpace
 from laneway.engines.sqlite.log_length import LogLength
 from laneway.engines.sqlite.syncing import WalSync
@@ -79,9 +80,7 @@ class Store:
         self.lock = threading.RLock()
         self.commits = 0
         self.written = 0
-        """The number of the last commit, see `sync`."""
         self.waited = 0.0
-        """Seconds for which transactions waited for those of other processes."""
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
         self._is_closing = False
@@ -97,7 +96,7 @@ class Store:
             self.connection = self._open()
         self._create = False  # a file that is opened again must exist
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Connection:
         if self.path is not None:
             try:
                 self._check_path(Path(self.path))
@@ -118,6 +117,7 @@ class Store:
                 timeout=0,
                 isolation_level=None,
                 check_same_thread=False,
+                factory=Connection,
                 cached_statements=1024,
             )
         except sqlite3.Error as error:
@@ -245,16 +245,11 @@ class Store:
     @contextmanager
     def writing(
         self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
-    ) -> Iterator[sqlite3.Connection]:
-        """
-        One write transaction. A `durable` one is on disk when this returns, if the store's
-        durability is "fsync"; any other is on disk with the next durable one or checkpoint.
-        `changes_queue`: False if it changes no table of which a `LaneCache` has rows. `syncs`:
-        False if the caller calls `sync` after it, where it holds no lock any more.
-        """
+    ) -> Iterator[Connection]:
         with self.lock:
+            self.refuse_nested()
             connection = self._prepared(durable=durable)
-            self._begin(connection)
+            self._retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 self._check_layout(connection)
                 yield connection
@@ -289,10 +284,6 @@ class Store:
             )
 
     def sync(self, commit: int) -> None:
-        """
-        Return when this commit of a durable transaction, the number that was in `written` after it,
-        is on disk, if the store's durability is "fsync". Raises EngineUnavailable.
-        """
         wal_sync = self._wal_sync
         if wal_sync is None:
             return  # it was synced inside the commit
@@ -310,10 +301,6 @@ class Store:
 
     @contextmanager
     def syncing_later(self) -> Iterator[None]:
-        """
-        `sync` of this thread returns at once inside this block, and the block's end syncs what was
-        committed in it. Raises EngineUnavailable.
-        """
         thread, later = threading.get_ident(), self._later
         if thread in later:
             yield  # the block around this one syncs
@@ -327,7 +314,6 @@ class Store:
                 self.sync(commit)
 
     def sync_now(self) -> None:
-        """Inside `syncing_later`: sync what was committed in it so far."""
         thread = threading.get_ident()
         commit = self._later.pop(thread, None)
         if commit is not None:
@@ -337,38 +323,22 @@ class Store:
                 self._later[thread] = 0
 
     def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
-        """Raise EngineUnavailable if the disk has no room for these messages, see `disk_space`."""
         if self._disk is not None:
             with self.lock:
                 self._disk.check(drafts, self._prepared(durable=False))
 
-    def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        """
-        Run one statement as a durable transaction of its own; returns its rows. Call
-        `refuse_nested` before: inside another transaction it would be a part of that one. Call
-        `check_written` after, and `sync`.
-        """
+    def run_durably(self, name: str, *values: Any) -> list[Any]:
         with self.lock:
             connection = self._prepared(durable=True)
-            rows: list[Any] = self._retry_while_busy(
-                lambda: connection.execute(statement, values).fetchall()
-            )
+            rows: list[Any] = self._retry_while_busy(lambda: connection.all(name, *values))
             self.written += 1
             return rows
 
     def check_written(self) -> None:
-        """
-        Raise EngineUnavailable if what was just committed is in a file that was moved away. Call it
-        after `run_durably`.
-        """
         if self._full:
             self._check_files(durable=True)
 
     def refuse_nested(self) -> None:
-        """
-        Raise EngineUnavailable inside a transaction of this thread, as when a signal handler or a
-        finalizer publishes. Call it under the lock.
-        """
         if self._is_in_transaction():
             raise EngineUnavailable(
                 f"{self.name}: this call began inside another one of its thread, as in a signal"
@@ -391,15 +361,10 @@ class Store:
             log.put_off()
 
     def checkpoint(self) -> None:
-        """
-        Copy the WAL into the file, as far as readers let it, so that it begins again. A durable
-        commit is faster where the WAL need not grow.
-        """
         with self.lock, contextlib.suppress(sqlite3.Error):
             self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def is_busy(self) -> bool:
-        """Whether another process, or another thread of this one, is writing now."""
         if not self.lock.acquire(blocking=False):
             return True
         try:
@@ -411,21 +376,24 @@ class Store:
             self.lock.release()
         return False
 
-    def _prepared(self, *, durable: bool) -> sqlite3.Connection:
+    def _prepared(self, *, durable: bool) -> Connection:
         """The connection, about to begin a transaction."""
         self._check_files(durable=False)
         is_full = durable and self._full and self._wal_sync is None
         self._set_synchronous("FULL" if is_full else "NORMAL" if self._full else "OFF")
         return self.connection
 
-    def open_reader(self) -> sqlite3.Connection:
+    def open_reader(self) -> Connection:
         """
         Another connection, for reads that take long: they do not hold up who uses this object.
         """
         try:
             with forking.undivided():
                 connection = sqlite3.connect(
-                    self.path or ":memory:", isolation_level=None, check_same_thread=False
+                    self.path or ":memory:",
+                    isolation_level=None,
+                    check_same_thread=False,
+                    factory=Connection,
                 )
                 connection.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
@@ -433,8 +401,7 @@ class Store:
         return connection
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent read transaction, without the write lock."""
+    def reading(self) -> Iterator[Connection]:
         with self.lock:
             self._check_files(durable=False)
             connection = self.connection
@@ -468,9 +435,6 @@ class Store:
             except sqlite3.Error as error:
                 raise self.explain(error) from error
             self._synchronous = wanted
-
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        self._retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
 
     def _begin_reading(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN")
@@ -627,7 +591,7 @@ def _after_fork_in_child() -> None:
         else:
             # A transaction was running, which never ends here: closing could block forever.
             _abandoned.append(getattr(store, "connection", None))
-            store.connection = sqlite3.connect(":memory:")
+            store.connection = sqlite3.connect(":memory:", factory=Connection)
             store.connection.close()
     _stores.clear()
 

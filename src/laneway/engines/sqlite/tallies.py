@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Protocol
 
+    from laneway.engines.sql.store import Session
     from laneway.engines.sqlite.rows import Lane, Shard, TierQueue
 
-    class Transaction(Protocol):
+    class Transaction(Session, Protocol):
         """What counting needs of a transaction, which has a book of tallies."""
 
         now: int
@@ -42,15 +43,7 @@ if TYPE_CHECKING:
         lane_cache: Any
 
         @property
-        def all(self) -> Callable[..., Any]: ...
-        @property
-        def one(self) -> Callable[..., Any]: ...
-        @property
         def tier_queue_at(self) -> Callable[[int], TierQueue]: ...
-        @property
-        def run(self) -> Callable[..., Any]: ...
-        @property
-        def insert(self) -> Callable[..., Any]: ...
 
 
 class _Stored(msgspec.Struct, array_like=True):

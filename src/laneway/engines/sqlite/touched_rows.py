@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Key = tuple[Any, ...]
     Values = tuple[Any, ...]
 
-_dumps = msgspec.json.Encoder().encode
-
 
 class Table:
     """
@@ -48,7 +46,7 @@ class Table:
         converts: bool = False,
         absent: Container[Any] = (),
     ) -> None:
-        self._statements = statements
+        self._tables, self._connection = statements.tables, statements.connection
         self._absent = absent
         self._key = key
         self._read, self._write, self._delete = read, write, delete
@@ -76,7 +74,7 @@ class Table:
         wanted = [key for key in missing if key[0] not in self._absent]
         if not wanted:
             return
-        rows = self._statements.all_rows(self._read, wanted, converts=self._converts)
+        rows = self._connection.all_rows(self._read, wanted, converts=self._converts)
         self._known.update((row[: self._key], row[self._key :]) for row in rows)
 
     def assume_absent(self, keys: Iterable[Key]) -> None:
@@ -107,9 +105,9 @@ class Table:
         deleted = [key for key, values in changed.items() if values is None]
         written = [(*key, *values) for key, values in changed.items() if values is not None]
         if deleted:
-            self._statements.run_rows(self._delete, deleted, converts=self._converts)
+            self._connection.run_rows(self._delete, deleted, converts=self._converts)
         if written:
-            self._statements.run_rows(self._write, written, converts=self._converts)
+            self._connection.run_rows(self._write, written, converts=self._converts)
 
     def forget(self) -> None:
         """Forget what was read: another statement changes this table."""
@@ -123,7 +121,7 @@ class PlaceTable(Table):
     """
 
     def write(self) -> None:
-        messages = self._statements.tables.get("message")
+        messages = self._tables.get("message")
         if messages is not None:
             messages.write()
         self.write_changed()
@@ -153,7 +151,7 @@ class ParkedTable(PlaceTable):
         """Read the first messages of these keys, all in one statement."""
         self.write()
         wanted = [key for key in dict.fromkeys(keys) if key not in self._firsts]
-        rows = self._statements.all_rows(self._read_firsts, wanted)
+        rows = self._connection.all_rows(self._read_firsts, wanted)
         self._firsts.update(((lane, key), mid) for lane, key, mid in rows)
 
     def forget_first(self, lane: int, key: str) -> None:
@@ -200,7 +198,7 @@ class IdentTable(Table):
         wanted = [mid for mid in dict.fromkeys(mids) if mid not in self._joined]
         if wanted:
             self._joined.update((mid, []) for mid in wanted)
-            rows = self._statements.execute("idents_joined_to", _dumps(wanted))
+            rows = self._connection.all("idents_joined_to", self._connection.array(wanted))
             for mid, message_id, topic in rows:
                 self._joined[mid].append((message_id, topic))
 
@@ -217,9 +215,9 @@ class PartTable:
     """`part`: the bodies of a message beyond the first, by message."""
 
     def __init__(self, statements: Statements) -> None:
-        self._statements = statements
+        self._tables, self._connection = statements.tables, statements.connection
         self._known: dict[int, list[bytes]] = {}
-        self._added: dict[int, list[tuple[int, int, bytearray]]] = {}
+        self._added: dict[int, list[tuple[int, int, bytes]]] = {}
         self._deleted: dict[int, None] = {}
         statements.tables["part"] = self
 
@@ -235,7 +233,7 @@ class PartTable:
         if wanted:
             self.write()
             self._known.update((mid, []) for mid in wanted)
-            for mid, body in self._statements.execute("parts_of", _dumps(wanted)):
+            for mid, body in self._connection.all("parts_of", self._connection.array(wanted)):
                 self._known[mid].append(body)
 
     def add(self, mid: int, number: int, body: bytes) -> None:
@@ -244,7 +242,7 @@ class PartTable:
             self._known[mid] = []
         if mid in self._known:
             self._known[mid].append(body)
-        self._added.setdefault(mid, []).append((mid, number, bytearray(body)))
+        self._added.setdefault(mid, []).append((mid, number, body))
 
     def delete(self, mid: int) -> None:
         """Delete all bodies of a message beyond the first."""
@@ -257,10 +255,10 @@ class PartTable:
         deleted, self._deleted = self._deleted, {}
         added, self._added = self._added, {}
         if deleted:
-            self._statements.execute("parts_delete", _dumps(list(deleted)))
+            self._connection.run("parts_delete", self._connection.array(list(deleted)))
         if added:
-            self._statements.run_rows(
-                "part_insert", [row for rows in added.values() for row in rows]
+            self._connection.run_rows(
+                "part_insert", [row for rows in added.values() for row in rows], converts=True
             )
 
     def forget(self) -> None:
@@ -272,7 +270,7 @@ class MessageTable:
     """`message`: the rows by number. Each row has one object, which all callers share."""
 
     def __init__(self, statements: Statements) -> None:
-        self._statements = statements
+        self._tables, self._connection = statements.tables, statements.connection
         self._known: dict[int, Row | None] = {}
         self.new: dict[int, Row] = {}
         """Messages that were added and are not written yet."""
@@ -295,7 +293,7 @@ class MessageTable:
         """Read the rows of these messages, all in one statement."""
         wanted = [mid for mid in dict.fromkeys(mids) if mid not in self._known]
         if wanted:
-            rows = self._statements.execute("messages_by_number", _dumps(wanted))
+            rows = self._connection.all("messages_by_number", self._connection.array(wanted))
             self._known.update(dict.fromkeys(wanted))
             self._known.update((row[0], Row(*row)) for row in rows)
 
@@ -349,40 +347,42 @@ class MessageTable:
 
     def write(self) -> None:
         """Write what was changed."""
-        statements = self._statements
+        connection = self._connection
         if self.new:
             self._write_new()
         if self._states:
             states, self._states = self._states, {}
             for state in {row.state for row in states.values()}:
                 mids = [mid for mid, row in states.items() if row.state == state]
-                statements.execute("messages_state", state, _dumps(mids))
+                connection.run("messages_state", state, connection.array(mids))
         if self._moved:
             moved, self._moved = self._moved, {}
-            statements.run_rows("message_move", [_moved(row) for row in moved.values()])
+            connection.run_rows("message_move", [_moved(row) for row in moved.values()])
         if self._contents:
             contents, self._contents = self._contents, {}
-            statements.run_rows("message_content", [
-                (row.mid, row.headers or 0, bytearray(row.body)) for row in contents.values()
-            ])  # fmt: skip
+            connection.run_rows(
+                "message_content",
+                [(row.mid, row.headers, row.body) for row in contents.values()],
+                converts=True,
+            )
         if self._sticky:
             sticky, self._sticky = self._sticky, {}
-            statements.execute("messages_sticky", _dumps(list(sticky)))
+            connection.run("messages_sticky", connection.array(list(sticky)))
         if self._deleted:
             deleted, self._deleted = self._deleted, {}
-            statements.execute("messages_delete", _dumps(list(deleted)))
+            connection.run("messages_delete", connection.array(list(deleted)))
 
     def _write_new(self) -> None:
         """Insert new messages, and from their rows the places where they wait."""
         new, self.new = self.new, {}
-        self._statements.add_rows("message", list(map(msgspec.structs.astuple, new.values())))
+        self._connection.add_rows("message", list(map(msgspec.structs.astuple, new.values())))
         found = {row.state for row in new.values()}
         for state, name in ((READY, "ready"), (PARKED, "parked")):
             if state in found:
-                places = self._statements.tables[name]
+                places = self._tables[name]
                 if isinstance(places, PlaceTable):
                     places.write_changed()  # what it has of these messages is older
-                self._statements.execute(f"{name}_insert_new", min(new), max(new))
+                self._connection.run(f"{name}_insert_new", min(new), max(new))
 
     def forget(self) -> None:
         """Forget what was read: another statement changes this table."""

@@ -38,7 +38,7 @@ from laneway.engines.sqlite.rows import (
     Shard,
     TierQueue,
 )
-from laneway.engines.sqlite.statements import GRANT, SQL, Statements
+from laneway.engines.sqlite.statements import GRANT, Statements
 from laneway.engines.sqlite.tallies import TallyBook
 from laneway.engines.sqlite.touched_rows import (
     IdentTable,
@@ -54,9 +54,9 @@ from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP, TOPIC, group_of
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Callable, Iterable, Sequence
 
+    from laneway.engines.sql.store import Connection
     from laneway.engines.sqlite.address import Place
     from laneway.engines.sqlite.rows import GroupQueue
     from laneway.message import Draft
@@ -107,13 +107,11 @@ class Rules:
         self.sets: dict[int, Layers] = {}
         """By number: the layers of a set of own policies, see `own_set`."""
 
-    def refresh(self, connection: sqlite3.Connection, version: int) -> None:
+    def refresh(self, connection: Connection, version: int) -> None:
         """Read policies and tiers again if they are older than `version`."""
         if version != self.version:
-            self.set_tiers(
-                TierLayers.read(connection.execute(SQL["setting_read"], ("tiers",)).fetchone()[0])
-            )
-            rows = connection.execute(SQL["policies"]).fetchall()
+            self.set_tiers(TierLayers.read(connection.one("setting_read", "tiers")[0]))
+            rows = connection.all("policies")
             self.policy_table.load(
                 [(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows]
             )
@@ -220,7 +218,7 @@ class Transaction(Statements):
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         rules: Rules,
         clock: int,
         lane_cache: LaneCache | None = None,
@@ -229,8 +227,8 @@ class Transaction(Statements):
         self.rules = rules
         self.lane_cache = lane_cache = lane_cache or LaneCache()
         if lane_cache.shard is None:
-            lane_cache.shard = Shard(*connection.execute(SQL["shard_read"]).fetchone())
-            for row in connection.execute(SQL["tier_queues"]):
+            lane_cache.shard = Shard(*connection.one("shard_read"))
+            for row in connection.all("tier_queues"):
                 lane_cache.add_tier_queue(TierQueue(*row))
             lane_cache.stored_tier_queues = list(map(_stored, lane_cache.tier_queues.values()))
         self.shard = lane_cache.shard
@@ -467,12 +465,12 @@ class Transaction(Statements):
             lane_cache.own.update(dict.fromkeys(wanted, 0))
             lane_cache.own.update(
                 (topic, own)
-                for topic, own in self.all("own_read_many", _dumps(wanted))
+                for topic, own in self.all("own_read_many", self.array(wanted))
                 if not self.is_shared(topic)
             )
         numbers = {self.own_of(topic) for topic in topics} - self.rules.sets.keys() - {0}
         if numbers:
-            for number, layers in self.all("own_sets_read", _dumps(list(numbers))):
+            for number, layers in self.all("own_sets_read", self.array(list(numbers))):
                 self.rules.cache_set(number, json.loads(layers))
 
     def own_layers(self, own: int) -> Layers:
@@ -508,7 +506,7 @@ class Transaction(Statements):
         if len(wanted) == 1:
             rows = self.all("lane_by_name", wanted[0])
         else:
-            rows = self.all("lanes_by_name", _dumps(wanted)) if wanted else []
+            rows = self.all("lanes_by_name", self.array(wanted)) if wanted else []
         self._cache_lanes(rows)
         if len(rows) < len(wanted):
             self._absent.update(name for name in wanted if name not in known)
@@ -520,7 +518,7 @@ class Transaction(Statements):
         if len(wanted) == 1:
             rows = self.all("lane_by_number", wanted[0])
         else:
-            rows = self.all("lanes_by_number", _dumps(wanted)) if wanted else []
+            rows = self.all("lanes_by_number", self.array(wanted)) if wanted else []
         self._cache_lanes(rows)
 
     def _cache_lanes(self, rows: Sequence[Sequence[Any]]) -> None:
@@ -1170,7 +1168,7 @@ class Transaction(Statements):
                 continue
             self._reopened_groups.update(-each for each in (owner, before[0] or 0) if each < 0)
         if self._reopened_groups:
-            self.run("groups_reopen", _dumps(list(self._reopened_groups)))
+            self.run("groups_reopen", self.array(list(self._reopened_groups)))
             self._reopened_groups.clear()
 
     def reopen(self, gate: GateState) -> None:

@@ -67,9 +67,6 @@ def _known_lanes(tx: Transaction, names: Iterable[str]) -> list[Lane]:
     return [lane for name in names if (lane := tx.find_lane(name)) is not None]
 
 
-_as_list = msgspec.json.Encoder().encode
-
-
 def lanes_under(tx: Transaction, pattern: str) -> Iterator[Lane]:
     """All lanes that the pattern may cover, and all buckets."""
     stem = pattern.removesuffix("*")
@@ -127,7 +124,7 @@ def many_stats(tx: Transaction, topics: Sequence[str]) -> list[TopicStats]:
             if lane.ready and lane.topic is not None
         ],
     )
-    dead = dict(tx.all("dead_counts", _as_list(topics)))
+    dead = dict(tx.all("dead_counts", tx.array(topics)))
     return [_stats(tx, topic, lanes[topic], oldest, dead[topic]) for topic in topics]
 
 
@@ -166,7 +163,7 @@ def oldest_of(tx: Transaction, lanes: Sequence[int]) -> dict[int, int]:
     """By lane: the since of its oldest ready message, if it has one."""
     return {
         lane: since
-        for lane, *front in tx.all("lane_fronts", _as_list(lanes))
+        for lane, *front in tx.all("lane_fronts", tx.array(lanes))
         if (since := oldest_behind(tx, lane, *front)) is not None
     }
 

@@ -1,4 +1,4 @@
--- Records beside the queue: settings whose names begin with "record:" and their kind.
+-- Settings that are replaced as they were read, those of records begin with "record:" and the kind.
 
 -- name: record_insert
 INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;

@@ -1,0 +1,121 @@
+"""
+What the rules need of a database: a store, its transactions, and statements by name.
+
+A database implements both protocols. It has the text of each statement, and it alone knows how
+values are bound: a list by `array`, and 0 for NULL in columns that are never 0, so its statements
+have `nullif(?, 0)` there. Everything raises a `LanewayError` that names the store; a change that
+raises has not happened unless the error's `applied` is None.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from threading import RLock
+
+    from laneway.message import Draft
+
+
+class Session(Protocol):
+    """Runs statements by their names, within one transaction."""
+
+    def one(self, name: str, *values: Any) -> Any:
+        """The first row of a statement, or None."""
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        """All rows of a statement."""
+
+    def run(self, name: str, *values: Any) -> int:
+        """Run a statement; returns how many rows changed."""
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement for each of these rows; returns how many rows changed."""
+
+    def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
+        """
+        Run a statement with VALUES for many rows at once. A row may run twice, which must change
+        nothing more: it conflicts with itself, or is written again. `converts`: there are values of
+        bytes or None.
+        """
+
+    def array(self, values: Sequence[Any]) -> Any:
+        """Numbers or strings as one value of a statement: a list."""
+
+
+class Connection(Session, Protocol):
+    """One transaction of a store."""
+
+    def all_rows(
+        self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False
+    ) -> list[Any]:
+        """All rows of a query with VALUES for many rows at once; some may be there twice."""
+
+    def add_rows(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows with all columns of `message` or `lease`; values may be bytes or None."""
+
+    def version(self) -> int:
+        """Another number once anything but this connection has written to the store."""
+
+    def touched(self, name: str) -> Sequence[tuple[str, bool]]:
+        """The tables that a statement names, and whether it changes them."""
+
+
+class Store(Protocol):
+    """An open store. It is used by one thread at a time, which holds its `lock`."""
+
+    name: str
+    lock: RLock
+    commits: int
+    """How many transactions have changed what a `LaneCache` has rows of."""
+    written: int
+    """The number of the last commit, see `sync`."""
+    waited: float
+    """Seconds for which transactions waited for those of other processes."""
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """One consistent read transaction, without the write lock."""
+
+    def writing(
+        self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
+    ) -> AbstractContextManager[Connection]:
+        """
+        One write transaction; no other one runs meanwhile. A `durable` one survives a power cut
+        when this returns. `changes_queue`: False if it changes no table of which a `LaneCache` has
+        rows. `syncs`: False if the caller calls `sync` after it, where it holds no lock any more.
+        """
+
+    def run_durably(self, name: str, *values: Any) -> list[Any]:
+        """
+        Run one statement as a durable transaction of its own; returns its rows. Call
+        `refuse_nested` before, `check_written` and `sync` after it.
+        """
+
+    def check_written(self) -> None:
+        """Raise EngineUnavailable if what was just committed will not be found again."""
+
+    def refuse_nested(self) -> None:
+        """Raise EngineUnavailable inside a transaction of this thread. Call it under the lock."""
+
+    def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
+        """Raise EngineUnavailable if the disk has no room for these messages."""
+
+    def sync(self, commit: int) -> None:
+        """Return when this durable commit, the number that was in `written`, is on disk."""
+
+    def syncing_later(self) -> AbstractContextManager[None]:
+        """`sync` of this thread returns at once inside this block, whose end syncs."""
+
+    def sync_now(self) -> None:
+        """Inside `syncing_later`: sync what was committed in it so far."""
+
+    def checkpoint(self) -> None:
+        """Make the next durable commits faster, where the store can."""
+
+    def is_busy(self) -> bool:
+        """Whether another process, or another thread of this one, is writing now."""
+
+    def close(self) -> None:
+        """Close the store; may be called twice."""
