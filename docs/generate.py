@@ -100,7 +100,8 @@ UNSAID_DEFAULTS = {
 def policy_page() -> str:
     hints = get_type_hints(policy.PolicyOptions)
     rows = []
-    for name, (_, meaning) in policy.FIELDS.items():
+    for name, field in policy.FIELDS.items():
+        meaning = field.meaning
         found = re.search(r";?\s*default:? (.*)$", meaning)
         if found is None:
             default = UNSAID_DEFAULTS[name]

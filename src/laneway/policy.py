@@ -13,7 +13,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence  # noqa: TC003  # the command line reads the hints
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -54,6 +54,8 @@ FOREVER = -1
 """
 The value of `Resolved.dedupe` if ids stay known for ever, and of `time_limit` if there is none.
 """
+KEPT_FOREVER = units.MAX_SECONDS * units.SECOND
+"""The value of `Resolved.dead_ttl` if dead letters are kept for ever; engines add it to a time."""
 DEFAULT_TIME_LIMIT = 30 * 60.0
 """
 Seconds that a handler may take in a topic with `serial` or `merge`, where no time limit is set: one
@@ -229,12 +231,15 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     expires, is copied or refused.
     """
 
+    def ttl_us(self, own: int | None) -> int | None:
+        """
+        How long a message may wait; None: for ever. `own`: the ttl that its publisher set, if any.
+        """
+        return own if own is not None else self.ttl
+
     def expires_us(self, own_ttl: int | None, since_us: int) -> int | None:
-        """
-        When a message expires whose ttl begins at `since_us`; None: never. `own_ttl`: the ttl that
-        its publisher set.
-        """
-        ttl = own_ttl if own_ttl is not None else self.ttl
+        """When a message expires whose ttl begins at `since_us`; None: never."""
+        ttl = self.ttl_us(own_ttl)
         return None if ttl is None else since_us + ttl
 
     def seconds_allowed(self, own: float | None) -> float | None:
@@ -469,134 +474,218 @@ def _backoff(value: Any) -> Any:
     return fields
 
 
-FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "rate": (units.rate, 'deliveries per second: 50, "50/s", "600/m"'),
-    "burst": (
+class Field(NamedTuple):
+    """
+    A field of a policy, and what parts of the system have to know of it.
+
+    - `check`: checks a value and returns it as a JSON value.
+    - `meaning`: may end with "; default X".
+    - `unit`: of a number; engines have durations in microseconds.
+    - `forever`: what engines have for the duration "forever".
+    - `needs`: the field without which it has no meaning.
+    - `effect`: it may hold back messages that are ready, or refuse some ("holds"), or end messages
+      that wait ("ends"). `laneway explain` names such a field.
+    - `in_route`: clients need it to write a message, see `laneway.engines.sharded.routes`.
+    - `in_lua`: its names in `policies.lua`; None: its own name; (): it is not there.
+    - `lua_flag`: there it is a flag, whether the field has this value.
+    """
+
+    check: Callable[[Any], Any]
+    meaning: str
+    unit: Literal["duration", "rate", "bytes"] | None = None
+    forever: int | None = None
+    needs: str | None = None
+    effect: Literal["holds", "ends"] | None = None
+    in_route: bool = False
+    in_lua: tuple[str, ...] | None = None
+    lua_flag: str | None = None
+
+
+FIELDS: dict[str, Field] = {
+    "rate": Field(
+        units.rate,
+        'deliveries per second: 50, "50/s", "600/m"',
+        unit="rate",
+        effect="holds",
+        in_lua=("rate", "auto_burst"),
+    ),
+    "burst": Field(
         _integer(1, 1_000_000),
         "most deliveries at once after a pause; default: 1 + a twentieth of the rate",
+        needs="rate",
+        in_lua=("set_burst",),
     ),
-    "concurrency": (
+    "concurrency": Field(
         _concurrency,
         'most leases at once; "auto": a limit that adapts to the destination',
+        effect="holds",
     ),
-    "min_concurrency": (
-        _integer(1, 1_000_000),
-        'with concurrency "auto": the least limit; default 1',
+    "min_concurrency": Field(
+        _integer(1, 1_000_000), 'with concurrency "auto": the least limit; default 1'
     ),
-    "max_concurrency": (
-        _integer(1, 1_000_000),
-        'with concurrency "auto": the largest limit; default 64',
+    "max_concurrency": Field(
+        _integer(1, 1_000_000), 'with concurrency "auto": the largest limit; default 64'
     ),
-    "weight": (_weight, "share of the deliveries in its tier; default 1"),
-    "tier": (_word, "service class; default: the default tier"),
-    "pool": (_word, "pool of workers that serves the topic; default default"),
-    "lease": (
+    "weight": Field(_weight, "share of the deliveries in its tier; default 1"),
+    "tier": Field(_word, "service class; default: the default tier"),
+    "pool": Field(_word, "pool of workers that serves the topic; default default", effect="holds"),
+    "lease": Field(
         _duration(),
         "time to settle a lease; in a worker at most its heartbeat timeout; default 60 s",
+        unit="duration",
     ),
-    "time_limit": (
+    "time_limit": Field(
         _duration_or_forever,
         (
             'the longest time that a handler may take; a worker stops it then; "forever": no limit;'
             f" default {DEFAULT_TIME_LIMIT / 60:g} min with serial or merge, else no limit"
         ),
+        unit="duration",
+        forever=FOREVER,
+        in_lua=(),
     ),
-    "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
-    "backoff": (
+    "retries": Field(_integer(0, 1_000_000), "attempts after the first; default 16"),
+    "backoff": Field(
         _backoff,
         (
             'delay between attempts: a Backoff, its fields, a list like "5s,5m,2h", or a fixed'
             " duration; default 1 s … 1 h, jitter"
         ),
     ),
-    "ttl": (_duration(), "how long a message may wait before it expires; default for ever"),
-    "on_expiry": (
+    "ttl": Field(
+        _duration(),
+        "how long a message may wait before it expires; default for ever",
+        unit="duration",
+        effect="ends",
+        in_route=True,
+    ),
+    "on_expiry": Field(
         _choice("dead", "drop"),
         "make an expired message a dead letter (dead) or delete it (drop); default dead",
+        in_lua=("drop_expired",),
+        lua_flag="drop",
     ),
-    "on_unhandled": (
+    "on_unhandled": Field(
         _duration(),
         "how long a message waits for a handler before it is a dead letter; default: it waits",
+        unit="duration",
+        effect="ends",
     ),
-    "dead_ttl": (
+    "dead_ttl": Field(
         _duration_or_forever,
         (
             'how long dead letters are kept; "forever": until somebody redrives or drops them;'
             " default 14 days"
         ),
+        unit="duration",
+        forever=KEPT_FOREVER,
     ),
-    "serial": (
+    "serial": Field(
         _serial,
         (
             'one message of a key at a time, in order: "hold" (or true): a retry keeps its place;'
             ' "yield": the next message of the key may pass it'
         ),
+        in_route=True,
     ),
-    "key_concurrency": (
+    "key_concurrency": Field(
         _integer(1, 1_000_000),
         "most leases of one key at once; messages without a key are not limited",
+        effect="holds",
     ),
-    "key_rate": (
+    "key_rate": Field(
         units.rate,
         'deliveries of each key per second: 5, "5/s", "60/m"; not with serial',
+        unit="rate",
+        effect="holds",
     ),
-    "gate": (_gate, "name of a limit that several topics share, or a list of names"),
-    "group": (
+    "gate": Field(
+        _gate, "name of a limit that several topics share, or a list of names", effect="holds"
+    ),
+    "group": Field(
         _group,
         'topics that compete as one: a name, or a template of the topic\'s parts: "customer.{1}"',
+        effect="holds",
     ),
-    "merge": (
+    "merge": Field(
         _choice("first", "last", "all"),
         "a message joins a waiting one of its key; the first, the last, or all bodies are kept",
+        in_route=True,
     ),
-    "merge_limit": (_integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000'),
-    "window": (_duration(), "a merged message is due this long after the first of its key"),
-    "debounce": (_flag, "start the window again with each message of the key"),
-    "max_wait": (
+    "merge_limit": Field(
+        _integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000', needs="merge"
+    ),
+    "window": Field(
+        _duration(),
+        "a merged message is due this long after the first of its key",
+        unit="duration",
+        needs="merge",
+    ),
+    "debounce": Field(_flag, "start the window again with each message of the key", needs="window"),
+    "max_wait": Field(
         _duration(),
         "with debounce: a message is due at most this long after the first; default ten windows",
+        unit="duration",
+        needs="debounce",
     ),
-    "edge": (
+    "edge": Field(
         _choice("trailing", "leading"),
         "trailing: due at the window's end; leading: the first at once, then at most one a window",
+        in_lua=("leading",),
+        lua_flag="leading",
     ),
-    "max_body": (units.size, "largest body; default 1 MiB"),
-    "max_cost": (
+    "max_body": Field(
+        units.size, "largest body; default 1 MiB", unit="bytes", in_route=True, in_lua=()
+    ),
+    "max_cost": Field(
         _integer(1, MAX_COST),
         "largest cost of a message; default: what its rate produces in 60 s, at least its burst",
     ),
-    "dedupe": (
+    "dedupe": Field(
         _duration_or_forever,
         'how long the id of a finished message is known, and publishing it a duplicate; "forever"',
+        unit="duration",
+        forever=FOREVER,
     ),
-    "max_backlog": (_backlog, 'most that may wait: a count, or a size like "10GB"'),
-    "on_full": (
+    "max_backlog": Field(
+        _backlog,
+        'most that may wait: a count, or a size like "10GB"',
+        effect="holds",
+        in_route=True,
+        in_lua=("max_backlog", "max_backlog_bytes"),
+    ),
+    "on_full": Field(
         _choice("refuse", "block", "drop_oldest"),
         "what a publish above max_backlog does; default refuse",
     ),
-    "partitions": (
+    "partitions": Field(
         _integer(1, MAX_PARTITIONS),
         "lanes that share a topic, by the CRC32 of the key, and its limits; default 1",
     ),
-    "buckets": (
+    "buckets": Field(
         _integer(1, MAX_BUCKETS),
         "lanes that all topics of the pattern share, by the CRC32 of their names",
     ),
-    "delivery": (
+    "delivery": Field(
         _choice("at_least_once", "at_most_once"),
         "at_most_once: acked at delivery and never retried; default at_least_once",
+        in_lua=("at_most_once",),
+        lua_flag="at_most_once",
     ),
-    "paused": (_flag, "accept messages and deliver none"),
-    "own_backlog": (
+    "paused": Field(_flag, "accept messages and deliver none", effect="holds"),
+    "own_backlog": Field(
         _flag,
         "false: only the topic's subscriptions get its messages; default true",
+        effect="holds",
+        in_route=True,
+        in_lua=(),
     ),
 }
 """
-Every policy field: the function that checks its value, and its meaning.
+Every policy field.
 
-The only definition of the fields: validation, the CLI's help and docs/reference/policy.md derive
-from it. A text may end with "; default X".
+The only definition of the fields: validation, units, records of engines, the CLI's help and
+docs/reference/policy.md derive from it.
 """
 
 
@@ -650,12 +739,6 @@ class PolicyOptions(TypedDict, total=False):
     delivery: Literal["at_least_once", "at_most_once"] | None
     paused: bool | None
     own_backlog: bool | None
-
-
-_TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait")
-
-FOREVER_FIELDS = ("time_limit", "dedupe")
-"""Durations that may be `"forever"`."""
 
 
 def check_topic(name: str) -> str:
@@ -779,7 +862,7 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = None
             continue
         try:
-            checked[name] = FIELDS[name][0](value)
+            checked[name] = FIELDS[name].check(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
     if checked.get("buckets") is not None and SEPARATOR in pattern:
@@ -997,19 +1080,16 @@ def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dic
 def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert checked fields to the units of `Resolved`: microseconds, bytes."""
     values = dict(fields)
-    if values.get("dead_ttl") == "forever":
-        values["dead_ttl"] = units.MAX_SECONDS  # engines add it to the time
-    for name in _TO_MICROSECONDS:
-        if name in values:
-            values[name] = max(1, round(values[name] * units.SECOND))
+    for name, value in fields.items():
+        field = FIELDS.get(name)
+        if field is not None and field.unit == "duration":
+            values[name] = (
+                field.forever if value == "forever" else max(1, round(value * units.SECOND))
+            )
     if "backoff" in values:
         values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
     if values.get("concurrency") == "auto":
         values["concurrency"] = AUTO
-    for name in FOREVER_FIELDS:
-        if name in values:
-            span = values[name]
-            values[name] = FOREVER if span == "forever" else max(1, round(span * units.SECOND))
     if "gate" in values:
         values["gate"] = GATE_SEPARATOR.join(gate_names(values["gate"]))
     if isinstance(values.get("max_backlog"), str):
@@ -1367,8 +1447,8 @@ class PolicyTable:
             )
         if "buckets" in values and not own_name and policy.partitions > 1:
             raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
-        for field, needed in _NEEDS.items():
-            if field in values and values[field] is not False and not values.get(needed):
+        for field, needed in _needs(values):
+            if values[field] is not False and not values.get(needed):
                 raise refuse(field, f'"{field}" has no meaning without "{needed}"; set both')
         if values.get("edge") == "leading" and not values.get("window"):
             raise refuse("edge", '"edge" has no meaning without "window"; set both')
@@ -1402,14 +1482,14 @@ def _consumed_in(layers: Layers) -> set[str]:
 KEY_LIMITS = ("key_concurrency", "key_rate")
 """The limits per key; `serial` is stronger."""
 
-_NEEDS = {
-    "window": "merge",
-    "debounce": "window",
-    "max_wait": "debounce",
-    "merge_limit": "merge",
-    "burst": "rate",
-}
-"""Fields that have no meaning without another field."""
+
+def _needs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The fields that are set and have no meaning without another field, in their order."""
+    return [
+        (name, field.needs)
+        for name, field in FIELDS.items()
+        if field.needs is not None and name in values
+    ]
 
 
 def _drop_ineffective(values: dict[str, Any]) -> None:
@@ -1417,8 +1497,8 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
     Remove or adapt fields that contradict each other. Each was valid when it was set; a later
     change of another pattern made the combination invalid.
     """
-    for field, needed in _NEEDS.items():
-        if field in values and not values.get(needed):
+    for field, needed in _needs(values):
+        if not values.get(needed):
             del values[field]
     if values.get("edge") == "leading" and (not values.get("window") or values.get("debounce")):
         del values["edge"]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.message import RAW
-from laneway.policy import AUTO, FOREVER, FOREVER_FIELDS, gate_names
+from laneway.policy import AUTO, FIELDS, gate_names
 from laneway.printable import escaped, escaped_json
-from laneway.units import MAX_SECONDS, SECOND, rate_text
+from laneway.units import SECOND, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,33 +173,22 @@ def exact_size(count: int) -> str:
 
 # Policy settings
 
-DURATIONS = (
-    "lease",
-    "time_limit",
-    "ttl",
-    "dead_ttl",
-    "on_unhandled",
-    "window",
-    "max_wait",
-    "dedupe",
-)
+DURATIONS = [name for name, field in FIELDS.items() if field.unit == "duration"]
 """The settings that are durations."""
-
-KEPT_FOREVER = MAX_SECONDS * SECOND
-"""`dead_ttl="forever"` in microseconds."""
 
 
 def setting_in_seconds(name: str, value: Any) -> Any:
     """A setting of a resolved policy, where durations are microseconds, in seconds."""
-    is_forever = value == FOREVER if name in FOREVER_FIELDS else value == KEPT_FOREVER
-    if is_forever and name in DURATIONS:
+    if value is None:
+        return None
+    if name in FIELDS and value == FIELDS[name].forever:
         return "forever"
-    if name == "gate" and value is not None:
+    if name == "gate":
         names = gate_names(value)
         return names if len(names) > 1 else names[0]
     if name == "concurrency" and value == AUTO:
         return "auto"
-    return value / 1e6 if name in DURATIONS and value is not None else value
+    return value / SECOND if name in DURATIONS else value
 
 
 def setting_in_words(name: str, value: Any) -> str:
@@ -208,13 +197,12 @@ def setting_in_words(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if name in DURATIONS and not isinstance(value, str):
-        return exact_duration(value)
+    unit = FIELDS[name].unit if name in FIELDS else None
+    if unit is not None and not isinstance(value, str):
+        return {"duration": exact_duration, "rate": rate_text, "bytes": exact_size}[unit](value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    if name == "rate":
-        return rate_text(value)
-    if name in ("max_body", "max_backlog_bytes"):
+    if name == "max_backlog_bytes":
         return exact_size(value)
     if name == "backoff":
         return backoff_in_words(value)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -33,6 +32,7 @@ from laneway import (
     UsageError,
 )
 from laneway.message import Draft, Receipt
+from laneway.policy import Resolved
 from laneway.producing import forwarder, spool, spool_file
 from laneway.producing.limits import OnProducerFull
 from laneway.producing.reports import UnsentReports
@@ -75,7 +75,8 @@ class Store:
     namespace, url = "default", "sqlite://"
 
     def policy_of(self, topic: str) -> Any:
-        return SimpleNamespace(ttl=self.ttl, topic=topic)
+        del topic
+        return Resolved(ttl=self.ttl)
 
     def forward(self, drafts: Sequence[Draft], *, spool: str, batch: str) -> list[Receipt]:
         assert spool

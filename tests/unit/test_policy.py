@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from datetime import timedelta
+from typing import get_args, get_type_hints
+
 import pytest
 
+from laneway.admin import topic_reasons
+from laneway.engines.shared import explaining
 from laneway.errors import BadMessage, BadPolicy
 from laneway.policy import (
     DEFAULT_TIME_LIMIT,
+    FIELDS,
     Backoff,
+    PolicyOptions,
     PolicyTable,
+    Resolved,
     Tier,
     check_fields,
     check_topic,
 )
+from laneway.producing import forwarder
 
 
 def policy_table(*rows: tuple[str, str, dict[str, object]]) -> PolicyTable:
@@ -172,3 +183,26 @@ def test_tiers_take_a_share_or_strict() -> None:
     for wrong in (0, -1, "first", True):
         with pytest.raises(BadPolicy):
             Tier.of(wrong)
+
+
+def test_each_field_stands_in_one_table() -> None:
+    """Type checkers and engines know the fields of `FIELDS`, and durations are one kind of them."""
+    assert set(PolicyOptions.__annotations__) == set(FIELDS)
+    assert set(FIELDS) <= set(Resolved.__struct_fields__)
+    for name, hint in get_type_hints(PolicyOptions).items():
+        is_duration = timedelta in get_args(hint) and name != "backoff"
+        assert (FIELDS[name].unit == "duration") == is_duration, name
+
+
+def test_what_a_waiting_message_notices_is_known_to_those_who_explain_it() -> None:
+    """
+    `laneway explain` names each field that may hold back or end waiting messages. Of those that end
+    them, the forwarder of a spool knows each but `on_unhandled`, which counts from a delivery.
+    """
+    explained = inspect.getsource(topic_reasons) + inspect.getsource(explaining)
+    for name, field in FIELDS.items():
+        if field.effect is not None:
+            assert re.search(rf"\.{name}\b|[\"']{name}[\"']", explained), name
+    ends = {name for name, field in FIELDS.items() if field.effect == "ends"}
+    for name in ends - {"on_unhandled"}:
+        assert f".{name}" in inspect.getsource(forwarder), name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import laneway.engines.valkey
 from laneway.engines.valkey import record_formats
-from laneway.policy import Resolved
+from laneway.policy import FIELDS, Resolved
 
 PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
 
@@ -47,7 +47,10 @@ def python_format(lua: str) -> str:
 
 def test_fields_of_a_policy() -> None:
     """policies.lua reads them where `record_formats.policy_record` writes them."""
-    assert list(record_formats.policy_fields(Resolved())) == listed("policies", "FIELDS")
+    in_lua = listed("policies", "FIELDS")
+    assert list(record_formats.policy_fields(Resolved())) == in_lua
+    for field in FIELDS:
+        assert set(record_formats.names_in_lua(field)) <= set(in_lua), field
 
 
 def test_fields_of_a_message() -> None:

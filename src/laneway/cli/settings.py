@@ -51,7 +51,8 @@ class Flag(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
 def setting_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for every setting, of the type that `PolicyOptions` declares."""
     types = get_type_hints(PolicyOptions)
-    for name, (_, meaning) in reversed(FIELDS.items()):
+    for name, field in reversed(FIELDS.items()):
+        meaning = field.meaning
         text = meaning if "_" in meaning.split()[0] else meaning[0].upper() + meaning[1:]
         command = click.option(
             f"--{name.replace('_', '-')}",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.message import Draft, Receipt
+    from laneway.policy import Resolved
     from laneway.producing.reports import UnsentReports
     from laneway.producing.spool_file import Row
 
@@ -64,8 +65,8 @@ restarting or failing over.
 MAX_YIELD_SECONDS = 0.05
 """How long the forwarder pauses at most after a batch, if the process published meanwhile."""
 
-TTLS_SECONDS = 1.0
-"""For how long the ttls that the policies of topics have are remembered, in seconds."""
+POLICY_SECONDS = 1.0
+"""For how long the policies of topics are remembered, in seconds."""
 
 MIN_ROOM_SECONDS, MAX_ROOM_SECONDS = 0.02, 1.0
 """How long a topic waits for room in its full backlog, likewise."""
@@ -115,8 +116,8 @@ class Forwarder(threading.Thread):
         self._away_at = -math.inf  # when an outage is no restart any more (monotonic)
         self._pause = MIN_RETRY_SECONDS
         self._has_error = False  # whether the file has one
-        self._ttls: dict[str, int | None] = {}  # of the policies, by topic
-        self._ttls_until = 0.0
+        self._policies: dict[str, Resolved] = {}  # by topic
+        self._policies_until = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -327,16 +328,16 @@ class Forwarder(threading.Thread):
     def _drafts(self, rows: Sequence[Row], engine: FullEngine) -> list[Draft]:
         """The messages as the engine gets them: delay and ttl count from the call of publish."""
         now = time.time_ns() // 1000
-        if time.monotonic() >= self._ttls_until:
-            self._ttls, self._ttls_until = {}, time.monotonic() + TTLS_SECONDS
-        ttls = self._ttls
+        if time.monotonic() >= self._policies_until:
+            self._policies, self._policies_until = {}, time.monotonic() + POLICY_SECONDS
+        policies = self._policies
         drafts = []
         for row in rows:
             draft = row.draft()
             elapsed = max(0, now - row.at_us)
-            if draft.topic not in ttls:
-                ttls[draft.topic] = engine.policy_of(draft.topic).ttl
-            ttl = draft.ttl_us if draft.ttl_us is not None else ttls[draft.topic]
+            if draft.topic not in policies:
+                policies[draft.topic] = engine.policy_of(draft.topic)
+            ttl = policies[draft.topic].ttl_us(draft.ttl_us)
             if ttl is not None:
                 draft.ttl_us = max(1, ttl - elapsed)
             if draft.delay_us:

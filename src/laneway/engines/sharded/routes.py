@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.shared.naming import parse_generated_id
-from laneway.policy import PolicyTable, Resolved
+from laneway.policy import FIELDS, PolicyTable, Resolved
 from laneway.subscriptions import FIELD, base_of, is_copy
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MOST_ROUTES = 200_000
 """Topics whose route is cached."""
 
-CHANGES_ROUTES = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog", "own_backlog"))
+CHANGES_ROUTES = frozenset(name for name, field in FIELDS.items() if field.in_route)
 """
 Fields of a topic's own policy that decide how a client writes a message. Subscriptions do, too.
 """
@@ -183,8 +183,7 @@ class Routes:
 
     def ttl_of(self, draft: Draft) -> int:
         """Microseconds after which a message expires; 0: never."""
-        ttl = draft.ttl_us if draft.ttl_us is not None else self.route(draft.topic).policy.ttl
-        return ttl or 0
+        return self.route(draft.topic).policy.ttl_us(draft.ttl_us) or 0
 
 
 def generated_number(nonce: str, shards: int, message_id: str) -> tuple[int, int] | None:

@@ -385,7 +385,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 else spread_of(draft, route)
             )
         generated = self._space.generated(draft.id) if draft.id is not None else None
-        ttl = draft.ttl_us if draft.ttl_us is not None or draft.signal is not None else policy.ttl
+        ttl = draft.ttl_us if draft.signal is not None else policy.ttl_us(draft.ttl_us)
         rank = -2 * draft.priority + (0 if draft.at_front else 1)
         return record_formats.draft_record(
             draft, rank, ttl, mkey, generated[1] if generated is not None else None, spread

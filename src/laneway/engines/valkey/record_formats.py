@@ -21,7 +21,16 @@ from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.states import RUNNABLE
 from laneway.message import Batch, Draft, Lease
-from laneway.policy import AUTO, DISABLED, FOREVER, Gate, Resolved, engine_values, is_pattern
+from laneway.policy import (
+    AUTO,
+    DISABLED,
+    FIELDS,
+    FOREVER,
+    Gate,
+    Resolved,
+    engine_values,
+    is_pattern,
+)
 from laneway.subscriptions import FIELD, split
 from laneway.topic_groups import GROUP
 
@@ -113,9 +122,7 @@ def policy_fields(
         "on_unhandled": policy.on_unhandled or False,
         "set_burst": burst if policy.burst is not None and has_rate else False,
         "auto_burst": burst if policy.burst is None and has_rate else False,
-        "by_operator": {
-            name: True for field in by_operator for name in _IN_LUA.get(field, (field,))
-        },
+        "by_operator": {name: True for field in by_operator for name in names_in_lua(field)},
         "min_concurrency": policy.min_concurrency if policy.adapts else False,
         "max_concurrency": policy.max_concurrency if policy.adapts else False,
         "group": policy.group or False,
@@ -189,19 +196,12 @@ def resolved_policies(policy_table: PolicyTable) -> ResolvedPolicies:
     )
 
 
-_IN_LUA = {
-    "rate": ("rate", "auto_burst"),
-    "burst": ("set_burst",),
-    "on_expiry": ("drop_expired",),
-    "edge": ("leading",),
-    "max_backlog": ("max_backlog", "max_backlog_bytes"),
-    "delivery": ("at_most_once",),
-    "max_body": (),
-    "own_backlog": (),
-    "time_limit": (),
-    DISABLED: (),
-}
-"""The names of fields in `policies.lua`, where they differ; () of those that it does not need."""
+def names_in_lua(name: str) -> tuple[str, ...]:
+    """The names of a field in `policies.lua`."""
+    field = FIELDS.get(name)  # what is no field is what an engine adds, like `max_backlog_bytes`
+    if field is None or field.in_lua is None:
+        return () if name == DISABLED or name.startswith(FIELD) else (name,)
+    return field.in_lua
 
 
 class OwnRecords:
@@ -252,24 +252,17 @@ def _backoff(backoff: Backoff) -> list[Any]:
 def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in Lua's names and units."""
     values = engine_values(fields)
-    found: dict[str, Any] = {
-        field: value
-        for field, value in values.items()
-        if field not in _IN_LUA and field != "own_backlog" and not field.startswith(FIELD)
-    }
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        flag = FIELDS[name].lua_flag if name in FIELDS else None
+        for in_lua in names_in_lua(name):
+            found[in_lua] = value if flag is None else value == flag
     if "rate" in values:
-        found["rate"] = values["rate"]
         found["auto_burst"] = Resolved(rate=values["rate"]).lane_burst
     if "burst" in values:
         found["set_burst"] = Resolved(rate=1.0, burst=values["burst"]).lane_burst
     if "backoff" in values:
         found["backoff"] = _backoff(values["backoff"])
-    if "on_expiry" in values:
-        found["drop_expired"] = values["on_expiry"] == "drop"
-    if "edge" in values:
-        found["leading"] = values["edge"] == "leading"
-    if "delivery" in values:
-        found["at_most_once"] = values["delivery"] == "at_most_once"
     if "max_backlog" in values or "max_backlog_bytes" in values:
         found["max_backlog"] = values.get("max_backlog", False)
         found["max_backlog_bytes"] = values.get("max_backlog_bytes", False)
