@@ -14,10 +14,8 @@
 local topic, most = ARGV[4], tonumber(ARGV[6])
 local first, spacing = shard.now + tonumber(ARGV[7]), tonumber(ARGV[8])
 
-local mids = {}
-if ARGV[5] ~= '' then
-    mids = values_of(ARGV[5])
-else
+local mids = ARGV[5] ~= '' and values_of(ARGV[5]) or {}
+if ARGV[5] == '' then
     for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or keys.dead, 0,
         most - 1)) do
         mids[n] = tonumber(mid)

@@ -29,32 +29,35 @@
 -- other clients waiting.
 local HOUSE_US = 1500
 
-adopt_tiers(ARGV[2])
-local room, pool = tonumber(ARGV[3]), ARGV[4]
-local more = housekeeping.run(tonumber(ARGV[8]))
-if (more or call_us() > HOUSE_US) and ARGV[9] ~= '1' then
+local room, pool, topics = tonumber(ARGV[3]), ARGV[4], ARGV[5] ~= '' and values_of(ARGV[5]) or nil
+local startable, records_start = tonumber(ARGV[6]), ARGV[7] == '1'
+local most_housekeeping, delivers_anyway = tonumber(ARGV[8]), ARGV[9] == '1'
+local soon, max_lease, others = tonumber(ARGV[10]), tonumber(ARGV[14]), tonumber(ARGV[16])
+local only = (ARGV[11] ~= '' or ARGV[15] ~= '') and {
+    patterns = ARGV[11] ~= '' and values_of(ARGV[11]),
+    begins = ARGV[12] ~= '' and values_of(ARGV[12]) or {}, may_pass = tonumber(ARGV[13]),
+    last_rank = tonumber(ARGV[15]), first_rank = tonumber(ARGV[17]),
+} or nil
+local function call_again()
     save()
     return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
 end
-gates.save()
-local only
-if ARGV[11] ~= '' or ARGV[15] ~= '' then
-    only = { patterns = ARGV[11] ~= '' and values_of(ARGV[11]),
-        begins = ARGV[12] ~= '' and values_of(ARGV[12]) or {}, may_pass = tonumber(ARGV[13]),
-        last_rank = tonumber(ARGV[15]), first_rank = tonumber(ARGV[17]) }
+
+adopt_tiers(ARGV[2])
+local more = housekeeping.run(most_housekeeping)
+if (more or call_us() > HOUSE_US) and not delivers_anyway then
+    return call_again()
 end
+gates.save()
 local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
-    serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]),
-        ARGV[7] == '1', only, tonumber(ARGV[14]), tonumber(ARGV[16]))
+    serving.lease(room, pool, topics, startable, records_start, only, max_lease, others)
 messages.save()
 gates.save()
 if is_cut and #found == 0 then -- the next call goes on where this one has ended
-    save()
-    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
+    return call_again()
 end
 local wake = is_cut and shard.now or next_wake.time()
-if withheld or (#found > 0 and (#found == 2 * room or (wake
-    and wake < shard.now + tonumber(ARGV[10])))) then
+if withheld or (#found > 0 and (#found == 2 * room or (wake and wake < shard.now + soon))) then
     pools_to_notify[pool] = true -- there may be more, now or soon, and this worker may be busy then
 end
 save()

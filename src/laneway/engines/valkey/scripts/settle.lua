@@ -3,17 +3,17 @@
 -- End leases, and publish messages with their acks.
 --
 -- ARGV[3]: number, fence and cost of each plain ack, flat (packed)
--- ARGV[4]: the other settlements: {number, fence, action, delay, reason, error, cost, begun,
---   random, position in the call, overload} of each (packed); see settling.lua
+-- ARGV[4]: the other settlements (packed), see settling.lua; of each: {number, fence, action,
+--   delay, reason, error, cost, begun, random, position in the call, overload}
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
--- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
---   the own policies that it knows by topic, the topics of plain messages, whether a topic of the
---   messages has a backlog limit, or one of them a cost} (packed)
--- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large, whether it
---   is a copy; of a message that may have copies: how many follow, whether it is stored; of a copy:
---   after how many microseconds its subscription is unused, false; else false, false; the position
---   of its topic in ARGV[6], -1: it is not plain; the id of a plain one that has one} of each
---   published message and copy, flat (packed)
+-- ARGV[6]: "": nothing is published; else (packed) {version of the policies that the client has,
+--   ids of the own policies that it knows by topic, topics of plain messages, whether a topic of the
+--   messages has a backlog limit, or one of them a cost}
+-- ARGV[7]: with ARGV[6]: of each published message and copy, flat (packed):
+--   number of its row in ARGV[4], whether its body is too large, whether it is a copy;
+--   two values: of a message that may have copies: how many follow, whether it is stored; of a copy:
+--     after how many microseconds its subscription is unused, false; of others: false, false;
+--   position of its topic in ARGV[6], -1: it is not plain; id of a plain one that has one
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --
 -- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each

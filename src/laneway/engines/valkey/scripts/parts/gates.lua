@@ -1,4 +1,4 @@
--- Gates: limits that many topics share; shared/gates.py has an example of what they admit. A lane
+-- Gates: limits that many topics share. Example of what they admit: shared/gates.py. A lane
 -- has a key of gates: the name of one, or the names of several joined by \31. It waits at one of
 -- them, see turns.lua: the lanes and groups that wait at a gate are in a sorted set for each tier
 -- queue, `gate:N:NAME`, by their turns. While the gate admits the first lane of that set it is

@@ -1,4 +1,4 @@
--- Groups: lanes of a tier queue that compete as one; group_queues.py has an example. A group is an
+-- Groups: lanes of a tier queue that compete as one. Example: group_queues.py. A group is an
 -- entry of the same indexes as lanes: in `run:P` of its tier queue P while it has runnable lanes,
 -- and in `heads:P` while one of its lanes is the first at an open gate, by its own virtual time
 -- `vt`; these gates are in `heads:-N` for the group's number N. It is in `gate:P:NAME` by its turn

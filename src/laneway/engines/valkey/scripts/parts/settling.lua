@@ -1,4 +1,4 @@
--- Leases (hash `l`, by the message's number), and how they end; leases.py has an example of fences.
+-- Leases (hash `l`, by the message's number), and how they end. Example of fences: leases.py.
 --
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
