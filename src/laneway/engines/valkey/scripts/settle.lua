@@ -7,12 +7,12 @@
 --   delay, reason, error, cost, begun, random, position in the call, overload}
 -- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
 -- ARGV[6]: "": nothing is published; else (packed) {version of the policies that the client has,
---   ids of the own policies that it knows by topic, topics of plain messages, whether a topic of the
---   messages has a backlog limit, or one of them a cost}
+--   ids of the own policies that it knows by topic, topics of plain messages, whether a topic of
+--   the messages has a backlog limit, or one of them a cost}
 -- ARGV[7]: with ARGV[6]: of each published message and copy, flat (packed):
 --   number of its row in ARGV[4], whether its body is too large, whether it is a copy;
---   two values: of a message that may have copies: how many follow, whether it is stored; of a copy:
---     after how many microseconds its subscription is unused, false; of others: false, false;
+--   two values: of a message that may have copies: how many follow, whether it is stored; of a
+--     copy: after how many microseconds its subscription is unused, false; else false, false;
 --   position of its topic in ARGV[6], -1: it is not plain; id of a plain one that has one
 -- ARGV[8…]: the published messages; the outcomes are the last arguments
 --

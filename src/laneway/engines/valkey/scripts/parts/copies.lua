@@ -1,5 +1,5 @@
--- Messages with copies for subscriptions. Example: shared/copies.py. A client puts the copies behind
--- their message. All are accepted, or none: it is known, or one of them has no room.
+-- Messages with copies for subscriptions. Example: shared/copies.py. A client puts the copies
+-- behind their message. All are accepted, or none: it is known, or one of them has no room.
 --
 -- `copied`: by the position of such a message: {how many copies follow, whether it is stored, the
 -- bytes of its body, whether a copy has a backlog limit or a cost}. One that is not stored is sent
