@@ -20,8 +20,8 @@ from contextlib import contextmanager
 
 from bench.common import options, pick, publish_table, store
 from laneway import Laneway
-from laneway.gateway.long_poll import MAX_WAITING as POLLS_OF_TOKEN
-from laneway.gateway.tokens import create as create_token
+from laneway.gateway.login.tokens import create as create_token
+from laneway.gateway.waiting.long_poll import MAX_WAITING as POLLS_OF_TOKEN
 
 CONNECTIONS = 64
 BATCH = 100

@@ -42,10 +42,11 @@ from laneway.engines.base import (
 )
 from laneway.engines.shared.doctor import finding
 from laneway.errors import EngineUnavailable
-from laneway.gateway import audit, operations, tokens
+from laneway.gateway import audit, operations
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.login import tokens
 from laneway.history.records import (
     AGE_BUCKETS,
     RINGS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway
-from laneway.gateway import tokens
+from laneway.gateway.login import tokens
 from tests.gateway.conftest import Api, serving
 
 CLIENTS = Path(__file__).resolve().parents[2] / "examples" / "clients"

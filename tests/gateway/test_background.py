@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from laneway import Laneway, Message
-from laneway.gateway import operations, tokens
-from laneway.gateway.access import Caller
+from laneway.gateway import operations
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.login import tokens
+from laneway.gateway.login.access import Caller
 from laneway.gateway.operations import LOST_US, RUNNING, Operation
 from laneway.message import Settlement
 from laneway.push import events as endpoint_events

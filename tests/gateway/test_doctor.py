@@ -12,7 +12,7 @@ import pytest
 
 from laneway import Laneway, Message
 from laneway.engines.base import DoctorStep
-from laneway.gateway import tokens
+from laneway.gateway.login import tokens
 from laneway.gateway.routes import doctor
 from tests.gateway.dashboard.conftest import Browser, running
 

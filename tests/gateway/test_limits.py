@@ -24,12 +24,13 @@ from click.testing import CliRunner
 from laneway import Laneway
 from laneway.cli import main
 from laneway.errors import UsageError
-from laneway.gateway import cors, handshake, server, token_file, tokens
-from laneway.gateway.access import Caller
+from laneway.gateway import cors, handshake, server
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
-from laneway.gateway.long_poll import LINES_OF_CALLER, MAX_WAITING, Wanted
+from laneway.gateway.login import token_file, tokens
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
+from laneway.gateway.waiting.long_poll import LINES_OF_CALLER, MAX_WAITING, Wanted
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_server import call
 from tests.gateway.test_sessions import running, visit

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from laneway import Laneway
-from laneway.gateway import openapi, tokens
-from laneway.gateway.access import SCOPES
+from laneway.gateway import openapi
+from laneway.gateway.login import tokens
+from laneway.gateway.login.access import SCOPES
 from laneway.gateway.route_table import ROUTES
 from tests.gateway.conftest import Api, serving
 

@@ -16,8 +16,9 @@ import pytest
 
 from laneway import Laneway, Receipt
 from laneway.errors import EngineUnavailable
-from laneway.gateway import server, tokens
+from laneway.gateway import server
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.login import tokens
 
 PATH = b"/v1/topics/fast/messages"
 JSON = b"content-type: application/json"

@@ -16,8 +16,9 @@ from laneway import Laneway, errors
 from laneway.cli import main
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.gateway import gateway as gateway_module
-from laneway.gateway import http, problems, tokens
+from laneway.gateway import http, problems
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.login import tokens
 from tests.gateway.conftest import Api, serving
 
 

@@ -17,12 +17,12 @@ import pytest
 import uvicorn
 
 from laneway import Laneway
-from laneway.gateway import sessions, tokens
-from laneway.gateway.browser_session import Session
 from laneway.gateway.extension import Extension, StaticFiles, html, page, redirect
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import IMMUTABLE
-from laneway.gateway.shared_key import shared_key
+from laneway.gateway.login import sessions, tokens
+from laneway.gateway.login.browser_session import Session
+from laneway.gateway.login.shared_key import shared_key
 from tests.gateway.conftest import Answer, Api
 from tests.gateway.test_consume import wait_until
 

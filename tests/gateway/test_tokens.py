@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from laneway import Laneway
 from laneway.cli import main
-from laneway.gateway import tokens
-from laneway.gateway.access import SCOPES
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.login import tokens
+from laneway.gateway.login.access import SCOPES
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_consume import wait_until
 from tests.gateway.test_server import call

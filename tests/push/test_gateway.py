@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway
-from laneway.gateway import tokens
+from laneway.gateway.login import tokens
 from laneway.push import stored_counts, table
 from laneway.push.counts import Counts
 from laneway.push.signature import Key

@@ -98,14 +98,14 @@ def serve(
     only, and the URL that it shows logs one browser in, once. /docs lists the requests.
     """
     from laneway.gateway import cors, server
-    from laneway.gateway import token_file as token_files
     from laneway.gateway.dashboard.dashboard import Dashboard
     from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
     from laneway.gateway.dashboard.view import check_link
     from laneway.gateway.gateway import Gateway
-    from laneway.gateway.local_login import LocalLogin
-    from laneway.gateway.sessions import KEY
-    from laneway.gateway.shared_key import shared_key
+    from laneway.gateway.login import token_file as token_files
+    from laneway.gateway.login.local_login import LocalLogin
+    from laneway.gateway.login.sessions import KEY
+    from laneway.gateway.login.shared_key import shared_key
 
     host, port = server.bind_of(bind)
     options = server.Options(

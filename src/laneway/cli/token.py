@@ -50,7 +50,7 @@ def create(
 
     As soon as there is one, a gateway that needed no login answers no request without a token.
     """
-    from laneway.gateway import tokens
+    from laneway.gateway.login import tokens
 
     token_id, text, _ = tokens.create(
         session.engine(create=True), name, scope, topics=topic or None, expires=expires, rate=rate
@@ -68,7 +68,7 @@ def generate() -> None:
 
     It needs no store: a gateway that starts with the file accepts the token for everything.
     """
-    from laneway.gateway import tokens
+    from laneway.gateway.login import tokens
 
     say(tokens.new_text()[2])
 
@@ -80,7 +80,7 @@ def generate() -> None:
 @pass_session
 def list_tokens(session: Session, *, limit: int, after: str, as_json: bool) -> None:
     """List the tokens by id, without their secrets."""
-    from laneway.gateway import tokens
+    from laneway.gateway.login import tokens
 
     rows = [
         {
@@ -116,7 +116,7 @@ def list_tokens(session: Session, *, limit: int, after: str, as_json: bool) -> N
 @pass_session
 def revoke(session: Session, token_id: str) -> None:
     """Revoke a token by its id. Gateways refuse it within a second."""
-    from laneway.gateway import tokens
+    from laneway.gateway.login import tokens
 
     found = tokens.revoke(session.engine(), token_id)
     say(f'token {token_id} ("{found.name}") is revoked')

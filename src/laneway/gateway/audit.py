@@ -13,8 +13,8 @@ from laneway.gateway.schema import NULL
 
 if TYPE_CHECKING:
     from laneway.engines.base import Records
-    from laneway.gateway.access import Caller
     from laneway.gateway.http import Request
+    from laneway.gateway.login.access import Caller
 
 log = logging.getLogger("laneway.gateway")
 

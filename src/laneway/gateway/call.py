@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from laneway.engines.base import FullEngine
-    from laneway.gateway.access import Caller
     from laneway.gateway.http import Request
+    from laneway.gateway.login.access import Caller
     from laneway.gateway.services import Services
 
 

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
     from typing import Any
 
-    from laneway.gateway.access import Scope
     from laneway.gateway.call import Call
     from laneway.gateway.http import Request
+    from laneway.gateway.login.access import Scope
     from laneway.gateway.problems import ProblemBody
 
 HASH_DIGITS = 12

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from laneway.gateway import access, audit, cors, origins, pages, problems, sessions
+from laneway.gateway import audit, cors, pages, problems
 from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import (
@@ -26,22 +26,22 @@ from laneway.gateway.http import (
     Stream,
     security_headers,
 )
-from laneway.gateway.log_limit import LogLimit
+from laneway.gateway.login import access, origins, sessions
+from laneway.gateway.login.tokens import token_needed, unauthenticated
 from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
 from laneway.gateway.services import Services
-from laneway.gateway.tokens import token_needed, unauthenticated
 from laneway.gateway.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from laneway.gateway.access import Caller
     from laneway.gateway.extension import Extension
     from laneway.gateway.host import Host
     from laneway.gateway.http import Receive, Scope, Send
-    from laneway.gateway.local_login import LocalLogin
+    from laneway.gateway.login.access import Caller
+    from laneway.gateway.login.local_login import LocalLogin
     from laneway.gateway.routing import Route
 
 log = logging.getLogger("laneway.gateway")
@@ -50,6 +50,10 @@ HTTP_OK = 200
 
 READ_SECONDS = 10.0
 """How long a request that changes nothing waits for the store."""
+
+
+LOG_LINES, LOG_SECONDS = 10, 10.0
+"""Log lines about failed requests: while a store is away, each request fails."""
 
 
 class Gateway:
@@ -80,7 +84,7 @@ class Gateway:
         self._extensions = tuple(extensions)
         pages = [route for extension in self._extensions for route in extension.routes]
         self._router = Router([*ROUTES, *pages])
-        self._limit = LogLimit()
+        self._limit = _LogLimit()
         self.services = self._new_services()
         self.prefix = prefix
         self.is_open = is_open
@@ -367,3 +371,24 @@ async def _form(request: Request, kind: type[msgspec.Struct], caller: Caller) ->
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         raise problems.invalid(error, kind, "form") from None
+
+
+class _LogLimit:
+    """Says whether a line is logged, and how many were not since the last one."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._lines = 0
+        self._left_out = 0
+
+    def take(self) -> int | None:
+        """How many lines were left out before this one; None: this one is left out, too."""
+        now = time.monotonic()
+        if now - self._began >= LOG_SECONDS:
+            self._began, self._lines = now, 0
+        self._lines += 1
+        if self._lines > LOG_LINES:
+            self._left_out += 1
+            return None
+        left_out, self._left_out = self._left_out, 0
+        return left_out

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from laneway.engines.base import FullEngine, Records
-    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
+    from laneway.gateway.login.access import Caller
 
     Pause = Callable[[float], object]
     Steps = Callable[[FullEngine, Pause], Iterator[int | DoctorStep]]

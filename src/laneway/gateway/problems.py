@@ -17,7 +17,7 @@ from laneway.errors import BacklogFull, BadPolicy, EngineUnavailable, LanewayErr
 from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 KINDS: dict[str, tuple[int, str]] = {
     "bad-request": (400, "The request is not valid"),
@@ -251,11 +251,3 @@ def _fields(kind: Any) -> Iterator[str]:
             yield from _fields(field.type)
     for part in get_args(kind):
         yield from _fields(part)
-
-
-def kinds_of_status() -> Mapping[int, list[str]]:
-    """The kinds by status, for the documentation."""
-    found: dict[int, list[str]] = {}
-    for kind, (status, _) in KINDS.items():
-        found.setdefault(status, []).append(kind)
-    return found

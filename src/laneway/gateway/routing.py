@@ -15,7 +15,7 @@ from laneway.gateway.schema import NoQuery
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from laneway.gateway.access import Scope
+    from laneway.gateway.login.access import Scope
 
 
 class Route:

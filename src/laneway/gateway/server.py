@@ -14,8 +14,8 @@ import msgspec
 
 from laneway import headers as control
 from laneway.errors import UsageError
-from laneway.gateway import access
 from laneway.gateway.connection import Served
+from laneway.gateway.login import access
 from laneway.gateway.proxies import Proxies
 
 if TYPE_CHECKING:

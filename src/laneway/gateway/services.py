@@ -12,23 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from laneway.gateway import receipts
-from laneway.gateway.credits import Credits
-from laneway.gateway.feed import Feed
-from laneway.gateway.long_poll import LongPolls
-from laneway.gateway.open_requests import OpenRequests
+from laneway.gateway.login.sessions import Sessions
+from laneway.gateway.login.shared_key import shared_key
+from laneway.gateway.login.tokens import TokenCheck
 from laneway.gateway.operations import Operations
-from laneway.gateway.sessions import Sessions
-from laneway.gateway.shared_key import shared_key
-from laneway.gateway.tokens import TokenCheck
-from laneway.gateway.waits import Waits
+from laneway.gateway.waiting.credits import Credits
+from laneway.gateway.waiting.feed import Feed
+from laneway.gateway.waiting.long_poll import LongPolls
+from laneway.gateway.waiting.open_requests import OpenRequests
+from laneway.gateway.waiting.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Readers, Request, Response
-    from laneway.gateway.local_login import LocalLogin
+    from laneway.gateway.login.access import Caller
+    from laneway.gateway.login.local_login import LocalLogin
     from laneway.gateway.routing import Route
 
 T = TypeVar("T")

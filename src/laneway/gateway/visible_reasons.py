@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
     from laneway.engines.base import Explanation, FullEngine
-    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
+    from laneway.gateway.login.access import Caller
 
 
 def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:

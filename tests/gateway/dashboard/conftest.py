@@ -23,7 +23,7 @@ from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
 from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
-from laneway.gateway.local_login import LocalLogin
+from laneway.gateway.login.local_login import LocalLogin
 from laneway.units import SECOND
 
 TIMEOUT = 30.0

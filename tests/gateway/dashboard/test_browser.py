@@ -24,7 +24,7 @@ from docs.pictures import FLAGS, SHOWN, beat, fill
 
 from laneway import Laneway, Message
 from laneway.gateway.dashboard import collector as collecting
-from laneway.gateway.local_login import LocalLogin
+from laneway.gateway.login.local_login import LocalLogin
 from laneway.message import Settlement
 from tests.gateway.dashboard.conftest import Browser, running
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway, UsageError
-from laneway.gateway import tokens
 from laneway.gateway.dashboard.view import Link, check_link
+from laneway.gateway.login import tokens
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, running
 

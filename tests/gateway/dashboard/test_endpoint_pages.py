@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from laneway import Laneway
-from laneway.gateway import tokens
+from laneway.gateway.login import tokens
 from laneway.push.secret_store import new_key
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, running
 from tests.push.conftest import receiver

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from laneway import Laneway
-from laneway.gateway import tokens
 from laneway.gateway.dashboard.menu import ALL
+from laneway.gateway.login import tokens
 from laneway.message import Settlement
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, beat, running
 

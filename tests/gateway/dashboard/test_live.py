@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from laneway import Laneway, Message
-from laneway.gateway import tokens
 from laneway.gateway.dashboard import collector as collecting
 from laneway.gateway.dashboard.menu import PAGES
 from laneway.gateway.dashboard.patches import applied
+from laneway.gateway.login import tokens
 from tests.gateway.dashboard.conftest import Browser, running
 
 FEW, MANY = 1_000, 100_000

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 import pytest
 
 from laneway import Laneway
-from laneway.gateway import local_login, tokens
-from laneway.gateway.local_login import MAX_CODES, LocalLogin
+from laneway.gateway.login import local_login, tokens
+from laneway.gateway.login.local_login import MAX_CODES, LocalLogin
 from tests.gateway.conftest import Api, serving
 from tests.gateway.dashboard.conftest import Browser, Page, running
 

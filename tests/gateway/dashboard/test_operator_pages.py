@@ -15,8 +15,9 @@ import pytest
 from laneway import Laneway, Message
 from laneway.admin.fingerprints import fingerprint_of
 from laneway.engines.base import RunningMessage
-from laneway.gateway import operations, tokens
+from laneway.gateway import operations
 from laneway.gateway.dashboard.pages.fairness import jain, lorenz
+from laneway.gateway.login import tokens
 from laneway.message import Settlement
 from laneway.testing.servers import until
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, beat, running

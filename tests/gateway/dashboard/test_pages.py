@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from laneway import Laneway, Message
-from laneway.gateway import tokens
 from laneway.gateway.dashboard.menu import ALL
+from laneway.gateway.login import tokens
 from laneway.message import Settlement
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from laneway import Laneway, Message
 from laneway.cli.main import main
 from laneway.engines.base import DeliveryLog, LogEntry, MessageView
-from laneway.gateway import tokens
+from laneway.gateway.login import tokens
 from laneway.message import Settlement
 from laneway.push import delivery_log, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key

@@ -13,9 +13,9 @@ from laneway.gateway import server
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
 from laneway.gateway.gateway import Gateway
-from laneway.gateway.local_login import LocalLogin
-from laneway.gateway.sessions import KEY
-from laneway.gateway.shared_key import shared_key
+from laneway.gateway.login.local_login import LocalLogin
+from laneway.gateway.login.sessions import KEY
+from laneway.gateway.login.shared_key import shared_key
 
 if TYPE_CHECKING:
     import socket

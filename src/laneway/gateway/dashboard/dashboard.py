@@ -31,12 +31,12 @@ from laneway.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from laneway.gateway.access import Caller
     from laneway.gateway.call import Call
     from laneway.gateway.dashboard.actions import Action, ApiCall
     from laneway.gateway.dashboard.reader import Reader
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request, Response
+    from laneway.gateway.login.access import Caller
 
 NO_PAGE = Page(name="", path="", title="", build=lambda _: {})
 """What answers to forms show: nothing of it is kept live, and it is not in the menu."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from laneway.gateway.access import Caller
+    from laneway.gateway.login.access import Caller
 
 MAX_NOTICES = 1000
 """Results of actions that are kept until the next page shows them."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from laneway.gateway.access import Scope  # noqa: TC001  # as above
 from laneway.gateway.dashboard.view import View  # noqa: TC001  # as above
+from laneway.gateway.login.access import Scope  # noqa: TC001  # as above
 from laneway.gateway.schema import NoQuery
 
 

@@ -18,9 +18,9 @@ from laneway.gateway.routing import Router
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from laneway.gateway.access import Caller
     from laneway.gateway.dashboard.actions import ApiCall
     from laneway.gateway.http import Response
+    from laneway.gateway.login.access import Caller
     from laneway.gateway.services import Services
 
 API = Router(ROUTES)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.engines.base import FullEngine, TopicStats
-    from laneway.gateway.access import Caller
     from laneway.gateway.dashboard.reader import Reader
     from laneway.gateway.host import Host
+    from laneway.gateway.login.access import Caller
 
 
 ASSETS = StaticFiles("/static", files("laneway.gateway.dashboard") / "static")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
     from laneway.gateway.call import Call
-    from laneway.gateway.credits import Credit
+    from laneway.gateway.waiting.credits import Credit
 
 T = TypeVar("T")
 

@@ -11,11 +11,12 @@ from laneway import arguments, codec, subscriptions, units
 from laneway.delivery import check_subscriptions
 from laneway.delivery import priorities as priorities_of
 from laneway.errors import BacklogFull, BadMessage, UsageError
-from laneway.gateway import long_poll, receipts
+from laneway.gateway import receipts
 from laneway.gateway.http import Response
-from laneway.gateway.long_poll import Wanted
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import MAX_WAIT, LeaseAnswer, LeaseBody, SettleAnswer, SettleBody
+from laneway.gateway.waiting import long_poll
+from laneway.gateway.waiting.long_poll import Wanted
 from laneway.gateway.wire import delivery_of, draft_of, encode, moment_or_none
 from laneway.message import Batch, Settlement
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.base import FullEngine
-    from laneway.gateway.access import Caller
     from laneway.gateway.call import Call
+    from laneway.gateway.login.access import Caller
     from laneway.gateway.schema import SettleOutcome, Span, TopicMessageBody
     from laneway.message import Action, Draft
 

@@ -13,8 +13,8 @@ from laneway.gateway.wire import encode, operation_answer
 if TYPE_CHECKING:
     import msgspec
 
-    from laneway.gateway.access import Scope
     from laneway.gateway.call import Call
+    from laneway.gateway.login.access import Scope
     from laneway.gateway.operations import Operation
 
 

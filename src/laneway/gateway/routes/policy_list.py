@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.gateway import receipts
+from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import PoliciesAnswer, PolicyAnswer
-from laneway.gateway.shared_key import shared_key
 from laneway.policy import PROGRAM, check_policy_pattern, is_pattern, matches, sources
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from laneway.gateway.wire import draft_of, encode, message_of, set_sticky_id
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from laneway.gateway.access import Caller
     from laneway.gateway.call import Call
     from laneway.gateway.http import Request
+    from laneway.gateway.login.access import Caller
     from laneway.message import Draft, Receipt
     from laneway.producing.producer import Producer
 

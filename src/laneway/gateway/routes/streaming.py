@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.delivery import priorities as priorities_of
-from laneway.gateway import long_poll
 from laneway.gateway.http import Stream
 from laneway.gateway.routes.consuming import check_shared, seen, wanted_of
+from laneway.gateway.waiting import long_poll
 from laneway.gateway.wire import delivery_of, encode
 from laneway.message import Settlement
 

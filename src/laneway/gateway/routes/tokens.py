@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.admin.audit_log import MAX_DIGITS
-from laneway.gateway import audit, tokens
+from laneway.gateway import audit
 from laneway.gateway.http import Response
+from laneway.gateway.login import tokens
 from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import change_answer, operator_fields
@@ -24,7 +25,7 @@ from laneway.gateway.wire import encode, moment, moment_or_none
 
 if TYPE_CHECKING:
     from laneway.gateway.call import Call
-    from laneway.gateway.tokens import Token
+    from laneway.gateway.login.tokens import Token
 
 
 def list_tokens(call: Call) -> TokensAnswer:

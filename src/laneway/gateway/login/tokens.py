@@ -21,8 +21,8 @@ import msgspec
 
 from laneway import units
 from laneway.errors import Refused, UsageError
-from laneway.gateway.access import SCOPES, Caller
-from laneway.gateway.local_login import HINTS
+from laneway.gateway.login.access import SCOPES, Caller
+from laneway.gateway.login.local_login import HINTS
 from laneway.gateway.problems import Problem
 from laneway.policy import CONTROL, check_pattern
 

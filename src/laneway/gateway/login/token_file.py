@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laneway.errors import UsageError
-from laneway.gateway import tokens
-from laneway.gateway.access import SCOPES
+from laneway.gateway.login import tokens
+from laneway.gateway.login.access import SCOPES
 
 if TYPE_CHECKING:
     from laneway.engines.base import Records

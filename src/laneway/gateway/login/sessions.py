@@ -28,23 +28,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.gateway import local_login, origins
-from laneway.gateway.access import EVERYTHING
-from laneway.gateway.browser_session import SESSION_SECONDS, Session
+from laneway.gateway.login import local_login, origins
+from laneway.gateway.login.access import EVERYTHING
+from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
+from laneway.gateway.login.shared_key import shared_key
+from laneway.gateway.login.tokens import unauthenticated
 from laneway.gateway.problems import Problem
-from laneway.gateway.shared_key import shared_key
-from laneway.gateway.tokens import unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from laneway.engines.base import Records
-    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request
-    from laneway.gateway.local_login import LocalLogin
+    from laneway.gateway.login.access import Caller
+    from laneway.gateway.login.local_login import LocalLogin
+    from laneway.gateway.login.tokens import TokenCheck
     from laneway.gateway.routing import Route
-    from laneway.gateway.tokens import TokenCheck
 
 KEY = "session key"
 """The name of the key that signs cookies, as `shared_key` keeps it."""
@@ -62,7 +62,6 @@ MAX_SWEPT = 1000
 """Most records of ended sessions that a logout looks at, to remove old ones."""
 
 _FIELDS = struct.Struct(">16s8sQQ")
-_SIGNATURE_BYTES = 32
 
 
 def _signature(key: bytes, purpose: bytes, content: bytes) -> bytes:

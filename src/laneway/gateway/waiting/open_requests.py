@@ -12,14 +12,14 @@ import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from laneway.errors import LanewayError
-from laneway.gateway.tokens import token_needed
+from laneway.gateway.login.tokens import token_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from laneway.gateway.access import Caller
-    from laneway.gateway.browser_session import Session
     from laneway.gateway.http import Request
+    from laneway.gateway.login.access import Caller
+    from laneway.gateway.login.browser_session import Session
     from laneway.gateway.problems import Problem
 
     T = TypeVar("T")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine
-    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
+    from laneway.gateway.login.access import Caller
     from laneway.message import Lease
 
 MAX_LINES = 64

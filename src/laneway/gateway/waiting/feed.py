@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from laneway.engines.base import Records
-    from laneway.gateway.access import Caller
     from laneway.gateway.host import Host
     from laneway.gateway.http import Request
-    from laneway.gateway.waits import Waits
+    from laneway.gateway.login.access import Caller
+    from laneway.gateway.waiting.waits import Waits
 
     class Services(Protocol):
         """What the feed needs of the gateway's services."""

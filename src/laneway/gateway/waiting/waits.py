@@ -6,13 +6,13 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from laneway.gateway.long_poll import MAX_WAITING
 from laneway.gateway.problems import Problem
+from laneway.gateway.waiting.long_poll import MAX_WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from laneway.gateway.access import Caller
+    from laneway.gateway.login.access import Caller
 
 WaitKind = Literal["job", "stream", "consumer", "events"]
 """
