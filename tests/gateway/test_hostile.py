@@ -18,7 +18,8 @@ import pytest
 
 from laneway import Laneway
 from laneway.errors import EngineUnavailable
-from laneway.gateway import log_limit, server, services
+from laneway.gateway import gateway as gateway_module
+from laneway.gateway import server, services
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import EXCHANGE, Disconnected, Request, Stream
 from tests.gateway.conftest import Api, serving
@@ -367,14 +368,14 @@ def test_log_of_an_outage(
         raise EngineUnavailable("refused")
 
     monkeypatch.setattr(type(gateway.services.host.engine), "topic_stats", fail)
-    monkeypatch.setattr(log_limit, "SECONDS", 600.0)
+    monkeypatch.setattr(gateway_module, "LOG_SECONDS", 600.0)
 
     async def run() -> list[Any]:
         return [await call(gateway, "GET", "/v1/topics/a") for _ in range(50)]
 
     with caplog.at_level(logging.ERROR, "laneway.gateway"):
         assert {status for status, _, _ in asyncio.run(run())} == {503}
-        assert len(caplog.records) == log_limit.LINES
-        monkeypatch.setattr(log_limit, "SECONDS", 0.0)
+        assert len(caplog.records) == gateway_module.LOG_LINES
+        monkeypatch.setattr(gateway_module, "LOG_SECONDS", 0.0)
         asyncio.run(call(gateway, "GET", "/v1/topics/a"))
     assert "40 more failed" in caplog.records[-1].getMessage()
