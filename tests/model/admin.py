@@ -728,7 +728,7 @@ class Model(Engine):
             tier=policy.tier,
             group=group_of(policy.group, policy.buckets_pattern or topic),
             limit=self._adaptive_limit(policy, own),
-            throttled_us=sum(lane.throttled for lane in own),
+            throttled_us=sum(lane.throttled + self._throttled(lane, now) for lane in own),
             rate_now=sum((rate_now(lane, now) for lane in own), 0.0),
             **counters,
         )

@@ -913,8 +913,7 @@ class Engine(Lanes):
         shared = policy.shared
         if shared is not None and shared.rate is not None and take < len(self._ready(lane)):
             clock = (self.gates[TOPIC + lane.rule].tat, self.now, shared.rate)
-            permit = fairness.next_permit_us(*clock, shared.effective_burst)
-            lane.throttled += permit - self.now
+            self._throttle(lane, fairness.next_permit_us(*clock, shared.effective_burst))
         if policy.lane_adapts:
             lane.flow = lane.flow or adaptive.Flow(changed=self.now)
             limit = adaptive.limit_of(lane.flow, policy.min_concurrency, policy.max_concurrency)

@@ -346,6 +346,9 @@ class Lanes(Gates):
         if policy.shared is not None:
             self._share(TOPIC + lane.rule, policy.shared)
         place, wake = self._where(lane, policy)
+        backs_off = lane.back_off_us and lane.backs_off_until > self.now
+        if (place != "asleep" or backs_off) and not (place == "at_gate" and policy.shared):
+            self._throttle(lane, 0)
         if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
             # sleeping earns no credit
             if lane.group is not None and not self._competing_in(lane.group):
@@ -383,7 +386,7 @@ class Lanes(Gates):
                 lane.tat, self.now, policy.lane_rate, policy.lane_burst, lane.need
             )
             if permit > self.now:
-                self._count_throttling(lane, permit)
+                self._throttle(lane, permit)
                 return "asleep", permit
         return ("at_gate", None) if self._gates_of(lane, policy) else ("runnable", None)
 
@@ -402,12 +405,15 @@ class Lanes(Gates):
             at = max(at, -(-self.gates[TOPIC + lane.rule].tat // fairness.TICKS))
         return max(at, lane.keys_recover)
 
-    def _count_throttling(self, lane: Lane, permit: int) -> None:
-        """Count the time until the permit, unless it is counted already."""
-        if (lane.place, lane.wake) != ("asleep", permit):
-            lane.throttled += permit - max(
-                self.now, lane.wake or 0 if lane.place == "asleep" else 0
-            )
+    def _throttle(self, lane: Lane, until: int) -> None:
+        """A rate holds the lane back until then, if that is later than now."""
+        lane.throttled += self._throttled(lane, self.now)
+        lane.held_since, lane.held_until = (self.now, until) if until > self.now else (0, 0)
+
+    @staticmethod
+    def _throttled(lane: Lane, now: int) -> int:
+        """For how long a rate has held the lane back since `held_since`."""
+        return max(0, min(now, lane.held_until) - lane.held_since)
 
     def _slots(self, lane: Lane, policy: Resolved) -> int:
         """How many leases its concurrency still admits; one while the topic probes."""

@@ -156,7 +156,9 @@ class Lane:
     mean: int = 0  # moving mean of the cost of a message; 0: unknown
     flow: Flow | None = None  # what concurrency="auto" knows of the destination
     counts: Counter[str] = field(default_factory=Counter)
-    throttled: int = 0
+    throttled: int = 0  # without the time since `held_since`
+    held_since: int = 0
+    held_until: int = 0  # a rate holds ready messages back until then; 0: none does
     window_from: int = 0
     in_window: int = 0
     in_window_before: int = 0

@@ -56,7 +56,6 @@ def test_numbers() -> None:
     assert int(number("shard", "LAYOUT")) == record_formats.LAYOUT
     assert int(number("fairness", "TICKS")) == fairness.TICKS
     assert int(number("fairness", "VT_SCALE")) == fairness.VT_SCALE
-    assert int(number("fairness", "MOST_HELD")) == fairness.MOST_HELD_US
     assert int(number("fairness", "MOST_TAT")) == fairness.MOST_TAT
     assert int(number("fairness", "CHUNK")) == fairness.CHUNK
     assert int(number("fairness", "FEW_LANES")) == fairness.FEW_LANES

@@ -61,7 +61,8 @@ class TopicStats(msgspec.Struct, gc=False):
     - `backs_off_until_us`: until when it backs off, because its destination is unavailable.
     - `published` … `removed`: counters since the topic was last empty and deleted from the store.
       `removed` counts messages that were purged, deleted, or dropped by a full backlog.
-    - `throttled_us`: for how long a rate held ready messages back, in microseconds.
+    - `throttled_us`: for how long a rate has held ready messages back, in microseconds; the time
+      until the next delivery is not counted before it has passed.
     - `rate_now`: recent deliveries per second.
     - `in_rate`: recently published messages per second, and `failure_rate`: failed attempts per
       second in the last minutes; None: not read. Only `Admin.topic_list` by `"in-rate"` or

@@ -42,8 +42,6 @@ from functools import lru_cache
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from laneway import units
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -67,13 +65,6 @@ FEW_LANES = 100
 """
 Up to this number of lanes a visit takes half a chunk: reading them costs little, and users notice
 the difference between lanes more.
-"""
-
-MOST_HELD_US = round(units.SECOND / units.LEAST_RATE)
-"""
-At most so much time that a rate will hold messages back is counted ahead: 14 days, what one permit
-takes at the lowest rate. For a message of a high cost it may be 38,000 years, and such times of a
-few topics would not fit the integers of an engine's counters.
 """
 
 MOST_TAT = 9 * 10**18
@@ -166,13 +157,9 @@ def next_permit_us(tat: int, now_us: int, rate: float, burst: float, cost: int =
     return max(now_us, -((most - tat - min(cost * interval(rate), most)) // TICKS))
 
 
-def held_back_us(now_us: int, counted_us: int, until_us: int) -> int:
-    """
-    For how long a rate will hold messages back, beyond what is counted until `counted_us`; less
-    than 0 if too much was counted. At most `MOST_HELD_US` ahead.
-    """
-    end = now_us + MOST_HELD_US
-    return min(until_us, end) - min(max(now_us, counted_us), end)
+def held_us(since_us: int, until_us: int, now_us: int) -> int:
+    """For how long a rate has held messages back, of the time from `since_us` to `until_us`."""
+    return max(0, min(now_us, until_us) - since_us)
 
 
 def rebase(tat: int, now_us: int, rate: float, burst: float, owes: int = 0) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
-from laneway.engines.shared import adaptive, size_classes
+from laneway.engines.shared import adaptive, fairness, size_classes
 from laneway.engines.shared.states import ASLEEP, PLACE_NAMES, STATE_NAMES
 from laneway.topic_groups import group_of
 
@@ -70,6 +70,8 @@ class LaneFacts(Protocol):
     back_off_step: int
     back_off_until: int
     throttled: int
+    held_since: int
+    held_until: int
     seen: int
     lately: int
     before: int
@@ -137,8 +139,13 @@ def add_lane(
     if policy.lane_adapts:
         bounds = policy.min_concurrency, policy.max_concurrency
         stats.limit = (stats.limit or 0) + adaptive.limit_of(lane.flow, *bounds)
-    stats.throttled_us += lane.throttled
+    stats.throttled_us += throttled_us(lane, now_us)
     stats.rate_now += size_classes.rate(now_us, lane.seen, lane.lately, lane.before)
+
+
+def throttled_us(lane: LaneFacts, now_us: int) -> int:
+    """For how long a rate has held its ready messages back."""
+    return lane.throttled + fairness.held_us(lane.held_since, lane.held_until, now_us)
 
 
 def add_oldest(stats: TopicStats, since_us: int | None) -> None:

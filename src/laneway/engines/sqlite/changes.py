@@ -154,8 +154,9 @@ def _classify(lane: Lane, now: int) -> None:
         lane.old = now >> AGE_SHIFT
     counted = max(lane.before, lane.lately)
     lane.busy = size_class(counted) if counted >= SMALLEST else None
-    if lane.throttled >= SECOND:
-        lane.slow = size_class(lane.throttled // 10_000)
+    throttled = lane.throttled + lane.held_until - lane.held_since
+    if throttled >= SECOND:
+        lane.slow = size_class(throttled // 10_000)
 
 
 def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, Sequence[int]]:

@@ -911,7 +911,7 @@ class _Plan:
             lane.owes = largest if largest > 1 else 0
         if policy.shared is not None and lane.ready:
             shared = tx.topic_gate(lane.rule, policy)
-            lane.throttled += shared.shut_for(tx.now) if shared is not None else 0
+            lane.hold(tx.now, shared.next_permit(tx.now) if shared is not None else 0)
         self.visits.append((lane, take))
         return take
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.shared import listing, size_classes
+from laneway.engines.shared import fairness, listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
@@ -20,10 +20,6 @@ _NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
 _LAST = "\U0010ffff"
 
 
-def _as_it_is(_transaction: Transaction, _lane: int, number: int) -> float:
-    return number
-
-
 def _backlog(_transaction: Transaction, _lane: int, waiting: int, leased: int) -> float:
     return listing.backlog(waiting, leased)
 
@@ -37,11 +33,15 @@ def _age(tx: Transaction, lane: int, *front: int | None) -> float:
     return tx.now - oldest + 1 if oldest is not None else 0
 
 
+def _throttled(tx: Transaction, _lane: int, counted: int, since: int, until: int) -> float:
+    return counted + fairness.held_us(since, until, tx.now)
+
+
 ORDERS: dict[str, Callable[..., float | None]] = {
     "backlog": _backlog,
     "age": _age,
     "rate": _rate,
-    "throttled": _as_it_is,
+    "throttled": _throttled,
 }
 """
 The value of a lane by the columns that `listing_statements` reads of it, by the names of

@@ -70,7 +70,8 @@ _BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
 
 _WAITING = "l.ready + l.delayed + l.parked"
 _BACKLOG = f"{_WAITING} + min(l.leased, {LEASED}) / {2.0 * LEASED}"  # as `listing.backlog`
-_THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
+# `throttled`, `held_since` and `held_until` in `rows.MORE`
+_COUNTED, _SINCE, _UNTIL = (f"coalesce(json_extract(l.more, '$[{at}]'), 0)" for at in (5, 13, 14))
 _RATE = f"""CASE WHEN ?4 - l.seen >= {2 * WINDOW_US} THEN 0
         WHEN ?4 - l.seen >= {WINDOW_US} THEN 1.0 * l.lately
                                                     * ({2 * WINDOW_US} - ?4 + l.seen)
@@ -83,7 +84,10 @@ _ORDERS = (
     ("backlog", "big", "DESC", f"{_WAITING}, l.leased", f"{_BACKLOG} DESC"),
     ("age", "old", "ASC", _FRONT, _BY_FRONT),
     ("rate", "busy", "DESC", "l.seen, l.lately, l.before", _RATE),
-    ("throttled", "slow", "DESC", _THROTTLED, f"{_THROTTLED} DESC"),
+    (
+        *("throttled", "slow", "DESC", f"{_COUNTED}, {_SINCE}, {_UNTIL}"),
+        f"{_COUNTED} + max(0, min(?4, {_UNTIL}) - {_SINCE}) DESC",
+    ),
 )
 _KINDS = {"listed": _LISTED, "named": _NAMED, "few": _FEW, "parts": _PARTS}
 

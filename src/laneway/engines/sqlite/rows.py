@@ -74,6 +74,8 @@ class Lane:
     # 0: all its messages cost 1; above 1: what the first of them costs, if the rate stopped it
     need: int = 0
     owes: int = 0  # the cost of the last message that it delivered, if above 1
+    held_since: int = 0  # a rate holds it back from then
+    held_until: int = 0  # to then, which `throttled` does not count yet; 0: none does
     flow: Flow | None = None  # with concurrency="auto", from its first delivery on
     key_limits: str = ""  # under which messages were parked last, see `Resolved.key_limits`
     keys_recover: int = 0  # when the rates of all its keys have recovered
@@ -129,6 +131,11 @@ class Lane:
         if self.gate is not None and self.turn:
             turns[self.gate] = self.turn
         self.gate, self.turn, self.turns = gate, turn, turns or None
+
+    def hold(self, now: int, until: int) -> None:
+        """Count for how long a rate held it back until now; it does so until then."""
+        self.throttled += fairness.held_us(self.held_since, self.held_until, now)
+        self.held_since, self.held_until = (now, until) if until > now else (0, 0)
 
     def index_columns(self) -> tuple[Any, ...]:
         """The columns that indexes have: PLACING, then CLASSES."""
@@ -194,6 +201,8 @@ class Lane:
             self.watched_until,
             self.need,
             self.owes,
+            self.held_since,
+            self.held_until,
         )
         if self.gates or self.turns:
             rest = (self.flow, self.key_limits, self.keys_recover, self.gates, self.turns)
@@ -505,10 +514,9 @@ class GateState(msgspec.Struct, gc=False):
             wait = max(wait, self.mean // max(limits.concurrency, 1) // 2)
         return wait
 
-    def shut_for(self, now: int) -> int:
-        """For how long its rate shuts it, as it is counted."""
-        at = gates.next_permit_us(self.limits, self.tat, now, 1, self.owes)
-        return 0 if at is None else fairness.held_back_us(now, now, at)
+    def next_permit(self, now: int) -> int:
+        """When its rate admits the next delivery."""
+        return gates.next_permit_us(self.limits, self.tat, now, 1, self.owes) or now
 
     def clock(self, now: int) -> tuple[int, float, float] | None:
         """TAT, rate and burst, for `fairness.admitted`; None: it has no rate."""

@@ -807,6 +807,8 @@ class Transaction(Statements):
             key_limits.limits_changed(self, lane, policy)
         tier_queue = self.tier_queue_of(lane)
         place, wake = self._place_of(lane, policy, tier_queue)
+        if lane.held_until and not self._is_held(lane, policy, place):
+            lane.hold(self.now, 0)
         if lane.tier_queue < 0 and place != lane.place:
             self._place_in_group(lane, place, tier_queue)
         key = (self.gate_of(lane, policy) or "") if place == AT_GATE else ""
@@ -817,18 +819,18 @@ class Transaction(Statements):
             self.came_up.append(lane)
             if was not in (RUNNABLE, AT_GATE) and lane.tier_queue > 0:
                 lane.vt = max(lane.vt, tier_queue.vt)
-        if key and key == before:
-            self._gate_tier_queues.add((tier_queue.number, lane.gate or ""))
-        elif key or before:
+        if key or before:
             self._place_at_gates(lane, before, key, place)
         if place in (RUNNABLE, AT_GATE) and was != place:
             self._notify_pool(tier_queue, lane.gate if key else None)
         lane.place, lane.wake = place, wake
 
     def _place_at_gates(self, lane: Lane, before: str, key: str, place: int) -> None:
-        """The lane leaves its gates, or comes to others: `before` and `key` are their keys."""
+        """The lane leaves its gates, or comes to some: `before` and `key` are their keys."""
         if before:
             self.moves_at_gate(lane)
+            if key == before:
+                return
             if not key:
                 gate_order.end_holds(self, lane, before)
         if before and key and lane.gate in gate_names(key):
@@ -920,15 +922,20 @@ class Transaction(Statements):
                 lane.tat, now, policy.lane_rate, policy.lane_burst, lane.need or 1
             )
             if permit > now:
-                if lane.place != ASLEEP or lane.wake != permit:
-                    counted = lane.wake or 0 if lane.place == ASLEEP else 0
-                    lane.throttled += fairness.held_back_us(now, counted, permit)
+                if permit != lane.held_until:
+                    lane.hold(now, permit)
                 return ASLEEP, permit
         if (policy.gate is None and shared is None) and (
             lane.tier_queue > 0 or self.gate_of(lane, policy) is None
         ):
             return RUNNABLE, None
         return AT_GATE, None
+
+    def _is_held(self, lane: Lane, policy: Resolved, place: int) -> bool:
+        """Whether a rate may hold the lane back at its new place: its own, or its topic's."""
+        if place == ASLEEP:
+            return not (lane.back_off_step and lane.back_off_until > self.now)
+        return place == AT_GATE and policy.shared is not None
 
     def _forgotten_at(
         self, lane: Lane, policy: Resolved, tier_queue: TierQueue, shared: GateState | None

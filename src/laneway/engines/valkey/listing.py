@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from laneway.engines.shared import listing, size_classes
+from laneway.engines.shared import views as shared_views
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
@@ -55,8 +56,8 @@ def _rates(view: View, lanes: Lanes) -> list[float]:
     ]
 
 
-def _throttled(_view: View, lanes: Lanes) -> list[float]:
-    return [lane.throttled for _, lane in lanes]
+def _throttled(view: View, lanes: Lanes) -> list[float]:
+    return [shared_views.throttled_us(lane, view.times[shard]) for shard, lane in lanes]
 
 
 def _ages(view: View, lanes: Lanes) -> list[float]:

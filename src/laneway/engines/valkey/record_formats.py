@@ -739,6 +739,8 @@ class Lane(msgspec.Struct):
     watched_until: int = 0
     need: int = 0
     owes: int = 0
+    held_since: int = 0
+    held_until: int = 0
     flow: Flow | None = None
 
     @property
@@ -763,7 +765,7 @@ class Lane(msgspec.Struct):
         return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
 
 
-RARE = 13
+RARE = 15
 """How many fields of a lane are stored together before its flow; few lanes have them."""
 
 IN_GROUP = 1 << 15

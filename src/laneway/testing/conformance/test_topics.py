@@ -33,6 +33,7 @@ def test_topic_list_orders(driver: EngineDriver) -> None:
     driver.policy("slow", rate=1, burst=1)
     driver.put("slow", *map(str, range(3)))
     driver.lease(1, topics=["slow"])
+    driver.later(0.5)
     listed = {
         order: [stats.topic for stats in driver.engine.topic_list(order=order, now_us=driver.now)]
         for order in ("name", "backlog", "age", "throttled")
@@ -41,6 +42,38 @@ def test_topic_list_orders(driver: EngineDriver) -> None:
     assert listed["backlog"] == ["big", "slow", "old"]
     assert listed["age"][0] == "old"
     assert listed["throttled"] == ["slow"]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_throttled_time_has_passed(driver: EngineDriver, partitions: int) -> None:
+    """A topic was throttled for the time that has passed, even if it is paused meanwhile."""
+
+    def throttled() -> float:
+        listed = driver.engine.topic_list(order="throttled", now_us=driver.now)
+        of_list = sum(stats.throttled_us for stats in listed)
+        assert of_list == driver.engine.topic_stats("a", now_us=driver.now).throttled_us
+        return of_list / SECOND
+
+    driver.policy("a", rate=1 / 3600, burst=1, partitions=partitions)
+    driver.put("a", "1", "2", "3", key="k")
+    if partitions > 1 and driver.engine.capabilities.shards > 1:
+        pytest.skip("a shard waits for its turn, and not for the rate")
+    driver.settle(driver.lease(1))
+    driver.later(20)
+    assert throttled() == 20
+    driver.policy("a", paused=True)
+    driver.later(60)
+    assert throttled() == 20
+    driver.policy("a", paused=None)
+    driver.later(10)
+    assert driver.lease() == []
+    assert 20 <= throttled() <= 30
+    driver.later(3600)
+    assert 20 <= throttled() <= 3600
+    assert driver.bodies(1) == ["2"]
+    before = throttled()
+    driver.later(1)
+    assert throttled() == before + 1
 
 
 def test_explain_reasons(driver: EngineDriver) -> None:

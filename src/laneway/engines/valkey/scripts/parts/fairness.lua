@@ -7,7 +7,6 @@ local CHUNK, FEW_LANES = 4, 100
 local CARRY_SCALE = 1000000
 local MOST_CARRIED = 32 * CARRY_SCALE
 local SECOND = 1000000
-local MOST_HELD = 1209600000000
 local MOST_COST = 1000000
 
 local fairness = part(function(fairness)
@@ -83,11 +82,6 @@ local fairness = part(function(fairness)
     end
 
     -- For how long a rate will hold messages back, beyond what is counted.
-    function fairness.held_back(now, counted, stop)
-        local most = now + MOST_HELD
-        return min(stop, most) - min(max(now, counted), most)
-    end
-
     -- `owes`: the cost of the last delivery, which may be above the burst; 0: not above 1.
     function fairness.rebase(tat, now, step, depth, owes)
         return min(tat, now * TICKS + max(depth, owes * step))

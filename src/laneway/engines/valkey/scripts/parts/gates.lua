@@ -251,12 +251,11 @@ local gates = part(function(gates)
         end
     end
 
-    -- For how long the rate of that gate shuts it.
-    function gates.shut_for(topic)
+    -- When the rate of that gate admits the next delivery; 0: it has none.
+    function gates.next_permit(topic)
         local gate = gates.find(TOPIC_GATE .. topic)
-        local now = shard.now
-        return gate and gate.rate and fairness.held_back(now, now, fairness.next_permit(
-            tat_of(gate), now, gate.step, gate.depth, 1)) or 0
+        return gate and gate.rate and fairness.next_permit(tat_of(gate), shard.now, gate.step,
+            gate.depth, 1) or 0
     end
 
     -- The gates of a key; false: one that is not defined.

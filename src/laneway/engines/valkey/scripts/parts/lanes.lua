@@ -59,9 +59,10 @@ lanes = part(function(lanes)
     lanes.USUAL_REST = USUAL_REST
     local NEW = ('\0'):rep(101) .. USUAL_REST -- the record of a lane before anything is set
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
-        'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes' }
+        'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes', 'held_since',
+        'held_until' }
     -- MessagePack's mark of a list of so many, the flow and the keys
-    local RARE_MARK = '\159'
+    local RARE_MARK = '\220\0\17'
     local USUAL = { big = 0, old = 0, busy = 0, slow = 0, tat = 0, gate = '', is_rare =
         false, flow = false, keys = false }
     for n = 1, #RARE do
@@ -140,8 +141,8 @@ lanes = part(function(lanes)
             local flow, limited_keys
             lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
                 lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-                lane.watched_until, lane.need, lane.owes, flow, limited_keys = values_of(sub(stored,
-                behind + 1))
+                lane.watched_until, lane.need, lane.owes, lane.held_since, lane.held_until, flow,
+                limited_keys = values_of(sub(stored, behind + 3))
             lane.flow = flow and adaptive.decode(flow) or false
             lane.keys = limited_keys or false
             tallies.begin_rare(lane, lane.was)
@@ -181,17 +182,18 @@ lanes = part(function(lanes)
     -- A list of `RARE`, the flow and the keys as MessagePack; "": all are 0.
     local function rare_of(lane)
         local retried, died, merged, expired, removed, throttled, back_off_until, back_off_step,
-            back_off_fence, mean, watched_until, need, owes = lane.retried, lane.died, lane.merged,
-            lane.expired, lane.removed, lane.throttled, lane.back_off_until, lane.back_off_step,
-            lane.back_off_fence, lane.mean, lane.watched_until, lane.need, lane.owes
+            back_off_fence, mean, watched_until, need, owes, held_since, held_until = lane.retried,
+            lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
+            lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
+            lane.watched_until, lane.need, lane.owes, lane.held_since, lane.held_until
         if retried + died + merged + expired + removed + throttled + back_off_until + back_off_step
-            + back_off_fence + mean + watched_until + need + owes == 0
+            + back_off_fence + mean + watched_until + need + owes + held_until == 0
             and not lane.flow and not lane.keys then
             return ''
         end
         return RARE_MARK .. packed(retried, died, merged, expired, removed, throttled,
             back_off_until, back_off_step, back_off_fence, mean, watched_until, need, owes,
-            lane.flow and adaptive.encode(lane.flow), lane.keys)
+            held_since, held_until, lane.flow and adaptive.encode(lane.flow), lane.keys)
     end
 
     local function rest_of(lane)
@@ -548,6 +550,21 @@ lanes = part(function(lanes)
         return policy.adapts and adaptive.limit(lane.flow, policy) or policy.concurrency
     end
 
+    -- Count for how long a rate held the lane back until now; it does so until then.
+    function lanes.hold(lane, stop)
+        local now = shard.now
+        lane.throttled = lane.throttled + max(0, min(now, lane.held_until) - lane.held_since)
+        lane.held_since, lane.held_until = stop > now and now or 0, stop > now and stop or 0
+    end
+
+    -- Whether a rate may hold the lane back at its new place: its own, or its topic's.
+    local function is_held(lane, policy, place)
+        if place == ASLEEP then
+            return lane.back_off_step == 0 or lane.back_off_until <= shard.now
+        end
+        return place == AT_GATE and policy.shared
+    end
+
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
     local function where(lane, policy, tier_queue)
         local now, is_rare = shard.now, lane.is_rare
@@ -590,9 +607,8 @@ lanes = part(function(lanes)
             local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth,
                 max(lane.need, 1))
             if permit > now then
-                if lane.place ~= ASLEEP or lane.wake ~= permit then
-                    lane.throttled = lane.throttled + fairness.held_back(now, lane.place == ASLEEP
-                        and lane.wake or 0, permit)
+                if permit ~= lane.held_until then
+                    lanes.hold(lane, permit)
                 end
                 return ASLEEP, permit
             end
@@ -686,6 +702,9 @@ lanes = part(function(lanes)
         end
         local tier_queue, gate = tier_queues[lane.tier_queue], ''
         local place, wake = where(lane, policy, tier_queue)
+        if lane.is_rare and lane.held_until > 0 and not is_held(lane, policy, place) then
+            lanes.hold(lane, 0)
+        end
         local is_new = place ~= lane.place
         if is_new and lane.tier_queue < 0 then
             place_in_group(lane, place, tier_queue)
@@ -781,8 +800,8 @@ lanes = part(function(lanes)
         set_class(lane, 'busy', is_gone and 0 or fairness.size_class(max(lane.before,
             lane.lately)))
         if lane.is_rare or lane.slow > 0 then
-            set_class(lane, 'slow', is_gone and 0
-                or fairness.size_class(floor(lane.throttled / 10000)))
+            set_class(lane, 'slow', is_gone and 0 or fairness.size_class(floor((lane.throttled
+                + lane.held_until - lane.held_since) / 10000)))
         end
     end
 
@@ -791,7 +810,7 @@ lanes = part(function(lanes)
             classify_backlog(lane)
         end
         if lane.busy > 0 or lane.slow > 0 or lane.lately >= 32 or (lane.is_rare
-            and lane.throttled > 0) then
+            and lane.throttled + lane.held_until > 0) then
             classify_deliveries(lane)
         end
     end

@@ -1123,8 +1123,10 @@ local serving = part(function(serving)
         end
         charge(lane, tier_queue, policy, take, permits, largest, count_of_lanes <= 1)
         if policy.shared and lane.ready > 0 then
-            local shut_for = gates.shut_for(lane.policy_name or lane.name)
-            lane.throttled = shut_for > 0 and lane.throttled + shut_for or lane.throttled
+            local permit = gates.next_permit(lane.policy_name or lane.name)
+            if permit > shard.now or lane.held_until > 0 then
+                lanes.hold(lane, permit)
+            end
         end
         calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { given, take }
