@@ -7,7 +7,7 @@ from collections.abc import Callable
 from laneway.engines.base import FullEngine
 from laneway.message import Draft, Lease, Settlement
 from laneway.testing.servers import Server
-from tests.valkey.test_direct import commands
+from tests.valkey.commands import commands
 
 COUNT = 50
 FEW = 15

@@ -178,7 +178,7 @@ def test_names_of_groups_are_the_same() -> None:
     script = "\n".join(
         [
             "local find_in, match, sub = string.find, string.match, string.sub",
-            "local function at_begin() end",
+            "local function at_next_begin() end local TIER_QUEUES = {}",
             "local function part(define) local functions = {} define(functions)",
             "return functions end",
             text("groups"),

@@ -138,8 +138,6 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         )
         self._random = settings.random or random.random
         self._wakeup = Wakeup(self._space, self._grants, self._visits.own)
-        self._last_head: tuple[str, dict[str, str], bytes] = ("", {}, b"")
-        """What precedes the body of the last message with headers that was put by itself."""
         self._plain_puts = CallSize(LEAST_AT_ONCE, PLAIN_AT_ONCE, PUT_US)
         self._puts = CallSize(LEAST_AT_ONCE, MOST_PUT, PUT_US)
         self._leases = CallSize(LEAST_AT_ONCE, MOST_SERVED, LEASE_US)
@@ -150,8 +148,6 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     # Put
 
     def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
-        if len(drafts) == 1:
-            return [self._put_one(shard, drafts[0], now_us)]
         receipts: list[Receipt] = []
         if len(drafts) <= AT_ONCE:
             receipts = self._put_page(shard, drafts, now_us)
@@ -181,43 +177,6 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                     receipts[n] = msgspec.structs.replace(full[draft.topic], id=draft.id or "")
             left = [n for n in left if receipts[n] is None]
         return cast("list[Receipt]", receipts)
-
-    def _put_one(self, shard: int, draft: Draft, now_us: int | None) -> Receipt:
-        space = self._space
-        while True:
-            version = space.routes.version
-            route = space.routes.route(draft.topic)
-            if (
-                route.own
-                or route.is_copied
-                or draft.id is not None
-                or not _is_plain(draft, route)
-                or uses_reserve(draft)
-            ):
-                return self._put_page(shard, [draft], now_us)[0]
-            answer = space.run(
-                "put_one",
-                shard,
-                now_us,
-                version,
-                draft.topic,
-                self._single_message(draft, route),
-                durable=True,
-            )
-            if not self._is_stale(answer, shard):
-                return self._receipt(shard, draft, answer)
-            self._check_again(shard, [draft])
-
-    def _single_message(self, draft: Draft, route: Route) -> bytes:
-        """As `_plain_message`; the calls of one task often follow each other."""
-        headers = draft.headers
-        if not headers or draft.key is not None or draft.sticky:
-            return _plain_message(draft, route, {})
-        topic, known, head = self._last_head
-        if topic != draft.topic or known != headers:
-            head = record_formats.plain_head(draft.topic, headers)
-            self._last_head = draft.topic, headers.copy(), head
-        return head + draft.body
 
     def _put_page(
         self,

@@ -973,19 +973,8 @@ class Counters(msgspec.Struct, array_like=True):
     index: int
     version: int
     exact: int = 0
-    now: int = 0
-    seq: int = 0
-    fence: int = 0
     deaths: int = 0
-    lanes_created: int = 0
-    lanes: int = 0
-    waiting: int = 0
-    bytes: int = 0
-    leased: int = 0
     dead: int = 0
-    published: int = 0
-    delivered: int = 0
-    done: int = 0
     retried: int = 0
     died: int = 0
     merged: int = 0
@@ -1001,6 +990,17 @@ class Counters(msgspec.Struct, array_like=True):
     groups: int = 0
     copying: int = 0
     tier_queues: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
+    now: int = 0
+    seq: int = 0
+    fence: int = 0
+    lanes_created: int = 0
+    lanes: int = 0
+    waiting: int = 0
+    bytes: int = 0
+    leased: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
 
 
 _COUNTERS = msgspec.msgpack.Decoder(Counters)

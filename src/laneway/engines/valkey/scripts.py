@@ -49,15 +49,12 @@ PARTS = (
     "housekeeping",
     "serving",
     "wakeup",
-    "direct",
-    "single",
 )
 """In the order of their dependencies."""
 
 FUNCTIONS = (
     "put",
     "put_reserve",
-    "put_one",
     "finish_copies",
     "lease",
     "settle",

@@ -42,6 +42,7 @@ COMMANDS = (
     "lrange",
     "lrem",
     "ltrim",
+    "mget",
     "ping",
     "publish",
     "restore",

@@ -28,7 +28,6 @@ end
 local promises = shard.alarm <= shard.now or wake < shard.alarm
 if promises then
     shard.alarm = wake
-    tier_queues.save()
     save_shard()
 end
 return { 0, wake - shard.now, promises and 1 or 0 }

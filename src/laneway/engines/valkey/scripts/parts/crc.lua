@@ -29,14 +29,18 @@ do
     end
 end
 
--- By topic, as far as this call has computed them.
-local known_spreads
-
-at_begin(function()
-    known_spreads = {}
-end)
+-- By topic, as far as they were computed.
+local MOST_SPREADS = 4096
+local known_spreads, count_of_spreads = {}, 0
 
 local function topic_spread(topic)
-    known_spreads[topic] = known_spreads[topic] or crc32(topic)
-    return known_spreads[topic]
+    local found = known_spreads[topic]
+    if not found then
+        if count_of_spreads >= MOST_SPREADS then
+            known_spreads, count_of_spreads = {}, 0
+        end
+        found = crc32(topic)
+        known_spreads[topic], count_of_spreads = found, count_of_spreads + 1
+    end
+    return found
 end

@@ -31,16 +31,18 @@
 local lanes -- defined in lanes.lua, which uses gates
 
 local gates = part(function(gates)
-    local known, changed, moved, by_key
-    local ended -- leases that have ended: {position in the call, gate, for how long it was held}
+    local known, changed, moved, by_key = {}, {}, {}, {}
+    -- leases that have ended: {position in the call, gate, for how long it was held}
+    local ended = {}
+    local is_used = false
 
     -- Where the settlement is in the call that ends leases: a mean depends on their order.
     gates.position = 0
 
-    at_begin(function()
+    local function reset()
         known, changed, moved, by_key, ended = {}, {}, {}, {}, {}
-        gates.position = 0
-    end)
+        gates.position, is_used = 0, false
+    end
 
     local function limits_of(gate)
         local limits = gate.grant or groups.settings(gate.name, gate.code, gate.operator)
@@ -60,6 +62,7 @@ local gates = part(function(gates)
     function gates.find(name)
         local gate = known[name]
         if gate == nil then
+            is_used = is_used or at_next_begin(reset)
             local stored = call('HGET', keys.gates, name)
             if not stored then
                 return nil
@@ -262,6 +265,7 @@ local gates = part(function(gates)
     local function of_key(name)
         local found = by_key[name]
         if not found then
+            is_used = is_used or at_next_begin(reset)
             found = {}
             for each in string.gmatch(name, '[^\31]+') do
                 found[#found + 1] = gates.find(each) or false
@@ -462,6 +466,7 @@ local gates = part(function(gates)
 
     -- The first lane at a gate has changed, or its position.
     function gates.moved(name, tier_queue)
+        is_used = is_used or at_next_begin(reset)
         moved[name .. '\0' .. tier_queue] = { name, tier_queue }
     end
 
@@ -615,6 +620,10 @@ local gates = part(function(gates)
 
     function gates.save()
         groups.save_turns(gates.moved)
+        if not is_used then
+            groups.save()
+            return
+        end
         if next(changed) ~= nil or next(moved) ~= nil then
             move_means()
             for gate in pairs(changed) do

@@ -18,12 +18,17 @@ local TOPIC_GATE = '\28' -- before the name of a topic in that of the gate that 
 local IN_GROUP = 32768
 
 local groups = part(function(groups)
-    local known, changed
-    local changed_turns -- gates at which the state of a group has changed: {group, name}
+    local known, changed = {}, {}
+    local changed_turns = {} -- gates at which the state of a group has changed: {group, name}
+    local linked = {} -- numbers of lanes in groups, as keys of `tier_queues`
+    local is_used = false
 
-    at_begin(function()
-        known, changed, changed_turns = {}, {}, {}
-    end)
+    local function reset()
+        for n = 1, #linked do
+            rawset(tier_queues, linked[n], nil)
+        end
+        known, changed, changed_turns, linked, is_used = {}, {}, {}, {}, false
+    end
 
     -- By template: literals and parts of topics in turn. A part is the pattern that finds it, or
     -- its number if it is far behind.
@@ -113,6 +118,10 @@ local groups = part(function(groups)
 
     -- Read several at once.
     function groups.load(numbers)
+        if not numbers[1] then
+            return
+        end
+        is_used = is_used or at_next_begin(reset)
         local wanted = {}
         for n = 1, #numbers do
             local number = numbers[n]
@@ -134,34 +143,18 @@ local groups = part(function(groups)
         return known[number] or nil
     end
 
-    local linked = {} -- numbers of lanes in groups, as keys of `tier_queues`
-
     -- The number of a lane in a group names the tier queue of that group.
-    local TIER_QUEUES = {
-        __index = function(_, number)
-            if type(number) == 'number' and number < 0 then
-                local group = groups.find(-number)
-                local found = rawget(tier_queues, group and group.tier_queue or 1)
-                if group then
-                    rawset(tier_queues, number, found)
-                    linked[#linked + 1] = number
-                end
-                return found
+    function TIER_QUEUES.__index(_, number)
+        if type(number) == 'number' and number < 0 then
+            local group = groups.find(-number)
+            local found = rawget(tier_queues, group and group.tier_queue or 1)
+            if group then
+                rawset(tier_queues, number, found)
+                linked[#linked + 1] = number
             end
-        end,
-    }
-    local is_linked = false
-
-    at_begin(function()
-        for n = 1, #linked do
-            rawset(tier_queues, linked[n], nil)
+            return found
         end
-        linked = {}
-        if not is_linked then -- functions of Lua do not exist while the library is loaded
-            setmetatable(tier_queues, TIER_QUEUES)
-            is_linked = true
-        end
-    end)
+    end
 
     local function field_of(group)
         return group.tier_queue .. ':' .. group.name
@@ -209,6 +202,7 @@ local groups = part(function(groups)
             if settings then
                 apply(group, values_of(settings))
             end
+            is_used = is_used or at_next_begin(reset)
             known[group.number] = group
             writes.set_field(keys.group_numbers, field_of(group), text(group.number))
         end
@@ -291,8 +285,8 @@ local groups = part(function(groups)
     -- Write what has changed of groups at gates. `moved(gate, tier_queue)` is called for each gate
     -- where the order changes.
     function groups.save_turns(moved)
-        for _, each in ipairs(changed_turns) do
-            local group, gate = each[1], each[2]
+        for n = 1, #changed_turns do
+            local group, gate = changed_turns[n][1], changed_turns[n][2]
             local found, is_gone = group.turns[gate], group.size <= 0
             found.is_changed = false
             writes.set_member(key('gate:' .. group.tier_queue .. ':' .. gate), groups.member(group),
@@ -302,7 +296,9 @@ local groups = part(function(groups)
                 call('HSET', turns_key(group), gate, packed(found.turn, found.inner, found.lanes))
             end
         end
-        changed_turns = {}
+        if changed_turns[1] then
+            changed_turns = {}
+        end
     end
 
     -- The gates at which the first lane is one of this group: by its virtual time in the group.
@@ -318,7 +314,7 @@ local groups = part(function(groups)
 
     -- Write what changed, after the heads of gates.
     function groups.save()
-        if next(changed) == nil then
+        if not is_used or next(changed) == nil then
             return
         end
         local written, gone = {}, {}

@@ -6,21 +6,22 @@
 -- uses: policies, writes, messages
 
 ids = part(function(ids)
-    local GENERATED -- the prefix of generated ids
-    local names     -- by topic: the key of its known ids
+    local names, is_used = {}, false -- by topic: the key of its known ids
     local ends_then, finished_then -- of the last id that was remembered
 
-    at_begin(function()
-        GENERATED, names = shard.nonce .. '-', {}
-    end)
+    local function reset()
+        names, is_used = {}, false
+    end
 
     local function is_generated(id)
-        return sub(id, 1, #GENERATED) == GENERATED
+        local size = #shard.nonce
+        return sub(id, 1, size) == shard.nonce and byte(id, size + 1) == 45 -- "-"
     end
 
     local function of(topic)
         local name = names[topic]
         if not name then
+            is_used = is_used or at_next_begin(reset)
             name = key('i:' .. topic)
             names[topic] = name
         end

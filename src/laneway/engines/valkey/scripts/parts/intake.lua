@@ -8,9 +8,11 @@ local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
     -- have taken its last one.)
     local function place(arrivals)
-        local placed = {}
-        for _, lane in ipairs(arrivals) do
-            if not placed[lane] and (lane.place == IDLE or lane.ready == 0) then
+        local placed
+        for n = 1, #arrivals do
+            local lane = arrivals[n]
+            if (lane.place == IDLE or lane.ready == 0) and not (placed and placed[lane]) then
+                placed = placed or {}
                 placed[lane] = true
                 lanes.place(lane)
                 has_arrivals = true
@@ -40,9 +42,11 @@ local intake = part(function(intake)
     local written -- the records of plain messages, which are written together
 
     local function write()
-        call_many('HSET', keys.m, written, 2)
-        plain.write()
-        written = {}
+        if written[1] then
+            call_many('HSET', keys.m, written, 2)
+            plain.write()
+            written = {}
+        end
     end
 
     -- Messages of this call may be dropped for later ones. `policy`: of the next message.

@@ -38,12 +38,17 @@ local PARTITION, BUCKET = '\31', '\30'
 local key_limits -- defined in key_limits.lua, which uses `lanes`
 
 lanes = part(function(lanes)
-    local known, changed, watched
-    local left_topics -- of which a partition was forgotten
+    local known, changed, watched = {}, {}, {}
+    local left_topics = {} -- a list and a set: topics of which a partition was forgotten
+    local taken = 0 -- of the tables below
+    local is_used = false
 
-    at_begin(function()
-        known, changed, watched, left_topics = {}, {}, {}, {}
-    end)
+    local function reset()
+        known, taken, is_used = {}, 0, false
+        if changed[1] or watched[1] or left_topics[1] then
+            changed, watched, left_topics = {}, {}, {}
+        end
+    end
 
     -- A record has a head of fixed width with what most calls change, then `latest`: both are
     -- always decoded. The rest has what few lanes need: their classes in top lists, the clock of
@@ -53,10 +58,8 @@ lanes = part(function(lanes)
     -- `was` is what `tallies` has counted of the lane.
     local HEAD = '<Bi8i4i4i4i4i4i8i8i8i8I2i8i8i8i4i4i4I2c0'
     local REST = '<I2I4I2I2i8I2c0'
-    lanes.HEAD, lanes.CLASSES = HEAD, '<I2I4' -- the classes of backlog and age
     local HEAD_AND_REST = HEAD .. 'c0'
     local USUAL_REST = ('\0'):rep(20)
-    lanes.USUAL_REST = USUAL_REST
     local NEW = ('\0'):rep(101) .. USUAL_REST -- the record of a lane before anything is set
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
         'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes', 'held_since',
@@ -107,11 +110,7 @@ lanes = part(function(lanes)
     -- Tables of lanes are used again in later calls, because creating them is slow; those with rare
     -- fields are not.
     local POOL = 512
-    local pool, taken = {}, 0
-
-    at_begin(function()
-        taken = 0
-    end)
+    local pool = {}
 
     local function new_table()
         local lane = setmetatable({
@@ -119,7 +118,8 @@ lanes = part(function(lanes)
             delayed = 0, parked = 0, leased = 0, bytes = 0, published = 0, delivered = 0, done = 0,
             seen = 0, lately = 0, before = 0, sorted = 0, listed = 0, latest = '', is_open = false,
             policy = false, is_changed = false, policy_name = false, is_bucket = false,
-            arrived = false, index = false, score = 0, head_since = false, was = { 0, 0, 0, 0 },
+            arrived = false, index = false, score = 0, left = false, head_since = false,
+            was = { 0, 0, 0, 0 },
         }, LANE)
         pool[taken] = taken <= POOL and lane or nil
         return lane
@@ -163,9 +163,9 @@ lanes = part(function(lanes)
         lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.leased, lane.listed,
             lane.bytes, lane.published, lane.delivered, lane.done, lane.tier_queue, lane.wake,
             lane.vt, lane.seen, lane.lately, lane.before, lane.sorted, lane.latest, lane.name,
-            lane.policy, lane.is_changed, lane.index, lane.head_since = place, number, ready,
-            delayed, parked, leased, listed, bytes, published, delivered, done, tier_queue, wake,
-            vt, seen, lately, before, sorted, latest, name, false, false, false, false
+            lane.policy, lane.is_changed, lane.index, lane.left, lane.head_since = place, number,
+            ready, delayed, parked, leased, listed, bytes, published, delivered, done, tier_queue,
+            wake, vt, seen, lately, before, sorted, latest, name, false, false, false, false, false
         local was, cut = lane.was, find_in(name, PARTITION, 1, true)
         was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
         if cut then
@@ -222,6 +222,7 @@ lanes = part(function(lanes)
     function lanes.find(name, stored)
         local lane = known[name]
         if lane == nil then
+            is_used = is_used or at_next_begin(reset)
             if stored == nil then
                 stored = call('HGET', keys.lanes, name)
             end
@@ -238,8 +239,11 @@ lanes = part(function(lanes)
     end
 
     local function load_groups(names)
+        if shard.groups == 0 then
+            return
+        end
         local numbers = {}
-        for n = 1, shard.groups > 0 and #names or 0 do
+        for n = 1, #names do
             local lane = known[names[n]]
             if lane and lane.tier_queue < 0 then
                 numbers[#numbers + 1] = -lane.tier_queue
@@ -250,6 +254,10 @@ lanes = part(function(lanes)
 
     -- Read several at once.
     function lanes.load(names)
+        if not names[2] then -- what is read for one needs no lists
+            return names[1] and lanes.find(names[1])
+        end
+        is_used = is_used or at_next_begin(reset)
         local wanted = {}
         for n = 1, #names do
             local name = names[n]
@@ -423,12 +431,6 @@ lanes = part(function(lanes)
     -- Placing
 
     local NOWHERE = ''
-    -- Of lanes that were at gates: the tier queue's number, where they waited, all of the gates.
-    local left
-
-    at_begin(function()
-        left = {}
-    end)
 
     local function index_of(lane)
         local place, number = lane.place, lane.tier_queue
@@ -458,13 +460,14 @@ lanes = part(function(lanes)
         end
     end
 
-    -- Call before the gate where it waits changes, or its turn there.
+    -- Call before the gate where it waits changes, or its turn there. `left`: the tier queue's
+    -- number, where it waited, all of its gates.
     function lanes.before_turn(lane)
         lanes.before_move(lane)
         if lane.index == STAYS then
             local found = turns.of(lane)
             lane.index, lane.score = index_of(lane)
-            left[lane] = { tier_queues[lane.tier_queue].number, found.waits, found.key }
+            lane.left = { tier_queues[lane.tier_queue].number, found.waits, found.key }
         end
     end
 
@@ -480,8 +483,8 @@ lanes = part(function(lanes)
     end
 
     local function move_at_gates(lane)
-        local before, now = left[lane], lane.place == AT_GATE and turns.of(lane)
-        left[lane] = nil
+        local before, now = lane.left, lane.place == AT_GATE and turns.of(lane)
+        lane.left = false
         if before then
             gates.moved(before[2], before[1])
         end
@@ -517,7 +520,7 @@ lanes = part(function(lanes)
                 writes.set_member(index, member, score)
             end
         end
-        if left[lane] or lane.place == AT_GATE then
+        if lane.left or lane.place == AT_GATE then
             move_at_gates(lane)
         end
         lane.index = false
@@ -822,24 +825,27 @@ lanes = part(function(lanes)
         for _, name in ipairs(names) do
             local cut = string.find(name, PARTITION, 1, true)
             if cut and byte(name) ~= 30 then
-                left_topics[sub(name, 1, cut - 1)] = true
+                lanes.topic_left(sub(name, 1, cut - 1))
             end
         end
     end
 
     -- Perhaps the topic has no partition any longer.
     function lanes.topic_left(topic)
-        left_topics[topic] = true
+        if not left_topics[topic] then
+            is_used = is_used or at_next_begin(reset)
+            left_topics[#left_topics + 1], left_topics[topic] = topic, true
+        end
     end
 
     -- At the end of a call: forget what the partitions of topics share with the last of them.
     function lanes.end_topics()
-        for topic in pairs(left_topics) do
+        for n = 1, #left_topics do
+            local topic = left_topics[n]
             if #lanes.names_between(topic .. PARTITION, topic .. ' ', 1) == 0 then
                 gates.end_topic(topic)
             end
         end
-        left_topics = {}
     end
 
     local function forget_all(gone)
@@ -890,6 +896,7 @@ lanes = part(function(lanes)
     function lanes.forget_idle(most)
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         local names, quiet, others = {}, {}, {}
+        is_used = is_used or at_next_begin(reset)
         for n = 1, #members do
             names[n] = sub(members[n], 8)
         end
@@ -935,13 +942,15 @@ lanes = part(function(lanes)
         end
     end
 
-    function lanes.take_watched()
-        local taken = watched
-        watched = {}
-        return taken
+    -- The names of the watched lanes that have changed.
+    function lanes.watched()
+        return watched
     end
 
     function lanes.save()
+        if not changed[1] then
+            return
+        end
         local written = {}
         for n = 1, #changed do
             local lane = changed[n]

@@ -46,15 +46,18 @@ local ids -- defined in ids.lua, which uses `messages`
 
 local messages = part(function(messages)
     local HISTORY = 20 -- troubles that a message's history has at most
-    local known   -- by number: the decoded record; false: none
-    local unread  -- by number: the stored record of a message that was read, but not decoded
-    local changed -- the decoded ones that are written at the end of the call
-    local letters -- by topic: how many more dead letters it has; false: they are counted again
-    local gone_lists -- keys of lists that are deleted at the end of the call
+    local known = {}   -- by number: the decoded record; false: none
+    local unread = {}  -- by number: the stored record of a message that was read, but not decoded
+    local changed = {} -- the decoded ones that are written at the end of the call
+    -- by topic: how many more dead letters it has; false: they are counted again
+    local letters = {}
+    local gone_lists = {} -- keys of lists that are deleted at the end of the call
+    local taken = 0       -- of the tables below
+    local is_used = false
 
-    at_begin(function()
-        known, unread, changed, letters, gone_lists = {}, {}, {}, {}, {}
-    end)
+    local function reset()
+        known, unread, changed, letters, gone_lists, taken, is_used = {}, {}, {}, {}, {}, 0, false
+    end
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. Each
     -- of the latter fields has a usual value; a record has none of them if all are usual.
@@ -86,14 +89,11 @@ local messages = part(function(messages)
     -- Tables of messages are used again in later calls, because creating them is slow; those with
     -- rare fields are not.
     local POOL = 1100
-    local pool, taken = {}, 0
-
-    at_begin(function()
-        taken = 0
-    end)
+    local pool = {}
 
     -- `stored`, `content_at` and `content_to`: where the content is, unless `content` has it.
     local function new_table()
+        is_used = is_used or at_next_begin(reset)
         taken = taken + 1
         local record = pool[taken]
         if not record or record.is_rare then
@@ -129,19 +129,19 @@ local messages = part(function(messages)
 
     -- Most messages have the headers of the one before, and to decode these costs more than all
     -- else of a content: they are kept, as they are stored and as a table, which nobody changes.
-    local unpack_limit
     local headers_then, table_then = false, false
-    local learns -- whether this call has kept none yet
+    local learns = true -- whether this call has kept none yet
 
-    at_begin(function()
-        unpack_limit, learns = cmsgpack.unpack_limit, true
-    end)
+    local function learn_again()
+        learns = true
+    end
 
     -- Keep the headers of a content whose fields begin at a position.
     local function keep_headers(stored, at)
         local before = unpack_limit(stored, 3, at - 1)
         local behind, headers = unpack_limit(stored, 1, before)
         headers_then, table_then, learns = sub(stored, before + 1, behind), headers, false
+        at_next_begin(learn_again)
     end
 
     -- The fields of a content that begin at a position, behind the list's mark, because a table
@@ -262,6 +262,7 @@ local messages = part(function(messages)
     function messages.read(mid)
         local record = known[mid]
         if record == nil then
+            is_used = is_used or at_next_begin(reset)
             local stored = unread[mid] or call('HGET', keys.m, mid)
             record = stored and messages.decode(mid, stored)
             known[mid], unread[mid] = record, nil
@@ -271,6 +272,10 @@ local messages = part(function(messages)
 
     -- Read several at once.
     function messages.load(mids)
+        if not mids[1] then
+            return
+        end
+        is_used = is_used or at_next_begin(reset)
         local wanted = {}
         for n = 1, #mids do
             local mid = mids[n]
@@ -296,6 +301,9 @@ local messages = part(function(messages)
     end
 
     function messages.save()
+        if not is_used then
+            return
+        end
         local written = {}
         for record in pairs(changed) do
             if known[record.mid] == record then
@@ -683,6 +691,7 @@ local messages = part(function(messages)
 
     -- For the doctor.
     function messages.count_letters_again(topic)
+        is_used = is_used or at_next_begin(reset)
         letters[topic] = false
     end
 

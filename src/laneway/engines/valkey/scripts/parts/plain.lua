@@ -7,14 +7,14 @@ local plain = part(function(plain)
     -- keys of lists by the lane's number, because joining a number to a string is slow
     local names, count, prefix = {}, 0, nil
     -- lanes with more messages (`arrived`) than their records have room for
-    local arrivals
+    local arrivals = {}
 
-    at_begin(function()
-        for _, lane in ipairs(arrivals or {}) do -- of a call that ended in an error
+    local function reset() -- there are some after a call that ended in an error
+        for _, lane in ipairs(arrivals) do
             lane.arrived = false
         end
         arrivals = {}
-    end)
+    end
 
     local function list_of(number)
         if prefix ~= PREFIX or count == NAMES then
@@ -38,7 +38,7 @@ local plain = part(function(plain)
 
     -- How many bytes of numbers the record of the lane with this number has at most. Lanes that get
     -- the same messages, as those of subscriptions, must not all be full at the same time.
-    function plain.room_in(number)
+    local function room_in(number)
         return 7 * (INLINE - number % 8)
     end
 
@@ -58,9 +58,12 @@ local plain = part(function(plain)
         local mids = lane.arrived
         if mids then
             mids[#mids + 1] = mid
-        elseif #lane.latest < plain.room_in(lane.number) then
+        elseif #lane.latest < room_in(lane.number) then
             lane.latest = lane.latest .. sortable(mid)
         else
+            if not arrivals[1] then
+                at_next_begin(reset)
+            end
             lane.arrived = { mid }
             arrivals[#arrivals + 1] = lane
         end
@@ -73,7 +76,9 @@ local plain = part(function(plain)
             move_to_list(lane, lane.arrived)
             lane.arrived = false
         end
-        arrivals = {}
+        if arrivals[1] then
+            arrivals = {}
+        end
     end
 
     -- Return the first numbers, and leave them in the lane.

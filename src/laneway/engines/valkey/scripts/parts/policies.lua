@@ -26,16 +26,20 @@ local policies = part(function(policies)
     }
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds
-    local by_name, by_stem, overridden, own_ids
+    local by_name, by_stem, overridden, own_ids = {}, {}, {}, {}
     -- the stem of the topic before, and what holds for its topics; nil: not known
     local stem_before, policy_before
     -- decoded policies by their records, which seldom change from call to call; those of patterns
     -- by pattern and record: `is_of_pattern`
     local decoded, of_patterns, sets, kinds = {}, {}, {}, 0
 
-    at_begin(function()
-        by_name, by_stem, overridden, own_ids, policy_before = {}, {}, {}, {}, nil
-    end)
+    local absent -- in the shard of this call, see below; nil: not looked up yet
+    local is_used = false
+
+    local function reset()
+        by_name, by_stem, overridden, own_ids, policy_before, absent, is_used = {}, {}, {}, {}, nil,
+            nil, false
+    end
 
     local function count_kind()
         kinds = kinds + 1
@@ -95,11 +99,6 @@ local policies = part(function(policies)
     -- a stem of their own would cost a command each. Where few names have one: the stems that have.
     local MOST_SHARDS, MOST_ABSENT, MOST_NAMES = 1024, 8192, 250
     local absent_in, shards = {}, 0
-    local absent -- in the shard of this call; nil: not looked up yet
-
-    at_begin(function()
-        absent = nil
-    end)
 
     local function stored_stems()
         if call('HLEN', keys.resolved) > MOST_NAMES then
@@ -115,6 +114,7 @@ local policies = part(function(policies)
     end
 
     local function look_up_absent()
+        is_used = is_used or at_next_begin(reset)
         absent = absent_in[PREFIX]
         if not absent or absent.nonce ~= shard.nonce or absent.version ~= shard.version
             or absent.count >= MOST_ABSENT then
@@ -169,6 +169,7 @@ local policies = part(function(policies)
 
     -- Use other policies from now on: {pattern, its record or false} each.
     function policies.override(changes, exact)
+        is_used = is_used or at_next_begin(reset)
         for _, each in ipairs(changes) do
             overridden[each[1]] = each[2]
         end
@@ -233,6 +234,7 @@ local policies = part(function(policies)
             and not find_in(name, '[.#]', #stem_before + 1) then
             return policy_before
         end
+        is_used = is_used or at_next_begin(reset)
         local at = find_in(name, '#', 1, true)
         local mark = at and sub(name, at)
         if mark and have_policies(mark) then
@@ -341,6 +343,7 @@ local policies = part(function(policies)
     local function own_id(topic)
         local id = own_ids[topic]
         if id == nil then
+            is_used = is_used or at_next_begin(reset)
             id = call('HGET', keys.own, topic)
             own_ids[topic] = id
         end
@@ -352,6 +355,7 @@ local policies = part(function(policies)
         if shard.own == 0 then
             return
         end
+        is_used = is_used or at_next_begin(reset)
         local wanted = {}
         for _, topic in ipairs(topics) do
             if own_ids[topic] == nil then
@@ -437,6 +441,7 @@ local policies = part(function(policies)
         for n, each in ipairs(changes) do
             topics[n] = each[1]
         end
+        is_used = is_used or at_next_begin(reset)
         own_ids, uses = {}, {}
         for n, is in ipairs(read_many(keys.own, topics)) do
             own_ids[topics[n]] = is
@@ -477,6 +482,7 @@ local policies = part(function(policies)
     function policies.of(name)
         local found = by_name[name]
         if not found then
+            is_used = is_used or at_next_begin(reset)
             local ends_in_star = byte(name, -1) == 42
             found = (shard.exact > 0 or ends_in_star) and (ends_in_star and read_pattern
                 or read_exact)(name)

@@ -19,9 +19,9 @@ local putting = part(function(putting)
     local POOL = 1100 -- more than a message and its copies
     local pool, taken, usual_pool, usual_taken = {}, 0, {}, 0
 
-    at_begin(function()
+    local function reset()
         taken, usual_taken = 0, 0
-    end)
+    end
 
     local function draft_table(tables, number)
         local draft = { topic = '', key = false, id = false, headers = false, sticky = false, mkey =
@@ -35,6 +35,9 @@ local putting = part(function(putting)
     end
 
     function putting.decode(stored)
+        if taken + usual_taken == 0 then
+            at_next_begin(reset)
+        end
         local code_of_kind, code, delay, ttl, meta_size = unpack_from(USUAL_AND_SIZE, stored)
         if code_of_kind == IS_USUAL then
             usual_taken = usual_taken + 1
@@ -110,6 +113,9 @@ local putting = part(function(putting)
 
     -- Read at once what the drafts need. Those of topics with a lane of their own get its name.
     function putting.load(drafts)
+        if next(drafts) == nil then
+            return
+        end
         local names, merge_keys, lines, known = {}, {}, {}, {}
         load_rules(drafts)
         for _, draft in pairs(drafts) do

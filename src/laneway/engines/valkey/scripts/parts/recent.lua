@@ -9,11 +9,14 @@ local recent = part(function(recent)
     -- of this call, by kind and topic: a command for each would be slow
     local counts, has_counts = { ['in-rate'] = {}, failures = {} }, false
 
-    at_begin(function()
+    local function reset()
         counts, has_counts = { ['in-rate'] = {}, failures = {} }, false
-    end)
+    end
 
     local function add(kind, topic, count)
+        if not has_counts then
+            at_next_begin(reset)
+        end
         local of_kind = counts[kind]
         of_kind[topic], has_counts = (of_kind[topic] or 0) + count, true
     end

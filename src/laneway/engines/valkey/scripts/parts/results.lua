@@ -4,19 +4,17 @@
 -- uses: policies, crc
 
 local results = part(function(results)
-    local channels, end_notices
+    local end_notices, is_used = {}, false
     -- the number of the message that is settled now, if its handler reports its end; and whether
     -- with an outcome
     local handled, has_outcome
 
-    at_begin(function()
-        handled, has_outcome = nil, false
-        end_notices = {}
-        channels = 'laneway:' .. string.match(PREFIX, '{(.*)/') .. ':of:'
-    end)
+    local function reset()
+        handled, has_outcome, end_notices, is_used = nil, false, {}, false
+    end
 
     function results.notify(id, payload)
-        call('PUBLISH', channels .. id, payload or id)
+        call('PUBLISH', 'laneway:' .. match(PREFIX, '{(.*)/') .. ':of:' .. id, payload or id)
     end
 
     -- Add a message that reports another one's end; it is put at the end of the call.
@@ -25,6 +23,7 @@ local results = part(function(results)
         local spread = policies.of(topic).partitions > 1
             and (shard.index - crc32(topic)) % shard.shards
         local headers = { ['laneway-task'] = 'laneway.ended' }
+        is_used = is_used or at_next_begin(reset)
         local body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}'
         end_notices[#end_notices + 1] = {
             topic = topic, key = false, id = false, headers = headers, sticky = false, mkey = false,
@@ -34,10 +33,13 @@ local results = part(function(results)
         }
     end
 
+    -- nil: there are none.
     function results.take_end_notices()
         local taken = end_notices
-        end_notices = {}
-        return taken
+        if taken[1] then
+            end_notices = {}
+            return taken
+        end
     end
 
     -- The followers of a message's end: the list `f:ID`, which begins with the message's topic.
@@ -85,6 +87,7 @@ local results = part(function(results)
     end
 
     function results.set_handled(mid, with_outcome)
+        is_used = is_used or at_next_begin(reset)
         handled, has_outcome = mid, with_outcome
     end
 

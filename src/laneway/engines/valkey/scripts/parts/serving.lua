@@ -81,9 +81,9 @@ local serving = part(function(serving)
 
     local calls -- what this call may still deliver, and what it has done; nil: it leases nothing
 
-    at_begin(function()
+    local function reset()
         calls = nil
-    end)
+    end
 
     local first_lanes = 1 -- how many lanes a visit of a group needs: as in the last page of groups
 
@@ -1464,41 +1464,6 @@ local serving = part(function(serving)
         serve_by_shares(entries, active, room)
     end
 
-    -- Whether nothing but this lane, which became runnable in this call, can deliver in the pool.
-    function serving.is_alone(lane, pool)
-        if not lane or lane.place ~= RUNNABLE or lane.tier_queue < 0 or lane.sorted > 0 then
-            return false
-        end
-        local indexes, is_there = {}, false
-        for _, tier in ipairs(tiers) do
-            local tier_queue = tier_queues.find(pool, tier.name)
-            if tier_queue then
-                indexes[#indexes + 1], indexes[#indexes + 2] = tier_queue.runnable, tier_queue.heads
-                is_there = is_there or tier_queue.number == lane.tier_queue
-            end
-        end
-        return is_there and run('EXISTS', unpack(indexes)) == 0 -- before this call's changes
-    end
-
-    -- As `serve_pool`, if the lane is alone.
-    local function serve_alone(lane, pool, room)
-        local its_queue, entries = tier_queues[lane.tier_queue], {}
-        local taken = serve_lane(lane, its_queue, room, 1)
-        for _, tier in ipairs(tiers) do
-            local tier_queue = not tier.strict and tier_queues.find(pool, tier.name)
-            if tier_queue then
-                local is_its = tier_queue == its_queue
-                entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry, tier_queue =
-                    tier_queue, taken = is_its and taken > 0 and taken or nil, working = is_its
-                    and (taken == room or is_over()) }
-            end
-        end
-        fairness.set_carries(entries)
-        for _, entry in ipairs(entries) do
-            entry.tier_queue.carry = entry.kept
-        end
-    end
-
     -- The first ready messages of one topic in a bucket, less the `picked` ones.
     local function folded_ones(topic, picked, most)
         local mids, seen = {}, {}
@@ -2054,15 +2019,13 @@ local serving = part(function(serving)
     -- most lanes to pass over, the largest and the smallest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
-    -- many as if one call delivered all. `alone`: {lane: the only one that can deliver, read: its
-    -- records, by number}, or nil.
-    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others,
-        alone)
+    -- many as if one call delivered all.
+    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others)
         calls = { room = room, others = others or 0, left = room,
             startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
             -- by number, of messages whose keys have limits: their records and slots
-            read = alone and alone.read or {}, slot_of = {},
+            read = {}, slot_of = {},
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false, parked = 0,
             -- lanes that wait in the heap behind open gates, and those that could deliver nothing
@@ -2074,6 +2037,7 @@ local serving = part(function(serving)
             tier_queues = {}, parts = {}, missed = {}, yields = true, has_yielded = false,
             max_lease = max_lease or math.huge }
         calls.passed_over, calls.has_pools = false, are_several_pools()
+        at_next_begin(reset)
         local carries = {}
         if only then
             calls.begins, calls.may_pass = only.begins, only.may_pass
@@ -2101,8 +2065,6 @@ local serving = part(function(serving)
         local first = last_fence() + 1
         if topics then
             serve_topics(topics, pool, room)
-        elseif alone then
-            serve_alone(alone.lane, pool, room)
         else
             serve_pool(pool, room)
         end

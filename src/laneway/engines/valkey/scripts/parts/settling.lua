@@ -23,11 +23,11 @@ local settling = part(function(settling)
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
-    local tails, unpack_limit -- decoded ones, by what is stored
+    local tails, has_tails = {}, false -- decoded ones, by what is stored
 
-    at_begin(function()
-        tails, unpack_limit = {}, cmsgpack.unpack_limit
-    end)
+    local function forget_tails()
+        tails, has_tails = {}, false
+    end
 
     -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
     -- that the lease holds then, or that an ack frees without reading the message; `quick`: an ack
@@ -39,6 +39,7 @@ local settling = part(function(settling)
         local rest = sub(stored, behind + 1)
         local tail = tails[rest]
         if not tail then
+            has_tails = has_tails or at_next_begin(forget_tails)
             local deadline, granted, charge, started, gate, empty, line, gone, quick, padding =
                 values_of(rest)
             tail = { deadline = deadline, granted = granted, charge = charge, started = started,

@@ -1,8 +1,8 @@
 -- The shard: its keys, its clock, its counters.
 --
 -- The library is run once, when it is loaded: functions and constants last. `begin` resets the
--- state of a call in every part that registered with `at_begin`, because the same functions serve
--- many shards and namespaces, and a call may end in an error anywhere.
+-- state of a call in every part that the last call has used, because the same functions serve many
+-- shards and namespaces, and a call may end in an error anywhere.
 --
 -- Arguments of every function; its own head lists the others:
 -- KEYS[1]: the key of the counters, from which all other keys are derived
@@ -16,7 +16,7 @@
 -- All keys of a shard begin with the same prefix, hash tag included, so that they are on one node
 -- of a cluster. The keys, without the prefix:
 --
---   shard               the counters, `COUNTERS` below
+--   shard               the counters, `SETTLED` and `LIVELY` below
 --   settings            shards, nonce, tiers and layout of the namespace (first shard)
 --   policies, programs  what clients read of policies (first shard)
 --   elections           election's name → its record (shard of the name)
@@ -80,7 +80,7 @@ local function globals()
 end
 
 local string, math, ipairs, pairs, tonumber, unpack
-local run, clock, pack, unpack_from, values_of, packed
+local run, clock, pack, unpack_from, values_of, packed, unpack_limit
 local max, min, floor, byte, sub, find_in, match, format
 
 -- The function that answers the processor's time, in seconds. Redis 7.0 and 7.2, and Valkey 7.2,
@@ -123,10 +123,14 @@ local KEY = {
     end,
 }
 
-local beginnings = {}
+local resets = {}
 
-local function at_begin(make)
-    beginnings[#beginnings + 1] = make
+-- Run a function when the next call begins. A part whose state lasts for a call does so when that
+-- state begins: most calls use few parts, and each reset costs as much as a small command. Returns
+-- true.
+local function at_next_begin(reset)
+    resets[#resets + 1] = reset
+    return true
 end
 
 local function part(define)
@@ -226,16 +230,20 @@ local function body_of(message)
     return sub(content, 3 + unpack_from('>I2', content))
 end
 
--- The counters
+-- The counters. Their record is a list of MessagePack: first those that few calls change, then the
+-- tier queues, then those that most calls change, as numbers of 8 bytes.
 
-local COUNTERS = {
-    'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'now', 'seq', 'fence', 'deaths',
-        'lanes_created', 'lanes', 'waiting', 'bytes',
-    'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired',
-        'removed', 'alarm', 'max_backlog',
-    'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'groups',
-        'copying', 'tier_queues',
+local SETTLED = {
+    'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'deaths', 'dead', 'retried', 'died',
+    'merged', 'expired', 'removed', 'alarm', 'max_backlog', 'max_backlog_bytes', 'on_full',
+    'sweeping', 'own', 'marked', 'groups', 'copying',
 }
+local LIVELY = {
+    'now', 'seq', 'fence', 'lanes_created', 'lanes', 'waiting', 'bytes', 'leased', 'published',
+    'delivered', 'done',
+}
+local NUMBER, SIGNED = 'Bi8', 211 -- MessagePack's mark of a number of 8 bytes
+local NUMBERS = '>' .. NUMBER:rep(#LIVELY)
 
 -- A new number (of a message, or of a lease) is at least the server's time in this unit, so that a
 -- server that lost its data never uses a number twice. The unit keeps number · shards + shard below
@@ -244,43 +252,59 @@ local LEAST_UNIT = 16 -- microseconds
 local least -- number of this call; 0 where the caller passes the time
 
 local function least_number(now, shards)
-    return math.floor(now / math.max(LEAST_UNIT, shards / 2))
+    return floor(now / max(LEAST_UNIT, shards / 2))
 end
 
-local shard = {}
-local values_then = {} -- the counters as they are written; both tables are used again
+local shard = {} -- has the lively ones itself
+local settled, packed_settled = {}, false -- the others, and them packed; false: they have changed
+local queues, packed_queues -- the same of the tier queues, as the record has them
+-- The record that the last call has written: often nobody else has called since, so that all of
+-- this is still true, and the tier queues too. nil: it did not end, or was of another shard.
+local written
 local tiers_stored -- the record of the tiers; false: none
 
--- Read the counters. `stored`: them, if they were read already. Returns an error if the shard
--- cannot be used.
-local function open_shard(stored)
-    stored = stored or call('GET', keys.shard)
-    tiers_stored = call('GET', keys.tiers)
+local SHARD = {
+    __index = settled,
+    __newindex = function(_, name, value)
+        settled[name], packed_settled = value, false
+    end,
+}
+
+local function decode_shard(stored)
+    local values, before = { values_of(stored) }, #SETTLED + 1
+    for n = 1, #SETTLED do
+        settled[SETTLED[n]] = values[n]
+    end
+    for n = 1, #LIVELY do
+        rawset(shard, LIVELY[n], values[before + n])
+    end
+    queues, packed_queues, packed_settled = values[before], false, false
+end
+
+-- Read the counters. Returns an error if the shard cannot be used; else whether they are those that
+-- the last call has written.
+local function open_shard()
+    local read = run('MGET', keys.shard, keys.tiers)
+    local stored, is_known = read[1], read[1] == written and read[2] == tiers_stored
+    tiers_stored = read[2]
     if not stored then
         return redis.error_reply('NOSHARD there is no namespace here')
     end
-    local values = { values_of(stored) }
-    if values[1] ~= LAYOUT then
-        return redis.error_reply('BADLAYOUT ' .. tostring(values[1]))
-    end
-    for n = 1, #COUNTERS do
-        shard[COUNTERS[n]] = values[n]
+    written = nil -- until this call has ended
+    if not is_known then
+        decode_shard(stored)
+        if shard.layout ~= LAYOUT then
+            return redis.error_reply('BADLAYOUT ' .. tostring(shard.layout))
+        end
     end
     local now = tonumber(ARGV[1])
     if not now then
         local time = run('TIME')
         now = time[1] * 1000000 + time[2]
     end
-    shard.now = math.max(shard.now, now) -- the clock never goes back
+    shard.now = max(shard.now, now) -- the clock never goes back
     least = ARGV[1] == '' and least_number(shard.now, shard.shards) or 0
-end
-
-local function save_shard()
-    local count = #COUNTERS
-    for n = 1, count do
-        values_then[n] = shard[COUNTERS[n]]
-    end
-    call('SET', keys.shard, packed(unpack(values_then, 1, count)))
+    return nil, is_known
 end
 
 local function next_number()
@@ -331,6 +355,8 @@ end
 -- served last; `carry`: what is left of the tier's share; `mean`: a message's mean cost in
 -- microseconds, 0: not known.
 
+local TIER_QUEUES = {} -- their metatable, see groups.lua
+
 local tier_queues = part(function(tier_queues)
     local POOL, TIER, VT, CARRY, MEAN, DELIVERED = 1, 2, 3, 4, 5, 6
     local by_name
@@ -350,7 +376,7 @@ local tier_queues = part(function(tier_queues)
             tier_queues[number] = nil
         end
         by_name = {}
-        for number, tier_queue in ipairs(shard.tier_queues) do
+        for number, tier_queue in ipairs(queues) do
             add(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY],
                 tier_queue[MEAN], tier_queue[DELIVERED])
         end
@@ -365,12 +391,35 @@ local tier_queues = part(function(tier_queues)
     end
 
     function tier_queues.save()
-        for number, tier_queue in ipairs(tier_queues) do
-            shard.tier_queues[number] = { tier_queue.pool, tier_queue.tier, tier_queue.vt,
-                tier_queue.carry, tier_queue.mean, tier_queue.delivered }
+        for number = 1, #tier_queues do
+            local tier_queue, stored = tier_queues[number], queues[number]
+            if not stored or stored[VT] ~= tier_queue.vt or stored[CARRY] ~= tier_queue.carry
+                or stored[MEAN] ~= tier_queue.mean or stored[DELIVERED] ~= tier_queue.delivered then
+                queues[number] = { tier_queue.pool, tier_queue.tier, tier_queue.vt,
+                    tier_queue.carry, tier_queue.mean, tier_queue.delivered }
+                packed_queues = false
+            end
         end
     end
 end)
+
+local function save_shard()
+    tier_queues.save()
+    if not packed_settled then
+        local values = {}
+        for n = 1, #SETTLED do
+            values[n] = settled[SETTLED[n]]
+        end
+        packed_settled = packed(unpack(values, 1, #SETTLED))
+    end
+    packed_queues = packed_queues or packed(queues)
+    local record = packed_settled .. packed_queues .. pack(NUMBERS, SIGNED, shard.now, SIGNED,
+        shard.seq, SIGNED, shard.fence, SIGNED, shard.lanes_created, SIGNED, shard.lanes, SIGNED,
+        shard.waiting, SIGNED, shard.bytes, SIGNED, shard.leased, SIGNED, shard.published, SIGNED,
+        shard.delivered, SIGNED, shard.done)
+    run('SET', keys.shard, record)
+    written = record
+end
 
 -- Use a newer record, before the call does anything else. If a tier was removed, or another one is
 -- the default, lanes have to move.
@@ -415,36 +464,40 @@ local function begin_keys(call_keys, arguments)
         clock = find_clock()
         pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
             cmsgpack.pack
+        unpack_limit = cmsgpack.unpack_limit
         max, min, floor, byte, sub, find_in, match, format = math.max, math.min, math.floor,
             string.byte, string.sub, string.find, string.match, string.format
+        setmetatable(shard, SHARD)
+        setmetatable(tier_queues, TIER_QUEUES)
     end
     local prefix = sub(KEYS[1], 1, -6) -- less "shard"
     if prefix ~= PREFIX then
-        PREFIX, keys = prefix, setmetatable({}, KEY)
+        PREFIX, keys, written = prefix, setmetatable({}, KEY), nil
     end
 end
 
--- The beginning of every call. `stored`: the counters, if they were read already; `finishes`: the
--- call puts copies that are left, see left_copies.lua. Returns an error if it cannot go on.
-local function begin(call_keys, arguments, stored, finishes)
+-- The beginning of every call. `finishes`: it puts copies that are left, see left_copies.lua.
+-- Returns an error if it cannot go on.
+local function begin(call_keys, arguments, finishes)
     begin_keys(call_keys, arguments)
     began = clock()
-    local refusal = open_shard(stored)
+    local refusal, is_known = open_shard()
     if refusal then
         return refusal
     elseif shard.copying > 0 and not finishes then
         return redis.error_reply('UNFINISHED copies of a message are left')
     end
-    read_tiers(tiers_stored or ARGV[2])
-    tier_queues.read()
+    local tiers_known = tiers_stored or ARGV[2]
+    if not is_known or tiers_known ~= tiers_record then
+        read_tiers(tiers_known)
+        tier_queues.read()
+    end
     pools_to_notify, has_arrivals = {}, false
-    for n = 1, #beginnings do
-        beginnings[n]()
+    for n = 1, #resets do
+        resets[n]()
+        resets[n] = nil
     end
 end
-
--- `relayout` accepts another layout, and `put_one` seldom needs all that `begin` does.
-local BEGINS_ITSELF = { relayout = true, put_one = true }
 
 -- Register a function that clients call. `flags`: those of the server.
 local function offer(name, flags, run)
@@ -452,11 +505,11 @@ local function offer(name, flags, run)
         function_name = LIBRARY .. '_' .. name,
         flags = flags,
         callback = function(call_keys, arguments)
-            if BEGINS_ITSELF[name] then
+            if name == 'relayout' then -- it accepts another layout
                 begin_keys(call_keys, arguments)
                 return run()
             end
-            return begin(call_keys, arguments, nil, name == 'finish_copies') or run()
+            return begin(call_keys, arguments, name == 'finish_copies') or run()
         end,
     })
 end

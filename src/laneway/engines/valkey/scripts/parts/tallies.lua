@@ -93,28 +93,37 @@ local tallies = part(function(tallies)
     end
 
     local here -- what is known of the shard of this call; nil: not needed yet
-    local used -- the cells in which this call has counted something
-    local waits_used -- and the waiting times of tiers
+    local used = {} -- the cells in which this call has counted something
+    local waits_used = {} -- and the waiting times of tiers
     -- the cells, and the waiting times, that were used last: mostly those that are used next
     local last_of, last_queue, last_cell, last_waiting, last_waits
     local last_policy, queue_of_policy, cell_of_policy
 
-    at_begin(function()
-        for _, cell in ipairs(used or {}) do -- of a call that ended in an error
-            for _, flow in ipairs(FLOWS) do
-                cell[flow] = 0
+    local function reset()
+        for n = 1, #used do -- of a call that ended in an error
+            for k = 1, #FLOWS do
+                used[n][FLOWS[k]] = 0
             end
-            cell.is_used = false
+            used[n].is_used = false
         end
-        for _, waits in ipairs(waits_used or {}) do
-            waits.counts = {}
+        for n = 1, #waits_used do
+            waits_used[n].counts = {}
         end
-        here, used, waits_used = nil, {}, {}
-        last_of, last_waiting, last_policy = nil, nil, nil
-    end)
+        if used[1] or waits_used[1] then
+            used, waits_used = {}, {}
+        end
+        here, last_of, last_waiting, last_policy = nil, nil, nil, nil
+    end
+
+    local function look_up_shard()
+        here = of_shard(shard.nonce, shard.version)
+        at_next_begin(reset)
+    end
 
     local function use(stem, tier)
-        here = here or of_shard(shard.nonce, shard.version)
+        if not here then
+            look_up_shard()
+        end
         local cell = cell_of(here, stem, tier, shard.now)
         if not cell.is_used then
             cell.is_used, used[#used + 1] = true, cell
@@ -178,35 +187,10 @@ local tallies = part(function(tallies)
         end
     end
 
-    -- What counts the messages that are published in lanes with this stem in a tier queue: add to
-    -- its `published`.
-    function tallies.cell(stem, tier_queue)
-        return use(stem, tier_queues[tier_queue].tier)
-    end
-
     -- Count a message that is not stored, because no subscription takes it.
     function tallies.count_unrouted(topic, tier)
         local cell = use(stem_of(topic), tier)
         cell.published, cell.left = cell.published + 1, cell.left + 1
-    end
-
-    local one = {} -- what the last message that came alone was counted by
-
-    -- The same of one message, in a call that has no other part of the shard. `version`: that of
-    -- the policies.
-    function tallies.count_one(topic, tier, nonce, version, now)
-        local stem = stem_of(topic)
-        if stem ~= one.stem or tier ~= one.tier or version ~= one.version or nonce ~= one.nonce
-            or PREFIX ~= one.prefix then
-            one = { stem = stem, tier = tier, version = version, nonce = nonce, prefix = PREFIX,
-                name = cell_of(of_shard(nonce, version), stem, tier, now).names.published }
-        end
-        run('HINCRBY', keys.tallies, one.name, 1)
-    end
-
-    -- The field that counts the messages of a tier that have not waited.
-    function tallies.wait_of_none(tier)
-        return tier .. '\0\0' .. 1
     end
 
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
@@ -233,7 +217,9 @@ local tallies = part(function(tallies)
     end
 
     local function waits_of(tier)
-        here = here or of_shard(shard.nonce, shard.version)
+        if not here then
+            look_up_shard()
+        end
         local waits = here.waits[tier]
         if not waits then
             waits = { tier = tier, counts = {} }
@@ -274,8 +260,10 @@ local tallies = part(function(tallies)
     -- Write what this call has counted.
     function tallies.save()
         recent.save(shard.now)
-        for _, cell in ipairs(used) do
-            for _, flow in ipairs(FLOWS) do
+        for n = 1, #used do
+            local cell = used[n]
+            for k = 1, #FLOWS do
+                local flow = FLOWS[k]
                 if cell[flow] ~= 0 then
                     run('HINCRBY', keys.tallies, cell.names[flow], cell[flow])
                     cell[flow] = 0
@@ -283,7 +271,8 @@ local tallies = part(function(tallies)
             end
             cell.is_used = false
         end
-        for _, waits in ipairs(waits_used) do
+        for n = 1, #waits_used do
+            local waits = waits_used[n]
             for place, number in pairs(waits.counts) do
                 run('HINCRBY', keys.tallies, waits.tier .. '\0\0' .. place, number)
             end

@@ -16,9 +16,8 @@ local wakeup = part(function(wakeup)
     local TRIES = 8
     local LEASED = '+'
     -- the most messages of a call, and the most bytes that wait in the shard
-    local MOST_PUSHED = 16
-    wakeup.MOST_PUSHED_BYTES = 65536
-    wakeup.MEMBER = '^(.*)/(%d+)/(%d+)$'
+    local MOST_PUSHED, MOST_PUSHED_BYTES = 16, 65536
+    local MEMBER = '^(.*)/(%d+)/(%d+)$'
 
     local function channel_of(member)
         return string.match(member, '^(.*)/%d+/%d+$') or member
@@ -90,11 +89,11 @@ local wakeup = part(function(wakeup)
         return pack('>I4', #head) .. head .. table.concat(parts)
     end
 
-    -- Lease to a waiting worker of the pool what this call has put. `alone`: see `serving.lease`.
-    -- Returns whether there may be more to lease.
-    local function lease_to(waiters, pool, alone)
+    -- Lease to a waiting worker of the pool what this call has put. Returns whether there may be
+    -- more to lease.
+    local function lease_to(waiters, pool)
         local last = call('ZRANGE', waiters, 0, 1, 'REV', 'WITHSCORES')
-        local channel, room, longest = match(last[1] or '', wakeup.MEMBER)
+        local channel, room, longest = match(last[1] or '', MEMBER)
         if not channel or tonumber(last[2]) < shard.now then
             return true
         end
@@ -105,7 +104,7 @@ local wakeup = part(function(wakeup)
         room = tonumber(room)
         gates.save()
         local found, runs, bodies, first, withheld, _, _, is_cut = serving.lease(room, pool, nil,
-            room, false, nil, longest ~= '0' and tonumber(longest) or nil, nil, alone)
+            room, false, nil, longest ~= '0' and tonumber(longest) or nil)
         messages.save()
         gates.save()
         -- This worker learns the next event when it registers again. If others wait, one of them
@@ -117,10 +116,9 @@ local wakeup = part(function(wakeup)
     end
 
     -- Called before the end of a call that put `count` messages: lease them to waiting workers.
-    -- A caller that passes the time is a test, which leases by itself. `lane`, `mid`, `message`:
-    -- those of the only message, if it is plain. Returns whether nothing else could be leased.
-    function wakeup.lease_at_once(count, lane, mid, message)
-        if count > MOST_PUSHED or shard.bytes > wakeup.MOST_PUSHED_BYTES or shard.shards > 1
+    -- A caller that passes the time is a test, which leases by itself.
+    function wakeup.lease_at_once(count)
+        if count > MOST_PUSHED or shard.bytes > MOST_PUSHED_BYTES or shard.shards > 1
             or least == 0 then
             return
         end
@@ -128,12 +126,9 @@ local wakeup = part(function(wakeup)
         for pool in pairs(pools_to_notify) do
             pools[#pools + 1] = pool
         end
-        local alone = lane and #pools == 1 and serving.is_alone(lane, pools[1])
-            and { lane = lane, read = { [mid] = message .. sortable(shard.now) } }
         for _, pool in ipairs(pools) do
-            pools_to_notify[pool] = lease_to(key('waiters:' .. pool), pool, alone) or nil
+            pools_to_notify[pool] = lease_to(key('waiters:' .. pool), pool) or nil
         end
-        return alone and true
     end
 
     -- Called at the end of a call. If an event is due before the waiting workers look again, one of
@@ -157,7 +152,7 @@ end)
 -- Write all changes: the end of every call that changes something.
 local function save(is_timed)
     local end_notices = results.take_end_notices()
-    if #end_notices > 0 then
+    if end_notices then
         intake.accept_all(end_notices)
     end
     messages.save()
@@ -166,12 +161,12 @@ local function save(is_timed)
     tallies.save()
     writes.save()
     lanes.end_topics()
-    for _, name in ipairs(lanes.take_watched()) do
-        results.notify('=' .. name)
+    local watched = lanes.watched()
+    for n = 1, #watched do
+        results.notify('=' .. watched[n])
     end
     if is_timed or next(pools_to_notify) ~= nil then
         wakeup.notify_all(is_timed)
     end
-    tier_queues.save()
     save_shard()
 end

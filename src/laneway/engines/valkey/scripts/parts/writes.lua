@@ -7,22 +7,22 @@
 local writes = part(function(writes)
     -- by key: its first changed member. Most keys have one only, which needs no table: its score is
     -- in `held_keys` (true: removed)
-    local first
-    local members -- by key: the score of each changed member, where there are several
-    local fields  -- by key: the value of each field that was read or changed; false: none
-    local changed -- by key: the fields that were changed
-    local cleared -- the keys that are deleted before any of this is written
+    local first = {}
+    local members = {} -- by key: the score of each changed member, where there are several
+    local fields = {}  -- by key: the value of each field that was read or changed; false: none
+    local changed = {} -- by key: the fields that were changed
+    local cleared = {} -- the keys that are deleted before any of this is written
+    local is_used = false
 
     local function reset()
-        first, members, fields, changed, cleared = {}, {}, {}, {}, {}
-        for name in pairs(held_keys) do
-            held_keys[name] = nil
+        if is_used then -- not if everything was written
+            held_keys, first, members, fields, changed, cleared = {}, {}, {}, {}, {}, {}
+            is_used = false
         end
     end
 
-    at_begin(reset)
-
     function writes.set_member(name, member, score)
+        is_used = is_used or at_next_begin(reset)
         local other = first[name]
         if other == nil then
             first[name], held_keys[name] = member, score or true
@@ -86,6 +86,7 @@ local writes = part(function(writes)
         if first[name] then
             write_held(name)
         end
+        is_used = is_used or at_next_begin(reset)
         cleared[name], held_keys[name] = true, true
     end
 
@@ -100,6 +101,7 @@ local writes = part(function(writes)
     local function fields_of(name)
         local values = fields[name]
         if not values then
+            is_used = is_used or at_next_begin(reset)
             values = {}
             fields[name], held_keys[name] = values, true
         end
@@ -148,18 +150,13 @@ local writes = part(function(writes)
     -- as long as the hash exists.
     local MANY = 8
     local SPACES = '                                                                '
-    local padding -- what readers of a hash ignore behind a value, by the hash's key
 
-    at_begin(function()
-        padding = nil
-    end)
-
+    -- What readers of a hash ignore behind a value.
     local function padding_of(name)
-        if not padding then
-            local value = packed(SPACES)
-            padding = { [keys.merge] = SPACES, [keys.keys] = value, [keys.key_states] = value }
+        if name == keys.merge then
+            return SPACES
         end
-        return padding[name]
+        return (name == keys.keys or name == keys.key_states) and packed(SPACES)
     end
 
     local function write_fields(name, names)
@@ -209,6 +206,9 @@ local writes = part(function(writes)
 
     -- Write everything: the end of a call.
     function writes.save()
+        if not is_used then
+            return
+        end
         local gone = {}
         for name in pairs(cleared) do
             gone[#gone + 1] = name

@@ -1,62 +1,68 @@
-"""A plain message that is put by itself takes a shorter way, with the same effect."""
+"""A server remembers the counters of its last call, while nobody else changes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 
 from laneway.engines.base import FullEngine
-from laneway.message import Draft, Settlement
+from laneway.engines.valkey import record_formats
+from laneway.engines.valkey.scripts import NAMES
+from laneway.message import Draft
 from laneway.testing.servers import Server
+from tests.valkey.commands import client_of, commands
 from tests.valkey.stored_keys import stored
 
 Opened = Callable[..., FullEngine]
 START = 2_200_000_000_000_000
 
 
-def test_it_stores_what_a_put_of_many_stores(opened: Opened) -> None:
-    """Also while messages are leased, with headers and keys, and in more than the first lane."""
-    with Server() as server:
-        single, usual = (opened(server.url, namespace=name) for name in ("one", "two"))
-        put_usually = usual._put_page  # type: ignore[attr-defined]
-        for n in range(400):
-            draft = Draft(
-                f"t.{n % 3}",
-                b"x" * (n % 7),
-                key="k" if n % 5 == 0 else None,
-                headers={"a": "b"} if n % 4 == 0 else None,
-            )
-            now = START + 1_000 * n
-            (receipt,) = single.put([draft], now_us=now)
-            (expected,) = put_usually(0, [draft], now)
-            assert receipt.id.split("-")[1] == expected.id.split("-")[1]
-            if n % 50 == 49:
-                for engine in (single, usual):
-                    leases = engine.lease(10, now_us=now).leases
-                    engine.settle(
-                        [Settlement(lease.handle, lease.fence) for lease in leases], now_us=now
-                    )
-        client: Any = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
-        assert stored(client, "one") == stored(client, "two")
-
-
-def test_it_reads_and_writes_each_record_once(opened: Opened) -> None:
+def test_a_put_runs_few_commands(opened: Opened) -> None:
     with Server() as server:
         engine = opened(server.url)
         engine.put([Draft("t", b"x") for _ in range(100)])
-        client: Any = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
-        client.config_resetstat()
-        engine.put([Draft("t", b"x")])
-        calls = {
-            name.removeprefix("cmdstat_"): each["calls"]
-            for name, each in client.info("commandstats").items()
-            if not name.startswith("cmdstat_config")
-        }
-        usual = {"fcall": 1, "get": 1, "hget": 1, "time": 1, "hset": 2, "set": 1}
+        calls = commands(server, lambda: engine.put([Draft("t", b"x")]))
+        usual = {"fcall": 1, "mget": 1, "hget": 1, "time": 1, "hset": 2, "set": 1}
         assert calls == usual | {"hincrby": 1}  # the tally
+
+
+def test_shards_in_turn(opened: Opened) -> None:
+    """What the server remembers is of the shard that was called last."""
+    with Server() as server:
+        engines = [opened(server.url, namespace=name) for name in ("one", "two")]
+        for n in range(1, 6):
+            for engine in engines:
+                engine.put([Draft(f"t.{n}", b"x")] * n)
+        for engine in engines:
+            assert engine.overview().published == 15
+            assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_call_that_fails_on_its_way(opened: Opened) -> None:
+    """It has changed what the server remembers, but not what is stored."""
+    with Server() as server:
+        engine = opened(server.url, namespace="fails")
+        engine.put([Draft("t", b"x")])
+        client, call = client_of(server), NAMES["put"]
+        keys = ["laneway:{fails/0}:shard", "laneway:{fails/0}:never"]
+        version = record_formats.read_counters(client.get(keys[0])).version
+        tiers = client.get("laneway:{fails/0}:tiers")
+        lanes, order = map(record_formats.pack, (["t"], [1, 9]))
+        message = record_formats.plain_record(Draft("t", b"x"))
+        with pytest.raises(redis.ResponseError):
+            client.execute_command(
+                "FCALL",
+                call,
+                2,
+                *keys,
+                *("", tiers, version, lanes, order, record_formats.pack({}), "", "", ""),
+                *(message, message),
+            )
+        engine.put([Draft("t", b"x")])
+        assert engine.overview().published == 2
+        assert [check for check in engine.doctor() if not check.ok] == []
 
 
 def test_a_limit_of_the_namespace_holds(opened: Opened) -> None:
@@ -102,7 +108,7 @@ def test_new_lanes_of_one_call(opened: Opened) -> None:
         assert [receipt.id.split("-")[1] for receipt in receipts] == [
             receipt.id.split("-")[1] for receipt in expected
         ]
-        client: Any = redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+        client = client_of(server)
         assert stored(client, "many") == stored(client, "few")
         for engine in (together, one_by_one):
             assert [check for check in engine.doctor() if not check.ok] == []
