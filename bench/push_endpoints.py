@@ -280,7 +280,7 @@ def _sent(seconds: float, rate: float, good: dict[str, str], bad: dict[str, str]
     with tempfile.TemporaryDirectory() as folder:
         app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
         app.push("push.*")
-        (handler, *_) = app.handlers.by_pattern()
+        (handler, *_) = app.runtime.handlers.by_pattern()
         handler.settings.lookup = _look_up  # type: ignore[attr-defined]
         for topic, url in (good | bad).items():
             log = "all" if topic in good else "failures"

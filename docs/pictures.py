@@ -155,10 +155,10 @@ def fill(app: Laneway) -> None:
     for n in range(12):
         app.publish("render.poster", {"poster": n})
     app.policy("mail.receipt", paused=True)
-    app.add_schedule("nightly report", Message("reports.nightly", {}), cron="0 3 * * *")
-    app.add_schedule("ping", Message("ping", {"to": "all"}), every="10m", missed="skip")
-    app.add_schedule("weekly invoice", Message("billing.weekly", {}), cron="0 9 * * MON")
-    app.pause_schedule("weekly invoice")
+    app.schedules.add("nightly report", Message("reports.nightly", {}), cron="0 3 * * *")
+    app.schedules.add("ping", Message("ping", {"to": "all"}), every="10m", missed="skip")
+    app.schedules.add("weekly invoice", Message("billing.weekly", {}), cron="0 9 * * MON")
+    app.schedules.pause("weekly invoice")
     _work(app, engine)
     for n in range(5):
         body = {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]}

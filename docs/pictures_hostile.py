@@ -87,7 +87,7 @@ def fill(app: Laneway) -> None:
         engine.settle(
             [Settlement(lease.handle, lease.fence, "retry", delay_us=SECOND, error=ERROR)]
         )
-    app.add_schedule(LONG[:150], Message(BIDI, 1), cron="0 3 * * *")
+    app.schedules.add(LONG[:150], Message(BIDI, 1), cron="0 3 * * *")
     app.topic(NAMES[1]).pause()
     _endpoints(app)
     beat(engine)

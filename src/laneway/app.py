@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from laneway import (
     arguments,
-    codec,
     config,
     delivery,
-    forks,
     programs,
     subscriptions,
     versions,
@@ -27,42 +23,35 @@ from laneway.admin.waits import IdleWait
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
 from laneway.cluster.consumer import Consumer
-from laneway.engine_holder import EngineHolder
 from laneway.errors import UsageError
 from laneway.history import figures as history_figures
 from laneway.history.alarms import AlarmRule
 from laneway.policy import FIELDS, Gate, check_pattern, check_policy_pattern, check_topic
 from laneway.printable import redacted
-from laneway.producing.choice import producer_of
-from laneway.producing.publish_options import message_from
-from laneway.producing.reports import UnsentReports
-from laneway.schedules import store as schedule_store
+from laneway.runtime.runtime import Runtime
+from laneway.schedules.schedules import Schedules
 from laneway.tasks import context, outcomes, queue
 from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator
 from laneway.tasks.flow import EndedHandler, OpenHandler
-from laneway.tasks.job import Job
+from laneway.tasks.job import Job, job_of
 from laneway.tasks.options import TaskOptions
-from laneway.tasks.queue import NamedTask, Queue
-from laneway.tasks.task import Task
-from laneway.tasks.waiter import ResultWaiter
+from laneway.tasks.queue import Queue
 from laneway.topic_groups import GROUP
 from laneway.working.handler import Handler, Handlers, check_parameters
 from laneway.working.options import EmbeddedOptions, Options
-from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
     import os
-    import threading
     from collections.abc import (
         AsyncIterable,
         Callable,
         Coroutine,
         Generator,
         Iterable,
-        Iterator,
         Mapping,
         Sequence,
     )
+    from concurrent.futures import Executor
     from contextvars import ContextVar
 
     from laneway.admin.dead_letters import DeadLetter
@@ -79,7 +68,6 @@ if TYPE_CHECKING:
         Explanation,
         FullEngine,
         IdState,
-        Settings,
     )
     from laneway.errors import LanewayError
     from laneway.gateway.extension import Extension
@@ -94,10 +82,10 @@ if TYPE_CHECKING:
     from laneway.producing.spool_file import SpoolStatus
     from laneway.push.delivery_log import AttemptPage
     from laneway.push.endpoint import Endpoint, EndpointInfo
-    from laneway.schedules.store import Planned, Schedule
+    from laneway.schedules.store import Options as ScheduleOptions
     from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.decorator import TaskKeywords
-    from laneway.tasks.task import AsyncTask
+    from laneway.tasks.task import AsyncTask, Task
     from laneway.tiers import Tier
     from laneway.units import Duration
     from laneway.working.commands import WorkerCommand
@@ -114,9 +102,6 @@ OnUnsent = TypeVar("OnUnsent", bound="Callable[[Message, LanewayError], object]"
 OnError = TypeVar("OnError", bound="Callable[[Message, BaseException], object]")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-THREADS = 64
-"""The most blocking calls of coroutines at once; further calls wait for a thread."""
 
 HANDLER_OPTIONS = (
     "subscription",
@@ -207,114 +192,47 @@ class Laneway:
         )
         """The program that declares the policies and gates given before the store is opened."""
         self.version = versions.check(version)
-        self._holder = EngineHolder(url, settings, self.program, self.version)
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
-        self.progress_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-progress")
-        self._unsent = UnsentReports()
-        self.producer = producer_of(
-            self._holder, self.threads, self._unsent, buffer=buffer, spool=spool
+        self.runtime = Runtime(
+            self,
+            url,
+            settings,
+            program=self.program,
+            version=self.version,
+            result_ttl=arguments.seconds("Laneway", "result_ttl", result_ttl),
+            failure_ttl=arguments.seconds("Laneway", "failure_ttl", failure_ttl),
+            buffer=buffer,
+            spool=spool,
         )
-        self.result_waiter = ResultWaiter(lambda: self.engine)
-        """Notifies of changes of jobs."""
-        self._workers = WorkerRegistry()
-        self.handlers = Handlers()
-        self.handlers.program, self.handlers.version = self.program, self.version
-        self.handlers.add_own(EndedHandler())
-        self.handlers.add_own(OpenHandler())
-        self.handlers.find_named = functools.partial(queue.find, self)
-        self.handlers.make_side_workers = self._subscription_workers
-        self.queues: dict[str, Queue] = self.handlers.queues
-        """The program's queues of functions, by name."""
-        self.named_tasks: dict[str, NamedTask] = {}
-        self._schedules: dict[str, Schedule] = {}
-        self._elections: list[Election] = []
-        self.result_ttl = arguments.seconds("Laneway", "result_ttl", result_ttl)
-        self.failure_ttl = arguments.seconds("Laneway", "failure_ttl", failure_ttl)
-        self.eager = False
-        """For tests: tasks run where they are called; see `laneway.testing.eager`."""
-        forks.register(self)
-
-    def begin_in_child(self) -> None:
-        """
-        Begin again in a forked child: the parent's threads do not exist here, and its engine stays
-        open for the parent.
-        """
-        forks.keep(self._holder.opened, *self.producer.parts(), self.result_waiter)
-        for threads, most, name in (
-            (self.threads, THREADS, "laneway"),
-            (self.progress_thread, 1, "laneway-progress"),
-        ):
-            # in place, since deliveries hold a reference to it
-            ThreadPoolExecutor.__init__(threads, most, thread_name_prefix=name)
-        self._holder.begin()
-        self.producer.begin()
-        self.result_waiter = ResultWaiter(lambda: self.engine)
-        self._workers = WorkerRegistry()
+        """What it has in this process; Laneway's own parts use it."""
+        handlers = self.runtime.handlers
+        handlers.add_own(EndedHandler())
+        handlers.add_own(OpenHandler())
+        handlers.find_named = functools.partial(queue.find, self.runtime)
+        handlers.make_side_workers = self._subscription_workers
+        self.schedules = self.runtime.schedules = Schedules(self.runtime)
+        """The schedules in the store."""
 
     # The engine
 
     @property
     def url(self) -> str:
         """The engine's URL, with its password if it has one."""
-        return self._holder.url
-
-    @property
-    def store(self) -> config.StoreChoice:
-        """The store, the setting that named it, and the settings that name another one."""
-        return self._holder.choice
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this process has the engine open."""
-        return self._holder.is_open
-
-    @property
-    def opening(self) -> threading.RLock:
-        """Held while the engine is opened, so that no process forks meanwhile."""
-        return self._holder.lock
-
-    def name_store(self, url: str | None) -> None:
-        """Set the constructor's `url` later, before the engine is used. Raises UsageError."""
-        self._holder.name(None if url is None else arguments.name("Laneway", "url", url))
-
-    def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
-        """
-        Use another store or namespace than the code names, as `laneway worker --url … --namespace
-        …` does. None keeps the code's. Raises UsageError.
-        """
-        if (url, namespace) == (None, None):
-            return
-        self.close()  # importing the code may have used it
-        self._holder.use(url, namespace)
-
-    @property
-    def store_options(self) -> tuple[str | None, str | None]:
-        """The arguments of `use_store`; the processes of a worker use the same."""
-        return self._holder.options
+        return self.runtime.url
 
     @property
     def namespace(self) -> str:
         """The namespace's name."""
-        return self._holder.namespace
+        return self.runtime.namespace
 
     @property
     def engine(self) -> FullEngine:
         """The engine, opened at first use; a forked child opens its own."""
-        return self._holder.engine
+        return self.runtime.engine
 
-    @contextlib.contextmanager
-    def replaced_engine(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
-        """
-        Use another engine inside the block, for tests. `make` opens it; it is closed at the end.
-        """
-        engine: FullEngine | None = None
-        try:
-            with self._holder.replaced(make) as engine:
-                yield engine
-        finally:
-            if engine is not None:
-                self.result_waiter.close()
-                engine.close()
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        return self.runtime.threads
 
     def close(self) -> None:
         """
@@ -323,10 +241,7 @@ class Laneway:
 
         Raises UsageError in a handler, and on the event loop of a worker.
         """
-        self._workers.end_all("close")
-        self.producer.close()
-        self.result_waiter.close()
-        self._holder.close()
+        self.runtime.close()
 
     def __enter__(self) -> Laneway:
         return self
@@ -352,7 +267,7 @@ class Laneway:
         are set when it is opened. Raises BadPolicy, also if a removed tier is the default or is
         named by a policy.
         """
-        self._holder.set_tiers({**(changes or {}), **shares})
+        self.runtime.holder.set_tiers({**(changes or {}), **shares})
 
     def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """
@@ -364,7 +279,7 @@ class Laneway:
         until they are reset, and take precedence over those that programs declare. Raises
         BadPolicy, also if another program declares another value.
         """
-        self._holder.set_policy(pattern, fields)
+        self.runtime.holder.set_policy(pattern, fields)
 
     def policy_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
         """
@@ -374,7 +289,7 @@ class Laneway:
         The cost of each does not depend on how many topics have a policy. Raises BadPolicy, which
         names the topic; its notes say how many were set before.
         """
-        count = self._holder.declare_many(policies)
+        count = self.runtime.holder.declare_many(policies)
         return count if count is not None else admin_policies.set_many(self.engine, policies)
 
     apolicy_many = async_variant(policy_many)
@@ -394,7 +309,7 @@ class Laneway:
         `max_cost`: the largest cost of a message; default: what the rate produces in 60 s, at least
         its burst.
         """
-        self._holder.set_gate(name, Gate.of(name, rate, burst, concurrency, max_cost))
+        self.runtime.holder.set_gate(name, Gate.of(name, rate, burst, concurrency, max_cost))
 
     def reset_gate(self, name: str) -> bool:
         """
@@ -424,7 +339,7 @@ class Laneway:
             app.topic_group("customer.acme", weight=3, rate="200/s")
         """
         settings = Gate.of_group(name, rate, burst, concurrency, weight)
-        self._holder.set_gate(GROUP + name, settings)
+        self.runtime.holder.set_gate(GROUP + name, settings)
 
     def topic_groups(self) -> list[dict[str, Any]]:
         """
@@ -480,19 +395,9 @@ class Laneway:
         `start="all waiting"` also Refused, BacklogFull.
         """
         config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
-        settings = admin_subscriptions.settings_of(kind, where, expires)
-        copies_waiting = admin_subscriptions.check_start(pattern, name, start)
-        engine = self.engine if copies_waiting or self._holder.is_open else None
-        changes = admin_subscriptions.changes(engine, pattern, name, settings)
-
-        def declare() -> None:
-            for changed, fields in changes:
-                self._holder.set_policy(changed, fields)
-
-        if copies_waiting:
-            admin_subscriptions.copy_waiting(self.engine, pattern, name, declare)
-        else:
-            declare()
+        admin_subscriptions.subscribe(
+            self.runtime, pattern, name, kind=kind, start=start, where=where, expires=expires
+        )
 
     def unsubscribe(self, pattern: str, name: str) -> int:
         """
@@ -512,7 +417,7 @@ class Laneway:
         raises BadPolicy, if the pattern or the name is none.
         """
         topic = subscriptions.topic_of(check_pattern(pattern), subscriptions.check_name(name))
-        return Consumer(self, topic, term=term, wait=wait)
+        return Consumer(lambda: self.engine, self.threads, topic, term=term, wait=wait)
 
     # Publishing
 
@@ -533,9 +438,7 @@ class Laneway:
         the call waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises
         BadMessage, BacklogFull, EngineUnavailable.
         """
-        if not (options or self.producer.middlewares.all):
-            return self.producer.publish_draft(codec.draft_of(topic, body), timeout)
-        return self.producer.publish(message_from("publish", topic, body, options), timeout)
+        return self.runtime.publish(topic, body, options, timeout)
 
     async def apublish(
         self,
@@ -549,15 +452,7 @@ class Laneway:
         As `publish`, awaited. Messages that coroutines publish at the same time share a
         transaction.
         """
-        producer = self.producer
-        if options or producer.middlewares.all:
-            message = message_from("apublish", topic, body, options)
-            return await producer.apublish(message, timeout)
-        draft = codec.draft_of(topic, body)
-        receipt = await producer.send(draft, timeout)
-        if receipt.outcome != "refused":
-            return receipt
-        return await producer.await_room(draft, receipt, timeout)
+        return await self.runtime.apublish(topic, body, options, timeout)
 
     def publish_many(
         self,
@@ -575,7 +470,7 @@ class Laneway:
         messages were accepted before it. `progress`: show progress on standard error; default: if
         that is a terminal. Raises BadMessage, EngineUnavailable.
         """
-        return self.producer.publish_many(messages, progress=progress, timeout=timeout)
+        return self.runtime.producer.publish_many(messages, progress=progress, timeout=timeout)
 
     async def apublish_many(
         self,
@@ -588,14 +483,9 @@ class Laneway:
         As `publish_many`, awaited. An async iterable is accepted, too (without progress); a plain
         one is read in a thread.
         """
-        return await self.producer.apublish_many(messages, progress=progress, timeout=timeout)
-
-    def publish_flow(self, messages: Sequence[Message], *, sticky: bool = False) -> list[Receipt]:
-        """
-        Publish a flow's messages apart from other calls; up to 1,000 in one call of the engine.
-        `sticky`: their ids stay known for 24 hours.
-        """
-        return self.producer.publish_flow(messages, sticky=sticky)
+        return await self.runtime.producer.apublish_many(
+            messages, progress=progress, timeout=timeout
+        )
 
     def flush(self, timeout: Duration | None = None) -> int:
         """
@@ -603,16 +493,11 @@ class Laneway:
         `timeout`. Returns how many messages it has not answered; 0 at once without a buffer or
         spool. Raises UsageError.
         """
-        return self.producer.flush(timeout)
+        return self.runtime.producer.flush(timeout)
 
     def spool_status(self) -> SpoolStatus:
         """What the spool holds: count, size, age, and why it waits. Raises UsageError."""
-        return self.producer.spool_status()
-
-    @property
-    def limits_backlog(self) -> bool:
-        """Whether the namespace as a whole has a backlog limit."""
-        return self._holder.settings.max_backlog is not None
+        return self.runtime.producer.spool_status()
 
     # Consuming by hand
 
@@ -635,7 +520,9 @@ class Laneway:
         UsageError, EngineUnavailable; Refused for a subscription that there is not.
         """
         priorities = delivery.priorities(priority, max_priority)
-        return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics, priorities))
+        return delivery.lease(
+            self.runtime, delivery.Wanted.checked(n, wait, pool, topics, priorities)
+        )
 
     async def alease(
         self,
@@ -653,7 +540,7 @@ class Laneway:
         """
         priorities = delivery.priorities(priority, max_priority)
         return await delivery.alease(
-            self, delivery.Wanted.checked(n, wait, pool, topics, priorities)
+            self.runtime, delivery.Wanted.checked(n, wait, pool, topics, priorities)
         )
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
@@ -667,7 +554,7 @@ class Laneway:
 
     def topic(self, name: str) -> Topic:
         """A handle on one topic. Raises BadMessage if the name is invalid."""
-        return Topic(self, check_topic(name))
+        return Topic(self.runtime, check_topic(name))
 
     def topics(
         self,
@@ -742,7 +629,7 @@ class Laneway:
         """
         seconds = arguments.seconds("history", "last", last)
         if max_backlog is None:
-            max_backlog = self._holder.settings.max_backlog
+            max_backlog = self.runtime.max_backlog
         else:
             arguments.whole("history", "max_backlog", max_backlog)
         return history_figures.read(
@@ -786,8 +673,8 @@ class Laneway:
         )
         if waiting_over is not None:
             arguments.whole("alarm", "waiting_over", waiting_over, least=0)
-        self.handlers.alarms.max_backlog = self._holder.settings.max_backlog
-        self.handlers.alarms.add_rule(rule)
+        self.runtime.handlers.alarms.max_backlog = self.runtime.max_backlog
+        self.runtime.handlers.alarms.add_rule(rule)
 
     def on_alarm(self, hook: OnAlarm) -> OnAlarm:
         """
@@ -796,7 +683,7 @@ class Laneway:
         Of all workers of the namespace, the one that notices it first calls the hook, in a thread
         of its own. Errors of the hook are logged.
         """
-        self.handlers.alarms.add_hook(hook)
+        self.runtime.handlers.alarms.add_hook(hook)
         return hook
 
     def explain(self, message_id: str, topic: str | None = None) -> Explanation:
@@ -818,12 +705,9 @@ class Laneway:
         # Programs that only publish or work do not need it.
         from laneway.push import reasons  # noqa: PLC0415
 
-        return reasons.explain_topic(self.engine, check_topic(topic), max_backlog=self.max_backlog)
-
-    @property
-    def max_backlog(self) -> int | None:
-        """Most messages that may wait in the namespace; None: any number."""
-        return self._holder.settings.max_backlog
+        return reasons.explain_topic(
+            self.engine, check_topic(topic), max_backlog=self.runtime.max_backlog
+        )
 
     def workers(
         self, pool: str | None = None, *, limit: int = 1000, after: str | None = None
@@ -964,7 +848,7 @@ class Laneway:
             }
             name = getattr(function, "__qualname__", function)
             handler = Handler(
-                self.handlers.lifespans.inject(f"handler {name}", function),  # type: ignore[arg-type]
+                self.runtime.handlers.lifespans.inject(f"handler {name}", function),  # type: ignore[arg-type]
                 pattern,
                 batch_wait=batch_wait,
                 time_limit=time_limit,
@@ -972,7 +856,7 @@ class Laneway:
                 **options,  # type: ignore[arg-type]
             )
             check_parameters(handler)
-            self.handlers.add(handler)
+            self.runtime.handlers.add(handler)
             return function
 
         return register
@@ -1027,7 +911,7 @@ class Laneway:
         own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
         config.refuse_unknown("task", options.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
         kind = BoundTaskDecorator if own.get("bind") else TaskDecorator
-        decorator = kind(self, base, TaskOptions(**own), options)
+        decorator = kind(self.runtime, base, TaskOptions(**own), options)
         if function is None:
             return decorator
         if not callable(function):
@@ -1054,7 +938,9 @@ class Laneway:
             run_worker,
         )  # a program that only publishes needs none of it
 
-        return run_worker(self, Options.checked("run_worker", {**options}), self._workers)
+        return run_worker(
+            self.runtime, Options.checked("run_worker", {**options}), self.runtime.workers
+        )
 
     async def arun_worker(self, **options: Unpack[EmbeddedOptions]) -> Summary:
         """
@@ -1080,7 +966,9 @@ class Laneway:
         from laneway.working.embedded_worker import EmbeddedWorker  # noqa: PLC0415  # as in run_worker
 
         return EmbeddedWorker(
-            self, Options.checked(call, options, EmbeddedOptions.__optional_keys__), self._workers
+            self.runtime,
+            Options.checked(call, options, EmbeddedOptions.__optional_keys__),
+            self.runtime.workers,
         )
 
     def lifespan(self, function: L) -> L:
@@ -1093,7 +981,7 @@ class Laneway:
         of that type (or `Database | None = None`) get it from their worker. Declare it above them.
         Not in child processes (`isolation="process"`). Raises UsageError.
         """
-        self.handlers.lifespans.add(function)
+        self.runtime.handlers.lifespans.add(function)
         return function
 
     # Push
@@ -1110,12 +998,12 @@ class Laneway:
         """
         from laneway.push.handler import POLICY, push  # noqa: PLC0415  # most programs push nothing
 
-        declared = self._holder.declared_fields(pattern)
-        self._holder.set_policy(
+        declared = self.runtime.holder.declared_fields(pattern)
+        self.runtime.holder.set_policy(
             pattern, {name: value for name, value in POLICY.items() if name not in declared}
         )
-        for handler in push(self, pattern):
-            self.handlers.add(handler)
+        for handler in push(self.runtime, pattern):
+            self.runtime.handlers.add(handler)
 
     def endpoint(self, topic: str, /, **settings: Any) -> Endpoint:
         """
@@ -1131,7 +1019,7 @@ class Laneway:
         """
         from laneway.push.endpoint import set_endpoint  # noqa: PLC0415  # as in push
 
-        return set_endpoint(self, topic, settings)
+        return set_endpoint(self.runtime, topic, settings)
 
     def endpoint_many(self, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Endpoint]:
         """
@@ -1140,7 +1028,7 @@ class Laneway:
         """
         from laneway.push.endpoint import set_many  # noqa: PLC0415  # as in push
 
-        return set_many(self, endpoints)
+        return set_many(self.runtime, endpoints)
 
     def endpoints(
         self, pattern: str = "*", *, limit: int = 100, after: str = "", state: str | None = None
@@ -1206,23 +1094,17 @@ class Laneway:
         `default_timeout`: the time limit of calls that do not set one. Raises UsageError.
         """
         config.refuse_unknown("queue", unknown, ("isolation", "default_timeout"))
+        queues: dict[str, Queue] = self.runtime.handlers.queues
         functions = Queue(
-            self,
+            self.runtime,
             arguments.name("queue", "name", name),
             isolation=isolation,
             default_timeout=default_timeout,
         )
         if isolation is None and default_timeout is None:
-            return self.queues.setdefault(functions.name, functions)
-        self.queues[functions.name] = functions
+            return queues.setdefault(functions.name, functions)
+        queues[functions.name] = functions
         return functions
-
-    def named_task(self, name: str) -> NamedTask:
-        """
-        The task of a function by its name, as `queue` publishes it. Raises UsageError if no such
-        function exists.
-        """
-        return queue.named_task(self, name)
 
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
         """
@@ -1231,27 +1113,12 @@ class Laneway:
         `topic` is required if the id is your own and the topic depends on arguments; else it is
         looked up.
         """
-        name = arguments.name("job", "the id", job_id)
-        tasks = {
-            each.template.text: each for each in self.handlers.tasks() if isinstance(each, Task)
-        }
-        return Job(self, name, _topic(topic), task=tasks.get(topic) if topic is not None else None)
-
-    def known_topics(self) -> list[str]:
-        """The topics of the program's tasks and queues, without those that depend on arguments."""
-        return sorted(
-            {*self.queues}
-            | {
-                each.template.text
-                for each in self.handlers.tasks()
-                if isinstance(each, Task) and not each.template.fields
-            }
-        )
+        return job_of(self.runtime, job_id, topic)
 
     # Schedules
 
     def schedule(
-        self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]
+        self, name: str, call: Message | Task[..., Any], **options: Unpack[ScheduleOptions]
     ) -> None:
         """
         Declare a schedule in the program's code: a message or call that is published again and
@@ -1269,61 +1136,7 @@ class Laneway:
         Each firing is published once, whatever the number of workers: its id consists of the
         schedule's name and the time. Raises UsageError, BadMessage.
         """
-        schedule = schedule_store.declared("schedule", name, call, options)
-        with self.opening:
-            self._schedules[name] = schedule
-            if self._holder.opened is not None:
-                schedule_store.put(self._holder.opened, schedule)
-
-    def add_schedule(
-        self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]
-    ) -> bool:
-        """
-        As `schedule`, but store it now. Returns False if the store already has exactly this
-        schedule, or if it never fires again.
-        """
-        return schedule_store.put(
-            self.engine, schedule_store.declared("add_schedule", name, call, options)
-        )
-
-    def schedules(self, *, limit: int = 1000, after: str | None = None) -> list[Planned]:
-        """
-        The schedules of the store by name, at most `limit`, after the name `after`: rule, next
-        firing, and whether paused.
-        """
-        after = None if after is None else arguments.name("schedules", "after", after)
-        return schedule_store.planned(
-            self.engine, arguments.whole("schedules", "limit", limit), after
-        )
-
-    def remove_schedule(self, name: str) -> bool:
-        """
-        Remove a schedule from the store. Returns False if it did not exist. The next worker stores
-        a schedule of the code again: remove it there, too.
-        """
-        return schedule_store.remove(
-            self.engine, arguments.name("remove_schedule", "the name", name)
-        )
-
-    def pause_schedule(self, name: str) -> None:
-        """Pause a schedule. When it is resumed, `missed` decides about the firings in between."""
-        schedule_store.set_paused(
-            self.engine, arguments.name("pause_schedule", "the name", name), paused=True
-        )
-
-    def resume_schedule(self, name: str) -> None:
-        """Resume a paused schedule."""
-        schedule_store.set_paused(
-            self.engine, arguments.name("resume_schedule", "the name", name), paused=None
-        )
-
-    def install_schedules(self) -> None:
-        """
-        Store the schedules of the code and handle those that are due; a worker calls this when it
-        starts.
-        """
-        if len(self.handlers) or self._schedules:
-            schedule_store.install(self.handlers, lambda: self.engine, self._schedules.values())
+        self.schedules.declare(name, call, options)
 
     # HTTP
 
@@ -1373,8 +1186,7 @@ class Laneway:
         """
         config.refuse_unknown("election", unknown, elections_.OPTIONS)
         election = elections_.election_of(
-            self,
-            lambda: self._workers,
+            self.runtime,
             name,
             career,
             term=term,
@@ -1383,7 +1195,7 @@ class Laneway:
             zookeeper=zookeeper,
         )
         if in_workers:
-            self._elections.append(election)
+            self.runtime.elections_in_workers.append(election)
         return election
 
     def elections(self, *, limit: int = 1000, after: str | None = None) -> list[ElectionState]:
@@ -1409,11 +1221,6 @@ class Laneway:
 
         return SubscriptionWorkers(self.threads, engine, handlers, options, failed)
 
-    @property
-    def elections_in_workers(self) -> list[Election]:
-        """The elections in which the application's workers are candidates."""
-        return list(self._elections)
-
     # Around publishing and handling
 
     def around_publish(self, middleware: M) -> M:
@@ -1426,7 +1233,7 @@ class Laneway:
         yield refuses the message; an error of publishing is raised at the yield. Raises UsageError
         for another function.
         """
-        self.producer.middlewares.add(middleware)
+        self.runtime.producer.middlewares.add(middleware)
         return middleware
 
     def around_handling(self, middleware: H) -> H:
@@ -1439,7 +1246,7 @@ class Laneway:
         outcome: it may replace one error by another, or by Reject. Raises UsageError for another
         function.
         """
-        self.handlers.middlewares.add_middleware(middleware)
+        self.runtime.handlers.middlewares.add_middleware(middleware)
         return middleware
 
     def carry(self, variable: ContextVar[Any], name: str | None = None) -> None:
@@ -1462,7 +1269,7 @@ class Laneway:
         their errors are logged. They are not called for messages that end without a handler
         (expired, purged, worker killed).
         """
-        self.handlers.middlewares.add_hook("success", hook)
+        self.runtime.handlers.middlewares.add_hook("success", hook)
         return hook
 
     def on_failure(self, hook: OnError) -> OnError:
@@ -1470,7 +1277,7 @@ class Laneway:
         Register a hook for each attempt that failed: the handler raised an error or timed out, or
         its process died. See `on_success`.
         """
-        self.handlers.middlewares.add_hook("failure", hook)
+        self.runtime.handlers.middlewares.add_hook("failure", hook)
         return hook
 
     def on_retry(self, hook: OnError) -> OnError:
@@ -1478,7 +1285,7 @@ class Laneway:
         Register a hook for each message that will be retried, after a failure or by `Retry`. See
         `on_success`.
         """
-        self.handlers.middlewares.add_hook("retry", hook)
+        self.runtime.handlers.middlewares.add_hook("retry", hook)
         return hook
 
     def on_dead(self, hook: OnError) -> OnError:
@@ -1486,7 +1293,7 @@ class Laneway:
         Register a hook for each message that became a dead letter: its retries are used up, or
         `Reject` was raised. See `on_success`.
         """
-        self.handlers.middlewares.add_hook("dead", hook)
+        self.runtime.handlers.middlewares.add_hook("dead", hook)
         return hook
 
     def on_unsent(self, hook: OnUnsent) -> OnUnsent:
@@ -1497,7 +1304,7 @@ class Laneway:
         The thread that sends calls it, so it must not block; its errors are logged. The message
         was not stored, unless the error's `applied` is None.
         """
-        self._unsent.add(hook)
+        self.runtime.unsent.add(hook)
         return hook
 
     aclose = async_variant(close)
@@ -1509,11 +1316,6 @@ class Laneway:
     aspool_status = async_variant(spool_status)
     aelections = async_variant(elections)
     aschedule = async_variant(schedule)
-    aadd_schedule = async_variant(add_schedule)
-    aschedules = async_variant(schedules)
-    aremove_schedule = async_variant(remove_schedule)
-    apause_schedule = async_variant(pause_schedule)
-    aresume_schedule = async_variant(resume_schedule)
     apolicy = async_variant(policy)
     atiers = async_variant(tiers)
     agate = async_variant(gate)

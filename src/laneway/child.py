@@ -20,7 +20,7 @@ def _application(url: str | None, namespace: str) -> Laneway:
 
 @functools.lru_cache(maxsize=1024)
 def _task(name: str, url: str | None, namespace: str) -> NamedTask:
-    return named_task(_application(url, namespace), name)
+    return named_task(_application(url, namespace).runtime, name)
 
 
 def perform_named(request: Request) -> Portable | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, Queue
     from laneway.message import Draft, Lease, Overload
+    from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
 
 
@@ -190,20 +191,6 @@ class Delivery:
         )
 
 
-class Host(Protocol):
-    """What a lease by hand needs of the application."""
-
-    @property
-    def engine(self) -> FullEngine:
-        """The engine."""
-        ...
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        ...
-
-
 class Wanted(msgspec.Struct, frozen=True):
     """
     The checked arguments of a lease call. `count`: most messages; `wait`: seconds; `topics`: only
@@ -252,14 +239,14 @@ def priorities(least: int | None, largest: int | None) -> tuple[int, int] | None
     return least, largest
 
 
-def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
+def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
     """
     Lease messages; waits for the first one at most `wanted.wait` seconds, or until `interrupt`.
     Raises EngineUnavailable; Refused for a subscription that there is not.
     """
     deadline = time.monotonic() + wanted.wait
     interrupt = interrupt if interrupt is not None else Interrupt()
-    engine, pool, topics = host.engine, wanted.pool, wanted.topics
+    engine, pool, topics = runtime.engine, wanted.pool, wanted.topics
     while not interrupt.is_set:
         batch = engine.lease(
             wanted.count, pool=pool, topics=topics, record_start=True, priorities=wanted.priorities
@@ -271,7 +258,7 @@ def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> lis
         left = deadline - time.monotonic()
         if batch.leases or left <= 0:
             ahead_us = batch.now_us - time.monotonic_ns() // 1_000
-            return [Delivery(engine, each, host.threads, ahead_us) for each in batch.leases]
+            return [Delivery(engine, each, runtime.threads, ahead_us) for each in batch.leases]
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
         if wanted.priorities is not None:
@@ -298,22 +285,22 @@ def _sleep(seconds: float, interrupt: Interrupt) -> None:
             is_over.wait(seconds)
 
 
-async def alease(host: Host, wanted: Wanted) -> list[Delivery]:
+async def alease(runtime: Runtime, wanted: Wanted) -> list[Delivery]:
     """As `lease`, awaited. A cancelled call releases the messages that arrive for it."""
     interrupt = Interrupt()
 
     def lease_or_release() -> list[Delivery]:
-        deliveries = lease(host, wanted, interrupt)
+        deliveries = lease(runtime, wanted, interrupt)
         if interrupt.is_set:  # the caller's loop may have ended: release here
-            _release(host.engine, deliveries)
+            _release(runtime.engine, deliveries)
             return []
         return deliveries
 
     def release_late(leasing: asyncio.Future[list[Delivery]]) -> None:
         if not leasing.cancelled() and leasing.exception() is None:
-            _release(host.engine, leasing.result())
+            _release(runtime.engine, leasing.result())
 
-    leasing = asyncio.get_running_loop().run_in_executor(host.threads, lease_or_release)
+    leasing = asyncio.get_running_loop().run_in_executor(runtime.threads, lease_or_release)
     try:
         return await asyncio.shield(leasing)
     except asyncio.CancelledError:

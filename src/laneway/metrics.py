@@ -147,7 +147,9 @@ def measure(
         kind = kinds.of(messages[0])
         for message in messages:
             if message.deliveries == 1:
-                waited.labels(kind).observe(max(0.0, app.handlers.now() - message.published_at))
+                waited.labels(kind).observe(
+                    max(0.0, app.runtime.handlers.now() - message.published_at)
+                )
         began = time.perf_counter()
         with running.labels(kind).track_inprogress():
             try:
@@ -161,7 +163,7 @@ def measure(
     app.on_failure(
         lambda message, error: failures.labels(kinds.of(message), type(error).__name__).inc()
     )
-    app.handlers.middlewares.add_hook(
+    app.runtime.handlers.middlewares.add_hook(
         "back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc()
     )
     if store:

@@ -221,7 +221,7 @@ def test_an_alarm_begins_and_ends_once(app: Laneway, world: World) -> None:
     seen: list[Alarm] = []
     app.alarm("waiting", "push.*", waiting_over=3, oldest_over="1m")
     app.on_alarm(seen.append)
-    alarms, engine = app.handlers.alarms, app.engine
+    alarms, engine = app.runtime.handlers.alarms, app.engine
     alarms.check(engine)
     app.publish_many([Message("push.a", n) for n in range(5)])
     for _ in range(3):
@@ -248,7 +248,7 @@ def test_an_alarm_of_no_tier_leaves_the_others(app: Laneway, world: World) -> No
     app.on_alarm(seen.append)
     app.publish("push.a", 1)
     with pytest.raises(UsageError, match="nowhere"):
-        app.handlers.alarms.check(app.engine)
+        app.runtime.handlers.alarms.check(app.engine)
     assert [alarm.name for alarm in seen] == ["waiting"]
     with pytest.raises(UsageError, match="pattern"):
         app.alarm("topic", "push.a", waiting_over=0)
@@ -265,7 +265,7 @@ def test_alarms_of_one_name_with_other_limits_do_not_end_each_other(
     for _ in range(3):
         for limit in (0, 100):
             app.alarm("waiting", waiting_over=limit)
-            app.handlers.alarms.check(app.engine)
+            app.runtime.handlers.alarms.check(app.engine)
     assert [alarm.is_active for alarm in seen] == [True]
 
 
@@ -280,7 +280,7 @@ def test_a_hook_that_fails_ends_nothing(app: Laneway, world: World) -> None:
     app.alarm("oldest", waiting_over=0)
     app.on_alarm(seen.append)
     app.publish("push.a", 1)
-    app.handlers.alarms.check(app.engine)
+    app.runtime.handlers.alarms.check(app.engine)
     assert len(seen) == 1
 
 

@@ -682,7 +682,7 @@ def test_bad_tasks(app: Laneway) -> None:
     with pytest.raises(UsageError, match="already"):
         app.task(name="mail")(mail)
     with pytest.raises(UnknownHandler, match="there is no task of that name"):
-        app.handlers.task("nail")
+        app.runtime.handlers.task("nail")
 
 
 def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Laneway) -> None:

@@ -230,7 +230,7 @@ def test_eager_tasks_raise_at_the_call(app: Laneway) -> None:
             divide.starmap([(4, 2), (1, 0)])
         with pytest.raises(ZeroDivisionError):
             divide.using(delay="1h").enqueue(1, 0)
-    assert app.eager is False
+    assert app.runtime.eager is False
 
 
 # Fixtures

@@ -175,13 +175,13 @@ def test_no_repr_has_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of anything that knows the URL, printed by a program."""
     url = f"valkey://u:{PASSWORD}@127.0.0.1:1"
     app = Laneway(url)
-    app.use_store(f"valkey://:{PASSWORD}@127.0.0.1:2", "apart")
+    app.runtime.use_store(f"valkey://:{PASSWORD}@127.0.0.1:2", "apart")
     request = Request(id="1", task="t", topic="t", args=(), kwargs={}, store=(url, "default"))
     for each in (
         app,
-        app.store,
+        app.runtime.store,
         request,
-        Options(store=app.store_options),
+        Options(store=app.runtime.store_options),
         Session(url, "default"),
         parse(url),
         app.topic("a"),

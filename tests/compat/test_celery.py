@@ -206,8 +206,8 @@ def test_periodic_tasks() -> None:
     laneway = tasks.app.laneway
     tasks.app.finalize()
     with virtual(laneway) as world:
-        laneway.install_schedules()
-        planned = {each.name: each for each in laneway.schedules()}
+        laneway.schedules.install()
+        planned = {each.name: each for each in laneway.schedules.list()}
         assert planned.keys() >= {"add-every-30-seconds", "monday-morning"}
         assert planned["monday-morning"].next_at.astimezone().weekday() == 0
         world.later(31)
@@ -410,7 +410,7 @@ def test_documented_programs(tmp_path: Path) -> None:
     (tmp_path / "periodic.py").write_text(PERIODIC)
     planned = (
         "import periodic; periodic.app.run_worker(burst=True);"
-        " print(len(periodic.app.laneway.schedules()))"
+        " print(len(periodic.app.laneway.schedules.list()))"
     )
     assert run(tmp_path, planned) == "3\n"
     (tmp_path / "proj").mkdir()

@@ -79,7 +79,12 @@ def test_settings_after_tasks(tmp_path: Path) -> None:
     with app:
         job = add.delay(1, 2)
         assert app.laneway.url == f"sqlite:///{tmp_path}/late.db"
-        assert (job.job.topic, add.serializer, add.handler.time_limit, app.laneway.result_ttl) == (
+        assert (
+            job.job.topic,
+            add.serializer,
+            add.handler.time_limit,
+            app.laneway.runtime.result_ttl,
+        ) == (
             "late",
             "msgpack",
             30,
@@ -363,7 +368,7 @@ def test_apply_async_of_a_class(celery: Celery) -> None:
     assert celery.laneway.topic("celery").stats().waiting == 0
     locks.clear()
     celery.add_periodic_task(0.2, work.s(7), name="often")
-    celery.laneway.install_schedules()
+    celery.laneway.schedules.install()
     with runs(celery):
         assert scheduled.wait(SOON)
         jobs = [work.delay(1), work.s(2).delay(), work.apply_async((3,), link=same.s())]

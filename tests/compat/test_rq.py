@@ -201,14 +201,14 @@ def test_callbacks_know_their_job(connection: Laneway, kind: type[Worker]) -> No
 
 def test_is_async_false_as_a_worker_would(connection: Laneway) -> None:
     """A job that runs in the caller has its id and metadata; its failure is not raised there."""
-    connection.eager = True
+    connection.runtime.eager = True
     queue = Queue(is_async=False, connection=connection)
     good = queue.enqueue(functions.count_words, "a b", job_id="mine", meta={"of": 1})
     assert (good.id, good.meta, good.result, good.is_finished) == ("mine", {"of": 1}, 2, True)
     bad = queue.enqueue(functions.fails, job_id="bad")
     assert (bad.id, bad.is_failed, bad.result) == ("bad", True, None)
     assert "ValueError: always" in str(bad.exc_info)
-    assert connection.eager, "it was so before"
+    assert connection.runtime.eager, "it was so before"
     with pytest.raises(UsageError):
         queue.enqueue("tests.compat.rq_functions.missing")
 

@@ -115,7 +115,7 @@ def test_refused_operations(api: Api) -> None:
 
 def test_lost_and_hidden_operations(gateway: Gateway) -> None:
     """One whose gateway has ended is lost; a token of other topics does not see it."""
-    engine = gateway.services.host.engine
+    engine = gateway.services.runtime.engine
     past = time.time_ns() // 1000 - LOST_US - 1_000_000
     operation = Operation(kind="drop", who="x", topic="a", started_us=past, written_us=past)
     content = operations._write(operation)
@@ -144,7 +144,7 @@ def test_lost_and_hidden_operations(gateway: Gateway) -> None:
 
 def test_own_operations(gateway: Gateway) -> None:
     """A token without the scope to see others sees and stops those that it began."""
-    engine = gateway.services.host.engine
+    engine = gateway.services.runtime.engine
     now_us = time.time_ns() // 1000
     found = {}
     owner, owner_text, _ = tokens.create(engine, "own", ["endpoints"], topics=["a"])
@@ -177,7 +177,7 @@ def test_own_operations(gateway: Gateway) -> None:
 def test_bounds_of_operations(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway runs few at once, stops them at its end, and the store keeps the last ones."""
     monkeypatch.setattr(operations, "KEPT", 3)
-    engine, running = gateway.services.host.engine, gateway.services.operations
+    engine, running = gateway.services.runtime.engine, gateway.services.operations
 
     def begin_one(steps: Any) -> str:
         return running.begin(Caller("x", frozenset()), "drop", steps)

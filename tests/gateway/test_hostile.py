@@ -367,7 +367,7 @@ def test_log_of_an_outage(
     def fail(*_: object, **__: object) -> int:
         raise EngineUnavailable("refused")
 
-    monkeypatch.setattr(type(gateway.services.host.engine), "topic_stats", fail)
+    monkeypatch.setattr(type(gateway.services.runtime.engine), "topic_stats", fail)
     monkeypatch.setattr(gateway_module, "LOG_SECONDS", 600.0)
 
     async def run() -> list[Any]:

@@ -147,7 +147,7 @@ def test_store_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any) -> list[Receipt]:
         raise errors[0]
 
-    monkeypatch.setattr(served.app.producer.publisher, "_put", fail)
+    monkeypatch.setattr(served.app.runtime.producer.publisher, "_put", fail)
     status, headers, found = served.ask(post(b"{}", JSON))
     assert status == b"HTTP/1.1 503 Service Unavailable"
     assert (found["applied"], headers["retry-after"]) == ("perhaps", "1")
@@ -155,7 +155,7 @@ def test_store_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise errors[1]
 
-    monkeypatch.setattr(served.app.producer, "send", broken)
+    monkeypatch.setattr(served.app.runtime.producer, "send", broken)
     status, _, found = served.ask(post(b"{}", JSON))
     assert status == b"HTTP/1.1 500 Internal Server Error"
     assert "secret" not in found["detail"]
@@ -164,14 +164,14 @@ def test_store_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, Any]:
     """A store that waits: what it has got a message, and what lets it go on."""
     arrived, go_on = threading.Event(), threading.Event()
-    put = served.app.producer.publisher._put
+    put = served.app.runtime.producer.publisher._put
 
     def slow(drafts: Any) -> Any:
         arrived.set()
         assert go_on.wait(20)
         return put(drafts)
 
-    monkeypatch.setattr(served.app.producer.publisher, "_put", slow)
+    monkeypatch.setattr(served.app.runtime.producer.publisher, "_put", slow)
     return arrived, go_on
 
 

@@ -63,7 +63,7 @@ def test_not_ready(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise EngineUnavailable("valkey://u:secret@host: refused")
 
-    monkeypatch.setattr(type(gateway.services.host.engine), "time_us", fail)
+    monkeypatch.setattr(type(gateway.services.runtime.engine), "time_us", fail)
     status, body, _ = asyncio.run(call(gateway, "GET", "/readyz"))
     assert status == 503
     assert b"refused" in body
@@ -77,7 +77,7 @@ def test_not_ready(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slow_store(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that takes too long is answered; a change is not given up."""
     go_on = threading.Event()
-    engine = gateway.services.host.engine
+    engine = gateway.services.runtime.engine
 
     def slow(*_: object, **__: object) -> object:
         assert go_on.wait(20)
@@ -178,7 +178,7 @@ def test_proxies(gateway: Gateway, head: dict[str, Any]) -> None:
     head = {**head, "headers": [(b"host", b"127.0.0.1:7878"), *head.get("headers", [])]}
     status, body, _ = asyncio.run(call(gateway, "GET", "/v1/topics", **head))
     assert (status, b"no request of a proxy" in body) == (403, True)
-    _, text, _ = tokens.create(gateway.services.host.engine, "proxied", ["read"])
+    _, text, _ = tokens.create(gateway.services.runtime.engine, "proxied", ["read"])
     head["headers"].append((b"authorization", f"Bearer {text}".encode()))
     assert asyncio.run(call(gateway, "GET", "/v1/topics", **head))[0] == 200
 

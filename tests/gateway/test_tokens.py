@@ -210,7 +210,7 @@ def test_bad_tokens(store: str, admin: str) -> None:
 
 def test_bad_tokens_are_read_together(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of bad tokens use one thread at a time, and few reads."""
-    engine = gateway.services.host.engine
+    engine = gateway.services.runtime.engine
     good = tokens.create(engine, "x", ["read"])[1]
     reads: list[int] = []
     read = engine.record_read
@@ -332,7 +332,7 @@ def test_permits_of_a_token(
     """The requests of a second may come at once, at least one; then one for each permit."""
     clock = SimpleNamespace(time_ns=time.time_ns)
     monkeypatch.setattr(tokens, "time", clock)
-    _, text, _ = tokens.create(gateway.services.host.engine, "limited", ["read"], rate=rate)
+    _, text, _ = tokens.create(gateway.services.runtime.engine, "limited", ["read"], rate=rate)
     headers = [(b"authorization", f"Bearer {text}".encode())]
 
     def answers(now: float) -> list[tuple[int, bytes | None]]:

@@ -298,7 +298,7 @@ def test_random_endings(app: Laneway, tmp_path: Path, monkeypatch: pytest.Monkey
 
     apart = importlib.import_module("fuzz_apart")
     world = World(app)
-    app.handlers.add(apart.app.handlers._by_pattern["bad.apart.*"])
+    app.runtime.handlers.add(apart.app.runtime.handlers._by_pattern["bad.apart.*"])
     for first in range(0, COUNT, ROUND):
         count = min(ROUND, COUNT - first)
         world.publish(chance, count, apart=max(1, count // 200))

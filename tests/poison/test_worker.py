@@ -53,7 +53,7 @@ def register(app: Laneway, kind: str, act: Any) -> None:
 def publish_bad(app: Laneway, kind: str, count: int) -> None:
     for n in range(count):
         if "task" in kind:
-            app.handlers.task("bad").task.delay(n)  # type: ignore[attr-defined]
+            app.runtime.handlers.task("bad").task.delay(n)  # type: ignore[attr-defined]
         else:
             app.publish("bad", n)
 

@@ -193,7 +193,7 @@ def test_publish_while_the_store_is_away(tmp_path: Path) -> None:
         many = app.publish_many(Message("orders", {"n": n}) for n in range(2, 1500))
         assert {each.outcome for each in many} == {"spooled"}
         assert app.flush(0.05) == 1500
-        assert not app.is_open
+        assert not app.runtime.holder.is_open
     with Laneway(f"sqlite:///{tmp_path}/a.db", spool=path) as app:
         assert app.flush("60s") == 0
         found = app.lease(2000)

@@ -150,7 +150,7 @@ def test_name_that_changes_its_address(app: Laneway, receiver: Receiver) -> None
     app.policy("push.*", backoff=600, retries=1)
     found = ["127.0.0.1", "::1", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1"]
     given: list[str] = []
-    (handler, *_) = app.handlers.by_pattern()
+    (handler, *_) = app.runtime.handlers.by_pattern()
 
     def lookup(host: str) -> list[str]:
         given.append(found[int(host[5])])
@@ -180,7 +180,7 @@ def test_name_that_is_private_for_a_moment(
     monkeypatch.setattr("laneway.push.breaker.FIRST_SECONDS", 0.02)
     monkeypatch.setattr("laneway.push.breaker.MAX_SECONDS", 0.02)
     found = ["10.0.0.1"]
-    (handler, *_) = app.handlers.by_pattern()
+    (handler, *_) = app.runtime.handlers.by_pattern()
     handler.settings.allow = ["127.0.0.1"]  # type: ignore[attr-defined]
     handler.settings.lookup = lambda _: found  # type: ignore[attr-defined]
     app.policy("push.x", retries=20)
@@ -202,7 +202,7 @@ def test_kept_connection_of_another_endpoint(app: Laneway, receiver: Receiver) -
     """A connection that an endpoint with access opened is no way around the guard for another."""
     app.endpoint("push.mine", url=receiver.url("/200"), allow_private=True)
     name = f"http://hooks.acme.example:{receiver.port}/200"
-    (handler, *_) = app.handlers.by_pattern()
+    (handler, *_) = app.runtime.handlers.by_pattern()
     handler.settings.lookup = lambda _: ["127.0.0.1"]  # type: ignore[attr-defined]
     app.endpoint("push.open", url=name, allow_private=True)
     app.endpoint("push.other", url=name, allow_http=True)
@@ -234,7 +234,7 @@ def test_deny_list(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError, match="expected deny to list networks"):
         Guard(deny=["a b"])
     monkeypatch.setenv("LANEWAY_PUSH_DENY", "127.0.0.0/8, other.example")
-    (handler, *_) = app.handlers.by_pattern()
+    (handler, *_) = app.runtime.handlers.by_pattern()
     handler.settings.lookup = lambda _: ["127.0.0.1"]  # type: ignore[attr-defined]
     app.policy("push.*", retries=0)
     url = f"http://hooks.acme.example:{receiver.port}/200"

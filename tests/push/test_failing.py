@@ -157,11 +157,11 @@ def test_a_worker_without_the_key_says_so(
     (name,) = secret_store.of_process(store).names
     with Laneway(store) as app:
         app.push("push.*")
-        assert app.handlers.problem(app.engine) is None
+        assert app.runtime.handlers.problem(app.engine) is None
         app.endpoint("push.x", url=receiver.url("/200"), allow_private=True)
         app.publish("push.x", 1)
         monkeypatch.delenv(secret_store.KEY_VARIABLE)
-        problem = app.handlers.problem(app.engine)
+        problem = app.runtime.handlers.problem(app.engine)
         assert problem is not None
         assert f"need the key {name}, which LANEWAY_SECRETS_KEY of this process" in problem
         text = f"the secrets of its endpoint need the key {name}, which no running worker has"
@@ -169,7 +169,7 @@ def test_a_worker_without_the_key_says_so(
             wait_for(lambda: bool(app.workers()))
             assert app.explain_topic("push.x").reasons[0].text == text
         monkeypatch.setenv(secret_store.KEY_VARIABLE, f"{secret_store.new_key()},{key}")
-        assert app.handlers.problem(app.engine) is None
+        assert app.runtime.handlers.problem(app.engine) is None
         with running(app):
             wait_for(lambda: bool(app.workers()))
             reasons = app.explain_topic("push.x").reasons

@@ -50,7 +50,7 @@ class Names:
 @pytest.fixture
 def names(app: Laneway) -> Iterator[Names]:
     found = Names()
-    (handler, *_) = app.handlers.by_pattern()
+    (handler, *_) = app.runtime.handlers.by_pattern()
     handler.settings.lookup = found.look_up  # type: ignore[attr-defined]
     yield found
     found.released.set()
@@ -112,7 +112,7 @@ def test_a_proxy_that_is_not_found_is_no_fault_of_endpoints(
     monkeypatch.setattr(resolver, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(resolver, "MAX_AGAIN_SECONDS", 0.01)
     names.problem = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    (handler, *_) = app.handlers.by_pattern()
+    (handler, *_) = app.runtime.handlers.by_pattern()
     proxy = f"http://proxy.example:{receiver.port}"
     handler.settings.proxy = proxy  # type: ignore[attr-defined]
     endpoint = app.endpoint("push.x", url="http://acme.example/200", allow_http=True)
@@ -133,7 +133,7 @@ def test_a_proxy_that_does_not_listen_is_no_fault_of_endpoints(
     """The sender's own: its messages go back, and no attempt is counted."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        (handler, *_) = app.handlers.by_pattern()
+        (handler, *_) = app.runtime.handlers.by_pattern()
         proxy = f"http://127.0.0.1:{closed.getsockname()[1]}"
         handler.settings.proxy = proxy  # type: ignore[attr-defined]
         endpoint = app.endpoint("push.x", url="http://acme.example/200", allow_http=True)

@@ -57,7 +57,7 @@ def test_it_comes_again_and_again(clockwork: Clockwork) -> None:
     app.schedule("mail", Message("mail", {"to": "all"}, key="k", priority=3), cron="5 * * * *")
     world.run()
     assert [
-        (each.name, each.when, each.next_at - START, each.topic) for each in app.schedules()
+        (each.name, each.when, each.next_at - START, each.topic) for each in app.schedules.list()
     ] == [
         ("mail", "cron 5 * * * * (UTC)", timedelta(minutes=5), "mail"),
         ("ten", "every 600 s", timedelta(minutes=10), "task.tick"),
@@ -110,21 +110,21 @@ def test_skip_skips_what_is_late(clockwork: Clockwork) -> None:
 def test_paused_and_removed(clockwork: Clockwork) -> None:
     app, world = clockwork.app, clockwork.world
     assert world is not None
-    assert app.add_schedule("ten", clockwork.tick, every="10m", args=("ten",)) is True
-    assert app.add_schedule("ten", clockwork.tick, every="10m", args=("ten",)) is False
-    app.pause_schedule("ten")
-    assert app.schedules()[0].is_paused
+    assert app.schedules.add("ten", clockwork.tick, every="10m", args=("ten",)) is True
+    assert app.schedules.add("ten", clockwork.tick, every="10m", args=("ten",)) is False
+    app.schedules.pause("ten")
+    assert app.schedules.list()[0].is_paused
     world.later("25m")
     assert world.run().acked == 0
-    app.resume_schedule("ten")
+    app.schedules.resume("ten")
     world.run()
     assert clockwork.minutes("ten") == [25]
-    assert app.remove_schedule("ten") is True
-    assert app.remove_schedule("ten") is False
-    assert app.schedules() == []
-    assert app.add_schedule("ten", clockwork.tick, every="10m", args=("ten",)) is True
-    assert len(app.schedules()) == 1, "also the same again, which was removed"
-    assert app.remove_schedule("ten") is True
+    assert app.schedules.remove("ten") is True
+    assert app.schedules.remove("ten") is False
+    assert app.schedules.list() == []
+    assert app.schedules.add("ten", clockwork.tick, every="10m", args=("ten",)) is True
+    assert len(app.schedules.list()) == 1, "also the same again, which was removed"
+    assert app.schedules.remove("ten") is True
     world.later("1h")
     assert world.run().acked == 0
 
@@ -143,30 +143,30 @@ def test_it_is_changed(clockwork: Clockwork) -> None:
     world.run_all(within="36m", schedules=True)
     assert clockwork.minutes("old") == []
     assert clockwork.minutes("new") == [15, 30, 45]
-    assert len(app.schedules()) == 1
+    assert len(app.schedules.list()) == 1
 
 
 def test_it_is_removed_while_it_fires(clockwork: Clockwork) -> None:
     """Nothing follows."""
     app, world = clockwork.app, clockwork.world
     assert world is not None
-    app.add_schedule("it", clockwork.tick, every="10m", args=("it",))
+    app.schedules.add("it", clockwork.tick, every="10m", args=("it",))
     world.run()
     world.later("10m")
 
     def remove(drafts: list[Draft]) -> list[Receipt]:
         receipts = put(drafts)
         if drafts[0].topic == "task.tick":
-            assert [each.name for each in app.schedules()] == ["it"]
-            assert app.remove_schedule("it") is True
+            assert [each.name for each in app.schedules.list()] == ["it"]
+            assert app.schedules.remove("it") is True
         return receipts
 
     put = app.engine.put
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app.engine, "put", remove)
         world.run()
-    assert app.schedules() == []
-    assert app.remove_schedule("it") is False
+    assert app.schedules.list() == []
+    assert app.schedules.remove("it") is False
     world.run_all(within="1h", schedules=True)
     assert clockwork.minutes("it") == [10]
 
@@ -175,7 +175,7 @@ def test_it_moves_while_it_is_removed(clockwork: Clockwork) -> None:
     """It fires between the steps of the deletion: what follows is removed, too."""
     app, world = clockwork.app, clockwork.world
     assert world is not None
-    app.add_schedule("it", clockwork.tick, every="10m", args=("it",))
+    app.schedules.add("it", clockwork.tick, every="10m", args=("it",))
     world.later("10m")
     (due,) = app.lease(1)
     purge, calls = app.engine.topic_purge, iter(range(100))
@@ -188,8 +188,8 @@ def test_it_moves_while_it_is_removed(clockwork: Clockwork) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app.engine, "topic_purge", fires_behind_it)
-        assert app.remove_schedule("it") is True
-    assert app.schedules() == []
+        assert app.schedules.remove("it") is True
+    assert app.schedules.list() == []
 
 
 def test_once(clockwork: Clockwork) -> None:
@@ -197,12 +197,12 @@ def test_once(clockwork: Clockwork) -> None:
     assert world is not None
     app.schedule("party", clockwork.tick, at=START + timedelta(hours=2), args=("party",))
     assert (
-        app.add_schedule("past", clockwork.tick, at=START - timedelta(hours=2), args=("past",))
+        app.schedules.add("past", clockwork.tick, at=START - timedelta(hours=2), args=("past",))
         is False
     )
     world.run_all(schedules=True)
     assert clockwork.minutes("party") == [120]
-    assert app.schedules() == []
+    assert app.schedules.list() == []
     world.run()
     assert clockwork.minutes("party") == [120], "a worker that starts later does not bring it back"
 
@@ -211,7 +211,7 @@ def test_a_million_hourly_jobs_do_not_come_at_once(clockwork: Clockwork) -> None
     app, world = clockwork.app, clockwork.world
     assert world is not None
     for n in range(60):
-        app.add_schedule(f"customer {n}", clockwork.tick, every="1h", args=(f"{n}",), spread="50m")
+        app.schedules.add(f"customer {n}", clockwork.tick, every="1h", args=(f"{n}",), spread="50m")
     world.run_all(within="119m", schedules=True)
     minutes = sorted(at // timedelta(minutes=1) for _, at in clockwork.seen)
     assert len(minutes) == 60, "each once in its hour"
@@ -233,7 +233,7 @@ def test_handled_twice_it_fires_once(clockwork: Clockwork) -> None:
     world.run()
     world.later("10m")
     (due,) = app.lease(1)
-    app.handlers.find(due.lease).function(due.message)  # type: ignore[union-attr]
+    app.runtime.handlers.find(due.lease).function(due.message)  # type: ignore[union-attr]
     due.release()
     world.run_all(within="11m", schedules=True)
     assert clockwork.minutes("ten") == [10, 20]
@@ -247,7 +247,7 @@ def test_a_full_topic_is_waited_for(clockwork: Clockwork) -> None:
     app.schedule("ten", clockwork.tick, every="10m", args=("ten",))
     world.run_all(within="5h", schedules=True)
     assert app.topic("task.tick").stats().waiting == 1
-    assert len(app.schedules()) == 1, "one entry, however long it waits"
+    assert len(app.schedules.list()) == 1, "one entry, however long it waits"
     assert app.dead_letters() == []
     app.policy("task.tick", max_backlog=None, paused=None)
     world.run_all(within="21m", schedules=True)
@@ -258,13 +258,13 @@ def test_a_full_topic_is_waited_for(clockwork: Clockwork) -> None:
 def test_they_are_listed_page_by_page(clockwork: Clockwork) -> None:
     app = clockwork.app
     for n in range(25):
-        app.add_schedule(f"s{n:02}", clockwork.tick, every="1h", args=("x",))
-    first = app.schedules(limit=20)
-    assert [each.name for each in (*first, *app.schedules(after=first[-1].name))] == [
+        app.schedules.add(f"s{n:02}", clockwork.tick, every="1h", args=("x",))
+    first = app.schedules.list(limit=20)
+    assert [each.name for each in (*first, *app.schedules.list(after=first[-1].name))] == [
         f"s{n:02}" for n in range(25)
     ]
     with pytest.raises(UsageError, match="expected limit to be"):
-        app.schedules(limit=0)
+        app.schedules.list(limit=0)
     with pytest.raises(UsageError, match='unknown option "evry"; did you mean "every"'):
         app.schedule("x", clockwork.tick, evry="10m")  # type: ignore[call-arg]
 
@@ -275,7 +275,7 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
     app.publish("laneway.schedule.x", {"what": 1})
     assert world.run().died == 1
     assert "the body is no schedule" in app.dead_letters()[0].reason
-    assert app.schedules() == []
+    assert app.schedules.list() == []
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_several_workers_fire_each_once(tmp_path: Path, engine: str) -> None:
             app = stack.enter_context(Laneway(url, namespace=namespace))
             app.handler("ticks")(lambda message: seen.append(message.id))
             app.schedule("fast", Message("ticks"), every=0.1)
-            app.install_schedules()
+            app.schedules.install()
             stack.enter_context(Running(app))
         until(lambda: len(seen) >= 20, 120)
     assert len(set(seen)) == len(seen)

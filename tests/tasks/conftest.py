@@ -48,7 +48,7 @@ def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeApp
 @contextmanager
 def working(app: Laneway, concurrency: int = 20) -> Iterator[None]:
     """A worker in a thread, as long as the block lasts."""
-    worker = Worker(app.engine, app.handlers, Options(concurrency=concurrency, grace=0.2))
+    worker = Worker(app.engine, app.runtime.handlers, Options(concurrency=concurrency, grace=0.2))
     thread = threading.Thread(target=worker.run, kwargs={"signals": ()})
     thread.start()
     try:

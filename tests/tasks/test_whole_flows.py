@@ -75,7 +75,7 @@ def ends_after(app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch) -> Non
         return put(drafts, **options)
 
     monkeypatch.setattr(app.engine, "put", counting)
-    monkeypatch.setattr(app.producer.publisher, "_put", counting)
+    monkeypatch.setattr(app.runtime.producer.publisher, "_put", counting)
 
 
 def test_a_large_flow_runs_once(ran: Ran) -> None:
@@ -196,7 +196,7 @@ def _fails_once(
         raise EngineUnavailable("no answer", applied=None)
 
     monkeypatch.setattr(app.engine, "put", failing)
-    monkeypatch.setattr(app.producer.publisher, "_put", failing)
+    monkeypatch.setattr(app.runtime.producer.publisher, "_put", failing)
 
 
 def test_what_begins_a_large_flow_keeps_its_delay_and_ttl(ran: Ran) -> None:

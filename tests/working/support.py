@@ -30,7 +30,7 @@ class Running:
             "reload": False,
         }
         self.worker = Worker(
-            app.engine, app.handlers, Options.checked("run_worker", {**defaults, **options})
+            app.engine, app.runtime.handlers, Options.checked("run_worker", {**defaults, **options})
         )
         self.summary: Summary | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

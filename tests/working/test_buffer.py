@@ -52,7 +52,7 @@ def create_handlers(*patterns: str) -> list[Handler]:
             pass
 
         app.handler(pattern)(nothing)
-        handler = app.handlers.find(Lease(1, 1, "1", pattern.replace("*", "x"), b"1", 0))
+        handler = app.runtime.handlers.find(Lease(1, 1, "1", pattern.replace("*", "x"), b"1", 0))
         assert handler is not None
         handlers.append(handler)
     return handlers

@@ -165,7 +165,7 @@ def test_aclose_ends_the_workers_first(app: Laneway) -> None:
         other = app.worker()
         thread = threading.Thread(target=other.run)
         thread.start()
-        await asyncio.to_thread(until, lambda: len(app._workers._workers) == 2, SOON)
+        await asyncio.to_thread(until, lambda: len(app.runtime.workers._workers) == 2, SOON)
         await app.apublish("t")
         await asyncio.wait_for(came.wait(), SOON)
         await app.aclose()

@@ -22,7 +22,7 @@ CALL = 0.05
 @pytest.fixture
 def far(app: Laneway) -> Laneway:
     """An application whose engine is 50 ms away."""
-    app._holder.opened = with_latency(app.engine, CALL)
+    app.runtime.holder.opened = with_latency(app.engine, CALL)
     return app
 
 

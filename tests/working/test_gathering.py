@@ -94,7 +94,7 @@ class Gathering:
         for topic in ("t", "t2"):
             handler = Handler(lambda: None, topic, name=topic)
             handler.kind, handler.make_executor = "held", Held
-            app.handlers.add(handler)
+            app.runtime.handlers.add(handler)
         app.publish_many(Message("t", n) for n in range(COUNT))
         self._monkeypatch = monkeypatch
         self.settle_as_another = app.engine.settle

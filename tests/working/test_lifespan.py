@@ -220,5 +220,5 @@ def test_without_lifespans_nothing_is_wrapped(app: Laneway) -> None:
         await asyncio.sleep(0)
 
     app.handler("a")(handle)
-    (handler,) = app.handlers
+    (handler,) = app.runtime.handlers
     assert handler.function is handle

@@ -159,9 +159,9 @@ def test_what_handlers_cover(tmp_path: Path) -> None:
     app.handler("push.*")(print)
     app.task(topic="mail.{who}", name="mail")(lambda who: who)
     app.queue("low")
-    covered = app.handlers.handled_patterns()
+    covered = app.runtime.handlers.handled_patterns()
     assert covered is not None
     assert {"push.*", "mail.*", "low"} <= set(covered)
     app.task(topic="{who}", name="any")(lambda who: who)
-    assert app.handlers.handled_patterns() is None
+    assert app.runtime.handlers.handled_patterns() is None
     assert Handlers().handled_patterns() == []

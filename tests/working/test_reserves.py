@@ -283,9 +283,9 @@ def deliver() -> Callable[[str, str], WorkerDelivery]:
     count = iter(range(1, 1000))
 
     def make(pattern: str, topic: str) -> WorkerDelivery:
-        if not app.handlers.has_pattern(pattern):
+        if not app.runtime.handlers.has_pattern(pattern):
             app.handler(pattern)(lambda message: message)
-        (handler,) = (each for each in app.handlers if each.pattern == pattern)
+        (handler,) = (each for each in app.runtime.handlers if each.pattern == pattern)
         fence = next(count)
         return WorkerDelivery(Lease(fence, fence, "", topic, b"", 0), handler, 0.0, 0)
 

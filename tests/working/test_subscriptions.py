@@ -109,11 +109,11 @@ def test_what_handlers_of_subscriptions_cover(tmp_path: Path) -> None:
     with application(tmp_path) as app:
         app.handler("orders.*", subscription="audit")(print)
         app.handler("orders.*")(print)
-        covered = app.handlers.handled_patterns()
+        covered = app.runtime.handlers.handled_patterns()
         assert covered is not None
         assert {"orders.*", "orders.*#audit"} <= set(covered)
         app.handler("*")(print)
-        covered = app.handlers.handled_patterns()
+        covered = app.runtime.handlers.handled_patterns()
         assert covered is not None
         assert {"*", "orders.*#audit"} <= set(covered)
     assert Handlers().handled_patterns() == []
@@ -232,7 +232,7 @@ def test_copying_that_ended_before_it_declared_the_subscription(
             raise EngineUnavailable("the store is away", applied=False)
 
         with monkeypatch.context() as patch:
-            patch.setattr(app._holder, "set_policy", is_away)
+            patch.setattr(app.runtime.holder, "set_policy", is_away)
             with pytest.raises(EngineUnavailable):
                 app.subscribe("orders", "audit", start="all waiting")
         assert len(admin_subscriptions.check(app.engine)) == 1

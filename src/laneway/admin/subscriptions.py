@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, HeldState, MessageView, RecordKind
     from laneway.policy import Layers
+    from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
 
 OPTIONS = ("kind", "start", "where", "expires")
@@ -76,6 +77,32 @@ def settings_of(kind: Kind, where: Where | None, expires: Duration | None) -> di
     """The policy field's value; what is not set is left out."""
     settings = {"kind": kind, "where": where, "expires": expires}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def subscribe(
+    runtime: Runtime,
+    pattern: str,
+    name: str,
+    *,
+    kind: Kind,
+    start: Start,
+    where: Where | None,
+    expires: Duration | None,
+) -> None:
+    """Declare a subscription; see `Laneway.subscribe`."""
+    settings = settings_of(kind, where, expires)
+    copies_waiting = check_start(pattern, name, start)
+    engine = runtime.engine if copies_waiting or runtime.holder.is_open else None
+    changed = changes(engine, pattern, name, settings)
+
+    def declare() -> None:
+        for each, fields in changed:
+            runtime.holder.set_policy(each, fields)
+
+    if copies_waiting:
+        copy_waiting(runtime.engine, pattern, name, declare)
+    else:
+        declare()
 
 
 def changes(

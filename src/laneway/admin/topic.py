@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Never, Unpack
 
-from laneway import arguments, units
+from laneway import arguments, config, units
 from laneway.admin import dead_letters, messages, policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin.views import Stats, message_of, stats_of
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
+    from laneway.runtime.runtime import Runtime
     from laneway.subscriptions import Kind, Start, Where
-    from laneway.tasks.host import Host
     from laneway.units import Duration
 
 
 class Topic:
     """A topic by its name. Publishing to it creates it."""
 
-    __slots__ = ("_host", "name")
+    __slots__ = ("_runtime", "name")
 
-    def __init__(self, host: Host, name: str) -> None:
-        self._host = host
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime = runtime
         self.name = name
 
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self._host.threads
+        return self._runtime.threads
 
     def publish(
         self,
@@ -52,7 +52,7 @@ class Topic:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `Laneway.publish`, to this topic."""
-        return self._host.publish(self.name, body, timeout=timeout, **options)
+        return self._runtime.publish(self.name, body, options, timeout)
 
     async def apublish(
         self,
@@ -62,13 +62,13 @@ class Topic:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `publish`, awaited."""
-        return await self._host.apublish(self.name, body, timeout=timeout, **options)
+        return await self._runtime.apublish(self.name, body, options, timeout)
 
     def stats(self) -> Stats:
         """
         Its counters now: waiting, leased, dead, cursors and so on; all zero for an idle topic.
         """
-        engine = self._host.engine
+        engine = self._runtime.engine
         return stats_of(engine.topic_stats(self.name), engine.time_us(self.name))
 
     def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
@@ -80,10 +80,10 @@ class Topic:
         change.
         """
         if fields:
-            self._host.policy(self.name, **fields)
+            self._runtime.holder.set_policy(self.name, fields)
         return {
             field: value
-            for field, (value, _, _) in self._host.engine.policies().why(self.name).items()
+            for field, (value, _, _) in self._runtime.engine.policies().why(self.name).items()
         }
 
     def subscribe(
@@ -101,18 +101,19 @@ class Topic:
         Give the topic a named reader with a copy of each new message; see `Laneway.subscribe`.
         Returns the topic of the copies, like `orders#audit`. Raises BadPolicy, UsageError.
         """
-        self._host.subscribe(
-            self.name, name, kind=kind, start=start, where=where, expires=expires, **unknown
+        config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
+        admin_subscriptions.subscribe(
+            self._runtime, self.name, name, kind=kind, start=start, where=where, expires=expires
         )
-        return Topic(self._host, topic_of(self.name, name))
+        return Topic(self._runtime, topic_of(self.name, name))
 
     def unsubscribe(self, name: str) -> int:
         """As `Laneway.unsubscribe`, of this topic."""
-        return self._host.unsubscribe(self.name, name)
+        return admin_subscriptions.remove(self._runtime.engine, self.name, name)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
         """List its subscriptions by name, those of patterns included."""
-        return admin_subscriptions.find(self._host.engine, self.name)
+        return admin_subscriptions.find(self._runtime.engine, self.name)
 
     def consumer(self, *, term: Duration = 10.0, wait: Duration | None = None) -> Consumer:
         """
@@ -123,21 +124,21 @@ class Topic:
         `wait`: how long to wait for a failover subscription; None: as long as it takes. Raises
         UsageError; the `with` block raises Refused.
         """
-        return Consumer(self._host, self.name, term=term, wait=wait)
+        return Consumer(lambda: self._runtime.engine, self.threads, self.name, term=term, wait=wait)
 
     def pause(self) -> None:
         """
         Accept messages and deliver none, until `resume`. It belongs to the operator's layer, which
         takes precedence over the code's policies.
         """
-        self._host.engine.policy_set("operator", self.name, {"paused": True})
+        self._runtime.engine.policy_set("operator", self.name, {"paused": True})
 
     def resume(self) -> None:
         """
         Deliver again, even if a pattern's policy pauses the topic. Raises Refused if its endpoint
         is disabled.
         """
-        policies.resume(self._host.engine, self.name)
+        policies.resume(self._runtime.engine, self.name)
 
     def back_off(self, duration: Duration) -> bool:
         """
@@ -148,7 +149,7 @@ class Topic:
         UsageError.
         """
         seconds = arguments.seconds(f"topic {self.name}", "the back-off", duration)
-        return self._host.engine.topic_back_off(self.name, round(seconds * units.SECOND)) > 0
+        return self._runtime.engine.topic_back_off(self.name, round(seconds * units.SECOND)) > 0
 
     def retry_now(self, message_id: str) -> None:
         """
@@ -156,7 +157,7 @@ class Topic:
 
         Raises Refused if there is no such message, or it is ready or leased.
         """
-        messages.act(self._host.engine, "retry", message_id, self.name)
+        messages.act(self._runtime.engine, "retry", message_id, self.name)
 
     def make_dead(self, message_id: str, reason: str | None = None) -> None:
         """
@@ -164,7 +165,7 @@ class Topic:
 
         Raises Refused if there is no such message, or it is leased or dead.
         """
-        messages.act(self._host.engine, "dead", message_id, self.name, reason)
+        messages.act(self._runtime.engine, "dead", message_id, self.name, reason)
 
     def drop(self, message_id: str) -> None:
         """
@@ -172,7 +173,7 @@ class Topic:
 
         Raises Refused if there is no such message, or it is leased.
         """
-        messages.act(self._host.engine, "drop", message_id, self.name)
+        messages.act(self._runtime.engine, "drop", message_id, self.name)
 
     def release(self, message_id: str) -> None:
         """
@@ -181,20 +182,20 @@ class Topic:
         A holder that is alive cannot settle it any more. No attempt is counted. Raises Refused if
         there is no such message, or it is not leased.
         """
-        messages.act(self._host.engine, "release", message_id, self.name)
+        messages.act(self._runtime.engine, "release", message_id, self.name)
 
     def purge(self) -> int:
         """
         Remove all waiting messages; leased ones settle as usual. Returns how many were removed.
         """
-        return self._host.engine.topic_purge(self.name)
+        return self._runtime.engine.topic_purge(self.name)
 
     def delete(self) -> int:
         """
         Remove everything: waiting and leased messages, dead letters, known ids, counters. Returns
         how many messages were removed.
         """
-        return self._host.engine.topic_delete(self.name)
+        return self._runtime.engine.topic_delete(self.name)
 
     def peek(self, limit: int = 10, *, state: HeldState | None = None) -> list[Message]:
         """
@@ -209,14 +210,14 @@ class Topic:
             )
         return [
             message_of(view)
-            for view in self._host.engine.topic_peek(
+            for view in self._runtime.engine.topic_peek(
                 self.name, limit=arguments.whole("peek", "limit", limit), state=state
             )
         ]
 
     def lookup(self, ids: Iterable[str]) -> dict[str, IdState]:
         """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
-        return self._host.engine.lookup(self.name, arguments.texts("lookup", "ids", ids))
+        return self._runtime.engine.lookup(self.name, arguments.texts("lookup", "ids", ids))
 
     def wait_done(self, timeout: Duration | None = None) -> bool:
         """
@@ -227,12 +228,12 @@ class Topic:
         Returns False if the timeout is over first.
         """
         seconds = arguments.seconds_or_none("wait_done", "timeout", timeout)
-        return DoneWait(self._host.engine, self.name).run(seconds)
+        return DoneWait(self._runtime.engine, self.name).run(seconds)
 
     async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
         """As `wait_done`, awaited."""
         seconds = arguments.seconds_or_none("await_done", "timeout", timeout)
-        return await DoneWait(self._host.engine, self.name).arun(self.threads, seconds)
+        return await DoneWait(self._runtime.engine, self.name).arun(self.threads, seconds)
 
     def wait_idle(self, timeout: Duration | None = None) -> bool:
         """
@@ -242,19 +243,19 @@ class Topic:
         Returns False if the timeout is over first.
         """
         seconds = arguments.seconds_or_none("wait_idle", "timeout", timeout)
-        return IdleWait(self._host.engine, self.name).run(seconds)
+        return IdleWait(self._runtime.engine, self.name).run(seconds)
 
     async def await_idle(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
         """As `wait_idle`, awaited."""
         seconds = arguments.seconds_or_none("await_idle", "timeout", timeout)
-        return await IdleWait(self._host.engine, self.name).arun(self.threads, seconds)
+        return await IdleWait(self._runtime.engine, self.name).arun(self.threads, seconds)
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """
         List its dead letters, oldest first. `after`: the number of the last letter of the page
         before.
         """
-        return dead_letters.find(self._host.engine, self.name, limit=limit, after=after)
+        return dead_letters.find(self._runtime.engine, self.name, limit=limit, after=after)
 
     def redrive(
         self,
@@ -267,7 +268,7 @@ class Topic:
         Put dead letters back, all or those with these ids, oldest first: all at once or at a rate
         (`"10/s"`), and at most `limit`. Returns how many.
         """
-        return dead_letters.redrive(self._host.engine, self.name, ids, rate=rate, limit=limit)
+        return dead_letters.redrive(self._runtime.engine, self.name, ids, rate=rate, limit=limit)
 
     def drop_dead_letters(
         self, ids: Sequence[str] | None = None, *, limit: int | None = None
@@ -276,7 +277,7 @@ class Topic:
         Delete dead letters, all or those with these ids, oldest first and at most `limit`. Returns
         how many.
         """
-        return dead_letters.drop(self._host.engine, self.name, ids, limit=limit)
+        return dead_letters.drop(self._runtime.engine, self.name, ids, limit=limit)
 
     astats = async_variant(stats)
     apolicy = async_variant(policy)

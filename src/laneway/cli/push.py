@@ -71,7 +71,7 @@ def push(
     if proxy is not None:
         os.environ[PROXY_VARIABLE] = proxy_of(proxy)
     app = load_app(options["target"])
-    if not any(isinstance(each, PushHandler) for each in app.handlers):
+    if not any(isinstance(each, PushHandler) for each in app.runtime.handlers):
         raise UsageError(
             f'{options["target"]}: it pushes no topics; add app.push("push.*") to the code'
         )

@@ -154,5 +154,5 @@ def _app(session: Session, target: str | None) -> Laneway:
     if target is None:
         return session.app(create=True)
     app = load_app(target)
-    app.use_store(session.url, session.namespace if session.namespace_given else None)
+    app.runtime.use_store(session.url, session.namespace if session.namespace_given else None)
     return app

@@ -147,4 +147,4 @@ def _use_store(session: Session, app: Laneway) -> None:
             namespace,
             app.namespace,
         )
-    app.use_store(session.url, namespace)
+    app.runtime.use_store(session.url, namespace)

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from laneway import arguments, subscriptions
 from laneway.awaitable import async_variant
@@ -27,7 +27,7 @@ from laneway.policy import is_pattern
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
     from typing import Self
 
@@ -74,20 +74,6 @@ def _one_consumer_of(topic: str) -> str:
     return f'{topic} has one consumer for all its topics; use app.consumer("{pattern}", "{name}")'
 
 
-class Host(Protocol):
-    """What a consumer needs of its application."""
-
-    @property
-    def engine(self) -> FullEngine:
-        """The engine, opened at first use."""
-        ...
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        ...
-
-
 class ConsumerDelivery(Delivery):
     """A delivery that its consumer may ack together with those before it."""
 
@@ -120,8 +106,17 @@ class Consumer:
     not hold it any more; its leases have ended then.
     """
 
-    def __init__(self, host: Host, topic: str, *, term: Duration, wait: Duration | None) -> None:
-        self._host = host
+    def __init__(
+        self,
+        engine: Callable[[], FullEngine],
+        threads: Executor,
+        topic: str,
+        *,
+        term: Duration,
+        wait: Duration | None,
+    ) -> None:
+        self._engine = engine
+        self._threads = threads
         self.topic = topic
         seconds = arguments.seconds("consumer", "term", term)
         if not LEAST_TERM <= seconds <= MOST_TERM:
@@ -130,7 +125,7 @@ class Consumer:
             )
         self._times = TermTimes(seconds, seconds)
         self._wait = arguments.seconds_or_none("consumer", "wait", wait)
-        self._store = EngineTerms(lambda: host.engine, ELECTION + topic)
+        self._store = EngineTerms(engine, ELECTION + topic)
         self._candidate = Candidate(secrets.token_hex(6), f"{socket.gethostname()}:{os.getpid()}")
         self._term: Term | None = None
         self._renewal: TermRenewal | None = None
@@ -144,7 +139,7 @@ class Consumer:
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self._host.threads
+        return self._threads
 
     # Holding the subscription
 
@@ -202,7 +197,7 @@ class Consumer:
 
     def kind(self) -> str:
         """The subscription's kind. Raises Refused, UsageError."""
-        engine = self._host.engine
+        engine = self._engine()
         base, name = subscriptions.split(self.topic)
         if is_pattern(base):
             kind = _kind_of_pattern(engine, base, name)
@@ -266,7 +261,7 @@ class Consumer:
         """
         arguments.whole("lease", "n", n)
         until = clock() + arguments.seconds("lease", "wait", wait)
-        engine, topics = self._host.engine, self._topics
+        engine, topics = self._engine(), self._topics
         while True:
             term = self._held_term()
             batch = engine.lease(
@@ -288,7 +283,7 @@ class Consumer:
             engine.wait(min(left, self._times.look), pool=self._pool, topics=topics)
 
     def _take(self, term: Term, leases: list[Lease], ahead_us: int) -> list[Delivery]:
-        engine = self._host.engine
+        engine = self._engine()
         if not term.is_held:
             self._release(leases, begun=False)
             raise term.loss()
@@ -315,7 +310,7 @@ class Consumer:
                 if each.fence == delivery.fence:
                     break
         try:
-            ack_many(self._host.engine, acked)
+            ack_many(self._engine(), acked)
         finally:
             self.forget(acked)
         return len(acked)
@@ -339,14 +334,14 @@ class Consumer:
         if term is None or not term.is_held or not leases:
             return
         by_us = max(1, round((term.until - clock()) * SECOND))
-        held = self._host.engine.extend([(each.handle, each.fence) for each in leases], by_us)
+        held = self._engine().extend([(each.handle, each.fence) for each in leases], by_us)
         with self._lock:
             for lease, is_held in zip(leases, held, strict=True):
                 if not is_held:
                     self._outstanding.pop(lease.fence, None)
 
     def _release(self, leases: list[Lease], *, begun: bool = True) -> None:
-        self._host.engine.settle(
+        self._engine().settle(
             [Settlement(lease.handle, lease.fence, "release", begun=begun) for lease in leases]
         )
 

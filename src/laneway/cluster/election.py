@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from laneway import arguments
 from laneway.awaitable import async_variant
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from laneway.cluster.career import Career
     from laneway.cluster.term_store import ElectionState, TermStore
-    from laneway.engines.base import Elections, FullEngine
+    from laneway.engines.base import Elections
+    from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
-    from laneway.working.worker_registry import WorkerRegistry
 
 log = logging.getLogger("laneway.election")
 
@@ -51,25 +51,6 @@ LOOK_AGAIN = 0.1
 """Seconds between two looks whether a holder has stepped down."""
 
 
-class Application(Protocol):
-    """What an election needs of its application."""
-
-    @property
-    def engine(self) -> FullEngine:
-        """The engine, opened at first use."""
-        ...
-
-    @property
-    def namespace(self) -> str:
-        """The namespace's name."""
-        ...
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        ...
-
-
 class Election:
     """
     Of all processes that run an election, one holds its term; see `Laneway.election`.
@@ -79,17 +60,15 @@ class Election:
 
     def __init__(
         self,
-        app: Application,
-        registry: Callable[[], WorkerRegistry],
+        runtime: Runtime,
         name: str,
         career: Callable[[], Career] | None,
         times: TermTimes,
         zookeeper: str | None,
     ) -> None:
+        self._runtime = runtime
         self.name = name
         self.times = times
-        self._app = app
-        self._registry = registry
         self._make = career
         self._zookeeper = zookeeper
         self._lock = threading.Lock()
@@ -99,7 +78,7 @@ class Election:
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self._app.threads
+        return self._runtime.threads
 
     # Being a candidate
 
@@ -175,14 +154,14 @@ class Election:
         if terms is not None:
             arguments.whole("election", "terms", terms)
         campaign = Campaign(
-            self.name, self._make, self.times, self._store(), self._app.threads, terms
+            self.name, self._make, self.times, self._store(), self._runtime.threads, terms
         )
         with self._lock:
             if self._campaign is not None and self._pid == os.getpid():
                 raise UsageError(f"election {self.name}: it runs in this process already")
             self._campaign, self._pid = campaign, os.getpid()
         try:
-            with self._registry().running(campaign):
+            with self._runtime.workers.running(campaign):
                 yield campaign
         finally:
             campaign.ended.set()  # also if it never began
@@ -230,10 +209,10 @@ class Election:
 
     def _store(self) -> TermStore:
         if self._zookeeper is None:
-            return EngineTerms(lambda: self._app.engine, self.name)
+            return EngineTerms(lambda: self._runtime.engine, self.name)
         from laneway.cluster.zookeeper import ZooKeeperTerms  # noqa: PLC0415  # an extra
 
-        return ZooKeeperTerms(self._zookeeper, self._app.namespace, self.name, self.times.term)
+        return ZooKeeperTerms(self._zookeeper, self._runtime.namespace, self.name, self.times.term)
 
     def __repr__(self) -> str:
         return f"<Election {self.name}>"
@@ -273,8 +252,7 @@ def check_name(call: str, name: object) -> str:
 
 
 def election_of(
-    app: Any,
-    registry: Callable[[], WorkerRegistry],
+    runtime: Runtime,
     name: str,
     career: Callable[[], Career] | None,
     *,
@@ -303,4 +281,4 @@ def election_of(
         from laneway.cluster.zookeeper import check_address  # noqa: PLC0415
 
         check_address("election", zookeeper)
-    return Election(app, registry, name, career, times, zookeeper)
+    return Election(runtime, name, career, times, zookeeper)

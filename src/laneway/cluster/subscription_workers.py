@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -40,13 +40,6 @@ LOOK_SECONDS = 5.0
 """How often a worker looks for new subscriptions, and whether one has changed its kind."""
 
 
-class _Host(NamedTuple):
-    """What a consumer needs of its application."""
-
-    engine: FullEngine
-    threads: Executor
-
-
 class SubscriptionWorkers:
     """
     The candidates of one worker: one for each exclusive or failover subscription that its handlers
@@ -63,7 +56,8 @@ class SubscriptionWorkers:
         options: Options,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._host = _Host(engine, threads)
+        self._threads = threads
+        self._engine = engine
         self._handlers = handlers
         self._options = options
         self._failed = failed
@@ -125,7 +119,7 @@ class SubscriptionWorkers:
         The topics of the exclusive and failover subscriptions that the handlers cover; of those of
         patterns, their names, like `orders.*#audit`.
         """
-        engine = self._host.engine
+        engine = self._engine
         table = engine.policies()
         of_patterns = table.pattern_consumers()
         found = set(of_patterns)
@@ -167,7 +161,9 @@ class SubscriptionWorkers:
 
     async def _consume(self, topic: str) -> None:
         """Hold one subscription whenever it is free."""
-        consumer = Consumer(self._host, topic, term=self._term_seconds, wait=0.0)
+        consumer = Consumer(
+            lambda: self._engine, self._threads, topic, term=self._term_seconds, wait=0.0
+        )
         known_holder = ""
         while not self._stops:
             try:
@@ -210,7 +206,7 @@ class SubscriptionWorkers:
                 term = consumer.term
             except TermLost:  # its claim was answered too late
                 return
-            worker = _TermWorker(self._host.engine, self._handlers, self._inner(consumer), term)
+            worker = _TermWorker(self._engine, self._handlers, self._inner(consumer), term)
             self._workers.append(worker)
             for _ in range(self._stops):
                 worker.stop()

@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def engine(self) -> FullEngine:
         """The engine. Raises EngineUnavailable."""
-        return self.services.host.engine
+        return self.services.runtime.engine
 
     @property
     def topic(self) -> str:

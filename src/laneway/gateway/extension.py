@@ -27,7 +27,7 @@ A handler gets a `Call`:
 - `call.body`: the fields of the `form` struct. A field that is a list gets all values of its name.
 - `call.caller`: who asks. `check_scope`, `covers`, `narrowed` say what they may see. The gateway
   has checked the route's scope. With the scope None it checks nobody: then `caller` says nothing.
-- `call.engine`, `call.services.host`: the store and the application.
+- `call.engine`, `call.services.runtime`: the store and the application.
 - `call.request.url("/hello")`: a link, with the prefix under which the gateway is mounted.
 
 A plain function runs in a thread; it may use the store. A coroutine function runs on the event

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from laneway.gateway.extension import Extension
-    from laneway.gateway.host import Host
     from laneway.gateway.http import Receive, Scope, Send
     from laneway.gateway.login.access import Caller
     from laneway.gateway.login.local_login import LocalLogin
     from laneway.gateway.routing import Route
+    from laneway.runtime.runtime import Application
 
 log = logging.getLogger("laneway.gateway")
 
@@ -70,7 +70,7 @@ class Gateway:
 
     def __init__(
         self,
-        host: Host,
+        app: Application,
         *,
         is_open: bool = False,
         prefix: str = "",
@@ -79,7 +79,7 @@ class Gateway:
         embed_origins: Collection[str] = (),
         local_login: LocalLogin | None = None,
     ) -> None:
-        self._host = host
+        self._runtime = app.runtime
         self._local_login = local_login
         self._extensions = tuple(extensions)
         pages = [route for extension in self._extensions for route in extension.routes]
@@ -92,7 +92,7 @@ class Gateway:
         self._embedded = security_headers(embed_origins) if embed_origins else None
 
     def _new_services(self) -> Services:
-        return Services(self._host, ROUTES, self._extensions, self._local_login)
+        return Services(self._runtime, ROUTES, self._extensions, self._local_login)
 
     def stop(self) -> None:
         """End the waiting requests, so that the server can stop."""

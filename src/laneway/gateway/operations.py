@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from laneway.engines.base import FullEngine, Records
-    from laneway.gateway.host import Host
     from laneway.gateway.login.access import Caller
+    from laneway.runtime.runtime import Runtime
 
     Pause = Callable[[float], object]
     Steps = Callable[[FullEngine, Pause], Iterator[int | DoctorStep]]
@@ -151,8 +151,8 @@ def _change(
 class Operations:
     """The operations that run in one gateway. Any thread may call it."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._threads = ThreadPoolExecutor(RUNNING, thread_name_prefix="laneway-operation")
         self._lock = threading.Lock()
         self._running = 0
@@ -197,7 +197,7 @@ class Operations:
             self._running += 1
         operation_id = f"{now_us:014x}{secrets.token_hex(2)}"
         try:
-            engine = self._host.engine
+            engine = self._runtime.engine
             engine.record_swap(KIND, PREFIX + operation_id, None, _write(operation))
             _sweep(engine)
             self._threads.submit(self._run, operation_id, steps)
@@ -220,7 +220,7 @@ class Operations:
             self._running -= 1
 
     def _run(self, operation_id: str, steps: Steps) -> None:
-        engine = self._host.engine
+        engine = self._runtime.engine
         try:
             state, detail = self._steps(engine, operation_id, steps)
         except LanewayError as error:

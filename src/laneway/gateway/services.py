@@ -25,11 +25,11 @@ from laneway.gateway.waiting.waits import Waits
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from laneway.gateway.host import Host
     from laneway.gateway.http import Readers, Request, Response
     from laneway.gateway.login.access import Caller
     from laneway.gateway.login.local_login import LocalLogin
     from laneway.gateway.routing import Route
+    from laneway.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -60,26 +60,26 @@ class Services:
 
     def __init__(
         self,
-        host: Host,
+        runtime: Runtime,
         routes: tuple[Route, ...],
         extensions: Sequence[Extended] = (),
         local_login: LocalLogin | None = None,
     ) -> None:
-        self.host = host
+        self.runtime = runtime
         self.routes = routes
         self.extensions = extensions
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway-gateway")
-        self.long_polls = LongPolls(host, self.threads)
+        self.long_polls = LongPolls(runtime, self.threads)
         self.answers: Counter[tuple[str, str, int]] = Counter()
         """Answers by method, path of the route, and status."""
         self.latencies: Counter[tuple[str, str, float]] = Counter()
         """Answers by method, path of the route, and the bound of the time that they took."""
         self.answer_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self.tokens = TokenCheck(host)
-        self.sessions = Sessions(host, self.tokens, local_login)
+        self.tokens = TokenCheck(runtime)
+        self.sessions = Sessions(runtime, self.tokens, local_login)
         self.credits = Credits()
         self.waits = Waits()
-        self.operations = Operations(host)
+        self.operations = Operations(runtime)
         self.feed = Feed(self)
         self.open_requests = OpenRequests(self)
         self.is_stopping = False
@@ -120,7 +120,7 @@ class Services:
     async def receipt_key(self, caller: Caller) -> bytes:
         """The key of a caller's receipts."""
         if self._receipt_key is None:
-            self._receipt_key = await self.run(shared_key, self.host.engine, receipts.KEY)
+            self._receipt_key = await self.run(shared_key, self.runtime.engine, receipts.KEY)
         return receipts.key_of(self._receipt_key, caller.token)
 
     async def ask_store(self) -> None:
@@ -133,7 +133,7 @@ class Services:
         await asyncio.shield(question)
 
     def _read_clock(self) -> int:
-        return self.host.engine.time_us()
+        return self.runtime.engine.time_us()
 
     @contextlib.contextmanager
     def ended_by(self, end: Callable[[], object]) -> Iterator[None]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
     from laneway.engines.base import Explanation, FullEngine
-    from laneway.gateway.host import Host
     from laneway.gateway.login.access import Caller
+    from laneway.runtime.runtime import Runtime
 
 
-def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:
+def of_topic(runtime: Runtime, caller: Caller, topic: str) -> TopicExplanation:
     """
     Why a topic delivers nothing, or not enough. Callers who see some topics only are not told of
     other topics and of workers; those without the scope `endpoints` are not told of its endpoint,
@@ -21,9 +21,9 @@ def of_topic(host: Host, caller: Caller, topic: str) -> TopicExplanation:
     from laneway.push.reasons import explain_topic  # noqa: PLC0415
 
     return explain_topic(
-        host.engine,
+        runtime.engine,
         topic,
-        max_backlog=host.max_backlog,
+        max_backlog=runtime.max_backlog,
         shows_others=caller.sees_all,
         shows_who=caller.sees_all and "admin" in caller.scopes,
         shows_endpoint="endpoints" in caller.scopes,

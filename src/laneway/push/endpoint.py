@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -26,25 +26,7 @@ if TYPE_CHECKING:
     from laneway.push.replay import ReplayResult
     from laneway.push.table import Record
     from laneway.push.trial import TrialResult
-
-
-class Host(Protocol):
-    """What an endpoint needs of its application."""
-
-    @property
-    def engine(self) -> FullEngine:
-        """The engine."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """The engine's URL."""
-        ...
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        ...
+    from laneway.runtime.runtime import Runtime
 
 
 class EndpointInfo(msgspec.Struct, kw_only=True):
@@ -143,8 +125,8 @@ class Endpoint:
     Every method has an async variant with an `a` in front. Raises Refused if there is no endpoint.
     """
 
-    def __init__(self, app: Host, topic: str, secret: str | None = None) -> None:
-        self._app = app
+    def __init__(self, runtime: Runtime, topic: str, secret: str | None = None) -> None:
+        self._runtime = runtime
         self.topic = topic
         self.secret = secret
 
@@ -154,11 +136,11 @@ class Endpoint:
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self._app.threads
+        return self._runtime.threads
 
     def info(self) -> EndpointInfo:
         """Read its settings and its condition."""
-        return info_of(self.topic, table.get(self._app.engine, self.topic))
+        return info_of(self.topic, table.get(self._runtime.engine, self.topic))
 
     def rotate(self, secret: str | None = None) -> str:
         """
@@ -166,7 +148,7 @@ class Endpoint:
         Returns the new secret's text, which is not shown again; of `"ed25519"`, which creates a key
         pair, the public key.
         """
-        keys, now_us, new = _secrets(self._app), table.now(), ""
+        keys, now_us, new = _secrets(self._runtime), table.now(), ""
 
         def change(record: Record | None) -> Record:
             nonlocal new
@@ -175,12 +157,12 @@ class Endpoint:
             record, new = table.rotated(self.topic, record, keys, now_us, secret)
             return record
 
-        table.update(self._app.engine, self.topic, change)
+        table.update(self._runtime.engine, self.topic, change)
         return new
 
     def disable(self, reason: str = "by hand") -> None:
         """Send nothing more; the topic's messages wait (their ttl runs)."""
-        table.disable(self._app.engine, self.topic, reason)
+        table.disable(self._runtime.engine, self.topic, reason)
 
     def enable(self, *, now: bool = False) -> None:
         """
@@ -189,11 +171,11 @@ class Endpoint:
         Raises Refused if it was enabled, and disabled again, within the last five minutes, unless
         `now` is set, for an endpoint that was repaired.
         """
-        table.enable(self._app.engine, self.topic, is_repaired=now)
+        table.enable(self._runtime.engine, self.topic, is_repaired=now)
 
     def remove(self) -> bool:
         """Remove it. Returns whether there was one. Its topic's messages stay and wait."""
-        return table.remove(self._app.engine, self.topic)
+        return table.remove(self._runtime.engine, self.topic)
 
     def test(self) -> TrialResult:
         """
@@ -202,7 +184,7 @@ class Endpoint:
         """
         from laneway.push.trial import send_test  # noqa: PLC0415  # only this needs it
 
-        return send_test(self._app.engine, self._app.url, self.topic)
+        return send_test(self._runtime.engine, self._runtime.url, self.topic)
 
     def attempts(
         self,
@@ -225,7 +207,7 @@ class Endpoint:
         `"timeout"`. `message_id`, `key`: of the message. Raises UsageError.
         """
         return delivery_log.attempts(
-            self._app.engine,
+            self._runtime.engine,
             self.topic,
             limit=limit,
             after=after,
@@ -244,8 +226,8 @@ class Endpoint:
 
         Raises Refused if it still waits, if its body is no longer kept, or without an endpoint.
         """
-        table.get(self._app.engine, self.topic)
-        return replays.replay_one(self._app.engine, self.topic, message_id)
+        table.get(self._runtime.engine, self.topic)
+        return replays.replay_one(self._runtime.engine, self.topic, message_id)
 
     def replay_many(
         self,
@@ -267,9 +249,9 @@ class Endpoint:
         once. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError, and
         Refused without an endpoint.
         """
-        table.get(self._app.engine, self.topic)
+        table.get(self._runtime.engine, self.topic)
         return replays.replay_many(
-            self._app.engine,
+            self._runtime.engine,
             self.topic,
             since=since,
             until=until,
@@ -292,39 +274,41 @@ class Endpoint:
 
 
 def set_endpoint(
-    app: Host, topic: str, fields: Mapping[str, Any], *, is_trusted: bool = True
+    runtime: Runtime, topic: str, fields: Mapping[str, Any], *, is_trusted: bool = True
 ) -> Endpoint:
     """
     Create or change a topic's endpoint, or with no fields only look that there is one.
     `is_trusted`: see `table.changed`.
     """
-    engine = app.engine
+    engine = runtime.engine
     table.check_endpoint_topic(topic)
     if not fields:
         table.get(engine, topic)
-        return Endpoint(app, topic)
-    (endpoint,) = set_each(app, [(topic, fields)], is_trusted=is_trusted)
+        return Endpoint(runtime, topic)
+    (endpoint,) = set_each(runtime, [(topic, fields)], is_trusted=is_trusted)
     return endpoint
 
 
-def set_many(app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Endpoint]:
+def set_many(
+    runtime: Runtime, endpoints: Iterable[tuple[str, Mapping[str, Any]]]
+) -> list[Endpoint]:
     """Create or change many endpoints."""
-    return list(set_each(app, endpoints))
+    return list(set_each(runtime, endpoints))
 
 
 def set_each(
-    app: Host, endpoints: Iterable[tuple[str, Mapping[str, Any]]], *, is_trusted: bool = True
+    runtime: Runtime, endpoints: Iterable[tuple[str, Mapping[str, Any]]], *, is_trusted: bool = True
 ) -> Iterator[Endpoint]:
     """
     As `set_many`; yields those that are set before an error is raised. `is_trusted`: see
     `table.changed`.
     """
-    engine, secrets = app.engine, _secrets(app)
+    engine, secrets = runtime.engine, _secrets(runtime)
     changes = table.set_many(engine, endpoints, secrets, _guard(), is_trusted=is_trusted)
     for topic, secret in changes:
         if is_copy(topic):
             _subscribe(engine, topic)
-        yield Endpoint(app, topic, secret)
+        yield Endpoint(runtime, topic, secret)
 
 
 def list_endpoints(
@@ -350,8 +334,8 @@ def _subscribe(engine: FullEngine, topic: str) -> None:
             engine.policy_set("code", changed, fields)
 
 
-def _secrets(app: Host) -> secret_store.SecretStore:
-    return secret_store.of_process(app.url)
+def _secrets(runtime: Runtime) -> secret_store.SecretStore:
+    return secret_store.of_process(runtime.url)
 
 
 def _guard() -> Guard:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from laneway import units
 from laneway.errors import UsageError
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.message import Draft, Lease, Settlement
     from laneway.push.sender import Sender
+    from laneway.runtime.runtime import Runtime
     from laneway.working.executors.executor import Dispatch, Finished
-    from laneway.working.handler import Handlers
 
 RETRY_DELAYS = ("5s", "5m", "30m", "2h", "5h", "10h", "14h", "20h", "24h")
 """The schedule of Standard Webhooks: a message is tried for about three days."""
@@ -33,11 +33,11 @@ POLICY: dict[str, Any] = {
 """The policy of a pattern that is pushed, as far as the program has set no fields itself."""
 
 
-def push(app: PushApplication, pattern: str) -> list[PushHandler]:
+def push(runtime: Runtime, pattern: str) -> list[PushHandler]:
     """The handlers of `app.push(pattern)`, with the policy that they need."""
-    known = next((each for each in app.handlers if isinstance(each, PushHandler)), None)
+    known = next((each for each in runtime.handlers if isinstance(each, PushHandler)), None)
     settings = (
-        SenderSettings(url=lambda: app.url, handlers=app.handlers)
+        SenderSettings(url=lambda: runtime.url, handlers=runtime.handlers)
         if known is None
         else known.settings
     )
@@ -45,20 +45,6 @@ def push(app: PushApplication, pattern: str) -> list[PushHandler]:
     if SEPARATOR not in pattern:
         handlers.append(PushHandler(pattern, ANY, settings))
     return handlers
-
-
-class PushApplication(Protocol):
-    """What push needs of the application."""
-
-    @property
-    def url(self) -> str:
-        """The engine's URL."""
-        ...
-
-    @property
-    def handlers(self) -> Handlers:
-        """The program's handlers."""
-        ...
 
 
 class PushHandler(Handler):

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from laneway.message import Message
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.binding import Binding
-    from laneway.tasks.host import Host
     from laneway.tasks.invocation import Invocation
     from laneway.units import Duration
 
@@ -51,7 +51,7 @@ class FlowTask(Protocol[R_co]):
     """What a flow needs of the tasks in it; `laneway.Task` is one."""
 
     @property
-    def host(self) -> Host:
+    def runtime(self) -> Runtime:
         """The application that it belongs to."""
         ...
 
@@ -163,9 +163,9 @@ class Part(ABC, Generic[H]):
         return Chain(parts)
 
     @property
-    def app(self) -> Host:
+    def runtime(self) -> Runtime:
         """The application of its tasks. Raises UsageError if it is not one."""
-        apps = {id(call.task.host): call.task.host for call in self.calls()}
+        apps = {id(call.task.runtime): call.task.runtime for call in self.calls()}
         if len(apps) != 1:
             raise UsageError(
                 "a flow: it has no tasks"
@@ -179,7 +179,7 @@ class Part(ABC, Generic[H]):
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self.app.threads
+        return self.runtime.threads
 
     def link(self, follower: L) -> L:
         """
@@ -223,8 +223,8 @@ class Part(ABC, Generic[H]):
         """
         if next(self.calls(), None) is None:
             return cast("H", GroupJob([]))
-        app = self.app
-        if app.eager:
+        runtime = self.runtime
+        if runtime.eager:
             return cast("H", self._given(self.eagerly(())))
         woven = _Graph(self._unclear_id)
         ends = self.weave(woven, _Ends([], is_group=False))
@@ -232,7 +232,7 @@ class Part(ABC, Generic[H]):
         if woven.nodes:
             try:
                 flow_storage.publish(
-                    app, woven.id, woven.messages(), again=self._unclear_id is not None
+                    runtime, woven.id, woven.messages(), again=self._unclear_id is not None
                 )
             except EngineUnavailable:
                 self._unclear_id = woven.id
@@ -332,7 +332,7 @@ class Signature(Part[Job[R]], Generic[R]):
         """Publish the call and its links. Returns its handle."""
         if (
             not (self.followers or self.errors or self.each or self.immutable)
-            and not self.task.host.eager
+            and not self.task.runtime.eager
         ):
             return cast("Job[R]", self.task.publish(self.args, self.kwargs, self.options))
         return super().enqueue()
@@ -689,7 +689,7 @@ class _Node:
     def job(self) -> Job[Any]:
         """Its handle."""
         return Job(
-            self.call.task.host,
+            self.call.task.runtime,
             self.id,
             self.topic,
             task=self.call.task,

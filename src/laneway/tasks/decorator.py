@@ -12,7 +12,7 @@ from laneway.working.handler import check_importable
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from laneway.tasks.host import Host
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.options import TaskOptions
     from laneway.tasks.serializers import Serializer
     from laneway.tasks.task import AsyncTask
@@ -53,12 +53,12 @@ class TaskDecorator:
 
     def __init__(
         self,
-        app: Host,
+        runtime: Runtime,
         base: type[Task[Any, Any]] | None,
         options: TaskOptions,
         policy: dict[str, Any],
     ) -> None:
-        self._app = app
+        self._runtime = runtime
         self._base = _base(base)
         self._options = options
         self._policy = policy
@@ -74,11 +74,11 @@ class TaskDecorator:
         name = getattr(function, "__qualname__", function)
         if self._options.isolation == "process":
             check_importable(f"task {name}", function)
-        injected = self._app.handlers.lifespans.inject(f"task {name}", function)
-        task = self._base(self._app, injected, self._options)
-        self._app.handlers.add_task(task.handler)
+        injected = self._runtime.handlers.lifespans.inject(f"task {name}", function)
+        task = self._base(self._runtime, injected, self._options)
+        self._runtime.handlers.add_task(task.handler)
         if self._policy:
-            self._app.policy(task.template.pattern(), **self._policy)
+            self._runtime.holder.set_policy(task.template.pattern(), self._policy)
         return task
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from laneway.message import Message, Receipt
-    from laneway.tasks.host import Host
+    from laneway.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -58,39 +58,39 @@ LAST_WRITE_BEFORE = ENDS_AFTER - 300
 NOT_WHOLE = "incomplete flow: not all of it was stored within 1 h, so none of it runs"
 
 
-def publish(app: Host, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
+def publish(runtime: Runtime, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
     """
     Store a flow's messages, the last first. Raises the errors of publishing; then nothing of the
     flow runs.
 
     `again`: an earlier call with this id may have stored a part of it.
     """
-    if not _is_one_step(app, messages):
-        _Staged(app, flow_id, messages).publish()
-    elif not (again and _is_stored(app, messages)):
-        receipts = app.publish_flow(messages)
+    if not _is_one_step(runtime, messages):
+        _Staged(runtime, flow_id, messages).publish()
+    elif not (again and _is_stored(runtime, messages)):
+        receipts = runtime.producer.publish_flow(messages)
         try:
             _check(receipts)
         except UsageError:  # a limit that was set just now
             for receipt in receipts:
                 if receipt.outcome == "accepted":
-                    app.engine.cancel(receipt.id, receipt.topic)
+                    runtime.engine.cancel(receipt.id, receipt.topic)
             raise
 
 
-def _is_one_step(app: Host, messages: Sequence[Message]) -> bool:
+def _is_one_step(runtime: Runtime, messages: Sequence[Message]) -> bool:
     if len(messages) == 1:
         return True
-    if len(messages) > BATCH or app.limits_backlog:
+    if len(messages) > BATCH or runtime.max_backlog is not None:
         return False
-    return app.engine.is_put_atomic(
+    return runtime.engine.is_put_atomic(
         [Draft(message.topic, b"", key=message.key, id=message.id) for message in messages]
     )
 
 
-def _is_stored(app: Host, messages: Sequence[Message]) -> bool:
+def _is_stored(runtime: Runtime, messages: Sequence[Message]) -> bool:
     """Whether the single step was done: one of the messages is known, or its outcome is."""
-    engine = app.engine
+    engine = runtime.engine
     if any(
         result.outcome is not None
         for result in engine.results([(message.id or "", message.topic) for message in messages])
@@ -115,8 +115,8 @@ def _check(receipts: Sequence[Receipt]) -> None:
 class _Staged:
     """A flow that takes several steps."""
 
-    def __init__(self, app: Host, flow_id: str, messages: Sequence[Message]) -> None:
-        self._app = app
+    def __init__(self, runtime: Runtime, flow_id: str, messages: Sequence[Message]) -> None:
+        self._runtime = runtime
         self._messages = messages
         self._topic = messages[-1].topic
         self._root = Target(self._topic, f"{flow_id}.open", 1)
@@ -137,7 +137,7 @@ class _Staged:
                 for start in range(0, len(level), BATCH):
                     self._put(level[start : start + BATCH])
             _check(
-                self._app.publish_flow(
+                self._runtime.producer.publish_flow(
                     [_held_back(message) for message in self._messages], sticky=True
                 )
             )
@@ -161,7 +161,7 @@ class _Staged:
         self._end_timeout()
 
     def _put(self, drafts: list[Draft]) -> None:
-        self._app.engine.put(drafts)
+        self._runtime.engine.put(drafts)
 
     def _give_up(self, error: Exception) -> None:
         """End the stored part at once, not after an hour."""
@@ -172,12 +172,12 @@ class _Staged:
 
     def _end_timeout(self) -> None:
         with suppress(EngineUnavailable):  # the timeout has no effect after the root was signalled
-            self._app.engine.cancel(self._timeout_id, self._topic)
+            self._runtime.engine.cancel(self._timeout_id, self._topic)
 
     def _check_room(self) -> None:
         """Refuse a flow that never fits: all of it waits before any of it runs."""
         for topic, count in Counter(message.topic for message in self._messages).items():
-            limit = self._app.engine.policy_of(topic).max_backlog
+            limit = self._runtime.engine.policy_of(topic).max_backlog
             if limit is not None and count > limit:
                 raise UsageError(
                     f"a flow: {count:,} calls in topic {topic}, whose max_backlog is {limit:,};"

@@ -20,6 +20,7 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.message import ProgressReport, StoredResult
+from laneway.policy import check_topic
 from laneway.printable import escaped
 from laneway.tasks import outcomes
 from laneway.tasks.outcomes import ENDS, Outcome, Progress
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import MessageView
     from laneway.message import Receipt
-    from laneway.tasks.host import Host
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.request import Request
     from laneway.units import Duration
+    from laneway.working.handler import Handlers
 
 log = logging.getLogger("laneway.job")
 
@@ -128,7 +130,7 @@ class Job(Generic[R]):
 
     def __init__(
         self,
-        app: Host,
+        runtime: Runtime,
         job_id: str,
         topic: str | None = None,
         *,
@@ -138,7 +140,7 @@ class Job(Generic[R]):
         before: tuple[Job[Any], ...] = (),
         local: Outcome | None = None,
     ) -> None:
-        self.app = app
+        self.runtime = runtime
         self.id = job_id
         self.topic = topic
         self.receipt = receipt
@@ -153,7 +155,7 @@ class Job(Generic[R]):
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self.app.threads
+        return self.runtime.threads
 
     @property
     def outcome(self) -> str:
@@ -172,12 +174,12 @@ class Job(Generic[R]):
         if self._local is not None:
             return self._state_of(StoredResult(), self._local, None)
         address = [(self.id, self.topic)]
-        stored = self.app.engine.results(address)[0]
+        stored = self.runtime.engine.results(address)[0]
         if stored.outcome is None:
             view = self._find()
             if view is not None:
                 return self._state_of(stored, None, view)
-            stored = self.app.engine.results(address)[0]  # it may have ended in between
+            stored = self.runtime.engine.results(address)[0]  # it may have ended in between
         return self._state_of(
             stored, outcomes.read(stored.outcome) if stored.outcome is not None else None, None
         )
@@ -185,8 +187,12 @@ class Job(Generic[R]):
     astate = async_variant(state)
 
     def _find(self) -> MessageView | None:
-        topics = [self.topic] if self.topic is not None else [None, *self.app.known_topics()]
-        found = (self.app.engine.find(self.id, topic) for topic in topics)
+        topics = (
+            [self.topic]
+            if self.topic is not None
+            else [None, *_known_topics(self.runtime.handlers)]
+        )
+        found = (self.runtime.engine.find(self.id, topic) for topic in topics)
         view = next((view for view in found if view is not None), None)
         if view is not None and self.topic is None:
             self.topic = view.topic
@@ -274,7 +280,7 @@ class Job(Generic[R]):
 
     def get_position(self) -> int | None:
         """How many messages of its queue are before it; None if it is not waiting."""
-        return self.app.engine.explain(self.id, self.topic).ahead
+        return self.runtime.engine.explain(self.id, self.topic).ahead
 
     # Waiting
 
@@ -370,12 +376,12 @@ class Job(Generic[R]):
     def _changes(self, seconds: float | None) -> Iterator[StoredResult]:
         """What is stored of it: now, and after each change. Raises TimeoutError."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        first = self.app.engine.results([(self.id, self.topic)])[0]
+        first = self.runtime.engine.results([(self.id, self.topic)])[0]
         yield first
         self._check_that_it_can_end()
         last = first
         changes: queue.SimpleQueue[StoredResult] = queue.SimpleQueue()
-        self.app.result_waiter.watch(self.id, self.topic, changes.put)
+        self.runtime.result_waiter.watch(self.id, self.topic, changes.put)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -387,10 +393,10 @@ class Job(Generic[R]):
                     yield stored
                     last = stored
         finally:
-            self.app.result_waiter.unwatch(self.id, changes.put)
+            self.runtime.result_waiter.unwatch(self.id, changes.put)
 
     def _check_that_it_can_end(self) -> None:
-        if not getattr(self.app.engine, "runs_by_itself", True):
+        if not getattr(self.runtime.engine, "runs_by_itself", True):
             status = self.status
             raise UsageError(
                 f"job {self.id}: it is {status}, and nothing runs by itself in a virtual world;"
@@ -406,12 +412,12 @@ class Job(Generic[R]):
                 loop.call_soon_threadsafe(changes.put_nowait, stored)
 
         first = await loop.run_in_executor(
-            self.threads, self.app.engine.results, [(self.id, self.topic)]
+            self.threads, self.runtime.engine.results, [(self.id, self.topic)]
         )
         if first[0].outcome is None:
             self._check_that_it_can_end()
         await loop.run_in_executor(
-            self.threads, self.app.result_waiter.watch, self.id, self.topic, put_change
+            self.threads, self.runtime.result_waiter.watch, self.id, self.topic, put_change
         )
         last: StoredResult | None = None
         try:
@@ -421,7 +427,7 @@ class Job(Generic[R]):
                     yield stored
                     last = stored
         finally:
-            self.app.result_waiter.unwatch(self.id, put_change)
+            self.runtime.result_waiter.unwatch(self.id, put_change)
 
     def timeout_error(self, seconds: float | None) -> TimeoutError:
         """The error of a wait that took longer than it may."""
@@ -432,7 +438,7 @@ class Job(Generic[R]):
         """The end of a sentence if no running worker serves the pool of a job that waits."""
         if self.topic is None or self.status not in ("pending", "delayed", "retrying"):
             return ""
-        engine, pool = self.app.engine, self.app.engine.policy_of(self.topic).pool
+        engine, pool = self.runtime.engine, self.runtime.engine.policy_of(self.topic).pool
         listed = engine.workers(limit=MAX_WORKERS)
         is_served = any(each.state == "running" and pool in each.facts.pools for each in listed)
         if is_served or len(listed) == MAX_WORKERS:
@@ -466,7 +472,7 @@ class Job(Generic[R]):
         def done(stored: StoredResult) -> None:
             if stored.outcome is None:
                 return
-            self.app.result_waiter.unwatch(self.id, done)
+            self.runtime.result_waiter.unwatch(self.id, done)
             call = (
                 callback
                 if outcomes.read(stored.outcome).status == outcomes.SUCCESS or on_error is None
@@ -477,7 +483,7 @@ class Job(Generic[R]):
         if self._local is not None:
             self.threads.submit(_call_logged, callback, self)
         else:
-            self.app.result_waiter.watch(self.id, self.topic, done)
+            self.runtime.result_waiter.watch(self.id, self.topic, done)
         return self
 
     def watch(self, timeout: Duration | None = None) -> Iterator[JobState]:
@@ -552,10 +558,10 @@ class Job(Generic[R]):
         return self._note(change, handle, fence)
 
     def _note(self, change: Callable[[Progress], None], handle: int = 0, fence: int = 0) -> bool:
-        report = outcomes.progress(self.app.engine.results([(self.id, self.topic)])[0].progress)
+        report = outcomes.progress(self.runtime.engine.results([(self.id, self.topic)])[0].progress)
         change(report)
         topic = self.topic or self.state().topic or ""
-        return self.app.engine.report_progress(
+        return self.runtime.engine.report_progress(
             [
                 ProgressReport(
                     self.id,
@@ -581,7 +587,7 @@ class Job(Generic[R]):
         """
         for each in self.before:
             each.cancel()
-        return self._find() is not None and self.app.engine.cancel(self.id, self.topic) in (
+        return self._find() is not None and self.runtime.engine.cancel(self.id, self.topic) in (
             "cancelled",
             "aborted",
         )
@@ -592,8 +598,8 @@ class Job(Generic[R]):
         """Cancel it if it waits, drop its dead letter, and delete its result."""
         self.cancel()
         if self.topic is not None:
-            self.app.engine.dead_drop(self.topic, [self.id])
-        self.app.engine.delete_result(self.id, self.topic)
+            self.runtime.engine.dead_drop(self.topic, [self.id])
+        self.runtime.engine.delete_result(self.id, self.topic)
 
     adelete = async_variant(delete)
 
@@ -603,12 +609,12 @@ class Job(Generic[R]):
         """
         if self.topic is None:
             self._find()
-        return self.app.engine.dead_redrive(self.topic, [self.id]) > 0
+        return self.runtime.engine.dead_redrive(self.topic, [self.id]) > 0
 
     arequeue = async_variant(requeue)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and (self.id, self.app) == (other.id, other.app)
+        return isinstance(other, Job) and (self.id, self.runtime) == (other.id, other.runtime)
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -617,16 +623,33 @@ class Job(Generic[R]):
         return f"<Job {self.id}>"
 
 
-def report_progress(app: Host, request: Request, state: str | None, about: Any) -> None:
+def job_of(runtime: Runtime, job_id: str, topic: str | None = None) -> Job[Any]:
+    """The handle of a call by its id, with its task if the topic names it. Raises UsageError."""
+    name = arguments.name("job", "the id", job_id)
+    topic = None if topic is None else check_topic(topic)
+    tasks = (each for each in runtime.handlers.tasks() if each is not None)
+    task = next((each for each in tasks if each.template.text == topic), None)
+    return Job(runtime, name, topic, task=task)
+
+
+def _known_topics(handlers: Handlers) -> list[str]:
+    """The topics of a program's tasks and queues, without those that depend on arguments."""
+    tasks = [each for each in handlers.tasks() if each is not None]
+    return sorted(
+        {*handlers.queues} | {each.template.text for each in tasks if not each.template.fields}
+    )
+
+
+def report_progress(runtime: Runtime, request: Request, state: str | None, about: Any) -> None:
     """
     Store the progress of a run, as long as its lease is held.
 
     On an event loop it is stored by the application's progress thread, after this call. Raises
     BadMessage if JSON cannot hold `about`.
     """
-    if app.eager:
+    if runtime.eager:
         return
-    job: Job[Any] = Job(app, request.id, request.topic)
+    job: Job[Any] = Job(runtime, request.id, request.topic)
     call = functools.partial(job.note, state, about, request.handle, request.fence)
     try:
         asyncio.get_running_loop()
@@ -636,7 +659,7 @@ def report_progress(app: Host, request: Request, state: str | None, about: Any) 
         outcomes.encode_progress(
             Progress(state=state, about=about)
         )  # raises BadMessage here, not there
-        app.progress_thread.submit(call)
+        runtime.progress_thread.submit(call)
 
 
 class _Timeout:

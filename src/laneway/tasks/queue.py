@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from laneway.message import Message, Receipt
-    from laneway.tasks.host import Host
+    from laneway.producing.publish_options import PublishOptions
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.request import Request
     from laneway.units import Duration
     from laneway.working.handler import Handler, Isolation
@@ -128,13 +129,13 @@ class Queue:
 
     def __init__(
         self,
-        app: Host,
+        runtime: Runtime,
         name: str,
         *,
         isolation: Isolation | None = None,
         default_timeout: Duration | None = None,
     ) -> None:
-        self.app = app
+        self.runtime = runtime
         self.name = check_publish_topic(name)
         self.prefix = PREFIX_APART if isolation == "process" else PREFIX
         self._timeout = default_timeout
@@ -143,7 +144,7 @@ class Queue:
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        return self.app.threads
+        return self.runtime.threads
 
     # Publishing
 
@@ -199,14 +200,14 @@ class Queue:
             [call.options.get("job_id") for call in listed],
             [_ids(call.options.get("depends_on")) for call in listed],
         )
-        if any(call.options.get("depends_on") is not None for call in listed) or self.app.eager:
+        if any(call.options.get("depends_on") is not None for call in listed) or self.runtime.eager:
             jobs = {n: self._enqueue(listed[n]) for n in order}
             return [jobs[n] for n in range(len(listed))]
         tasks = [self._task(call.function) for call in listed]
         messages = [
             self._message(task, call, None) for task, call in zip(tasks, listed, strict=True)
         ]
-        receipts = self.app.publish_many(messages, progress=False)
+        receipts = self.runtime.producer.publish_many(messages, progress=False)
         return [
             self._published(task, call, receipt)
             for task, call, receipt in zip(tasks, listed, receipts, strict=True)
@@ -226,23 +227,23 @@ class Queue:
 
     def _task(self, function: Any) -> NamedTask:
         name = self.prefix + name_of(function)
-        if isinstance(function, str) and self.tags == "strict" and not self.app.eager:
+        if isinstance(function, str) and self.tags == "strict" and not self.runtime.eager:
             return _known_by_name(
-                self.app, name, tags=self.tags
+                self.runtime, name, tags=self.tags
             )  # as in RQ: the publisher may not have it
-        task = named_task(self.app, name)
+        task = named_task(self.runtime, name)
         task.tags = self.tags
         return task
 
     def _enqueue(self, call: Call) -> Job[Any]:
         task = self._task(call.function)
-        if self.app.eager:
+        if self.runtime.eager:
             return self._performed(task, call)
         waits = _dependency(call.options.get("depends_on"))
         if waits is None:
             return self._published(task, call, self._publish(self._message(task, call, None)))
         job_id = call.options.get("job_id")
-        before = _jobs(self.app, waits.jobs)
+        before = _jobs(self.runtime, waits.jobs)
         if job_id is not None and job_id in {job.id for job in before}:
             raise UsageError(f"enqueue: job {job_id} depends on itself; leave it out of depends_on")
         for job in before:
@@ -256,9 +257,9 @@ class Queue:
         )
         for number, job in enumerate(before, 1):
             target = Target(self.name, published.id, number, None, waits.allow_failure)
-            ended = self.app.engine.on_end(job.id, job.topic, msgspec.json.encode(target))
+            ended = self.runtime.engine.on_end(job.id, job.topic, msgspec.json.encode(target))
             if ended is not None:
-                self.app.engine.put([flow.signal(target, job.id, outcomes.read(ended))])
+                self.runtime.engine.put([flow.signal(target, job.id, outcomes.read(ended))])
         published.before = tuple(before)
         return published
 
@@ -274,20 +275,16 @@ class Queue:
         return job
 
     def _publish(self, message: Message) -> Receipt:
-        options = {
+        options: PublishOptions = {
             "id": message.id,
             "headers": message.headers,
             "delay": message.delay,
             "at": message.at,
             "ttl": message.ttl,
+            "priority": message.priority,
+            "at_front": message.at_front,
         }
-        return self.app.publish(
-            message.topic,
-            message.body,
-            priority=message.priority,
-            at_front=message.at_front,
-            **options,  # type: ignore[arg-type]
-        )
+        return self.runtime.publish(message.topic, message.body, options)
 
     def _message(
         self, task: NamedTask, call: Call, waits: Dependency | None, count: int = 0
@@ -340,7 +337,7 @@ class Queue:
     @property
     def count(self) -> int:
         """How many jobs are waiting."""
-        return self.app.engine.topic_stats(self.name).waiting
+        return self.runtime.engine.topic_stats(self.name).waiting
 
     def __len__(self) -> int:
         return self.count
@@ -348,16 +345,16 @@ class Queue:
     @property
     def job_ids(self) -> list[str]:
         """The ids of waiting jobs, in their order, at most 1,000."""
-        return [view.id for view in self.app.engine.topic_peek(self.name, limit=LISTED)]
+        return [view.id for view in self.runtime.engine.topic_peek(self.name, limit=LISTED)]
 
     @property
     def jobs(self) -> list[Job[Any]]:
         """The waiting jobs, in their order, at most 1,000."""
-        return [Job(self.app, job_id, self.name) for job_id in self.job_ids]
+        return [Job(self.runtime, job_id, self.name) for job_id in self.job_ids]
 
     def fetch_job(self, job_id: str) -> Job[Any] | None:
         """One of its jobs; None if it is unknown."""
-        job: Job[Any] = Job(self.app, arguments.name("fetch_job", "the id", job_id), self.name)
+        job: Job[Any] = Job(self.runtime, arguments.name("fetch_job", "the id", job_id), self.name)
         return job if job.status != "unknown" else None
 
     def is_empty(self) -> bool:
@@ -366,7 +363,7 @@ class Queue:
 
     def empty(self) -> int:
         """Remove all waiting jobs. Returns how many."""
-        return self.app.engine.topic_purge(self.name)
+        return self.runtime.engine.topic_purge(self.name)
 
     acount = async_variant(__len__)
     aempty = async_variant(empty)
@@ -418,7 +415,7 @@ class NamedTask(Task[..., Any]):
 
     def _job_that_runs(self, task_id: str) -> Job[Any]:
         request = current_request()  # an id of the user's own is found in its topic only
-        return Job(self.host, task_id, request.topic if request is not None else None)
+        return Job(self.runtime, task_id, request.topic if request is not None else None)
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """A failure is retried after the call's own delays."""
@@ -429,22 +426,22 @@ class NamedTask(Task[..., Any]):
         return Retry(storable.of(error), delay=delays[min(request.retries, len(delays) - 1)])
 
 
-def named_task(app: Host, name: str) -> NamedTask:
+def named_task(runtime: Runtime, name: str) -> NamedTask:
     """The task of a name with its prefix, cached. Raises UsageError if no such function exists."""
-    task: NamedTask | None = app.named_tasks.get(name)
+    task: NamedTask | None = runtime.named_tasks.get(name)
     if task is None:
-        task = app.named_tasks[name] = _make_named_task(app, name)
+        task = runtime.named_tasks[name] = _make_named_task(runtime, name)
     return task
 
 
-def _make_named_task(app: Host, name: str) -> NamedTask:
+def _make_named_task(runtime: Runtime, name: str) -> NamedTask:
     is_apart = name.startswith(PREFIX_APART)
     function = function_of(name[len(PREFIX) :])
     if isinstance(function, Task):
         function = function.function
     try:
         task = NamedTask(
-            app,
+            runtime,
             function,
             TaskOptions(name=name, topic="default", isolation="process" if is_apart else None),
         )
@@ -458,9 +455,9 @@ def _make_named_task(app: Host, name: str) -> NamedTask:
     return task
 
 
-def _known_by_name(app: Host, name: str, tags: str) -> NamedTask:
+def _known_by_name(runtime: Runtime, name: str, tags: str) -> NamedTask:
     """A function of which this program has only the name: arguments are not checked here."""
-    task = NamedTask(app, _any, TaskOptions(name=name, topic="default"))
+    task = NamedTask(runtime, _any, TaskOptions(name=name, topic="default"))
     task.tags = tags
     return task
 
@@ -469,11 +466,11 @@ def _any(*args: Any, **kwargs: Any) -> None:
     """Accepts all arguments."""
 
 
-def find(app: Host, name: str, topic: str) -> Handler | None:
+def find(runtime: Runtime, name: str, topic: str) -> Handler | None:
     """
     The handler of a function by its name in a topic; None unless the program has named that queue.
     """
-    queue = app.handlers.queues.get(topic)
+    queue = runtime.handlers.queues.get(topic)
     if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
         return None
     missing = _MISSING.get(name)
@@ -481,7 +478,7 @@ def find(app: Host, name: str, topic: str) -> Handler | None:
         return None
     try:
         return named_task(
-            app, queue.prefix + name[len(PREFIX) :]
+            runtime, queue.prefix + name[len(PREFIX) :]
         ).handler  # where it runs is the worker's choice
     except BaseException as error:  # noqa: BLE001  # a module may raise KeyboardInterrupt, too
         log.warning("queue %s: %s", topic, storable.of(error, storable.MAX_REASON))
@@ -560,14 +557,14 @@ def _dependency(value: Any) -> Dependency | None:
     return value if isinstance(value, Dependency) else Dependency(value)
 
 
-def _jobs(app: Host, value: Any) -> list[Job[Any]]:
+def _jobs(runtime: Runtime, value: Any) -> list[Job[Any]]:
     listed = value if isinstance(value, (list, tuple)) else [value]
     jobs: dict[str, Job[Any]] = {}
     for each in listed:
         job = (
             each
             if isinstance(each, Job)
-            else Job(app, arguments.name("enqueue", "depends_on", each))
+            else Job(runtime, arguments.name("enqueue", "depends_on", each))
         )
         jobs.setdefault(job.id, job)
     return list(jobs.values())

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.message import Draft, Lease, Settlement
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.call_decoder import CallDecoder
-    from laneway.tasks.host import Host
     from laneway.tasks.options import TaskOptions
 
 log = logging.getLogger("laneway.task")
@@ -73,7 +73,7 @@ class TaskHandler(Handler):
         request = self.task.request_for(lease)
         if self.own_address is not None:
             request = msgspec.structs.replace(
-                request, store=(self.task.host.url, self.task.host.namespace)
+                request, store=(self.task.runtime.url, self.task.runtime.namespace)
             )
         if self.task.asks_for_limit:  # here, since a child process has no engine
             request = msgspec.structs.replace(
@@ -159,7 +159,7 @@ class TaskHandler(Handler):
         limit = retries if retries is not None else sys.maxsize
         if is_in_flow:
             with contextlib.suppress(EngineUnavailable):  # then the engine signals its end
-                limit = min(limit, self.task.host.engine.policy_of(lease.topic).retries)
+                limit = min(limit, self.task.runtime.engine.policy_of(lease.topic).retries)
         if lease.attempt > limit:
             settlement.action, settlement.reason = (
                 "dead",
@@ -194,8 +194,10 @@ class RunnableTask:
     retries_eagerly = False
     """Whether a call that runs where it is made is retried there."""
 
-    def __init__(self, app: Host, function: Callable[..., Any], options: TaskOptions) -> None:
-        self.host = app
+    def __init__(
+        self, runtime: Runtime, function: Callable[..., Any], options: TaskOptions
+    ) -> None:
+        self.runtime = runtime
         self.name = (
             function.__qualname__
             if options.name is None
@@ -217,9 +219,9 @@ class RunnableTask:
         self.asks_for_limit = self._replaces_hooks or options.bind
 
     @property
-    def app(self) -> Host:
+    def app(self) -> Any:
         """The application that it belongs to."""
-        return self.host
+        return self.runtime.app
 
     @property
     def has_hooks(self) -> bool:
@@ -479,7 +481,9 @@ class RunnableTask:
         if request.is_limited:
             return cast("int", request.retries_limit)
         policy = (
-            sys.maxsize if self.host.eager else self.host.engine.policy_of(request.topic).retries
+            sys.maxsize
+            if self.runtime.eager
+            else self.runtime.engine.policy_of(request.topic).retries
         )
         return policy if request.retries_limit is None else min(request.retries_limit, policy)
 
@@ -520,7 +524,7 @@ class RunnableTask:
     def _hooks_of_error(
         self, request: Request, error: Exception, verdict: Exception
     ) -> Iterator[Callable[[], Any]]:
-        is_final = isinstance(verdict, Reject) or (self.host.eager and not self.retries_eagerly)
+        is_final = isinstance(verdict, Reject) or (self.runtime.eager and not self.retries_eagerly)
         why = (
             error.__cause__
             if isinstance(error, (Retry, Reject)) and error.__cause__ is not None

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
     from laneway.message import Message
     from laneway.producing.publish_options import PublishOptions
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.canvas import Group, Signature
-    from laneway.tasks.host import Host
     from laneway.tasks.options import TaskOptions
     from laneway.units import Duration
 
@@ -85,8 +85,10 @@ class Task(RunnableTask, Generic[P, R]):
 
     signature_type: ClassVar[type[Signature[Any]]] = canvas.Signature
 
-    def __init__(self, app: Host, function: Callable[..., Any], options: TaskOptions) -> None:
-        super().__init__(app, function, options)
+    def __init__(
+        self, runtime: Runtime, function: Callable[..., Any], options: TaskOptions
+    ) -> None:
+        super().__init__(runtime, function, options)
         self.template = self._template(
             "topic", f"task.{self.name}" if options.topic is None else options.topic
         )
@@ -112,14 +114,17 @@ class Task(RunnableTask, Generic[P, R]):
 
     def _result_ttls(self, options: Mapping[str, Any]) -> str:
         """The header with the seconds for which a result and a failure are stored."""
-        own, app = self._options, self.host
+        own, runtime = self._options, self.runtime
         ttls = [
             next(
                 value
                 for value in (options.get(name), getattr(own, name), default)
                 if value is not None
             )
-            for name, default in (("result_ttl", app.result_ttl), ("failure_ttl", app.failure_ttl))
+            for name, default in (
+                ("result_ttl", runtime.result_ttl),
+                ("failure_ttl", runtime.failure_ttl),
+            )
         ]
         where = f'task "{self.name}"'
         result, failure = (
@@ -149,7 +154,7 @@ class Task(RunnableTask, Generic[P, R]):
         """
         if not self._is_plain_call():
             return cast("Job[R]", self.publish(args, kwargs, {}))
-        receipt = self.host.producer.publish_draft(self._draft(args, kwargs))
+        receipt = self.runtime.producer.publish_draft(self._draft(args, kwargs))
         return cast("Job[R]", self.given(self.job(receipt, is_kept=self._keeps_results)))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -157,7 +162,7 @@ class Task(RunnableTask, Generic[P, R]):
         if not self._is_plain_call():
             return cast("Job[R]", await self.apublish(args, kwargs, {}))
         # As `apublish`, without two coroutines.
-        producer, draft = self.host.producer, self._draft(args, kwargs)
+        producer, draft = self.runtime.producer, self._draft(args, kwargs)
         receipt = await producer.send(draft, None)
         if receipt.outcome == "refused":
             receipt = await producer.await_room(draft, receipt, None)
@@ -181,14 +186,14 @@ class Task(RunnableTask, Generic[P, R]):
     ) -> list[Job[R]]:
         """Publish a call for each item, which holds its arguments, in batches."""
         self.check_options(options)
-        if self.host.eager or has_links(options):
+        if self.runtime.eager or has_links(options):
             return [self.publish(tuple(each), {}, options) for each in items]
         if self._is_plain_now(options):
-            receipts = self.host.producer.publish_drafts(
+            receipts = self.runtime.producer.publish_drafts(
                 self._draft(tuple(each), {}) for each in items
             )
         else:
-            receipts = self.host.publish_many(
+            receipts = self.runtime.producer.publish_many(
                 (self.message(tuple(each), {}, options) for each in items), progress=False
             )
         is_kept, given, job = self.keeps_result(options), self.given, self.job
@@ -249,10 +254,10 @@ class Task(RunnableTask, Generic[P, R]):
         if self._needs_steps(options):
             return steps.run(self._publishing(args, kwargs, options))
         if self._is_plain_now(options):
-            receipt = self.host.producer.publish_draft(self._draft(args, kwargs))
+            receipt = self.runtime.producer.publish_draft(self._draft(args, kwargs))
         else:
             call = self.invocation(args, kwargs, options)
-            receipt = self.host.publish(call.topic, call.body, **call.options)
+            receipt = self.runtime.publish(call.topic, call.body, call.options)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     async def apublish(
@@ -262,15 +267,15 @@ class Task(RunnableTask, Generic[P, R]):
         if self._needs_steps(options):
             return await steps.arun(self._publishing(args, kwargs, options))
         if self._is_plain_now(options):
-            receipt = await self.host.producer.apublish_draft(self._draft(args, kwargs))
+            receipt = await self.runtime.producer.apublish_draft(self._draft(args, kwargs))
         else:
             call = self.invocation(args, kwargs, options)
-            receipt = await self.host.apublish(call.topic, call.body, **call.options)
+            receipt = await self.runtime.apublish(call.topic, call.body, call.options)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     def _needs_steps(self, options: Mapping[str, Any]) -> bool:
         """Whether publishing a call is more than one step: links, or a run here."""
-        return bool((options and has_links(options)) or self.host.eager)
+        return bool((options and has_links(options)) or self.runtime.eager)
 
     def _publishing(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
@@ -280,7 +285,7 @@ class Task(RunnableTask, Generic[P, R]):
             linked = self._linked(args, kwargs, options)
             return (yield linked.enqueue, linked.aenqueue)
         call = self.invocation(args, kwargs, options)
-        if self.host.eager:
+        if self.runtime.eager:
             request, receipt = self._run_for(call)
             returned = yield (
                 functools.partial(self._run_here, request),
@@ -295,8 +300,8 @@ class Task(RunnableTask, Generic[P, R]):
         topic, body, send = call.topic, call.body, call.options
         return (
             yield (
-                functools.partial(self.host.publish, topic, body, **send),
-                functools.partial(self.host.apublish, topic, body, **send),
+                functools.partial(self.runtime.publish, topic, body, send),
+                functools.partial(self.runtime.apublish, topic, body, send),
             )
         )
 
@@ -332,7 +337,7 @@ class Task(RunnableTask, Generic[P, R]):
     def job(self, receipt: Receipt, *, is_kept: bool = True) -> Job[Any]:
         """The handle of a published call. `is_kept`: whether its result is stored."""
         job_id = receipt.id if receipt.joined is None else receipt.joined
-        return Job(self.host, job_id, receipt.topic, task=self, receipt=receipt, is_kept=is_kept)
+        return Job(self.runtime, job_id, receipt.topic, task=self, receipt=receipt, is_kept=is_kept)
 
     def local_job(self, returned: Any) -> Job[Any]:
         """The handle of a call that ran here and returned this."""
@@ -340,7 +345,9 @@ class Task(RunnableTask, Generic[P, R]):
 
     def _local_job(self, receipt: Receipt, returned: Any) -> Job[Any]:
         outcome = outcomes.read(outcomes.success(self.name, self.serializer, returned))
-        return Job(self.host, receipt.id, receipt.topic, task=self, receipt=receipt, local=outcome)
+        return Job(
+            self.runtime, receipt.id, receipt.topic, task=self, receipt=receipt, local=outcome
+        )
 
     def _run_here(self, request: Request) -> Any:
         """Run a call instead of publishing it. Raises the errors of the run."""
@@ -372,13 +379,13 @@ class Task(RunnableTask, Generic[P, R]):
         Whether a call without options is one step, and nothing but the arguments makes it: as
         `_needs_steps` and `_is_plain_now` say together.
         """
-        return self._is_plain_now({}) and not self.host.eager
+        return self._is_plain_now({}) and not self.runtime.eager
 
     def _is_plain_now(self, options: Mapping[str, Any]) -> bool:
         """Whether nothing but the arguments makes a call with these options: see `_draft`."""
         return (
             self._is_plain
-            and not (options or self.tags or self.host.producer.middlewares.all)
+            and not (options or self.tags or self.runtime.producer.middlewares.all)
             and (CURRENT.get() is None or current_request() is None)
         )
 
@@ -527,7 +534,7 @@ class Task(RunnableTask, Generic[P, R]):
         if request.retries >= limit:
             raise used_up(request.attempt, cause) from cause
         if at is not None:
-            delay = max(0.0, units.moment(at) / units.SECOND - self.host.handlers.now())
+            delay = max(0.0, units.moment(at) / units.SECOND - self.runtime.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     def update_state(self, state: str = "PROGRESS", meta: Any = None) -> None:
@@ -537,7 +544,7 @@ class Task(RunnableTask, Generic[P, R]):
         `meta`: any JSON value; `current` and `total` in it are shown as a bar. In a coroutine it is
         stored after this returns. Raises UsageError outside of a run, BadMessage.
         """
-        report_progress(self.host, self.request, state, meta)
+        report_progress(self.runtime, self.request, state, meta)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.template.text}>"

@@ -72,11 +72,11 @@ def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
         )
         return cast("FullEngine", _Clocked(open_engine("sqlite://", settings), clock))
 
-    with app.replaced_engine(make) as engine:
+    with app.runtime.replaced_engine(make) as engine:
         try:
             yield World(app, engine, clock)
         finally:
-            app.handlers.set_store_time(time.time_ns() // 1000)
+            app.runtime.handlers.set_store_time(time.time_ns() // 1000)
 
 
 @contextmanager
@@ -89,11 +89,11 @@ def eager(app: Laneway) -> Iterator[None]:
     Arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and other
     features of queues are ignored, and nothing is stored; `virtual` has them all.
     """
-    before, app.eager = app.eager, True
+    before, app.runtime.eager = app.runtime.eager, True
     try:
         yield
     finally:
-        app.eager = before
+        app.runtime.eager = before
 
 
 class World:
@@ -122,8 +122,8 @@ class World:
 
         `raising`: raise the first error of a handler at the end.
         """
-        self._app.install_schedules()
-        worker = _Worker(self._engine, self._app.handlers, Options(burst=True, pool=pool))
+        self._app.schedules.install()
+        worker = _Worker(self._engine, self._app.runtime.handlers, Options(burst=True, pool=pool))
         summary = worker.run(signals=())
         if raising and worker.errors:
             raise worker.errors[0]

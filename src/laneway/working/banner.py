@@ -77,7 +77,7 @@ def _log_names(what: str, names: Sequence[str]) -> None:
 def schedules(app: Any) -> list[str]:
     """The first schedules of the namespace, each with its next time."""
     try:
-        planned = app.schedules(limit=MAX_NAMES + 1)
+        planned = app.schedules.list(limit=MAX_NAMES + 1)
     except LanewayError as error:
         return [f"cannot be read ({error})"]
     return [

@@ -162,7 +162,7 @@ class EmbeddedWorker:
 
     def _create(self) -> Worker:
         """Create the worker; blocks, because it opens the engine."""
-        self._app.install_schedules()
+        self._app.schedules.install()
         log_banner(self._app, self._options, "the program stops it")
         worker = Worker(self._app.engine, self._app.handlers, self._options, self._elections.stop)
         self._elections.start()

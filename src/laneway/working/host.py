@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.working.election_threads import Candidacy
     from laneway.working.handler import Handlers
+
+
+class Schedules(Protocol):
+    """What a worker needs of the program's schedules."""
+
+    def install(self) -> None:
+        """Store the program's schedules and handle those that are due."""
+        ...
+
+    def list(self, *, limit: int = 1000) -> Sequence[Any]:
+        """The first schedules of the store, by name."""
+        ...
 
 
 class Application(Protocol):
@@ -36,13 +48,19 @@ class Application(Protocol):
         """The elections in which workers are candidates."""
         ...
 
-    def install_schedules(self) -> None:
-        """Store the program's schedules and handle those that are due."""
+    @property
+    def schedules(self) -> Schedules:
+        """The program's schedules."""
         ...
 
 
 class ProcessApplication(Application, Protocol):
     """An application as a supervisor and the workers in its child processes see it."""
+
+    @property
+    def app(self) -> object:
+        """The `Laneway` of the program."""
+        ...
 
     @property
     def url(self) -> str:

@@ -34,7 +34,7 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
     refuse_running_loop("run_worker")
     elections = ElectionThreads(app.elections_in_workers, options)
     check_handlers(app.handlers, elections)
-    app.install_schedules()
+    app.schedules.install()
     log_banner(
         app,
         options,

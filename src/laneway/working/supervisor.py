@@ -75,7 +75,7 @@ def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplica
     addresses = [
         f"{name}:{each}"
         for name, module in list(sys.modules.items())
-        for each in _names_of(app, name, module)
+        for each in _names_of(app.app, name, module)
     ]
     if not addresses:
         raise UsageError(
@@ -97,7 +97,7 @@ def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplica
     return app if is_of_main else addresses[0]
 
 
-def _names_of(app: ProcessApplication, module_name: str, module: object) -> list[str]:
+def _names_of(app: object, module_name: str, module: object) -> list[str]:
     if module_name.startswith("laneway."):
         return []
     return [
@@ -107,7 +107,7 @@ def _names_of(app: ProcessApplication, module_name: str, module: object) -> list
     ]
 
 
-def _wraps(value: object, app: ProcessApplication) -> bool:
+def _wraps(value: object, app: object) -> bool:
     """Whether a value is a compatibility application (Celery, RQ) around this one."""
     module = getattr(type(value), "__module__", None)  # of a user's class it may be anything
     return (
@@ -295,10 +295,11 @@ def serve(
     began = time.time()
     try:
         value: Any = child_processes.resolve(target) if isinstance(target, str) else target
-        app: ProcessApplication = value.for_worker() if hasattr(value, "for_worker") else value
+        app: ProcessApplication = value
         if isinstance(target, str):
+            app = (value.for_worker() if hasattr(value, "for_worker") else value).runtime
             app.use_store(*options.store)
-        app.install_schedules()
+        app.schedules.install()
         elections = ElectionThreads(app.elections_in_workers, options)
         check_handlers(app.handlers, elections)
         worker = Worker(app.engine, app.handlers, options, elections.stop)

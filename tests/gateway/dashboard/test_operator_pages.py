@@ -155,7 +155,7 @@ def test_limits(browser: Browser, app: Laneway) -> None:
 def test_future(browser: Browser, app: Laneway) -> None:
     """Schedules are listed with their next firing, and paused."""
     assert "There are no schedules" in browser.get("/future").words
-    app.add_schedule("nightly", Message("reports.nightly", None), cron="0 3 * * *")
+    app.schedules.add("nightly", Message("reports.nightly", None), cron="0 3 * * *")
     words = browser.get("/future").words
     assert "nightly" in words
     assert "reports.nightly" in words

@@ -194,8 +194,8 @@ def _without_backlog(app: Laneway) -> None:
     """Topics in which nothing waits, or one message that failed."""
     app.engine.policy_set("operator", "work.dropped", {"own_backlog": False})
     app.publish("work.dropped", 1)
-    app.add_schedule("nightly", Message("work.nightly"), every="1d")
-    app.pause_schedule("nightly")
+    app.schedules.add("nightly", Message("work.nightly"), every="1d")
+    app.schedules.pause("nightly")
     app.publish("work.dead", 1, ttl=0.001)
     app.publish("work.failing", 1, id="failed")
     time.sleep(0.002)  # its ttl ends

@@ -95,12 +95,14 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
         os.environ["LANEWAY_URL"] = options.store[0]  # for what the program starts
     try:
         app = load_app(target, shows_lines=False)  # the parent shows them
-        code_url = app.store.url if app.store.source == "argument in the code" else None
-        app.use_store(*options.store)
-        app.install_schedules()
-        elections = ElectionThreads(app.elections_in_workers, options)
-        check_handlers(app.handlers, elections)
-        worker = Worker(app.engine, app.handlers, options, elections.stop)
+        code_url = (
+            app.runtime.store.url if app.runtime.store.source == "argument in the code" else None
+        )
+        app.runtime.use_store(*options.store)
+        app.schedules.install()
+        elections = ElectionThreads(app.runtime.elections_in_workers, options)
+        check_handlers(app.runtime.handlers, elections)
+        worker = Worker(app.engine, app.runtime.handlers, options, elections.stop)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the program raises
         _report(pipe, error, began, is_imported=app is not None)
         sys.exit(0)
@@ -154,7 +156,7 @@ def _report(pipe: Connection, error: BaseException, began: float, *, is_imported
 
 
 def _found(app: Laneway, code_url: str | None, began: float) -> Found:
-    handlers = app.handlers
+    handlers = app.runtime.handlers
     return Found(
         namespace=app.namespace,
         handlers=[

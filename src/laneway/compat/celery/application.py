@@ -170,7 +170,7 @@ class Celery:
         if self._laneway is None:
             options = {} if self._namespace is None else {"namespace": self._namespace}
             self._laneway = Laneway(**options)  # type: ignore[arg-type]
-            self._laneway.handlers.served = self.topics_of
+            self._laneway.runtime.handlers.served = self.topics_of
         return self._laneway
 
     def _settle(self) -> None:
@@ -186,12 +186,12 @@ class Celery:
                 "result_backend: results are stored with the messages"
                 f" ({redacted(conf.broker_url)}); leave it out, or set it to the same URL"
             )
-        laneway.name_store(url)
+        laneway.runtime.holder.name(url)
         if conf.result_expires is not None:
-            laneway.result_ttl = laneway.failure_ttl = arguments.seconds(
+            laneway.runtime.result_ttl = laneway.runtime.failure_ttl = arguments.seconds(
                 "app.conf", "result_expires", conf.result_expires
             )
-        laneway.eager = bool(conf.task_always_eager)
+        laneway.runtime.eager = bool(conf.task_always_eager)
         laneway.policy(conf.task_default_queue, retries=FOREVER)
         for name, (base, function, own, bind) in list(self._definitions.items()):
             self._configure(self.tasks[name], base, function, name, dict(own), bind=bind)
@@ -202,7 +202,7 @@ class Celery:
             if (
                 setting in ("broker_url", "result_backend")
                 and self._laneway is not None
-                and self._laneway.is_open
+                and self._laneway.runtime.holder.is_open
             ):
                 raise UsageError(
                     f"app.conf: {setting}: the application is in use already; set it before its"
@@ -336,9 +336,9 @@ class Celery:
         if self._is_settled:
             laneway.policy(topic, retries=FOREVER, **({"rate": rate_of(rate)} if rate else {}))  # type: ignore[arg-type]
         if type(task).__mro__[1] is base and "celery" in vars(type(task)) and is_new:
-            task.__init__(laneway, function, task_options)  # type: ignore[misc]  # custom classes override it
+            task.__init__(laneway.runtime, function, task_options)  # type: ignore[misc]  # custom classes override it
         else:
-            _Task.__init__(task, laneway, function, task_options)
+            _Task.__init__(task, laneway.runtime, function, task_options)
             task.become_bound()
         for attribute, value in own.items():
             if attribute != "serializer":
@@ -346,7 +346,7 @@ class Celery:
         if own["priority"] is None and conf.task_default_priority is not None:
             task.priority = conf.task_default_priority
         task.queue = queue
-        laneway.handlers.add_task(task.handler, replaces=not is_new)
+        laneway.runtime.handlers.add_task(task.handler, replaces=not is_new)
 
     def _annotated(self, name: str) -> dict[str, Any]:
         """The options that `task_annotations` sets for a task."""
@@ -395,7 +395,7 @@ class Celery:
             return cast("AsyncResult", Task.apply_async(self.tasks[name], args, kwargs, **options))
         task: Any = Task.__new__(type("Task", (self.Task,), {"celery": self}))
         topic = self._routed(name) or self.conf.task_default_queue
-        task.__init__(self.laneway, _unknown, TaskOptions(name=name, topic=topic))
+        task.__init__(self.laneway.runtime, _unknown, TaskOptions(name=name, topic=topic))
         return cast("AsyncResult", task.apply_async(args, kwargs, **options))
 
     def autodiscover_tasks(

@@ -188,7 +188,7 @@ class EagerResult(AsyncResult):
         ended = outcomes.Outcome(status=outcomes.SUCCESS, result=ret_value, own_state=state)
         if self.error is not None:
             ended = outcomes.read(outcomes.failure(describe(self.error)))
-        super().__init__(Job(app.laneway, str(id), local=ended), app, name)
+        super().__init__(Job(app.laneway.runtime, str(id), local=ended), app, name)
 
     @property
     def info(self) -> Any:

@@ -39,9 +39,9 @@ from laneway.working.time_limits import TimeLimit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from laneway.app import Laneway
     from laneway.compat.celery.application import Celery
     from laneway.message import Lease
+    from laneway.runtime.runtime import Runtime
     from laneway.tasks.canvas import Signature as Call
     from laneway.tasks.invocation import Invocation
     from laneway.tasks.steps import Steps
@@ -153,12 +153,12 @@ class Task(_Task[..., Any]):
     app = property(_get_app)
 
     @property
-    def host(self) -> Laneway:
-        """The Laneway application; first use applies the settings."""
-        return self.celery.for_task()
+    def runtime(self) -> Runtime:
+        """The runtime of the Laneway application; first use applies the settings."""
+        return self.celery.for_task().runtime
 
-    @host.setter
-    def host(self, app: object) -> None:
+    @runtime.setter
+    def runtime(self, runtime: object) -> None:
         pass
 
     def __reduce__(self) -> Any:
@@ -362,7 +362,7 @@ class Task(_Task[..., Any]):
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802  # Celery's name
         """The handle of a call of this task."""
-        return AsyncResult(Job(self.host, task_id, None, task=self), self.celery, self.name)
+        return AsyncResult(Job(self.runtime, task_id, None, task=self), self.celery, self.name)
 
     subtask = _Task.s
 
@@ -421,7 +421,7 @@ class Task(_Task[..., Any]):
             raise used_up(request.attempt, cause) from cause
         delay: Any = self.default_retry_delay if countdown is None else countdown
         if eta is not None:
-            delay = max(0.0, self.celery.aware(eta).timestamp() - self.host.handlers.now())
+            delay = max(0.0, self.celery.aware(eta).timestamp() - self.runtime.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     @property
@@ -471,7 +471,7 @@ class Task(_Task[..., Any]):
         request = current_request()
         if request is None or request.fence == 0:
             return  # it runs in the caller: nobody can read its state
-        report_progress(self.host, request, state, meta)
+        report_progress(self.runtime, request, state, meta)
         self._stated[request.fence] = outcomes.OwnState(state, meta)
 
     def perform_current(self, request: Request) -> Any:
@@ -555,7 +555,7 @@ class Task(_Task[..., Any]):
     def _run(self, request: Request) -> Any:
         if self._is_tracked and request.fence:
             started = {"pid": os.getpid(), "hostname": socket.gethostname()}
-            report_progress(self.host, request, states.STARTED, started)
+            report_progress(self.runtime, request, states.STARTED, started)
         if self.handler.kind == "async":
             return self._arun(request)
         try:

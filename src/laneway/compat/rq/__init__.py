@@ -329,7 +329,7 @@ class Job:
                 if timeout is None
                 else arguments.seconds("enqueue", "job_timeout", timeout),
             }
-        view = self.job.app.engine.find(self.id, self.job.topic)
+        view = self.job.runtime.engine.find(self.id, self.job.topic)
         if view is None:
             return {
                 "func_name": None,
@@ -520,7 +520,7 @@ class Queue:
     def all(cls, connection: Any = None) -> list[Queue]:
         """The queues that this program has created."""
         app = application(connection)
-        return [cls(name, connection=app) for name in sorted(app.queues)]
+        return [cls(name, connection=app) for name in sorted(app.runtime.handlers.queues)]
 
     @property
     def key(self) -> str:
@@ -600,7 +600,7 @@ class Queue:
 
     def _enqueue(self, call: Call) -> Job:
         if not self._is_async:
-            was_eager, self.app.eager = self.app.eager, True
+            was_eager, self.app.runtime.eager = self.app.runtime.eager, True
             try:
                 job = self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options)
                 return Job(job, call)
@@ -609,9 +609,9 @@ class Queue:
                     raise  # the call is wrong; arguments that do not fit fail the job, as in RQ
                 job_id = call.options.get("job_id") or f"failed-{uuid4().hex}"
                 failed = outcomes.read(outcomes.failure(describe(error)))
-                return Job(_Job(self.app, job_id, self.name, local=failed), call)
+                return Job(_Job(self.app.runtime, job_id, self.name, local=failed), call)
             finally:
-                self.app.eager = was_eager
+                self.app.runtime.eager = was_eager
         return Job(
             self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call
         )

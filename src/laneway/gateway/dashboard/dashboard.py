@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from laneway.gateway.call import Call
     from laneway.gateway.dashboard.actions import Action, ApiCall
     from laneway.gateway.dashboard.reader import Reader
-    from laneway.gateway.host import Host
     from laneway.gateway.http import Request, Response
     from laneway.gateway.login.access import Caller
+    from laneway.runtime.runtime import Application
 
 NO_PAGE = Page(name="", path="", title="", build=lambda _: {})
 """What answers to forms show: nothing of it is kept live, and it is not in the menu."""
@@ -57,11 +57,11 @@ class Dashboard(Extension):
     Raises UsageError if Jinja2 is not installed.
     """
 
-    def __init__(self, host: Host, links: Sequence[Link] = ()) -> None:
+    def __init__(self, app: Application, links: Sequence[Link] = ()) -> None:
         rendering.environment()
-        self._host = host
+        self._runtime = app.runtime
         self._links = tuple(links)
-        self.collector = Collector(lambda: host.engine)
+        self.collector = Collector(lambda: self._runtime.engine)
         self.notices = Notices()
         self.routes = (
             *(
@@ -118,8 +118,8 @@ class Dashboard(Extension):
             query=query,
             links=self._links,
             base=_base(call.request),
-            namespace=self._host.namespace,
-            host=self._host,
+            namespace=self._runtime.namespace,
+            runtime=self._runtime,
             trend=self.collector.trend,
             rates=self.collector.rates,
         )

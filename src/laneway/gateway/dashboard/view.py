@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, TopicStats
     from laneway.gateway.dashboard.reader import Reader
-    from laneway.gateway.host import Host
     from laneway.gateway.login.access import Caller
+    from laneway.runtime.runtime import Runtime
 
 
 ASSETS = StaticFiles("/static", files("laneway.gateway.dashboard") / "static")
@@ -94,7 +94,7 @@ class View(msgspec.Struct, frozen=True):
     query: Any
     base: str
     namespace: str
-    host: Host
+    runtime: Runtime
     trend: Callable[[TopicStats], list[int]]
     rates: Callable[[TopicStats], list[float]]
     links: tuple[Link, ...] = ()
@@ -112,7 +112,7 @@ class View(msgspec.Struct, frozen=True):
         """
         if not self.caller.sees_all:
             return "app = Laneway(...)"
-        url = redacted(self.host.url)
+        url = redacted(self.runtime.url)
         path = url.removeprefix("sqlite:///")
         if path != url and path[:1] not in ("/", ""):  # relative to the folder of the gateway
             url = f"sqlite:///{os.path.abspath(path)}"

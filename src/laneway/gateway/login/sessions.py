@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from laneway.engines.base import Records
-    from laneway.gateway.host import Host
     from laneway.gateway.http import Request
     from laneway.gateway.login.access import Caller
     from laneway.gateway.login.local_login import LocalLogin
     from laneway.gateway.login.tokens import TokenCheck
     from laneway.gateway.routing import Route
+    from laneway.runtime.runtime import Runtime
 
 KEY = "session key"
 """The name of the key that signs cookies, as `shared_key` keeps it."""
@@ -198,9 +198,11 @@ def _of_other_site() -> Problem:
 class Sessions:
     """The sessions as a gateway sees them, with a cache. Any thread may call it."""
 
-    def __init__(self, host: Host, tokens: TokenCheck, login: LocalLogin | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, tokens: TokenCheck, login: LocalLogin | None = None
+    ) -> None:
         """`login`: its sessions are valid, too, and its key signs all of them."""
-        self._host = host
+        self._runtime = runtime
         self._tokens = tokens
         self._has_local = login is not None
         self._key = None if login is None else login.key
@@ -229,7 +231,7 @@ class Sessions:
     def read(self, request: Request) -> Caller:
         """As `cached`, as the store has it now. Blocks."""
         session = self._session(request, self._read_key())
-        if self._host.engine.record_read("session", [session.id]) != [None]:
+        if self._runtime.engine.record_read("session", [session.id]) != [None]:
             raise _ended()
         with self._lock:
             if len(self._read_at) >= MAX_CACHED:
@@ -247,7 +249,7 @@ class Sessions:
         """The ids of sessions that have ended, with the problem to answer. Blocks."""
         some, now_s = list(sessions), time.time()
         ids = [each.id for each in some]
-        records = self._host.engine.record_read("session", ids) if ids else ()
+        records = self._runtime.engine.record_read("session", ids) if ids else ()
         return {
             each.id: _ended()
             for each, record in zip(some, records, strict=True)
@@ -262,7 +264,7 @@ class Sessions:
 
     def _read_key(self) -> bytes:
         if self._key is None:
-            self._key = shared_key(self._host.engine, KEY)
+            self._key = shared_key(self._runtime.engine, KEY)
         return self._key
 
     # Begin, renew and end
@@ -283,7 +285,7 @@ class Sessions:
 
     def end(self, session: Session) -> None:
         """End a session, at all gateways within a second. Blocks."""
-        engine, now_s = self._host.engine, int(time.time())
+        engine, now_s = self._runtime.engine, int(time.time())
         record = b"%d" % (now_s + SESSION_SECONDS)
         engine.record_swap("session", session.id, None, record)
         with self._lock:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
 
     from laneway.engines.base import Records
-    from laneway.gateway.host import Host
+    from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
 
 T = TypeVar("T")
@@ -237,8 +237,8 @@ class Reading(Protocol):
 class TokenCheck:
     """The tokens as a gateway sees them, with a cache. Any thread may call it."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._lock = threading.Lock()
         self._cached: dict[str, tuple[Token | None, float]] = {}
         self._wanted: dict[str, None] = {}
@@ -255,7 +255,7 @@ class TokenCheck:
 
     def read_whether_there(self) -> bool:
         """Whether the namespace has tokens. Blocks."""
-        found = bool(self._host.engine.records("token", limit=1))
+        found = bool(self._runtime.engine.records("token", limit=1))
         self._any = found, time.monotonic()
         return found
 
@@ -317,7 +317,7 @@ class TokenCheck:
         ids = list(token_ids)
         found: dict[str, Problem] = {}
         for token_id, stored in zip(
-            ids, self._host.engine.record_read("token", ids) if ids else (), strict=True
+            ids, self._runtime.engine.record_read("token", ids) if ids else (), strict=True
         ):
             if stored is None:
                 found[token_id] = unauthenticated("the token has been revoked")
@@ -335,7 +335,7 @@ class TokenCheck:
 
     def _read(self, ids: list[str]) -> dict[str, Token | None]:
         """The records of tokens, as the store has them now. Blocks."""
-        stored = self._host.engine.record_read("token", ids) if ids else ()
+        stored = self._runtime.engine.record_read("token", ids) if ids else ()
         found = {
             token_id: None if record is None else _read(record)
             for token_id, record in zip(ids, stored, strict=True)
@@ -387,10 +387,10 @@ class TokenCheck:
 
     def _note_use(self, token_id: str) -> None:
         """Write that a token is used, unless that was written a moment ago. Blocks."""
-        (stored,) = self._host.engine.record_read("token", [token_id])
+        (stored,) = self._runtime.engine.record_read("token", [token_id])
         if stored is not None and _is_use_due(record := _read(stored)):
             record.last_used_us = time.time_ns() // 1000
-            self._host.engine.record_swap("token", token_id, stored, _write(record))
+            self._runtime.engine.record_swap("token", token_id, stored, _write(record))
 
     # Addresses that send bad tokens
 

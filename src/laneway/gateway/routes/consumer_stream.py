@@ -55,7 +55,13 @@ async def stream(call: Call) -> Stream:
             f"this gateway has {MOST_CONSUMERS} consumers already; ask another one",
             headers=(("retry-after", "5"),),
         )
-    consumer = Consumer(services.host, topic, term=TERM_SECONDS, wait=0.0)
+    consumer = Consumer(
+        lambda: services.runtime.engine,
+        services.runtime.threads,
+        topic,
+        term=TERM_SECONDS,
+        wait=0.0,
+    )
     kind = await services.run(consumer.kind)
     holder: str | None = ""
     if call.request.method != "HEAD":

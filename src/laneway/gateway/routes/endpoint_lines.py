@@ -77,7 +77,7 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
     """Set a part of the lines. `number`: of lines before them."""
     from laneway.push.endpoint import set_each, set_endpoint  # noqa: PLC0415  # many push nothing
 
-    host = call.services.host
+    runtime = call.services.runtime
     answers = [EndpointLineAnswer(number + n) for n in range(1, len(lines) + 1)]
     valid: list[tuple[EndpointLineAnswer, str, Fields]] = []
     for answer, line in zip(answers, lines, strict=True):
@@ -89,13 +89,13 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
     if len({topic for _, topic, _ in valid}) == len(valid):
         try:
             changes = [(topic, fields) for _, topic, fields in valid]
-            for each in set_each(host, changes, is_trusted=False):
+            for each in set_each(runtime, changes, is_trusted=False):
                 by_topic[each.topic] = each  # has a new secret, which is shown once
         except LanewayError:
             pass  # at least one is invalid: setting them one by one below reports which
     for answer, topic, fields in valid:
         try:
-            endpoint = by_topic.get(topic) or set_endpoint(host, topic, fields, is_trusted=False)
+            endpoint = by_topic.get(topic) or set_endpoint(runtime, topic, fields, is_trusted=False)
         except LanewayError as error:
             answer.problem = str(error)
         else:

@@ -66,7 +66,7 @@ def set_endpoint(call: Call) -> EndpointAnswer:
     fields: dict[str, Any] = dict(call.body)
     _hide_secrets(call.body)
     check_fields(fields)
-    endpoint = set_(call.services.host, call.topic, fields, is_trusted=False)
+    endpoint = set_(call.services.runtime, call.topic, fields, is_trusted=False)
     answer = _answer(endpoint.info())
     answer.secret = endpoint.secret
     return answer
@@ -131,7 +131,7 @@ def endpoint_of(call: Call) -> Endpoint:
 
     topic = call.topic
     try:
-        return get(call.services.host, topic, {})
+        return get(call.services.runtime, topic, {})
     except Refused as error:
         raise Problem("not-found", f'the topic "{topic[:80]}" has no endpoint') from error
 

@@ -28,6 +28,7 @@ from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.schedules import store
 from laneway.tasks import outcomes
+from laneway.tasks.job import job_of
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _job(call: Call) -> Job[Any]:
     if topic is not None:
         call.caller.check_topic(topic)
     job_id = arguments.name("job", "the id", call.parameters["id"])
-    return call.services.host.job(job_id, topic)
+    return job_of(call.services.runtime, job_id, topic)
 
 
 def _answer(call: Call, state: JobState) -> JobAnswer:

@@ -36,7 +36,7 @@ def show(call: Call) -> Response:
     """
     call.caller.check_everything()
     reading = store_metrics.read(call.engine)
-    found = [*store_metrics.families(reading, call.services.host.namespace), *_own(call)]
+    found = [*store_metrics.families(reading, call.services.runtime.namespace), *_own(call)]
     return Response(200, store_metrics.text(found).encode(), TEXT)
 
 

@@ -57,7 +57,7 @@ async def publish(call: Call) -> Response:
         call.caller.check_topic(topic)
     content = await request.body(as_sent=is_raw)
     draft, message = read(request, topic, content, is_raw=is_raw)
-    producer = call.services.host.producer
+    producer = call.services.runtime.producer
     if producer.middlewares:
         receipt = await _publish_in_middlewares(producer, draft, message)
     else:
@@ -154,7 +154,7 @@ async def _put(
     call: Call, drafts: list[Draft], messages: Sequence[TopicMessageBody]
 ) -> list[Receipt]:
     """Publish in batches, together with other requests'. Nobody waits for a full backlog."""
-    producer = call.services.host.producer
+    producer = call.services.runtime.producer
     if producer.middlewares:
         whole = [message_of(*each) for each in zip(drafts, messages, strict=True)]
         put = functools.partial(producer.publish_many, whole, progress=False, timeout=0)

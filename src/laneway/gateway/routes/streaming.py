@@ -67,7 +67,7 @@ async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncItera
         finally:
             left = services.credits.close(credit)
             if left:
-                services.threads.submit(_release, services.host.engine, left)
+                services.threads.submit(_release, services.runtime.engine, left)
 
 
 async def _lease(call: Call, wanted: long_poll.Wanted, count: int) -> Batch:

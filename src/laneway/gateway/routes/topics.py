@@ -143,7 +143,7 @@ def explain_topic(call: Call) -> ExplainTopicAnswer:
 
     The condition of the topic's endpoint is in the answer for callers with the scope `endpoints`.
     """
-    found = visible_reasons.of_topic(call.services.host, call.caller, call.topic)
+    found = visible_reasons.of_topic(call.services.runtime, call.caller, call.topic)
     return ExplainTopicAnswer(
         topic=found.topic,
         state=found.state,

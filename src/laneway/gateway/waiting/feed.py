@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from laneway.engines.base import Records
-    from laneway.gateway.host import Host
     from laneway.gateway.http import Request
     from laneway.gateway.login.access import Caller
     from laneway.gateway.waiting.waits import Waits
+    from laneway.runtime.runtime import Runtime
 
     class Services(Protocol):
         """What the feed needs of the gateway's services."""
 
-        host: Host
+        runtime: Runtime
         is_stopping: bool
         waits: Waits
 
@@ -118,7 +118,7 @@ class Feed:
             await asyncio.sleep(SECONDS)
 
     def _read(self) -> None:
-        engine = self._services.host.engine
+        engine = self._services.runtime.engine
         self._overview = encode(overview_answer(engine.overview()))
         if self._last is None:
             self._last = _Last(engine)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine
-    from laneway.gateway.host import Host
     from laneway.gateway.login.access import Caller
     from laneway.message import Lease
+    from laneway.runtime.runtime import Runtime
 
 MAX_LINES = 64
 """Most different combinations of pool and topics that requests wait for; each has a thread."""
@@ -116,8 +116,8 @@ class _Line:
 class LongPolls:
     """All lines of a gateway. `threads`: where messages are released."""
 
-    def __init__(self, host: Host, threads: Executor) -> None:
-        self._host = host
+    def __init__(self, runtime: Runtime, threads: Executor) -> None:
+        self._runtime = runtime
         self._threads = threads
         self._lock = threading.Lock()
         self._lines: dict[Wanted, _Line] = {}
@@ -151,7 +151,7 @@ class LongPolls:
     def release(self, batch: Batch) -> None:
         """Release messages in a thread."""
         if batch.leases:
-            self._threads.submit(release, self._host.engine, batch.leases)
+            self._threads.submit(release, self._runtime.engine, batch.leases)
 
     def stop(self) -> None:
         """Answer all waiting requests, with nothing; later ones do not wait."""
@@ -222,7 +222,7 @@ class LongPolls:
         pause = MIN_PAUSE
         while (first := self._first(line)) is not None:
             try:
-                batch = lease(self._host.engine, line.wanted, first.count)
+                batch = lease(self._runtime.engine, line.wanted, first.count)
                 if batch.leases:
                     pause = MIN_PAUSE
                     self._deliver(line, batch)
@@ -248,7 +248,7 @@ class LongPolls:
         if batch.next_wake_us is not None:
             until = (batch.next_wake_us - batch.now_us) / units.SECOND
             seconds = min(seconds, max(0.0, until))
-        return self._host.engine.wait(
+        return self._runtime.engine.wait(
             seconds,
             pool=line.wanted.pool,
             topics=line.wanted.topics,
@@ -261,7 +261,7 @@ class LongPolls:
         while leases and (waiting := self._next(line)) is not None:
             part, leases = leases[: waiting.count], leases[waiting.count :]
             self._answer(waiting, msgspec.structs.replace(batch, leases=part))
-        release(self._host.engine, leases)
+        release(self._runtime.engine, leases)
 
     def _next(self, line: _Line) -> _Waiting | None:
         with self._lock:
@@ -281,7 +281,7 @@ class LongPolls:
         try:
             waiting.loop.call_soon_threadsafe(answer)
         except RuntimeError:  # the event loop has ended
-            release(self._host.engine, batch.leases)
+            release(self._runtime.engine, batch.leases)
 
     def _fail(self, line: _Line, error: Exception) -> None:
         def fail(waiting: _Waiting) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from laneway import arguments
 from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import charts, flow_graph, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import JobQuery
 from laneway.policy import check_topic
+from laneway.tasks.job import job_of
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _classes() -> list[str]:
 
 def _job(view: View, query: JobQuery) -> JobState:
     topic = check_topic(query.topic) if query.topic else None
-    return view.host.job(arguments.name("job", "the id", query.id), topic).state()
+    return job_of(view.runtime, query.id, topic).state()
 
 
 def _graph(view: View, job: JobState | None) -> Graph | None:

@@ -23,7 +23,7 @@ def build(view: View) -> dict[str, Any]:
     """The variables of the page."""
     reader = view.reader
     overview = reader.overview()
-    url = getattr(view.host, "url", "")
+    url = getattr(view.runtime, "url", "")
     recent = reader.history(900)
     return {
         "capabilities": view.engine.capabilities,

@@ -135,7 +135,7 @@ def reasons_of(view: View, name: str) -> TopicExplanation:
     caller = view.caller
     return view.reader.once(
         ("reasons", name, caller.sees_all, "endpoints" in caller.scopes, "admin" in caller.scopes),
-        lambda: visible_reasons.of_topic(view.host, caller, name),
+        lambda: visible_reasons.of_topic(view.runtime, caller, name),
     )
 
 

@@ -1,0 +1,206 @@
+"""`Runtime`: what an application has in a process; `Laneway` is its public face."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+from laneway import codec
+from laneway.producing.choice import producer_of
+from laneway.producing.publish_options import message_from
+from laneway.producing.reports import UnsentReports
+from laneway.runtime import forks
+from laneway.runtime.engine_holder import EngineHolder
+from laneway.runtime.result_waiter import ResultWaiter
+from laneway.working.handler import Handlers
+from laneway.working.worker_registry import WorkerRegistry
+
+if TYPE_CHECKING:
+    import os
+    import threading
+    from collections.abc import Callable, Iterator
+
+    from laneway import config
+    from laneway.engines.base import FullEngine, Settings
+    from laneway.message import Receipt
+    from laneway.producing.buffer import Buffer
+    from laneway.producing.publish_options import PublishOptions
+    from laneway.producing.spool import Spool
+    from laneway.units import Duration
+    from laneway.working.election_threads import Candidacy
+    from laneway.working.host import Schedules
+
+THREADS = 64
+"""The most blocking calls of coroutines at once; further calls wait for a thread."""
+
+
+class Runtime:
+    """
+    The engine, the producer, the threads, the handlers and the running workers of one application.
+
+    `url`: the store that the code names, or None. `program` and `version` own the policies and
+    gates that are declared before the store is opened. `result_ttl`, `failure_ttl`: seconds for
+    which results and failures of tasks are stored, unless a task or call sets another time.
+    """
+
+    schedules: Schedules
+    """The program's schedules; the application sets them."""
+
+    def __init__(
+        self,
+        app: object,
+        url: str | None,
+        settings: Settings,
+        *,
+        program: str,
+        version: str | None,
+        result_ttl: float,
+        failure_ttl: float,
+        buffer: Buffer | bool,
+        spool: Spool | str | os.PathLike[str] | None,
+    ) -> None:
+        self.app: Any = app
+        """The application, which a task has as its attribute `app`."""
+        self.holder = EngineHolder(url, settings, program, version)
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
+        """Run the blocking calls of coroutines."""
+        self.progress_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-progress")
+        """Writes the progress of coroutines, in the order of their reports."""
+        self.unsent = UnsentReports()
+        self.producer = producer_of(
+            self.holder, self.threads, self.unsent, buffer=buffer, spool=spool
+        )
+        self.result_waiter = ResultWaiter(lambda: self.engine)
+        """Notifies of changes of jobs."""
+        self.workers = WorkerRegistry()
+        """The workers and elections that run in this process."""
+        self.elections_in_workers: list[Candidacy] = []
+        """The elections in which the application's workers are candidates."""
+        self.handlers = Handlers()
+        self.handlers.program, self.handlers.version = program, version
+        self.named_tasks: dict[str, Any] = {}
+        """Cache of the tasks that belong to functions called by name, by their task header."""
+        self.result_ttl = result_ttl
+        self.failure_ttl = failure_ttl
+        self.eager = False
+        """For tests: tasks run where they are called; see `laneway.testing.eager`."""
+        forks.register(self)
+
+    def begin_in_child(self) -> None:
+        """
+        Begin again in a forked child: the parent's threads do not exist here, and its engine stays
+        open for the parent.
+        """
+        forks.keep(self.holder.opened, *self.producer.parts(), self.result_waiter)
+        for threads, most, name in (
+            (self.threads, THREADS, "laneway"),
+            (self.progress_thread, 1, "laneway-progress"),
+        ):
+            # in place, since deliveries hold a reference to it
+            ThreadPoolExecutor.__init__(threads, most, thread_name_prefix=name)
+        self.holder.begin()
+        self.producer.begin()
+        self.result_waiter = ResultWaiter(lambda: self.engine)
+        self.workers = WorkerRegistry()
+
+    # The engine
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine, opened at first use; a forked child opens its own."""
+        return self.holder.engine
+
+    @property
+    def url(self) -> str:
+        """The engine's URL, with its password if it has one."""
+        return self.holder.url
+
+    @property
+    def namespace(self) -> str:
+        """The namespace's name."""
+        return self.holder.namespace
+
+    @property
+    def max_backlog(self) -> int | None:
+        """The maximum number of messages that wait in the namespace, or None for any number."""
+        return self.holder.settings.max_backlog
+
+    @property
+    def opening(self) -> threading.RLock:
+        """Held while the engine is opened, so that no process forks meanwhile."""
+        return self.holder.lock
+
+    @property
+    def store(self) -> config.StoreChoice:
+        """The store, the setting that named it, and the settings that name another one."""
+        return self.holder.choice
+
+    @property
+    def store_options(self) -> tuple[str | None, str | None]:
+        """The arguments of `use_store`; the processes of a worker use the same."""
+        return self.holder.options
+
+    def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
+        """
+        Use another store or namespace than the code names, as `laneway worker --url … --namespace
+        …` does. None keeps the code's. Raises UsageError.
+        """
+        if (url, namespace) == (None, None):
+            return
+        self.close()  # importing the code may have used it
+        self.holder.use(url, namespace)
+
+    @contextlib.contextmanager
+    def replaced_engine(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
+        """
+        Use another engine inside the block, for tests. `make` opens it; it is closed at the end.
+        """
+        engine: FullEngine | None = None
+        try:
+            with self.holder.replaced(make) as engine:
+                yield engine
+        finally:
+            if engine is not None:
+                self.result_waiter.close()
+                engine.close()
+
+    def close(self) -> None:
+        """See `Laneway.close`."""
+        self.workers.end_all("close")
+        self.producer.close()
+        self.result_waiter.close()
+        self.holder.close()
+
+    # Publishing
+
+    def publish(
+        self, topic: str, body: Any, options: PublishOptions, timeout: Duration | None = None
+    ) -> Receipt:
+        """See `Laneway.publish`."""
+        if not (options or self.producer.middlewares.all):
+            return self.producer.publish_draft(codec.draft_of(topic, body), timeout)
+        return self.producer.publish(message_from("publish", topic, body, options), timeout)
+
+    async def apublish(
+        self,
+        topic: str,
+        body: Any,
+        options: PublishOptions,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may block it
+    ) -> Receipt:
+        """See `Laneway.apublish`."""
+        producer = self.producer
+        if options or producer.middlewares.all:
+            message = message_from("apublish", topic, body, options)
+            return await producer.apublish(message, timeout)
+        return await producer.apublish_draft(codec.draft_of(topic, body), timeout)
+
+
+class Application(Protocol):
+    """What has a runtime; `Laneway` is one."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """What it has in this process."""
+        ...
