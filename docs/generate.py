@@ -576,6 +576,7 @@ AREAS = {
     "producing": "Publishing",
     "tasks": "Tasks and flows",
     "schedules": "Schedules",
+    "engines/sql": "Engines on a SQL database",
     "engines/sqlite": "The SQLite engine",
     "engines/valkey": "The Valkey engine",
     "compat": "Celery and RQ",

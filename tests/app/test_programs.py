@@ -14,7 +14,7 @@ import pytest
 
 from laneway import BadPolicy, EngineUnavailable, Laneway, UsageError
 from laneway import programs as registry
-from laneway.engines.sqlite.engine import SqliteQueue
+from laneway.engines.sql.engine import SqlQueue
 from laneway.policy import PROGRAM
 from laneway.testing.servers import Server
 
@@ -207,13 +207,13 @@ def test_the_same_set_again_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     with Laneway(url, program="looker") as app:
         engine = app.engine
         transactions: list[object] = []
-        transaction = SqliteQueue._transaction
+        transaction = SqlQueue.transaction
 
-        def counted(self: SqliteQueue, *arguments: object, **options: object) -> object:
+        def counted(self: SqlQueue, *arguments: object, **options: object) -> object:
             transactions.append(arguments)
             return transaction(self, *arguments, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(SqliteQueue, "_transaction", counted)
+        monkeypatch.setattr(SqlQueue, "transaction", counted)
         declared = {"push.acme": {"weight": 2.0}, "push.*": {"rate": 5.0}}
         registry.declare(engine, "shop", "1", declared, {})
         assert transactions == []

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from laneway import Laneway, Message
 from laneway.cli import main
-from laneway.engines.sqlite import engine
+from laneway.engines.sql import engine
 from laneway.units import SECOND
 
 if TYPE_CHECKING:

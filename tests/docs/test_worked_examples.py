@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway.engines.shared import adaptive, fairness, gates, key_limits
-from laneway.engines.sqlite.rivalry import WAITING_SHARE, Rivalry
+from laneway.engines.sql.rivalry import WAITING_SHARE, Rivalry
 from laneway.policy import Gate, Tier
 from laneway.testing import EngineDriver
 from tests.conformance.conftest import ENGINES

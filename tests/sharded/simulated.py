@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from laneway.engines.sharded.grants import Answer, Grant, Grants, Usage
-from laneway.engines.sqlite.rows import GateState
+from laneway.engines.sql.rows import GateState
 from laneway.policy import Gate
 from laneway.units import SECOND
 

@@ -19,7 +19,7 @@ import pytest
 from bench import adaptive
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.sqlite.shard_engine import FilesEngine
+from laneway.engines.sqlite.folder import FilesEngine
 from laneway.errors import BadMessage
 from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
@@ -226,7 +226,7 @@ def records_of(engine: FullEngine) -> list[str]:
     space = engine._space  # type: ignore[attr-defined]
     found = space.waited_gates()
     if isinstance(engine, FilesEngine):
-        for file in space.files:
+        for file in space.stores:
             with file.view() as tx:
                 found |= {name for (name,) in tx.connection.execute("SELECT name FROM gate")}
     else:
@@ -379,7 +379,7 @@ def test_grants_move_while_the_clock_of_a_store_stands_still(
     """The machine's clock was set back by an hour: a claim of the renewal ends all the same."""
     now = time.time_ns()
     machine = SimpleNamespace(time_ns=lambda: now)
-    monkeypatch.setattr("laneway.engines.sqlite.shard_namespace.time", machine)
+    monkeypatch.setattr("laneway.engines.sql.shard_namespace.time", machine)
     engine = open_engine(f"sqlite:///{tmp_path}/q?shards=2", Settings())
     hour_ahead = now // 1000 + 3600 * 1_000_000
     topics = [f"a.{n}" for n in range(20)]  # on both files

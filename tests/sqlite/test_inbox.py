@@ -12,9 +12,9 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.sqlite.admin import SqliteEngine
-from laneway.engines.sqlite.inbox import MOST_ROWS
-from laneway.engines.sqlite.transaction import Transaction
+from laneway.engines.sql.inbox import MOST_ROWS
+from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sqlite.engine import SqliteEngine
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.message import Draft
 
@@ -132,7 +132,7 @@ def test_a_put_inside_another_call_is_refused(
     monkeypatch.setattr(engine, "_look_at_clock", handler)
     engine.put([Draft("a", b"1"), Draft("a", b"2")])
     assert len(refused) == 2
-    with engine._view(), pytest.raises(EngineUnavailable, match="inside another"):
+    with engine.view(), pytest.raises(EngineUnavailable, match="inside another"):
         engine.put([Draft("a", b"")])
     engine.put([Draft("a", b"3")])
     leases = engine.lease(10, topics=["a"]).leases

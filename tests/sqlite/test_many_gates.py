@@ -9,7 +9,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.sqlite.leasing import FIRST_PAGE
+from laneway.engines.sql.leasing import FIRST_PAGE
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.topic_groups import TOPIC

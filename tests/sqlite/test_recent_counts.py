@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.engines.shared.recent import STEP
-from laneway.engines.sqlite import recent_counts
+from laneway.engines.sql import recent_counts
 from laneway.message import Draft, Settlement
 from laneway.units import SECOND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway import Laneway, Message
-from laneway.engines.sqlite.rivalry import Rivalry
+from laneway.engines.sql.rivalry import Rivalry
 
 if TYPE_CHECKING:
     from pathlib import Path

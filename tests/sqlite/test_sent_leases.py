@@ -12,8 +12,10 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings, WorkListener
-from laneway.engines.sqlite import inbox, wakeup
-from laneway.engines.sqlite.admin import SqliteEngine
+from laneway.engines.sql import inbox
+from laneway.engines.sql.wakeup import SENT_LEASE_SECONDS
+from laneway.engines.sqlite import wakeup
+from laneway.engines.sqlite.engine import SqliteEngine
 from laneway.engines.sqlite.wakeup import LEAST_STARTABLE
 from laneway.message import Batch, Draft, Lease, Settlement
 from laneway.units import SECOND
@@ -21,7 +23,7 @@ from laneway.working.options import Options
 
 Opened = Callable[[], FullEngine]
 
-USUAL_SECONDS = wakeup.SENT_LEASE_SECONDS
+USUAL_SECONDS = SENT_LEASE_SECONDS
 SENT_LEASE_SECONDS = 30.0
 """Longer than usual: a busy machine may not run a test for a while."""
 
@@ -250,7 +252,7 @@ def test_a_publisher_that_dies_before_it_sends(
     engine: FullEngine, listener: WorkListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease ends after `SENT_LEASE_SECONDS`, and the message is delivered again."""
-    monkeypatch.setattr(inbox, "send_lease", lambda *_: True)
+    monkeypatch.setattr(wakeup.Wakeup, "send_lease", lambda *_: True)
     length = round(SENT_LEASE_SECONDS * SECOND)
     before = time.time_ns() // 1000
     engine.put([Draft("a", b"1")])

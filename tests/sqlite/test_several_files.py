@@ -17,8 +17,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite import store
-from laneway.engines.sqlite.shard_engine import FilesEngine
-from laneway.engines.sqlite.shard_file import ShardFile
+from laneway.engines.sqlite.folder import FilesEngine, ShardFile
 from laneway.errors import (
     BadMessage,
     EngineCorrupt,
@@ -52,7 +51,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 
 def files(engine: FilesEngine) -> list[ShardFile]:
-    return engine._space.files
+    return engine._space.stores
 
 
 def end(engine: FullEngine, leases: list[Lease], action: Action = "ack") -> list[SettlementAnswer]:

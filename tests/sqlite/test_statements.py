@@ -10,8 +10,8 @@ import pytest
 from bench import features
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
+from laneway.engines.sql.statements import SQL
 from laneway.engines.sqlite.connection import repeated
-from laneway.engines.sqlite.statements import SQL
 from laneway.message import Draft, Settlement
 
 MOST = 36

@@ -18,8 +18,8 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sql.statements import SQL
 from laneway.engines.sqlite import store
-from laneway.engines.sqlite.statements import SQL
 from laneway.errors import (
     BadMessage,
     BadPolicy,
@@ -249,7 +249,7 @@ def opened_by_another_user(path: Path) -> str:
     # The interpreter's own folder may be closed to others: import first, drop the rights
     # afterwards.
     program = (
-        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.admin,"
+        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sql.admin,"
         " laneway.engines.base\nimport os, sys\nfrom laneway.engines import check_server,"
         " open_engine\nfrom laneway.engines.base import Settings\ncheck_server('sqlite://')\nif"
         " os.getuid() == 0: os.setuid(65534)\ntry:"

@@ -14,8 +14,8 @@ from laneway.engines import open_engine
 from laneway.engines.base import Settings, TopicOrder
 from laneway.engines.shared import listing
 from laneway.engines.shared.recent import KINDS
-from laneway.engines.sqlite import listing as sqlite_listing
-from laneway.engines.sqlite.statements import SQL
+from laneway.engines.sql import listing as sqlite_listing
+from laneway.engines.sql.statements import SQL
 from laneway.engines.valkey import listing as valkey_listing
 from laneway.engines.valkey.connection import Connections
 from laneway.message import Draft

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway
-from laneway.engines.sqlite import engine
+from laneway.engines.sql import engine
 from laneway.working import heartbeat, lease_renewal
 from tests.working.support import StoppedClock
 

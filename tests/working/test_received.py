@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway, Message
-from laneway.engines.sqlite import inbox, wakeup
-from laneway.engines.sqlite.admin import SqliteEngine
+from laneway.engines.sql import inbox
+from laneway.engines.sqlite import wakeup
+from laneway.engines.sqlite.engine import SqliteEngine
 from laneway.engines.sqlite.wakeup import SERVES_ALL, TAKES_LEASES
 from tests.working.support import until
 

@@ -1,5 +1,5 @@
 """
-What the rules need of a database: a store, its transactions, and statements by name.
+What the rules need of a database: a store with its place, transactions, and statements by name.
 
 A database implements both protocols. It has the text of each statement, and it alone knows how
 values are bound: a list by `array`, and 0 for NULL in columns that are never 0, so its statements
@@ -11,12 +11,63 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from threading import RLock
 
     from laneway.message import Draft
+
+NUMBER_BITS = 53
+"""Bits of a number that JSON and Lua hold exactly."""
+
+NUMBER_UNIT = 16
+"""
+A new sequence number or fence is at least the time in units of this many microseconds.
+
+So a store that was deleted and created again, or that lost its last transactions in a crash,
+repeats no number, unless it assigned more than 62,500 a second as long as it existed. If the caller
+passes the time, numbers count from 1, as in the model. With more than 32 shards the unit is longer,
+because numbers contain the shard.
+"""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """
+    A store among those of its namespace.
+
+    `path`: its file; None: it is in memory. `shard`: its index, of `shards`. `nonce`: the
+    first part of generated ids, which all stores have in common; None: a new one chooses one.
+    `tiers`: the tiers (JSON) that a new store gets; None: those of the settings. `is_complete`: all
+    stores were created before, so this one is not new.
+    """
+
+    path: str | None
+    shard: int = 0
+    shards: int = 1
+    nonce: str | None = None
+    tiers: str | None = None
+    is_complete: bool = False
+
+    @property
+    def first_number(self) -> int:
+        """The number before the store's first one."""
+        return self.shard << own_bits(self.shards)
+
+    @property
+    def number_unit(self) -> int:
+        """See `NUMBER_UNIT`."""
+        return max(NUMBER_UNIT, self.shards // 2)
+
+
+def own_bits(shards: int) -> int:
+    """
+    The bits in which a store counts its messages and fences; those above contain its shard. So
+    numbers are unique in the namespace, and each store still counts by one.
+    """
+    return NUMBER_BITS - (shards - 1).bit_length()
 
 
 class Session(Protocol):
@@ -89,12 +140,9 @@ class Store(Protocol):
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:
         """
-        Run one statement as a durable transaction of its own; returns its rows. Call
-        `refuse_nested` before, `check_written` and `sync` after it.
+        Run one statement as a durable transaction of its own; returns its rows. Call it under the
+        lock, and `sync` after it.
         """
-
-    def check_written(self) -> None:
-        """Raise EngineUnavailable if what was just committed will not be found again."""
 
     def refuse_nested(self) -> None:
         """Raise EngineUnavailable inside a transaction of this thread. Call it under the lock."""

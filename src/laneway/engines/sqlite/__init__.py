@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from laneway.engines.sqlite.address import parse
-from laneway.engines.sqlite.admin import SqliteEngine
+from laneway.engines.sqlite.engine import SqliteEngine
 from laneway.errors import EngineUnavailable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def open_sqlite(url: str, settings: Settings) -> FullEngine:
     """
     address = parse(url)
     if address.is_folder(settings.namespace):
-        from laneway.engines.sqlite.shard_engine import FilesEngine  # noqa: PLC0415  # few stores
+        from laneway.engines.sqlite.folder import FilesEngine  # noqa: PLC0415  # few stores
 
         return FilesEngine(url, settings)
     # `Path.is_dir` raises for a folder that may not be entered: opening explains it.

@@ -16,54 +16,6 @@ from laneway.printable import redacted
 MOST_FILES = 1024
 """Files of a namespace, its shards."""
 
-NUMBER_BITS = 53
-"""Bits of a number that JSON and Lua hold exactly."""
-
-NUMBER_UNIT = 16
-"""
-A new sequence number or fence is at least the time in units of this many microseconds.
-
-So a file that was deleted and created again, or that lost its last transactions in a crash, repeats
-no number, unless it assigned more than 62,500 a second as long as it existed. If the caller passes
-the time, numbers count from 1, as in the model. With more than 32 files the unit is longer, because
-numbers contain the file's index.
-"""
-
-
-class Place(msgspec.Struct, frozen=True):
-    """
-    A file among those of its namespace; its index is that of its shard.
-
-    `nonce`: the first part of generated ids, which the files have in common; None: a new file
-    chooses one. `tiers`: the tiers (JSON) that a new file gets; None: those of the settings.
-    `is_complete`: all files were created before, so this one is not new.
-    """
-
-    path: str | None
-    shard: int = 0
-    shards: int = 1
-    nonce: str | None = None
-    tiers: str | None = None
-    is_complete: bool = False
-
-    @property
-    def first_number(self) -> int:
-        """The number before the file's first one."""
-        return self.shard << own_bits(self.shards)
-
-    @property
-    def number_unit(self) -> int:
-        """See `NUMBER_UNIT`."""
-        return max(NUMBER_UNIT, self.shards // 2)
-
-
-def own_bits(shards: int) -> int:
-    """
-    The bits in which a file counts its messages and fences; those above contain its index. So
-    numbers are unique in the namespace, and each file still counts by one.
-    """
-    return NUMBER_BITS - (shards - 1).bit_length()
-
 
 class Address(msgspec.Struct, frozen=True):
     """

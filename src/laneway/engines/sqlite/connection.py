@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.sqlite.rows import ROW_COLUMNS, Held
-from laneway.engines.sqlite.statements import SQL
+from laneway.engines.sql.rows import ROW_COLUMNS, Held
+from laneway.engines.sql.statements import SQL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,92 +1,41 @@
-"""The hot path of the SQLite engine. Administration is in `admin.py`."""
+"""The engine on one SQLite file: opening it, its delivery log, its size and its doctor."""
 
 from __future__ import annotations
 
-import logging
-import random
+import shutil
+import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from laneway.engines.base import (
-    BY_OPERATOR,
-    CHANGED,
-    HOUSEKEEPING_LIMIT,
-    PING,
-    CancelAnswer,
-    Capabilities,
-    Settings,
-)
-from laneway.engines.sharded.splitting import partial_call
-from laneway.engines.shared.explaining import CLOCK_SLACK_US
-from laneway.engines.shared.interrupt import Interrupt
-from laneway.engines.shared.naming import lane_name
+from laneway.engines.base import Capabilities, DoctorStep, StorePart
 from laneway.engines.shared.refusals import check_namespace
-from laneway.engines.sqlite import (
-    forwarding,
-    housekeeping,
-    leasing,
-    moving,
-    presence,
-    purging,
-    putting,
-    recent_counts,
-    results,
-    settling,
-    views,
-)
-from laneway.engines.sqlite import leases as leases_
-from laneway.engines.sqlite import tiers as tier_changes
-from laneway.engines.sqlite.address import Place, path_of
-from laneway.engines.sqlite.inbox import Inbox
-from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rivalry import Rivalry
+from laneway.engines.sql import doctor
+from laneway.engines.sql.admin import SqlEngine
+from laneway.engines.sql.engine import PLACE
+from laneway.engines.sql.store import Place
+from laneway.engines.sqlite import file_doctor
+from laneway.engines.sqlite.address import path_of
+from laneway.engines.sqlite.delivery_log import DeliveryLogFile
 from laneway.engines.sqlite.store import Store
-from laneway.engines.sqlite.transaction import Rules, Transaction
-from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
-from laneway.engines.sqlite.wanted import ALL_RANKS, Only, Wanted
-from laneway.errors import LanewayError, UsageError
-from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
+from laneway.engines.sqlite.wakeup import Wakeup
+from laneway.errors import UsageError
 from laneway.printable import redacted
-from laneway.tiers import TierLayers
-from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
 
-    from laneway.engines.base import (
-        ArrivalListener,
-        MoveAnswer,
-        MoveTarget,
-        ResultListener,
-        WorkerFacts,
-        WorkerView,
-        WorkListener,
-    )
-    from laneway.engines.sql.store import Connection
-    from laneway.message import Draft, Lease, ProgressReport, StoredResult
-    from laneway.tiers import Tiers
-
-log = logging.getLogger("laneway.engine")
-
-WARN_EVERY = 60.0
-"""Seconds between two warnings about the clock."""
-
-SOON_US = round(LOOK_AGAIN * SECOND)
-"""Idle workers look by themselves this often; for what is due sooner they are notified."""
+    from laneway.engines.base import Check, LogEntry, Settings
 
 DURABILITIES = ("memory", "fsync")
 
-PLACE = "place"
-"""The setting of a file that is one of several of its namespace."""
 
+class SqliteEngine(SqlEngine):
+    """The whole engine on one file."""
 
-class SqliteQueue:
-    """The queue on one file: put, lease, settle, results, waiting."""
+    _store: Store  # type: ignore[mutable-override]  # assigned once
+    _wakeup: Wakeup  # type: ignore[mutable-override]
 
     def __init__(
         self,
@@ -105,9 +54,7 @@ class SqliteQueue:
         check_namespace(settings.namespace)
         place = place or Place(path_of(url, settings.namespace))
         path = place.path
-        self.url = url
-        self.namespace = settings.namespace
-        self.durability: str = durability if path is not None else "memory"
+        self.durability = durability if path is not None else "memory"
         self.capabilities = Capabilities(
             name="sqlite",
             durability=frozenset(DURABILITIES),
@@ -118,32 +65,16 @@ class SqliteQueue:
             reserves=True,
             embedded=True,
         )
-        self._store = Store(
+        self._delivery_log = DeliveryLogFile(path)
+        store = Store(
             path,
             self.durability,
             create=settings.create,
             nonce=place.nonce,
             first_number=place.first_number,
         )
-        self._lane_cache = LaneCache()
-        self._rivalry = Rivalry()
-        self._closed = False
-        self._warned = -WARN_EVERY
-        try:
-            self.place = place = self._join(place)
-            self._first_number, self._number_unit = place.first_number, place.number_unit
-            self._rules = Rules(self._read_tiers(settings), settings.random or random.random, place)
-            self._settle_limits(settings)
-            self._wakeup = wakeup or Wakeup(path, self._look, may_lease=True)
-            self._inbox = Inbox(
-                self._store, self._rules, self._lane_cache, self._wakeup, self.nonce
-            )
-            self._declare_tiers(settings)
-        except BaseException:
-            self._store.close()
-            raise
-
-    # Opening
+        wakeup = wakeup or Wakeup(path, self.has_work, may_lease=True)
+        super().__init__(url, settings, place, store, wakeup)
 
     def _join(self, place: Place) -> Place:
         """Refuse a file that is one of several of its namespace."""
@@ -154,477 +85,75 @@ class SqliteQueue:
             )
         return place
 
-    def setting(self, name: str) -> str | None:
-        """A setting of the store."""
-        with self._store.reading() as connection:
-            row = connection.one("setting_read", name)
-        return str(row[0]) if row is not None else None
+    # The delivery log: a file of its own
 
-    @property
-    def nonce(self) -> str:
-        """The first part of generated ids."""
-        with self._store.reading() as connection:
-            return str(connection.one("nonce_read")[0])
-
-    def _read_tiers(self, settings: Settings) -> TierLayers:
-        """The stored tiers; the program's, if it creates the file."""
-        known = self.setting("tiers")
-        if known is not None:
-            return TierLayers.read(known)
-        with self._store.writing(durable=True) as connection:
-            stored = connection.one("setting_read", "tiers")  # another process may have been faster
-            if stored is not None:
-                return TierLayers.read(stored[0])
-            created = TierLayers.new(settings.tiers, settings.default_tier)
-            connection.run("setting_write", "tiers", created.json().decode())
-            return created
-
-    def _declare_tiers(self, settings: Settings) -> None:
-        layers = self._rules.tier_layers
-        if layers.declare(settings.tiers, settings.default_tier, lambda _: None) is not layers:
-            with self._transaction(None, durable=True) as tx:
-                tier_changes.declare(tx, settings)
-
-    @property
-    def tiers(self) -> Tiers:
-        return self._rules.tiers
-
-    def _settle_limits(self, settings: Settings) -> None:
-        """The backlog limits of the namespace: those of the program that declared some last."""
-        limits = (settings.max_backlog, settings.max_backlog_bytes, settings.on_full)
-        with self._store.writing(durable=True) as connection:
-            if limits[0] is not None or limits[1] is not None:
-                connection.run("setting_write", "limits", msgspec.json.encode(limits).decode())
-            stored = connection.one("setting_read", "limits")
-        if stored is not None:
-            self._rules.max_backlog, self._rules.max_backlog_bytes, self._rules.on_full = (
-                msgspec.json.decode(stored[0])
-            )
-
-    # Transactions
-
-    @contextmanager
-    def _transaction(self, now_us: int | None, *, durable: bool) -> Iterator[Transaction]:
-        store, lane_cache = self._store, self._lane_cache
-        with store.lock:
-            store.refuse_nested()  # before the cache of the transaction around it is cleared
-            try:
-                with store.writing(durable=durable, syncs=False) as connection:
-                    lane_cache.check(connection, store.commits)
-                    tx = Transaction(
-                        connection, self._rules, _clock() if now_us is None else now_us, lane_cache
-                    )
-                    if not lane_cache.is_inbox_empty:
-                        self._inbox.empty(tx)
-                        lane_cache.is_inbox_empty = True
-                    if now_us is None:
-                        tx.min_number = self._first_number + tx.now // self._number_unit
-                        self._look_at_clock(tx)
-                    yield tx
-                    if tx.end_notices:
-                        putting.put(tx, tx.end_notices)
-                    tx.flush()
-                lane_cache.committed(store.commits)
-            except BaseException:
-                self._rules.invalidate()  # the policies that were read may have been rolled back
-                lane_cache.clear()
-                raise
-            commit = store.written
-        for pool in tx.pools_to_notify:
-            self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
-        if tx.changed_ids:
-            self._wakeup.notify_results(tx.changed_ids)
-        if durable:  # now: the workers that were notified begin meanwhile
-            store.sync(commit)
-
-    @contextmanager
-    def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
-        """Reads what all transactions before have left, the inbox included."""
-        with self._store.reading() as connection:
-            is_empty = connection.one("inbox_has_any") is None
-            if is_empty:
-                yield self._reader(connection, now_us)
-                return
-        self._empty_inbox()
-        with self._store.reading() as connection:
-            yield self._reader(connection, now_us)
-
-    def _empty_inbox(self) -> None:
-        """Put its messages into their lanes, as every transaction does."""
-        with self._transaction(0, durable=False):
-            pass
-
-    def _reader(self, connection: Connection, now_us: int | None) -> Transaction:
-        return Transaction(connection, self._rules, _clock() if now_us is None else now_us)
-
-    def _look_at_clock(self, tx: Transaction) -> None:
-        """
-        Warn if the machine's clock was set back: the store's time never goes back, so it stands
-        still until the clock has caught up.
-        """
-        behind = tx.now - _clock()
-        if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
-            self._warned = time.monotonic()
-            log.warning(
-                "%s: this machine's clock is %.0f s behind the time of the store, which stands"
-                " still until the clock has caught up: delays, rates and leases wait, nothing is"
-                " lost; was the clock set back?",
-                self._store.name,
-                behind / SECOND,
-            )
-
-    # The hot path
-
-    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
-        if not drafts:
-            return []
-        self._store.refuse_without_room(drafts)
-        if len(drafts) == 1 and (receipt := self._put_in_inbox(drafts[0], now_us)) is not None:
-            return [receipt]
-        is_inbox_full = self._inbox.is_full
-        receipts = self._put(drafts, now_us)
-        while len(receipts) < len(drafts):
-            with partial_call(is_first=False):
-                receipts += self._put(drafts[len(receipts) :], now_us)
-        if is_inbox_full:
-            self._store.checkpoint()
-        return receipts
-
-    def _put(self, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
-        """Put messages; only the first ones, where they have many copies."""
-        with self._transaction(now_us, durable=True) as tx:
-            receipts = putting.put(tx, drafts, is_whole=False)
-            if tx.has_due_later:
-                self._notify_soon(tx)
-        return receipts
-
-    def forward(
-        self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
-    ) -> list[Receipt]:
-        self._store.refuse_without_room(drafts)
-        with self._transaction(now_us, durable=True) as tx:
-            receipts = forwarding.forward(tx, drafts, spool, batch)
-            if tx.has_due_later:
-                self._notify_soon(tx)
-        return receipts
-
-    def _put_in_inbox(self, draft: Draft, now_us: int | None) -> Receipt | None:
-        """Put one message into the inbox; None: it does not belong there, or the inbox is full."""
-        inbox = self._inbox
-        with self._store.lock:
-            self._store.refuse_nested()
-            now = _clock() if now_us is None else now_us
-            least = self._first_number
-            if now_us is None:
-                least += now // self._number_unit
-            message_id = inbox.put(draft, now, least, may_lease=now_us is None)
-            if message_id is None:
-                return None
-            not_sent = inbox.not_sent
-            if inbox.has_arrivals:
-                self._wakeup.notify(self._rules.of(draft.topic).pool, has_arrivals=True)
-            self._store.check_written()
-            commit = self._store.written
-        if not_sent is not None:
-            self._take_back(not_sent)
-        self._store.sync(commit)
-        return Receipt(message_id, draft.topic)
-
-    def _take_back(self, lease: Lease) -> None:
-        """Release a message whose worker did not get its lease."""
-        release = Settlement(lease.handle, lease.fence, "release", begun=False)
-        try:
-            self.settle([release])
-        except LanewayError as error:  # the message was put; its lease ends by itself soon
-            log.debug("message %s: its lease could not be taken back: %s", lease.id, error)
-
-    def lease(
+    def delivery_log_append(
         self,
-        n: int,
+        entries: Sequence[LogEntry],
         *,
-        pool: str = "default",
-        topics: Sequence[str] | None = None,
-        startable: int | None = None,
-        record_start: bool = False,
-        only: Sequence[str] | None = None,
-        without: Sequence[str] | None = None,
-        tiers: Sequence[str] | None = None,
-        max_lease_us: int | None = None,
-        priorities: tuple[int, int] | None = None,
+        keep_us: int,
+        max_bytes: int,
+        from_us: int | None = None,
         now_us: int | None = None,
-    ) -> Batch:
-        wanted = Wanted.of(only, without, tiers, priorities)
-        while True:
-            batch, goes_on = self._lease(
-                n,
-                pool,
-                topics,
-                startable,
-                record_start=record_start,
-                wanted=wanted,
-                max_lease_us=max_lease_us,
-                now_us=now_us,
-            )
-            if batch.leases or not goes_on:
-                return batch
+    ) -> None:
+        self._delivery_log.append(entries, keep_us, max_bytes, from_us, now_us)
 
-    def _lease(
+    def delivery_log_read(
         self,
-        n: int,
-        pool: str,
-        topics: Sequence[str] | None,
-        startable: int | None,
-        *,
-        record_start: bool,
-        wanted: Wanted | None,
-        max_lease_us: int | None,
-        now_us: int | None,
-    ) -> tuple[Batch, bool]:
-        """
-        Lease in one transaction. Also answers whether another one has to go on where this one has
-        ended, because keys at their limits have parked much.
-        """
-        with self._transaction(now_us, durable=False) as tx:
-            found = tx.shard.delivered
-            housekeeping.run(tx, HOUSEKEEPING_LIMIT)
-            tx.flush_departures()
-            startable = n if startable is None else startable
-            filter_ = Only.of(wanted, tx)
-            leases, withheld, goes_on = leasing.lease(
-                tx,
-                n,
-                pool,
-                topics,
-                startable,
-                record_start=record_start,
-                only=filter_,
-                max_lease_us=max_lease_us,
-            )
-            tx.write_rows()
-            wake = tx.now if goes_on else housekeeping.next_wake(tx)
-            is_full = len(leases) == n or (
-                len(leases) >= startable and wake is not None and wake < tx.now + SOON_US
-            )  # else this worker has a free slot for what is due soon, and looks then
-            if withheld or (leases and is_full):
-                tx.pools_to_notify.add(pool)  # there may be more, now or soon
-        has_rivals = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
-        if filter_ is None:
-            return Batch(leases, tx.now, wake, has_rivals=has_rivals), goes_on
-        return (
-            Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, has_rivals),
-            goes_on,
-        )
-
-    def syncing_later(self) -> AbstractContextManager[None]:
-        """See `base.SyncsLater`."""
-        return self._store.syncing_later()
-
-    def sync_now(self) -> None:
-        """Inside `syncing_later`: wait until what was done in it so far is on disk."""
-        self._store.sync_now()
-
-    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
-        with self._transaction(now_us, durable=True) as tx:
-            return leases_.start(tx, leases)
-
-    def settle(
-        self,
-        settlements: Sequence[Settlement],
-        *,
-        publish: Mapping[int, Sequence[Draft]] | None = None,
-        now_us: int | None = None,
-    ) -> list[SettlementAnswer]:
-        if not settlements:
-            return []
-        try:
-            return self._settle(settlements, publish or {}, now_us)
-        except settling.Outdated:
-            return self._settle(
-                settlements, publish or {}, now_us
-            )  # what was remembered of these leases is forgotten now
-
-    def _settle(
-        self,
-        settlements: Sequence[Settlement],
-        publish: Mapping[int, Sequence[Draft]],
-        now_us: int | None,
-    ) -> list[SettlementAnswer]:
-        with self._transaction(now_us, durable=True) as tx:
-            answers = settling.settle(tx, settlements, publish)
-            if any(settlement.action != "ack" for settlement in settlements):
-                self._notify_soon(tx)
-        return answers
-
-    def report_progress(
-        self, reports: Sequence[ProgressReport], *, now_us: int | None = None
-    ) -> list[bool]:
-        with self._transaction(now_us, durable=False) as tx:
-            return results.report_progress(tx, reports)
-
-    def results(
-        self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
-    ) -> list[StoredResult]:
-        with self._view(now_us) as tx:
-            return results.read(tx, [message_id for message_id, _ in ids])
-
-    def delete_result(self, message_id: str, topic: str | None = None) -> None:
-        del topic
-        with self._transaction(None, durable=True) as tx:
-            tx.run("kept_delete", message_id)
-
-    def cancel(
-        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
-    ) -> CancelAnswer:
-        with self._transaction(now_us, durable=True) as tx:
-            return purging.cancel(tx, message_id, topic)
-
-    def message_move(
-        self,
-        message_id: str,
         topic: str | None = None,
         *,
-        to: MoveTarget,
-        reason: str = BY_OPERATOR,
-        now_us: int | None = None,
-    ) -> MoveAnswer:
-        with self._transaction(now_us, durable=True) as tx:
-            return moving.move(tx, message_id, topic, to, reason)
+        limit: int = 100,
+        before: int | None = None,
+        until_us: int | None = None,
+    ) -> list[tuple[int, LogEntry]]:
+        return self._delivery_log.read(topic, limit, before, until_us)
 
-    def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
-        with self._transaction(now_us, durable=True) as tx:
-            return moving.back_off(tx, topic, by_us)
+    # The file
 
-    def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
-        with self._transaction(None, durable=True) as tx:
-            return results.on_end(tx, message_id, topic, follower)
+    def store_parts(self) -> list[StorePart]:
+        """The file, and the delivery log beside it if there is one."""
+        began, path = time.perf_counter(), self._store.path
+        if path is None:
+            return [StorePart(name="memory", what=_SQLITE, shards=1, used=0)]
+        parts, free = [], None
+        with suppress(OSError):  # the disk is away; other calls say so
+            free = shutil.disk_usage(Path(path).parent).free
+        for file, what, shards in ((path, _SQLITE, 1), (f"{path}-log", "delivery log", 0)):
+            if (used := _bytes(file)) is not None or shards:
+                parts.append(
+                    StorePart(
+                        name=Path(file).name,
+                        what=what,
+                        shards=shards,
+                        used=used or 0,
+                        free=free,
+                        log=_bytes(f"{file}-wal"),
+                        seconds=(time.perf_counter() - began) * shards,
+                    )
+                )
+        return parts
 
-    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
-        with self._transaction(now_us, durable=False) as tx:
-            busy = [lane for lane in views.lanes_of(tx, topic) if lane.waiting or lane.leased]
-            for lane in busy:
-                lane.watched_until = tx.now + round(seconds * SECOND)
-                tx.touch(lane)
-            return [CHANGED + lane.name for lane in busy]
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        with self._store.reading() as connection:
+            checks = [file_doctor.check_file(connection)]
+        if not checks[0].ok:
+            return checks
+        with self.transaction(0) as tx:
+            return checks + doctor.check_parts(tx, repair=repair)
 
-    def result_listener(self) -> ResultListener:
-        return self._wakeup.result_listener()
-
-    def extend(
-        self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
-    ) -> list[bool]:
-        with self._transaction(now_us, durable=False) as tx:
-            return leases_.extend(tx, leases, by_us)
-
-    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
-        with self._transaction(now_us, durable=False) as tx:
-            housekeeping.run(tx, budget)
-            recent_counts.forget(tx)
-            tx.write_rows()
-            return housekeeping.next_wake(tx)
-
-    def wait(
-        self,
-        timeout: float,
-        *,
-        pool: str = "default",
-        topics: Sequence[str] | None = None,
-        interrupt: Interrupt | None = None,
-    ) -> bool:
-        return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
-
-    def work_listener(
-        self,
-        pool: str = "default",
-        topics: Sequence[str] | None = None,
-        *,
-        max_lease_us: int | None = None,
-    ) -> WorkListener:
-        return self._wakeup.work_listener(pool, topics, max_lease_us=max_lease_us)
-
-    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
-        return self._wakeup.arrival_listener(pool)
-
-    def interrupt(self) -> None:
-        self._wakeup.interrupt()
-
-    # Coordination
-
-    def beat(
-        self, facts: WorkerFacts, *, dead_after_us: int, listed_us: int, now_us: int | None = None
-    ) -> int:
-        clock_us = _clock() if now_us is None else now_us
-        return presence.beat(self._store, facts, dead_after_us, listed_us, clock_us)
-
-    def leave(self, worker_id: str) -> None:
-        presence.leave(self._store, worker_id)
-
-    def workers(
-        self,
-        *,
-        limit: int = 1000,
-        after: str = "",
-        pool: str | None = None,
-        now_us: int | None = None,
-    ) -> list[WorkerView]:
-        clock_us = _clock() if now_us is None else now_us
-        return presence.workers(self._store, limit, after, pool, clock_us)
-
-    def prefer(self, pool: str, shards: Collection[int]) -> None:
-        del pool, shards  # there is one
-
-    def ping(self, worker_ids: Sequence[str]) -> None:
-        self._wakeup.notify_results([PING + worker_id for worker_id in worker_ids])
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._store.close()
-            with self._store.lock:
-                self._wakeup.forget_workers()
-            self._wakeup.interrupt()  # last: a wait that begins after it finds the store closed
-
-    # Waking
-
-    def _notify_soon(self, tx: Transaction) -> None:
-        """Notify all pools if something is due before idle workers look again."""
-        tx.write_rows()
-        wake = housekeeping.next_wake(tx)
-        if wake is not None and wake < tx.now + SOON_US:
-            tx.pools_to_notify.update(tier_queue.pool for tier_queue in tx.tier_queues.values())
-
-    def _look(self, pool: str, topics: Sequence[str] | None) -> float:
-        """In how many seconds a pool may have something to lease; 0: it has now."""
-        with self._view() as tx:
-            if self._is_runnable(tx, pool, topics):
-                return 0.0
-            wake = housekeeping.next_wake(tx)
-        return (wake - tx.now) / SECOND if wake is not None else float("inf")
-
-    def _is_runnable(self, tx: Transaction, pool: str, topics: Sequence[str] | None) -> bool:
-        if topics is None:
-            return any(
-                tier_queue.pool == pool and tx.one("tier_queue_has_work", tier_queue.number)[0]
-                for tier_queue in tx.tier_queues.values()
-            )
-        for topic in topics:
-            policy = tx.policy(topic)
-            names = {lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
-            tx.load_names(names)
-            for name in names:
-                lane = tx.find_lane(name)
-                if (
-                    lane is None
-                    or tx.tier_queue_of(lane).pool != pool
-                    or not leasing.can_deliver(tx, lane)
-                ):
-                    continue
-                if (
-                    lane.topic is not None
-                    or tx.one("folded_heads", topic, *ALL_RANKS, 1) is not None
-                ):
-                    return True
-        return False
+    def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
+        if self._store.path is None:  # nobody else has it, and it is small
+            return iter([DoctorStep(1, 1, self.doctor())])
+        return file_doctor.check_steps(
+            self._store, lambda connection: self._reader(connection, None), pause
+        )
 
 
-def _clock() -> int:
-    return time.time_ns() // 1000
+_SQLITE = f"SQLite {sqlite3.sqlite_version}"
+
+
+def _bytes(file: str) -> int | None:
+    try:
+        return Path(file).stat().st_size
+    except OSError:
+        return None

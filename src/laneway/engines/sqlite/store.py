@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
+from laneway.engines.sql.statements import SQL
 from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.connection import Connection
 from laneway.engines.sqlite.disk_space import DiskSpace
@@ -328,15 +329,15 @@ class Store:
                 self._disk.check(drafts, self._prepared(durable=False))
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:
-        with self.lock:
-            connection = self._prepared(durable=True)
-            rows: list[Any] = self._retry_while_busy(lambda: connection.all(name, *values))
-            self.written += 1
-            return rows
-
-    def check_written(self) -> None:
+        self.refuse_nested()  # it would be a part of the transaction around it
+        connection = self._prepared(durable=True)
+        rows: list[Any] = self._retry_while_busy(
+            lambda: connection.execute(SQL[name], values).fetchall()
+        )
+        self.written += 1
         if self._full:
             self._check_files(durable=True)
+        return rows
 
     def refuse_nested(self) -> None:
         if self._is_in_transaction():

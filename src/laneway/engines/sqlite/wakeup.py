@@ -42,9 +42,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import ABORT, HEARTBEAT_TIMEOUT, PING
+from laneway.engines.base import ABORT, PING
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.replaced_files import is_settled
+from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
 
@@ -52,12 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
-
-LOOK_AGAIN = 1.0
-"""
-Seconds after which a waiter looks by itself, in case a notification was lost: the socket was full,
-or a container has another /tmp.
-"""
 
 POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""
@@ -73,12 +68,6 @@ LEAST_STARTABLE = 16
 """
 How many slots of a worker are free at least while messages are leased to it without its asking: as
 many as its socket holds, and some.
-"""
-
-SENT_LEASE_SECONDS = HEARTBEAT_TIMEOUT
-"""
-The longest lease that is sent to a worker: as long as those that workers take by default, because
-a worker that stands still for a moment must not lose it.
 """
 
 MOST_CONNECTED = 64
@@ -109,21 +98,6 @@ _SentLease = tuple[float, int, Lease]
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_SentLease).decode
-
-
-def send_lease(worker: socket.socket, lease: Lease, began: float) -> bool:
-    """
-    Send a lease to its worker. `began`: when its message was put (monotonic seconds). False: the
-    worker will not receive it.
-    """
-    length = (lease.deadline_us - lease.published_us) / SECOND
-    until = began + min(length, SENT_LEASE_SECONDS)
-    content = SENT_LEASE + _pack((until, lease.published_us, lease))
-    try:
-        worker.send(content)
-    except OSError:
-        return False
-    return True
 
 
 class Wakeup:
@@ -162,15 +136,12 @@ class Wakeup:
         self.busy: list[StoreArrivalListener] = []
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
-        """A listener that is notified of arrivals in a pool."""
         return StoreArrivalListener(self, pool, self._folder)
 
     def result_listener(self) -> ResultListener:
-        """A listener that is notified of stored outcomes and progress."""
         return StoreResultListener(self, self._folder)
 
     def notify_results(self, ids: Sequence[str]) -> None:
-        """Notify all result listeners that something was stored under these ids."""
         for listener in list(self.listeners):
             listener.notify(ids)
         if not self._across:
@@ -183,7 +154,6 @@ class Wakeup:
                     self._send(name, "\n".join(ids[start : start + IDS_AT_ONCE]).encode())
 
     def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
-        """Wake one waiter of the pool; if none waits and messages came, one arrival listener."""
         if not self._across:
             with self._condition:
                 self._notified += 1
@@ -209,7 +179,7 @@ class Wakeup:
     def find_worker(self, pool: str) -> socket.socket | None:
         """
         A socket that is connected to a waiting worker to which messages may be leased; do not close
-        it. None: there is none. Call it, and `forget_workers`, in one thread at a time.
+        it. None: there is none.
         """
         if not self.may_lease:
             return None
@@ -245,8 +215,17 @@ class Wakeup:
         self._workers[name] = worker
         return worker
 
+    def send_lease(self, worker: socket.socket, lease: Lease, began: float) -> bool:
+        length = (lease.deadline_us - lease.published_us) / SECOND
+        until = began + min(length, SENT_LEASE_SECONDS)
+        content = SENT_LEASE + _pack((until, lease.published_us, lease))
+        try:
+            worker.send(content)
+        except OSError:
+            return False
+        return True
+
     def forget_workers(self) -> None:
-        """Close the sockets that `find_worker` has connected."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
@@ -275,7 +254,6 @@ class Wakeup:
         max_lease_us: int | None = None,
         looks_always: bool = False,
     ) -> StoreWorkListener:
-        """A listener that is notified of what can be leased in a pool."""
         listener = StoreWorkListener(self, pool, topics, self._folder, looks_always=looks_always)
         listener.max_lease_us = max_lease_us
         return listener
@@ -283,7 +261,6 @@ class Wakeup:
     def wait(
         self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
     ) -> bool:
-        """Sleep until notified, at most `timeout` s; True: there may be something to lease."""
         if not self._across:
             return self.wait_in_process(timeout, pool, topics, interrupt)
         deadline, before = time.monotonic() + timeout, self._interrupted
@@ -350,7 +327,6 @@ class Wakeup:
             self._condition.notify_all()
 
     def interrupt(self) -> None:
-        """End all waits of this process."""
         self._interrupted += 1
         self._notify()
         for listener in list(self.waiting):

@@ -1,0 +1,370 @@
+"""
+The orders of lanes at gates that one lease call reads: by turn, page by page.
+
+A call changes turns and moves lanes from one gate to another before anything is written. So each
+order is a heap over the index: it begins with a page of it, reads the next one when it comes to its
+end, and gets the lanes that this transaction moved. An entry that has another turn by now, or has
+left, is passed over.
+
+For example, the lanes 1 to 9 wait at a gate, all with the turn 0, and a page has four. The heap
+begins with the lanes 1 to 4 and a marker at (0, 4). Lane 1 delivers 2 messages: its turn is
+201,600, and it is pushed again. The lanes 2, 3 and 4 follow. Now the marker is the smallest entry,
+so the next page is read: 5 to 9. They precede lane 1, as they would in the index.
+
+Why this is correct. Turns only grow, so a lane that this call has not changed is in the index where
+it was, behind all that was read, and the marker is there too. A lane that it has changed is in the
+heap at its new turn; its old entry has another turn than the lane, which shows that it is stale.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.shared import gates
+from laneway.engines.shared.states import AT_GATE
+from laneway.engines.sql import gate_order
+from laneway.engines.sql.rows import GroupTurn, Lane
+from laneway.topic_groups import GROUP
+
+if TYPE_CHECKING:
+    from laneway.engines.sql.rows import GateState, GroupQueue
+    from laneway.engines.sql.transaction import Transaction
+    from laneway.engines.sql.wanted import Only
+
+FEW = 4
+"""How many lanes are read at first where only the first one is asked for."""
+
+Order = tuple[bool, int, int, int, int]
+"""
+The position of a lane at a gate: not its holder, turn and number of the entry, turn and number of
+the lane.
+"""
+
+
+class GateLines:
+    """The orders at all gates, as far as a call has read them."""
+
+    def __init__(self, tx: Transaction, only: Only | None) -> None:
+        self.tx, self.only = tx, only
+        self.left_out: set[int] = set()
+        """Lanes that deliver nothing more in this call."""
+        self.moved: list[Lane] = []
+        """Lanes that this call has moved to other gates."""
+        self._lines: dict[tuple[str, int], GateLine] = {}
+        self._tier_queues: dict[str, list[int]] = {}
+        self._has_pools = len({queue.pool for queue in tx.tier_queues.values()}) > 1
+
+    def line(self, gate: GateState, tier_queue: int, page: int = FEW) -> GateLine:
+        """The order of a tier queue at a gate."""
+        key = gate.name, tier_queue
+        found = self._lines.get(key)
+        if found is None:
+            found = self._lines[key] = GateLine(self, gate, tier_queue, page)
+        return found
+
+    def at(self, gate: GateState) -> list[GateLine]:
+        """The orders of all tier queues with lanes at a gate."""
+        numbers = self._tier_queues.get(gate.name)
+        if numbers is None:
+            stored = [number for (number,) in self.tx.all("gate_entries_of", gate.name)]
+            numbers = self._tier_queues[gate.name] = stored
+            for lane in (*self.tx.came_up, *self.moved):
+                self._note(lane, gate.name)
+        return [self.line(gate, number) for number in numbers]
+
+    def _note(self, lane: Lane, gate: str) -> None:
+        number, known = self.tx.tier_queue_of(lane).number, self._tier_queues.get(gate)
+        if known is not None and lane.gate == gate and number not in known:
+            known.append(number)
+
+    def lane_moved(self, lane: Lane, gate: GateState) -> None:
+        """The lane waits at this gate now."""
+        self.moved.append(lane)
+        self._note(lane, gate.name)
+        line = self._lines.get((gate.name, self.tx.tier_queue_of(lane).number))
+        if line is not None:
+            line.add(lane)
+
+    def is_turn(self, lane: Lane, gate: GateState) -> bool:
+        """Whether nothing that waits at the gate is before the lane, which waits at another one."""
+        tx = self.tx
+        group = gate_order.group_at(tx, lane, gate.name)
+        inner = gate_order.lane_turn(tx, lane, group, gate)
+        if group is None:
+            turn, number = inner, lane.lane
+        else:
+            turn, number = gate_order.group_turn(tx, group, gate), group.number
+        for line in self.at(gate):
+            if self._is_served_later(line.tier_queue, lane):
+                continue
+            if line.has_before(turn, number):
+                return False
+            if group is not None and line.tier_queue == group.tier_queue:
+                first = line.first_in(group)
+                if first is not None and (first.turn, first.lane) < (inner, lane.lane):
+                    return False
+        return True
+
+    def _is_served_later(self, number: int, lane: Lane) -> bool:
+        """Whether this tier queue may get nothing while that of the lane has work."""
+        one, other = self.tx.tier_queues[number], self.tx.tier_queue_of(lane)
+        return one.pool == other.pool and gates.is_served_later(
+            self.tx.rules.tiers, one.tier, other.tier
+        )
+
+    def waits_for_pool(self, line: GateLine, lane: Lane) -> bool:
+        """
+        Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
+        time of one delivery the gate is held for it. If no worker takes it then, it misses its
+        turn.
+        """
+        if not self._has_pools:
+            return False
+        tx, gate, queues = self.tx, line.gate, self.tx.tier_queues
+        pool, best = queues[line.tier_queue].pool, None
+        for other in self.at(gate):
+            if queues[other.tier_queue].pool != pool and (found := other.first()) is not None:
+                order = other.order(found)
+                if order < line.order(lane) and (best is None or order < best[0]):
+                    best = order, other, found
+        if best is None:
+            return False
+        _, other, first = best
+        if gate.is_held(tx.now):
+            return gate.holder == first.lane
+        tx.touch_gate(gate)
+        if gate.end_hold(first.lane):
+            other.miss_turn(first, line.order(lane)[1] + 1)
+            return False
+        for_us = gate.interval // gates.POOL_PART
+        if for_us:
+            gate.hold(tx.now, first.lane, 1, for_us)
+            tx.pools_to_notify.add(queues[other.tier_queue].pool)
+        return for_us > 0
+
+
+class GateLine:
+    """The lanes and groups of a tier queue that wait at a gate, by their turns there."""
+
+    def __init__(self, lines: GateLines, gate: GateState, tier_queue: int, page: int) -> None:
+        self.gate, self.tier_queue = gate, tier_queue
+        self._lines, self._tx, self._only = lines, lines.tx, lines.only
+        self._page = page
+        self.head: Lane | None = None
+        """The first lane, as the caller saw it last."""
+        self._heap: list[tuple[int, int, int, Any]] = []
+        self._inner: dict[int, list[tuple[int, int, int, Any]]] = {}
+        """By number of a group: its lanes here."""
+        self._entries: set[int] = set()
+        self._listed: dict[int, int] = {}
+        """By number of a group: the turn at which the heap has it."""
+        tx = self._tx
+        own = tx.groups.find(tier_queue, gate.name[1:]) if gate.name.startswith(GROUP) else None
+        self._index = tier_queue if own is None else -own.number
+        """Whose lanes are entries: the tier queue's, or those of the group whose gate it is."""
+        self._read_lanes(self._heap, self._index, self._begin(self._index, "gates"))
+        if own is None and tx.groups.exist():
+            self._read_groups(self._begin(tier_queue, "groups gates"))
+        for lane in (*tx.came_up, *lines.moved):
+            if tx.tier_queue_of(lane).number == tier_queue:
+                self.add(lane)
+
+    @property
+    def count(self) -> int:
+        """How many entries it has, as far as it was read."""
+        return len(self._entries)
+
+    def first(self) -> Lane | None:
+        """The first lane, or None. What the gate holds for a lane here, it holds for the first."""
+        gate, tx = self.gate, self._tx
+        if gate.is_held(tx.now):
+            tx.load_numbers([gate.holder])
+            holder = tx.lane_cache.lanes.get(gate.holder)
+            if (
+                holder is not None
+                and self._waits(holder)
+                and tx.tier_queue_of(holder).number == self.tier_queue
+            ):
+                return holder
+        while (entry := self._top(self._heap, self._index)) is not None:
+            if isinstance(entry, Lane):
+                return entry
+            if (found := self.first_in(entry)) is not None:
+                return found
+            self._drop_group(entry)
+        return None
+
+    def first_in(self, group: GroupQueue) -> Lane | None:
+        """The first lane of a group here."""
+        heap = self._inner.get(group.number)
+        if heap is None:
+            heap = self._inner[group.number] = []
+            self._read_lanes(heap, -group.number, self._begin(-group.number, "gates"))
+            for lane in (*self._tx.came_up, *self._lines.moved):
+                if lane.tier_queue == -group.number:
+                    self._push(heap, lane)
+        first = self._top(heap, -group.number)
+        assert first is None or isinstance(first, Lane)
+        return first
+
+    def order(self, lane: Lane) -> Order:
+        """The position of a lane that waits here."""
+        gate, tx = self.gate, self._tx
+        is_holder = gate.is_held(tx.now) and gate.holder == lane.lane
+        group = gate_order.group_at(tx, lane, gate.name)
+        if group is None:
+            return not is_holder, lane.turn, lane.lane, lane.turn, lane.lane
+        turn = tx.groups.turn(group, gate.name).turn
+        return not is_holder, turn, group.number, lane.turn, lane.lane
+
+    def has_before(self, turn: int, number: int) -> bool:
+        """Whether another entry than that of this number is before this turn."""
+        skipped, found = [], False
+        while (entry := self._top(self._heap, self._index)) is not None:
+            its_turn, its_number = self._heap[0][:2]
+            if not isinstance(entry, Lane) and self.first_in(entry) is None:
+                self._drop_group(entry)
+            elif its_number == number:
+                skipped.append(heapq.heappop(self._heap))
+            else:
+                found = (its_turn, its_number) < (turn, number)
+                break
+        for each in skipped:
+            heapq.heappush(self._heap, each)
+        return found
+
+    def add(self, lane: Lane) -> None:
+        """Add a lane that waits here now, or that has another turn."""
+        if lane.tier_queue == self._index:
+            self._push(self._heap, lane)
+        elif self._waits(lane):
+            group = self._tx.groups.get(-lane.tier_queue)
+            if (heap := self._inner.get(group.number)) is not None:
+                self._push(heap, lane)
+            self._push_group(group)
+
+    def miss_turn(self, lane: Lane, turn: int) -> None:
+        """The entry of a lane here goes on at this turn."""
+        tx, gate = self._tx, self.gate.name
+        group = gate_order.group_at(tx, lane, gate)
+        if group is None:
+            lane.turn = turn
+            tx.touch(lane)
+        else:
+            tx.groups.touch_turn(group, gate).turn = turn
+        tx.moves_at_gate(lane)
+        self.add(lane)
+
+    def _waits(self, lane: Lane) -> bool:
+        return (
+            lane.place == AT_GATE
+            and not lane.forgotten
+            and lane.gate == self.gate.name
+            and lane.lane not in self._lines.left_out
+        )
+
+    def _push(self, heap: list[tuple[int, int, int, Any]], lane: Lane) -> None:
+        if not self._waits(lane):
+            return
+        if self._only is not None and not self._only.takes(lane):
+            self._lines.left_out.add(lane.lane)
+            return
+        heapq.heappush(heap, (lane.turn, lane.lane, 0, lane))
+        if heap is self._heap:
+            self._entries.add(lane.lane)
+
+    def _push_group(self, group: GroupQueue) -> None:
+        """Add a group at its present turn, once."""
+        turn = self._tx.groups.turn(group, self.gate.name).turn
+        if self._listed.get(group.number) != turn:
+            self._listed[group.number] = turn
+            heapq.heappush(self._heap, (turn, group.number, 0, group))
+        self._entries.add(group.number)
+
+    def _drop_group(self, group: GroupQueue) -> None:
+        """The first entry is a group that has no lane here any more."""
+        heapq.heappop(self._heap)
+        self._entries.discard(group.number)
+        self._listed.pop(group.number, None)
+
+    def _top(self, heap: list[tuple[int, int, int, Any]], index: int) -> Lane | GroupQueue | None:
+        """The first entry of a heap that is right, or None; it stays there."""
+        while heap:
+            turn, number, is_marker, entry = heap[0]
+            if is_marker:
+                heapq.heappop(heap)
+                self._read_more(heap, index, entry, (turn, number))
+                continue
+            if isinstance(entry, Lane):
+                if self._waits(entry) and entry.turn == turn:
+                    return entry
+            elif self._tx.groups.turn(entry, self.gate.name).turn == turn:
+                return entry  # type: ignore[no-any-return]
+            heapq.heappop(heap)
+            if isinstance(entry, Lane):
+                if heap is self._heap and not self._waits(entry):
+                    self._entries.discard(number)
+            elif self._listed.get(number) == turn:  # it got another turn through another gate
+                self._push_group(entry)
+        return None
+
+    # Reading
+
+    def _begin(self, number: int, kind: str) -> tuple[Any, ...]:
+        return (-1, -1) if self._only is None else self._only.begin(number, self._name(kind))
+
+    def _name(self, kind: str) -> str:
+        return f"{kind} {self.gate.name}"
+
+    def _read_more(
+        self, heap: list[tuple[int, int, int, Any]], index: int, kind: str, after: tuple[int, int]
+    ) -> None:
+        number = self.tier_queue if kind == "groups gates" else index
+        if self._only is not None and not self._only.may_go_on(number, self._name(kind), after):
+            return
+        self._page = max(self._page, 16)
+        if kind == "groups gates":
+            self._read_groups(after)
+        else:
+            self._read_lanes(heap, index, after)
+
+    def _read_lanes(
+        self, heap: list[tuple[int, int, int, Any]], index: int, after: tuple[Any, ...]
+    ) -> None:
+        tx, page = self._tx, self._page
+        rows = tx.all("lanes_at_gate", self.gate.name, index, *after, page)
+        numbers = [number for number, _ in rows]
+        tx.load_numbers(numbers)
+        lanes = tx.lane_cache.lanes
+        for number in numbers:
+            self._push(heap, lanes[number])
+        self._mark(heap, index, "gates", rows)
+
+    def _read_groups(self, after: tuple[Any, ...]) -> None:
+        tx = self._tx
+        rows = tx.all("groups_at_gate", self.gate.name, self.tier_queue, *after, self._page)
+        tx.groups.load(number for number, *_ in rows)
+        for number, turn, *rest in rows:
+            if self._only is not None:
+                listed = self.tier_queue, self._name("groups gates")
+                index = -number, self._name("gates")
+                self._only.enter_group(index, listed, (turn, number - 1))
+            group = tx.groups.get(number)
+            group.turns.setdefault(self.gate.name, GroupTurn(turn, *rest))
+            self._push_group(group)
+        self._mark(self._heap, self.tier_queue, "groups gates", rows)
+
+    def _mark(
+        self,
+        heap: list[tuple[int, int, int, Any]],
+        number: int,
+        kind: str,
+        rows: list[tuple[int, ...]],
+    ) -> None:
+        """Behind a full page: where the next one begins."""
+        if len(rows) == self._page:
+            last, turn = rows[-1][:2]
+            heapq.heappush(heap, (turn, last, 1, kind))
+        elif self._only is not None:
+            self._only.ended(number, self._name(kind))

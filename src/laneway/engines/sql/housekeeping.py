@@ -1,0 +1,196 @@
+"""
+What happens by the clock: due messages, leases that run out, ttl, retention, lanes and gates that
+wake; and sweeps, which place the lanes of a changed pattern. Each call does a bounded amount.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.shared.naming import BUCKET
+from laneway.engines.shared.states import (
+    ASLEEP,
+    DEAD,
+    DELAYED,
+    DUE,
+    EXPIRES,
+    IDLE,
+    LEASES_END,
+    RETENTION_ENDS,
+)
+from laneway.engines.sql import key_limits, messages, settling
+from laneway.policy import matches
+
+if TYPE_CHECKING:
+    from laneway.engines.sql.rows import Lane
+    from laneway.engines.sql.transaction import Transaction
+
+
+LEASE_ENDS_AHEAD = 100
+"""
+How many of the next events are examined when leases' ends are due. Most leases were settled long
+before; without this, each such end would wake an idle worker.
+"""
+
+
+def run(tx: Transaction, budget: int) -> None:
+    """
+    Do everything that is due, at most `budget` of each kind; call it at the beginning of a
+    transaction.
+    """
+    is_due, keys_wake = tx.one("housekeeping_due", tx.now)
+    if not (is_due or keys_wake):
+        return
+    _events(tx, budget)
+    sweep(tx, budget)
+    if keys_wake:
+        key_limits.wake(tx, budget)
+    _wake(tx, budget)
+
+
+def next_wake(tx: Transaction) -> int | None:
+    """When housekeeping is due again; call it after the lanes were written."""
+    (at,) = tx.one("next_wake")
+    return max(int(at), tx.now) if at is not None else None
+
+
+def _events(tx: Transaction, budget: int) -> None:
+    left, had_lease_end = budget, False
+    while left > 0 and (page := tx.all("events_due", tx.now, left)):
+        had_lease_end |= any(kind == LEASES_END for _, kind, _, _ in page)
+        left -= _apply(tx, page, left)
+    if had_lease_end:
+        tx.run("lease_ends_forget", tx.now, LEASE_ENDS_AHEAD)
+    tx.run("idents_forget", tx.now, budget)
+    tx.run("edges_forget", tx.now, budget)
+    tx.run("kept_forget", tx.now, budget)
+
+
+def _apply(tx: Transaction, page: list[Any], left: int) -> int:
+    """
+    Apply events in their order; stop early where a new event may come between them. Returns how
+    many messages and leases were changed.
+    """
+    done = 0
+    _load(tx, page)
+    with_leases = _batches_with_leases(tx, page)
+    for at, kind, a, b in page:
+        if done >= left:
+            break
+        if tx.events.is_deleted(at, kind, a):
+            continue  # by an earlier event: the message expired before it was due
+        tx.events.delete(at, kind, a)
+        if kind == LEASES_END:
+            if a in with_leases:
+                ended, next_deadline = settling.expire_leases(tx, a, b, at, left - done)
+                done += ended
+                if next_deadline is not None and next_deadline <= tx.now:
+                    break
+            continue
+        done += 1
+        if kind == DUE:
+            _due(tx, a)
+        elif kind == EXPIRES:
+            _expires(tx, a)
+        elif kind == RETENTION_ENDS:
+            messages.delete_dead(tx, a)
+    return done
+
+
+def _batches_with_leases(tx: Transaction, page: list[Any]) -> set[int]:
+    """Of the batches of leases whose deadline has come: those that have leases, by first fence."""
+    batches = [(a, b) for _, kind, a, b in page if kind == LEASES_END]
+    return {fence for (fence,) in tx.all("leases_left", tx.array(batches))} if batches else set()
+
+
+def _load(tx: Transaction, page: list[Any]) -> None:
+    """Read the rows that these events need, all of one table in one statement."""
+    mids = [a for _, kind, a, _ in page if kind != LEASES_END]
+    if not mids:
+        return
+    tx.messages.load(mids)
+    rows = [row for mid in mids if (row := tx.messages.get(mid)) is not None]
+    waiting = [row for row in rows if row.state != DEAD]
+    tx.load_numbers({row.lane for row in waiting})
+    messages.load_parked(tx, [(row.lane, row.line or "") for row in waiting if row.serial])
+    ended = {a for _, kind, a, _ in page if kind in (EXPIRES, RETENTION_ENDS)}
+    if ended:
+        rows = [row for row in rows if row.mid in ended]
+        tx.merge_keys.load(
+            (row.lane, row.mkey) for row in rows if row.mkey is not None and row.state != DEAD
+        )
+        tx.dead_letters.load((row.mid,) for row in rows if row.state == DEAD)
+        tx.parts.load(row.mid for row in rows if row.parts)
+        tx.idents.load_joined(row.mid for row in rows if row.joined)
+
+
+def _due(tx: Transaction, mid: int) -> None:
+    row = messages.read(tx, mid)
+    if row is None or row.state != DELAYED:
+        return
+    lane = tx.lane(row.lane)
+    lane.delayed -= 1
+    messages.arrive(tx, lane, row)
+    tx.messages.save_state(row)
+    tx.touch(lane)
+    if lane.place == IDLE:
+        tx.place(lane)
+
+
+def _expires(tx: Transaction, mid: int) -> None:
+    row = messages.read(tx, mid)
+    if row is None:
+        return
+    lane = tx.lane(row.lane)
+    messages.take_out(tx, lane, row)
+    messages.expire(tx, lane, row)
+    if row.serial:
+        messages.free_key(tx, lane, row.line, row.mid)
+    tx.place(lane)
+
+
+def _wake(tx: Transaction, budget: int) -> None:
+    for row in tx.all("gates_to_wake", tx.now, budget):
+        tx.reopen(tx.cached_gate(row))
+    # The index may still list lanes that an event has just placed elsewhere; they use no budget.
+    listed = (
+        tx.cached_lane(row) for row in tx.all("lanes_to_wake", tx.now, budget + tx.changed_lanes)
+    )
+    asleep = [
+        lane
+        for lane in listed
+        if lane.place == ASLEEP and lane.wake is not None and lane.wake <= tx.now
+    ]
+    for lane in asleep[:budget]:
+        tx.place(lane)
+    tx.forget_idle(budget)
+
+
+def sweep(tx: Transaction, budget: int) -> None:
+    """Place the lanes of patterns whose policy changed, at most `budget` of them."""
+    left = budget
+    for pattern, after in tx.all("sweeps"):
+        if left <= 0:
+            return
+        left -= _sweep_pattern(tx, pattern, after, left)
+
+
+def _sweep_pattern(tx: Transaction, pattern: str, after: str, most: int) -> int:
+    """Place the lanes that the pattern covers, in the order of their names; returns how many."""
+    prefix = pattern[:-1]
+    # The names of buckets begin with their patterns, and sort before those of topics.
+    lanes = _range(tx, max(after, prefix), prefix + "\U0010ffff", most)
+    for lane in lanes:
+        tx.place(lane)
+    if len(lanes) < most:
+        for lane in _range(tx, BUCKET, BUCKET + "\U0010ffff", most):
+            if pattern in ("*", lane.rule) or matches(pattern, lane.rule.removesuffix(".*")):
+                tx.place(lane)
+        tx.run("sweep_end", pattern)
+    else:
+        tx.run("sweep_go_on", lanes[-1].name, pattern)
+    return len(lanes)
+
+
+def _range(tx: Transaction, after: str, before: str, most: int) -> list[Lane]:
+    return [tx.cached_lane(row) for row in tx.all("lanes_in_range", after, before, most)]

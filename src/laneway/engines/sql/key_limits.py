@@ -1,0 +1,367 @@
+"""
+Limits per key inside a topic: `key_concurrency` and `key_rate`; `shared.key_limits` has an example
+and shows why they hold.
+
+Only visits of lanes with such limits, and ends of leases that hold a slot of a key, come here:
+publishing does nothing for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+from laneway.engines.shared import fairness
+from laneway.engines.shared.key_limits import MOST_PARKED, KeyState, recovered_us
+from laneway.engines.shared.states import IDLE, PARKED, READY
+from laneway.engines.sql.rows import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from laneway.engines.sql.lane_cache import LaneCache
+    from laneway.engines.sql.rows import Lane, Row
+    from laneway.engines.sql.store import Session
+    from laneway.engines.sql.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
+    from laneway.policy import Resolved
+
+    class Transaction(Session, Protocol):
+        """What limits per key need of a transaction, which uses them."""
+
+        now: int
+        lane_cache: LaneCache
+
+        @property
+        def messages(self) -> MessageTable: ...
+        @property
+        def ready(self) -> PlaceTable: ...
+        @property
+        def key_parked(self) -> ParkedTable: ...
+        @property
+        def key_states(self) -> Table: ...
+
+        def policy_of(self, lane: Lane) -> Resolved:
+            """The policy of a lane."""
+            ...
+
+        def load_numbers(self, numbers: Iterable[int]) -> None:
+            """Read lanes by number."""
+            ...
+
+        def touch(self, lane: Lane) -> None:
+            """The lane was changed."""
+            ...
+
+        def place(self, lane: Lane) -> None:
+            """Determine the lane's place."""
+            ...
+
+
+PAGE = 250
+"""Messages that are read at once behind those that keys have held back."""
+
+
+class Next(NamedTuple):
+    """A message that a visit may deliver."""
+
+    mid: int
+    key: str | None
+    """The key whose limits hold for it."""
+
+
+def key_of(policy: Resolved, row: Row) -> str | None:
+    """The key whose limits hold for a message; a serial message has none."""
+    return line_of(row.topic, row.key) if policy.key_limited and not row.serial else None
+
+
+def _state(tx: Transaction, lane: int, key: str) -> KeyState | None:
+    stored = tx.key_states.get(lane, key)
+    return KeyState(*stored) if stored is not None else None
+
+
+def _save(tx: Transaction, lane: Lane, policy: Resolved, key: str, state: KeyState) -> None:
+    if state.rest(policy, tx.now):
+        tx.key_states.delete(lane.lane, key)
+    else:
+        tx.key_states.put((lane.lane, key), *msgspec.structs.astuple(state))
+
+
+class Visit:
+    """
+    One visit's look at the next messages of a lane: which of them their keys admit.
+
+    `cut`: whether it ended early, because it has parked many.
+    """
+
+    def __init__(self, tx: Transaction, lane: Lane, policy: Resolved) -> None:
+        self.cut = False
+        self._tx, self._lane, self._policy = tx, lane, policy
+        self._room: dict[str, int] = {}
+        self._room_at_rest = KeyState().room(policy, tx.now)
+        self._parked = 0
+
+    def next(self, most: int, passed: int) -> list[Next]:
+        """
+        The lane's next messages behind `passed` that this call delivers already, at most so many.
+        Those before them whose keys are at a limit are parked.
+        """
+        found: list[Next] = []
+        page = self._tx.all("ready_heads", self._lane.lane, most, passed)
+        size = most
+        while not self._add(found, page, most) and len(page) == size and not self._is_over():
+            size = PAGE
+            page = self._tx.all("ready_keys", self._lane.lane, size, passed + len(found))
+        return found
+
+    def next_picked(
+        self, topic: str | None, ranks: tuple[int, int], most: int, picked: Container[int]
+    ) -> list[Next]:
+        """
+        The same of messages with these ranks, less the `picked` ones; of one topic of a bucket, or
+        of the lane (None).
+        """
+        query, of = ("ranked_keys", self._lane.lane) if topic is None else ("folded_keys", topic)
+        found: list[Next] = []
+        size = most
+        while True:
+            listed = self._tx.all(query, of, *ranks, size)
+            found.clear()
+            self._room.clear()
+            page = [row for row in listed if row[0] not in picked]
+            parked = self._parked
+            if self._add(found, page, most) or len(listed) < size or self._is_over():
+                return found
+            if parked == self._parked:
+                size *= 2
+
+    def _is_over(self) -> bool:
+        self.cut = self._parked >= MOST_PARKED
+        return self.cut
+
+    def _add(self, found: list[Next], page: Sequence[Any], most: int) -> bool:
+        """Add the messages of a page that their keys admit. Returns whether these are all."""
+        tx, number = self._tx, self._lane.lane
+        keys = [
+            None if is_serial or key is None else key if topic is None else line_of(topic, key)
+            for _, _, key, topic, is_serial, *_ in page
+        ]
+        wanted = [(number, key) for key in keys if key is not None and key not in self._room]
+        lane = self._lane
+        if lane.leased or lane.parked or lane.keys_recover > tx.now:
+            tx.key_states.load(wanted)
+        else:  # all keys of the lane are at rest
+            tx.key_states.assume_absent(wanted)
+        held_back: list[tuple[int, str]] = []
+        is_all = False
+        tx.messages.adopt([row[5:] for row in page if len(row) > 5 and row[5] is not None])
+        for (mid, *_), key in zip(page, keys, strict=True):
+            if len(found) == most:
+                is_all = True
+                break
+            if key is not None:
+                room = self._room.get(key)
+                if room is None:
+                    state = _state(tx, number, key)
+                    room = self._room_at_rest
+                    if state is not None:
+                        room = state.room(self._policy, tx.now)
+                self._room[key] = room - 1
+                if room <= 0:
+                    held_back.append((mid, key))
+                    continue
+            found.append(Next(mid, key))
+        self._park(held_back)
+        return is_all or len(found) == most
+
+    def _park(self, held_back: Sequence[tuple[int, str]]) -> None:
+        if not held_back:
+            return
+        tx, lane = self._tx, self._lane
+        self._parked += len(held_back)
+        tx.messages.load(mid for mid, _ in held_back)
+        parked: dict[str, int] = {}
+        for mid, key in held_back:
+            row = tx.messages.get(mid)
+            if row is None:
+                continue
+            tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
+            tx.key_parked.put((lane.lane, key, row.rank, row.pos, row.seq), mid)
+            row.state = PARKED
+            tx.messages.save_state(row)
+            parked[key] = parked.get(key, 0) + 1
+        for key, count in parked.items():
+            state = _state(tx, lane.lane, key) or KeyState()
+            state.parked += count
+            _save(tx, lane, self._policy, key, state)
+        count = sum(parked.values())
+        lane.ready -= count
+        lane.parked += count
+        lane.key_limits = self._policy.key_limits
+        tx.touch(lane)
+
+
+def take(tx: Transaction, lane: Lane, policy: Resolved, delivered: Sequence[Next]) -> None:
+    """These messages are delivered: each uses a slot and a permit of its key."""
+    taken: dict[str, int] = {}
+    for _, key in delivered:
+        if key is not None:
+            taken[key] = taken.get(key, 0) + 1
+    number, rate, latest = lane.lane, policy.key_rate, 0
+    for key, count in taken.items():
+        state = _state(tx, number, key)
+        if state is not None and state.parked:
+            state.take(policy, tx.now, count)
+            _save(tx, lane, policy, key, state)
+            latest = max(latest, state.tat)
+            continue
+        # As above, in a third of the time: it is leased, so an end of a lease comes first.
+        leased, tat = count, 0
+        if state is not None:
+            state.take(policy, tx.now, count)
+            leased, tat = state.leased, state.tat
+        elif rate is not None:
+            tat = fairness.take_permits(0, tx.now, rate, count)
+        latest = max(latest, tat)
+        tx.key_states.put((number, key), leased, 0, tat if rate is not None else 0, 0)
+    if rate is not None and latest:
+        lane.keys_recover = max(lane.keys_recover, recovered_us(latest))
+
+
+def load(tx: Transaction, slots: Sequence[tuple[int, str]]) -> None:
+    """Read what `free` needs for these (lane, key), all of one table in one statement."""
+    tx.key_states.load(slots)
+    numbers = {lane for lane, _ in slots}
+    tx.load_numbers(numbers)
+    lanes = tx.lane_cache.lanes
+    if not any(number in lanes and lanes[number].parked for number in numbers):
+        return
+    busy = [slot for slot in slots if (stored := tx.key_states.get(*slot)) and stored[1]]
+    if busy:
+        tx.key_parked.load_firsts(busy)
+        firsts = (tx.key_parked.first(*slot) for slot in busy)
+        tx.messages.load(mid for mid in firsts if mid is not None)
+
+
+def free(tx: Transaction, lane: Lane, key: str) -> None:
+    """A lease of the key ended: the first message that its limits parked becomes ready."""
+    stored = tx.key_states.get(lane.lane, key)
+    if stored is None:
+        return
+    if stored[0] > 1 and not stored[1]:  # as below: another lease is held, and nothing waits
+        tx.key_states.put((lane.lane, key), stored[0] - 1, *stored[1:])
+        return
+    state, policy = KeyState(*stored), tx.policy_of(lane)
+    state.leased = max(state.leased - 1, 0)
+    if state.parked and state.room(policy, tx.now):
+        _bring_forward(tx, lane, key, state, 1)
+    _save(tx, lane, policy, key, state)
+
+
+def give_back(tx: Transaction, lane: Lane, key: str, since_us: int) -> None:
+    """The delivery never began: return its permit, which it took `since_us` ago."""
+    state, policy = _state(tx, lane.lane, key), tx.policy_of(lane)
+    if state is not None and policy.key_rate is not None:
+        state.give_back(policy.key_rate, since_us)
+        if state.parked and state.room(policy, tx.now):  # the message itself may be delayed now
+            _bring_forward(tx, lane, key, state, 1)
+        _save(tx, lane, policy, key, state)
+
+
+def unpark(tx: Transaction, lane: Lane, row: Row) -> None:
+    """A parked message stops waiting: delete it from the messages of its key."""
+    key = row.line or ""
+    tx.key_parked.delete(lane.lane, key, row.rank, row.pos, row.seq)
+    state = _state(tx, lane.lane, key)
+    if state is not None:
+        state.parked -= 1
+        _save(tx, lane, tx.policy_of(lane), key, state)
+
+
+def leave(tx: Transaction, lane: Lane, row: Row) -> None:
+    """
+    A message stopped waiting, or is delayed now, without a delivery. If it was ready, the next one
+    of its key becomes ready in its place.
+    """
+    if not lane.parked or row.serial or row.key is None or row.state != READY:
+        return
+    key = row.line or ""
+    state = _state(tx, lane.lane, key)
+    if state is not None:
+        _bring_forward(tx, lane, key, state, 1)
+        _save(tx, lane, tx.policy_of(lane), key, state)
+
+
+def _bring_forward(tx: Transaction, lane: Lane, key: str, state: KeyState, count: int) -> None:
+    """The first messages that the key's limits parked become ready."""
+    for _ in range(min(count, state.parked)):
+        mid = tx.key_parked.first(lane.lane, key)
+        row = tx.messages.get(mid) if mid is not None else None
+        if row is None:
+            state.parked = 0  # the doctor reports what the store lost
+            return
+        state.parked -= 1
+        lane.parked -= 1
+        lane.ready += 1
+        row.state = READY
+        tx.key_parked.delete(lane.lane, key, row.rank, row.pos, row.seq)
+        tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
+        tx.messages.save_state(row)
+        tx.touch(lane)
+
+
+def wake(tx: Transaction, budget: int) -> None:
+    """
+    Keys whose time has come: as many of their parked messages as they admit become ready. Most have
+    none, and are deleted together.
+    """
+    tx.run("key_states_recovered", tx.now, fairness.TICKS * tx.now, budget)
+    due = tx.all("keys_to_wake", tx.now, budget)
+    if not due:
+        return
+    load(tx, due)
+    woken: dict[int, Lane] = {}
+    for number, key in due:
+        lane = tx.lane_cache.lanes.get(number)
+        if lane is None:
+            tx.key_states.delete(number, key)
+            continue
+        _wake_key(tx, lane, key)
+        woken[number] = lane
+    for lane in woken.values():
+        if lane.place == IDLE:
+            tx.place(lane)
+
+
+def _wake_key(tx: Transaction, lane: Lane, key: str) -> None:
+    state = _state(tx, lane.lane, key)
+    if state is None:
+        return
+    policy = tx.policy_of(lane)
+    state.woken()
+    room = state.room(policy, tx.now)
+    _bring_forward(tx, lane, key, state, min(room, MOST_PARKED))
+    _save(tx, lane, policy, key, state)
+    if state.parked and room > MOST_PARKED:
+        state.wake = tx.now
+        tx.key_states.put((lane.lane, key), *msgspec.structs.astuple(state))
+
+
+def limits_changed(tx: Transaction, lane: Lane, policy: Resolved) -> None:
+    """
+    The limits are not those under which the lane's messages were parked: look at all of its keys,
+    at the first of them at once.
+    """
+    lane.key_limits = policy.key_limits
+    tx.run("key_states_wake", tx.now, lane.lane)
+    keys = [(lane.lane, key) for (key,) in tx.all("key_states_parked", lane.lane, MOST_PARKED)]
+    load(tx, keys)
+    for _, key in keys:
+        _wake_key(tx, lane, key)
+
+
+def recount(tx: Transaction, lane: int, key: str, leased: int, parked: int) -> None:
+    """For the doctor: the key has so many leases and parked messages; look at these now."""
+    state = _state(tx, lane, key) or KeyState()
+    state.leased, state.parked, state.wake = leased, parked, tx.now
+    tx.key_states.put((lane, key), *msgspec.structs.astuple(state))

@@ -1,0 +1,98 @@
+"""
+The end of a message: store its outcome, and publish end notices for the jobs that wait for it.
+
+A leaf: everything that ends messages calls it. What is stored can be read by `results`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.engines.base import ENDED, FLOW_HEADER, TASK_HEADER
+from laneway.engines.shared.refusals import ended, result_ttls_us
+from laneway.engines.sql.rows import Row, read_headers, to_json
+from laneway.message import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.sql.transaction import Transaction
+    from laneway.message import Settlement
+
+OUTCOME, PROGRESS = 0, 1
+"""`kept.slot`: what a row of `kept` holds."""
+
+
+def store_outcomes(
+    tx: Transaction, settlements: Sequence[Settlement], answers: Sequence[str]
+) -> None:
+    """Store the outcomes that handlers reported with the settlements that ended their messages."""
+    rows = [
+        (settlement.id, OUTCOME, tx.now + settlement.outcome_ttl_us, bytearray(settlement.outcome))
+        for settlement, answer in zip(settlements, answers, strict=True)
+        if settlement.outcome is not None
+        and settlement.id is not None
+        and answer in ("acked", "died")
+    ]
+    if rows:
+        tx.run_rows("kept_write", rows)
+        tx.changed_ids += [row[0] for row in rows]
+        if tx.one("followers_any") is not None:
+            for message_id, _, _, outcome in rows:
+                _notify_followers(tx, message_id, bytes(outcome))
+
+
+def message_ended(
+    tx: Transaction, row: Row, topic: str, status: str, reason: str | None = None
+) -> None:
+    """
+    A message ended by `status` ("expired", "dead" or "cancelled") and no handler reported it: store
+    the outcome where its headers ask for that, and publish end notices.
+    """
+    reported = tx.reported_by_handler
+    # Only a death is the handler's: a message that comes back may expire in the same call.
+    is_reported = reported is not None and reported[0] == row.mid and status == "dead"
+    if row.headers is None or (is_reported and reported is not None and reported[1]):
+        return
+    headers = read_headers(row.headers)
+    message_id, ttls = tx.id_of(row), result_ttls_us(headers)
+    outcome = ended(status, topic, row.published, reason)
+    if FLOW_HEADER in headers and not is_reported:
+        tx.end_notices.append(
+            _end_notice(
+                topic,
+                {"id": message_id, "outcome": msgspec.Raw(outcome), "body": msgspec.Raw(row.body)},
+            )
+        )
+    if ttls is not None:
+        tx.kept.put((message_id, OUTCOME), tx.now + ttls[1], outcome)
+        tx.changed_ids.append(message_id)
+        _notify_followers(tx, message_id, outcome)
+
+
+def message_revived(tx: Transaction, row: Row) -> None:
+    """A dead letter was redriven: forget the outcome of its end."""
+    if row.headers is not None and result_ttls_us(read_headers(row.headers)) is not None:
+        message_id = tx.id_of(row)
+        tx.run("kept_delete", message_id)
+        tx.changed_ids.append(message_id)
+
+
+def _notify_followers(tx: Transaction, message_id: str, outcome: bytes) -> None:
+    """Publish one end notice for all that follow the message."""
+    followers = tx.all("followers_of", message_id)
+    if not followers:
+        return
+    tx.run("followers_delete", message_id)
+    content = {
+        "id": message_id,
+        "outcome": msgspec.Raw(outcome),
+        "followers": [msgspec.Raw(body) for _, body in followers],
+    }
+    tx.end_notices.append(_end_notice(followers[0][0], content))
+
+
+def _end_notice(topic: str, content: dict[str, Any]) -> Draft:
+    return Draft(topic, to_json(content), headers={TASK_HEADER: ENDED}, at_front=True, own=True)

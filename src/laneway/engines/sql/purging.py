@@ -1,0 +1,205 @@
+"""
+Removal: purge and delete of a topic, cancelling a message, dropping and redriving dead letters.
+
+Each call removes at most a page, so that other processes do not wait long for the write lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.engines.base import ABORT, CancelAnswer
+from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
+from laneway.engines.sql import key_limits, leases, message_ends, messages, views
+from laneway.engines.sql.rows import Held, Lane, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from laneway.engines.sql.transaction import Transaction
+
+
+PAGE = 1000
+"""Most messages that one transaction removes."""
+
+
+def purge(tx: Transaction, topic: str, last: int) -> int:
+    """Remove waiting messages with sequence numbers up to `last`; returns how many."""
+    removed = 0
+    for lane, listed in _waiting(tx, topic):
+        # When a message was removed, the next one of its key may be ready now: read the row again.
+        row = messages.read(tx, listed.mid) if listed.key is not None else listed
+        if row is not None and row.seq <= last:
+            message_ends.message_ended(tx, row, topic, "cancelled")
+            messages.remove_waiting(tx, lane, row, topic)
+            removed += 1
+            if removed == PAGE:
+                break
+    for lane in views.lanes_of(tx, topic):
+        tx.place(lane)
+    return removed
+
+
+def _waiting(tx: Transaction, topic: str) -> list[tuple[Lane, Row]]:
+    if tx.policy(topic).buckets is not None:
+        rows = [Row(*row) for row in tx.all("folded_list", topic, PAGE)]
+        return [(tx.lane(row.lane), row) for row in rows]
+    waiting: list[tuple[Lane, Row]] = []
+    for lane in views.lanes_of(tx, topic):
+        # Parked messages first: else each removed head would only make the next one ready.
+        for state in (PARKED, DELAYED):
+            waiting += [(lane, Row(*row)) for row in tx.all("aside_any", lane.lane, state, PAGE)]
+        if len(waiting) < PAGE:
+            waiting += [(lane, Row(*row)) for row in tx.all("ready_list", lane.lane, PAGE)]
+    return waiting
+
+
+def delete(tx: Transaction, topic: str) -> int:
+    """After a purge: delete leases, known ids and counters. Returns how many leases were ended."""
+    ended = 0
+    for lane in views.lanes_of(tx, topic):
+        for row in tx.all("leased_in_lane", lane.lane):
+            ended += _end_lease(tx, lane, Held(*row), topic)
+        if lane.topic is None:
+            tx.place(lane)
+        elif not (lane.waiting or lane.leased):
+            tx.run("key_states_forget", lane.lane)
+            tx.forget(lane)
+    tx.run("idents_delete_topic", topic)
+    tx.run("edges_delete_topic", topic)
+    return ended
+
+
+def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
+    """Remove a leased message. Its lease stays, marked, so that settle answers "gone"."""
+    row = messages.read(tx, held.mid)
+    if (
+        held.gone
+        or (row is not None and messages.topic_of(row, lane) != topic)
+        or (row is None and lane.topic is None)
+    ):
+        return 0
+    tx.run("lease_gone", held.fence)
+    lane.leased -= 1
+    tx.shard.leased -= 1
+    if held.gate is not None:
+        tx.free_gates(held.gate, tx.now - held.granted)
+    if held.slot is not None:
+        key_limits.free(tx, lane, held.slot)
+    if row is not None:
+        message_ends.message_ended(tx, row, topic, "cancelled")
+        messages.remove_ended(tx, lane, row, topic)
+    elif held.empty:
+        messages.free_key(tx, lane, held.empty, held.mid)
+    return 1
+
+
+# One message
+
+
+def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
+    """Cancel a message that waits, abort one that is leased; answers what was done."""
+    row = messages.find(tx, message_id, topic)
+    if row is None:
+        return "unknown"
+    if row.state == DEAD:
+        return "dead"
+    lane = tx.lane(row.lane)
+    its_topic = messages.topic_of(row, lane)
+    lease = tx.one("lease_of_message", row.mid)
+    message_ends.message_ended(tx, row, its_topic, "cancelled")
+    if lease is None:
+        messages.remove_waiting(tx, lane, row, its_topic)
+        tx.place(lane)
+        return "cancelled"
+    held = Held(*lease)
+    tx.run("leases_delete", tx.array([held.fence]))
+    tx.lane_cache.leases.pop(held.fence, None)
+    leases.release_slots(tx, lane, held, tx.now - held.granted)
+    messages.remove_ended(tx, lane, row, its_topic)
+    tx.place(lane)
+    tx.changed_ids.append(ABORT + tx.id_of(row))
+    return "aborted"
+
+
+# Dead letters
+
+
+Letter = tuple[int, str, int]
+"""A dead letter: message, topic, end of its retention."""
+
+
+def dead_letters(
+    tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int
+) -> list[Letter]:
+    """The dead letters with these ids; None: the oldest."""
+    if ids is None:
+        return oldest_dead(tx, topic, limit)
+    rows = (messages.find(tx, message_id, topic) for message_id in ids[:limit])
+    return dead_by_number(tx, [row.mid for row in rows if row is not None])
+
+
+def dead_by_number(tx: Transaction, mids: Iterable[int]) -> list[Letter]:
+    """The dead letters among these messages."""
+    letters = ((mid, tx.dead_letters.get(mid)) for mid in dict.fromkeys(mids))
+    return [(mid, letter[0], letter[2]) for mid, letter in letters if letter is not None]
+
+
+def oldest_dead(tx: Transaction, topic: str | None, limit: int) -> list[Letter]:
+    """The oldest dead letters, of one topic or of all."""
+    listed = (
+        tx.all("dead_list", 0, limit) if topic is None else tx.all("dead_list_of", topic, 0, limit)
+    )
+    return [(row[1], row[2], row[4]) for row in listed]
+
+
+def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_us: int) -> int:
+    """
+    Put dead letters back into their topics, with new sequence numbers and no attempts. The first is
+    due at `first`, the others `spacing_us` apart.
+    """
+    lanes: dict[int, Lane] = {}
+    for n, (mid, its_topic, until) in enumerate(letters):
+        row = messages.read(tx, mid)
+        if row is None:
+            continue
+        tx.events.delete(until, RETENTION_ENDS, mid)
+        tx.dead_letters.delete(mid)
+        tx.shard.dead -= 1
+        tx.letters[its_topic] = tx.letters.get(its_topic, 0) - 1
+        message_ends.message_revived(tx, row)
+        lane = _put_back(tx, row, its_topic, first + n * spacing_us)
+        lanes[lane.lane] = lane
+    for lane in lanes.values():
+        tx.place(lane)
+    return len(letters)
+
+
+def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
+    policy = tx.policy(topic)
+    row.seq = tx.next_seq()
+    row.since = since
+    row.attempts = row.suspect = 0
+    row.odd = 1
+    row.expires = since + policy.ttl if policy.ttl is not None else None
+    spread_by = (
+        row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
+    )
+    lane = tx.ensure_lane(*tx.lane_of(policy, topic, spread_by, row.seq))
+    row.lane = lane.lane
+    # The topic may have been folded into a bucket, or unfolded, since the message died.
+    row.topic = topic if lane.topic is None else None
+    tx.run("message_topic", row.topic, row.mid)
+    tx.run("note_reset", row.mid)
+    # If another message with its merge key waits, this one stays separate.
+    collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
+    messages.begin_waiting(tx, lane, row, collects=collects)
+    tx.messages.save(row)
+    return lane
+
+
+def drop_dead(tx: Transaction, letters: Sequence[Letter]) -> int:
+    """Delete dead letters; returns how many."""
+    for mid, _, _ in letters:
+        messages.delete_dead(tx, mid)
+    return len(letters)

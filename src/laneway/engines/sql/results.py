@@ -1,0 +1,136 @@
+"""
+What other programs read and wait for by a message's id: outcomes, progress, followers, signals.
+
+Outcomes are stored by `endings`, when messages end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway import headers as control
+from laneway.engines.base import UNTIL_SIGNALLED_US
+from laneway.engines.shared.naming import parse_generated_id
+from laneway.engines.shared.refusals import (
+    explicit_due,
+    nobody_follows,
+    result_ttls_us,
+)
+from laneway.engines.shared.states import DEAD, DELAYED
+from laneway.engines.sql import leases, messages
+from laneway.engines.sql.message_ends import OUTCOME, PROGRESS
+from laneway.engines.sql.rows import Lane, Row, read_headers
+from laneway.message import Receipt, StoredResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.sql.transaction import Transaction
+    from laneway.message import Draft, ProgressReport
+
+
+def read(tx: Transaction, ids: Sequence[str]) -> list[StoredResult]:
+    """The outcome and the progress that are stored under each of these ids."""
+    results = [StoredResult() for _ in ids]
+    for n, slot, body in tx.all("kept_read", tx.array(ids), tx.now):
+        if slot == OUTCOME:
+            results[n].outcome = body
+        else:
+            results[n].progress = body
+    return results
+
+
+def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[bool]:
+    """
+    Store progress reports; answers which were stored. One that names a lease is stored only while
+    that lease is held.
+    """
+    held = leases.by_fence(tx, (report.fence for report in reports))
+    answers: list[bool] = []
+    for report in reports:
+        is_held = not report.fence or leases.is_held(held.get(report.fence), report.handle)
+        if is_held:
+            tx.kept.put((report.id, PROGRESS), tx.now + report.ttl_us, report.body)
+            tx.changed_ids.append(report.id)
+        answers.append(is_held)
+    return answers
+
+
+def on_end(tx: Transaction, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+    """
+    Store a follower, which the end notice of the message will carry. Returns the outcome if the
+    message has already ended, else None.
+
+    Raises UsageError if the message is not there, or its outcome will not be stored.
+    """
+    outcome = read(tx, [message_id])[0].outcome
+    if outcome is not None:
+        return outcome
+    row = messages.find(tx, message_id, topic)
+    if (
+        row is None
+        or row.state == DEAD
+        or row.headers is None
+        or result_ttls_us(read_headers(row.headers)) is None
+    ):
+        raise nobody_follows(message_id)
+    tx.run(
+        "follower_write",
+        tx.id_of(row),
+        messages.topic_of(row, tx.lane(row.lane)),
+        follower,
+    )
+    return None
+
+
+# Signals
+
+
+def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
+    """
+    Deliver a signal to a message that waits for some; the last one makes it due, and its lane is
+    returned.
+
+    A signal that came before, or whose message does not wait for one, is a duplicate.
+    """
+    message_id = draft.id or ""
+    duplicate = Receipt(message_id, draft.topic, "duplicate")
+    row = _blocked_message(tx, message_id, draft.topic)
+    if row is None:
+        return duplicate, None
+    lane = tx.lane(row.lane)
+    came = (row.mid, draft.signal)
+    if messages.topic_of(row, lane) != draft.topic or tx.signals.get(*came) is not None:
+        return duplicate, None
+    tx.signals.put(came)
+    row.parts += 1
+    tx.parts.add(row.mid, row.parts, draft.body)
+    lane.bytes += len(draft.body)
+    tx.shard.bytes += len(draft.body)
+    if draft.signal and row.parts < control.signals_needed(read_headers(row.headers or "{}")):
+        tx.messages.save(row)
+        tx.touch(lane)
+        return Receipt(message_id, draft.topic), None
+    _unblock(tx, lane, row, draft)
+    return Receipt(message_id, draft.topic), lane
+
+
+def _blocked_message(tx: Transaction, message_id: str, topic: str) -> Row | None:
+    known = tx.idents.get(message_id, topic)
+    mid = known[0] if known is not None else parse_generated_id(tx.shard.nonce, message_id)
+    row = messages.read(tx, mid) if mid is not None else None
+    if row is None or row.state != DELAYED or row.since != UNTIL_SIGNALLED_US:
+        return None
+    return row
+
+
+def _unblock(tx: Transaction, lane: Lane, row: Row, draft: Draft) -> None:
+    """The message has all its signals: it is due, and its ttl begins."""
+    messages.end_waiting(tx, lane, row)
+    tx.run("came_delete", row.mid)
+    row.since = explicit_due(draft, tx.now) or tx.now
+    # A ttl of its own counts from the publish, the policy's from now.
+    ttl_begins = tx.now if draft.ttl_us is None else row.published
+    row.expires = tx.policy(draft.topic).expires_us(draft.ttl_us, ttl_begins)
+    messages.begin_waiting(tx, lane, row)
+    tx.messages.save(row)

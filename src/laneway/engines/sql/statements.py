@@ -1,0 +1,162 @@
+"""
+The SQL of this engine, read once from `sql/*.sql`, where `-- name: …` begins a statement.
+
+`{lane}`, `{message}`, `{head}`, `{gate}` and `{group}` stand for lists of columns.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from laneway.engines.sql import listing_statements
+from laneway.engines.sql.rows import GROUP_COLUMNS, HEAD_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from laneway.engines.sql.store import Connection
+
+
+def _load() -> dict[str, str]:
+    statements: dict[str, str] = {}
+    for entry in sorted(Path(__file__).with_name("sql").glob("*.sql")):
+        for section in entry.read_text(encoding="utf-8").split("-- name:")[1:]:
+            name, _, text = section.partition("\n")
+            statement = (
+                text.replace("{lane}", _LANE)
+                .replace("{message}", _MESSAGE)
+                .replace("{head}", _HEAD)
+                .replace("{gate}", _GATE)
+                .replace("{group}", _GROUP)
+                .strip()
+                .rstrip(";")
+            )
+            if name.strip() in statements:
+                raise AssertionError(f"there are two statements {name.strip()}")
+            statements[name.strip()] = statement
+    return statements
+
+
+_LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
+_GROUP = ", ".join(f"g.{name}" for name in GROUP_COLUMNS)
+_MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
+_HEAD = (
+    ", ".join(f"m.{name}" for name in HEAD_COLUMNS) + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
+    " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky"
+)
+"""What ready messages have, and whether they have more: half of the columns cost half as much."""
+GRANT = "grant:"
+"""The name of the setting with a store's part of a gate is this and the gate's name."""
+
+_GATE = (
+    "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn, mean,"
+    " holder, waiting,"
+    f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)"
+)
+
+PLACING = ("tier_queue", "place", "wake", "vt", "gate", "turn")
+"""Columns of `lane` that indexes have, besides the size classes."""
+
+CLASSES = ("big", "old", "busy", "slow")
+COUNTS = tuple(
+    name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", "own", *PLACING, *CLASSES}
+)
+
+SQL = _load() | listing_statements.STATEMENTS
+"""Every statement by name."""
+
+
+_NULLABLE = {"rule", "wake", "gate", "more", *CLASSES}
+"""Columns of `lane` that are bound as 0 where they are None."""
+
+
+def _bound(column: str) -> str:
+    return "nullif(?, 0)" if column in _NULLABLE else "?"
+
+
+SQL["lane_insert"] = (
+    f"INSERT INTO lane ({', '.join(LANE_COLUMNS)}) VALUES ({', '.join(map(_bound, LANE_COLUMNS))})"
+    " ON CONFLICT (lane) DO NOTHING"
+)
+
+
+MARKS = tuple(f"+{name}" for name in CLASSES)
+"""What the name of a statement ends with for each size class that it sets too."""
+
+
+for _number in range(1 << len(CLASSES)):
+    _changed = [n for n in range(len(CLASSES)) if _number >> n & 1]
+    for _name, _columns in (
+        ("lane_count", COUNTS),
+        ("lane_place", PLACING + COUNTS),
+        ("lane_grow", ("ready", "bytes", "published")),
+    ):
+        _set = (*_columns, *(CLASSES[n] for n in _changed))
+        SQL[_name + "".join(MARKS[n] for n in _changed)] = (
+            f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE"
+            " lane = ?"
+        )
+
+
+class UnwrittenRows(Protocol):
+    """The rows of a table that a transaction has read or changed, see `tables`."""
+
+    def write(self) -> None:
+        """Write what was changed."""
+
+    def forget(self) -> None:
+        """Forget what was read."""
+
+
+class Statements:
+    """
+    Runs statements by their names on one connection.
+
+    A statement sees the unwritten rows of `tables`: those of the tables that it names are written
+    first.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.array: Callable[[Sequence[Any]], Any] = connection.array
+        self.tables: dict[str, UnwrittenRows] = {}
+        """By name: the tables that this transaction has used."""
+
+    def one(self, name: str, *values: Any) -> Any:
+        if self.tables:
+            self._write_for(name)
+        return self.connection.one(name, *values)
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        if self.tables:
+            self._write_for(name)
+        return self.connection.all(name, *values)
+
+    def run(self, name: str, *values: Any) -> int:
+        if self.tables:
+            self._write_for(name)
+        return self.connection.run(name, *values)
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        if not rows:
+            return 0
+        if self.tables:
+            self._write_for(name)
+        return self.connection.run_many(name, rows)
+
+    def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
+        if not rows:
+            return
+        if self.tables:
+            self._write_for(name)
+        self.connection.run_rows(name, rows, converts=converts)
+
+    def _write_for(self, name: str) -> None:
+        """Write the rows that this statement may name; if it changes some, forget what was read."""
+        for table_name, is_changed in self.connection.touched(name):
+            table = self.tables.get(table_name)
+            if table is not None:
+                table.write()
+                if is_changed:
+                    table.forget()

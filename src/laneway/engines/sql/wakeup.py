@@ -1,0 +1,100 @@
+"""What the rules need of the way in which a store wakes workers that wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from laneway.engines.base import HEARTBEAT_TIMEOUT
+from laneway.engines.shared.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.base import ArrivalListener, ResultListener, WorkListener
+    from laneway.message import Lease
+
+LOOK_AGAIN = 1.0
+"""Seconds after which a waiter looks by itself, in case a notification was lost."""
+
+SENT_LEASE_SECONDS = HEARTBEAT_TIMEOUT
+"""
+The longest lease that is sent to a worker: as long as those that workers take by default, because
+a worker that stands still for a moment must not lose it.
+"""
+
+
+class Wakeup(Protocol):
+    """Waits and notifications of one store."""
+
+    def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
+        """Wake one waiter of the pool; if none waits and messages came, one arrival listener."""
+
+    def notify_results(self, ids: Sequence[str]) -> None:
+        """Notify all result listeners that something was stored under these ids."""
+
+    def find_worker(self, pool: str) -> Any:
+        """
+        A waiting worker to which messages may be leased, or None. Call it, and `forget_workers`, in
+        one thread at a time.
+        """
+
+    def send_lease(self, worker: Any, lease: Lease, began: float) -> bool:
+        """
+        Send a lease to its worker. `began`: when its message was put (monotonic seconds). False:
+        the worker will not receive it.
+        """
+
+    def forget_workers(self) -> None:
+        """Forget the workers that `find_worker` has found."""
+
+    def wait(
+        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    ) -> bool:
+        """Sleep until notified, at most `timeout` s; True: there may be something to lease."""
+
+    def work_listener(
+        self,
+        pool: str,
+        topics: Sequence[str] | None,
+        *,
+        max_lease_us: int | None = None,
+        looks_always: bool = False,
+    ) -> WorkListener:
+        """
+        A listener that is notified of what can be leased in a pool. `looks_always`: its `poll`
+        returns only if it has seen something to lease itself.
+        """
+
+    def arrival_listener(self, pool: str) -> ArrivalListener:
+        """A listener that is notified of arrivals in a pool."""
+
+    def result_listener(self) -> ResultListener:
+        """A listener that is notified of stored outcomes and progress."""
+
+    def interrupt(self) -> None:
+        """End all waits of this process."""
+
+
+class Waits:
+    """Those calls of an engine that its wakeup answers alone."""
+
+    _wakeup: Wakeup
+
+    def wait(
+        self,
+        timeout: float,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> bool:
+        return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
+
+    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
+        return self._wakeup.arrival_listener(pool)
+
+    def result_listener(self) -> ResultListener:
+        return self._wakeup.result_listener()
+
+    def interrupt(self) -> None:
+        self._wakeup.interrupt()
