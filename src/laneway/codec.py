@@ -259,8 +259,8 @@ def _check_headers(topic: str, headers: object) -> None:
 
 
 def _check_key(topic: str, key: object) -> str:
-    if not isinstance(key, str) or not key:
-        kind = "non-empty text" if key == "" else "text"
+    if not isinstance(key, str) or not key or "\0" in key:
+        kind = "non-empty text" if key == "" else "text without NUL"
         raise BadMessage(f"message to {topic}: expected key to be {kind}, got {key!r:.80}")
     if len(_utf8(topic, "key", key)) > MAX_KEY_BYTES:
         raise BadMessage(

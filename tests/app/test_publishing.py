@@ -51,6 +51,13 @@ def test_bodies(app: Laneway, body: Any, comes_as: Any) -> None:
     assert app.lease(1)[0].body == comes_as
 
 
+def test_keys_without_nul(app: Laneway) -> None:
+    """A key with NUL is refused before it reaches a store or a spool."""
+    with pytest.raises(BadMessage, match="key to be text without NUL"):
+        app.publish("b", 1, key="a\0b")
+    assert app.topic("b").stats().waiting == 0
+
+
 @pytest.mark.parametrize(
     ("body", "refusal"),
     [

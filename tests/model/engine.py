@@ -19,7 +19,7 @@ from laneway.engines.base import (
     UNTIL_SIGNALLED_US,
 )
 from laneway.engines.shared import adaptive, fairness
-from laneway.engines.shared.refusals import retries_used_up
+from laneway.engines.shared.refusals import check_names, retries_used_up
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
 from laneway.policy import Resolved, gate_names
@@ -194,6 +194,7 @@ class Engine(Lanes):
         for draft in drafts:
             policy = self.policy_table.resolve(draft.topic)
             self._check_drafts(copies_of(draft, policy), now)
+            check_names(draft)
             if draft.signal is not None:
                 continue
             if len(draft.body) > policy.max_body:

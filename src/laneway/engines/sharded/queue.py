@@ -21,7 +21,7 @@ from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
 from laneway.engines.sharded.splitting import Numbers, by_shard, pages_within, partial_call
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.copies import copies_of, count_copies
-from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft
+from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft, check_names
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, StoredResult
 
@@ -445,6 +445,8 @@ class ShardedQueue(ABC):
     ) -> list[SettlementAnswer]:
         if not settlements:
             return []
+        for draft in itertools.chain.from_iterable((publish or {}).values()):
+            check_names(draft)
         answers: list[SettlementAnswer] = ["acked"] * len(settlements)
         is_first = True
         by_shard = self._numbers.by_shard([settlement.handle for settlement in settlements])

@@ -100,11 +100,19 @@ def explicit_due(draft: Draft, now_us: int) -> int | None:
     return now_us + draft.delay_us if draft.delay_us > 0 else None
 
 
+def check_names(draft: Draft) -> None:
+    """Raise BadMessage for a key or an id with NUL, which not every database can keep."""
+    if "\0" in (draft.key or "") or "\0" in (draft.id or ""):
+        raise BadMessage(f"message to {draft.topic}: its key and id must not contain NUL")
+
+
 def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
     """
     Raise BadMessage if the message cannot be published. `now_us` None: the engine checks what
     depends on its time.
     """
+    if draft.key is not None or draft.id is not None:
+        check_names(draft)
     if draft.signal is not None or draft.own:
         return  # small, and must not be lost
     if len(draft.body) > policy.max_body:

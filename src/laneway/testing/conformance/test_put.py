@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laneway.errors import BadMessage
-from laneway.message import Draft
+from laneway.message import Draft, Settlement
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -114,6 +114,23 @@ def test_body_limit(driver: EngineDriver) -> None:
     driver.policy("a", max_body=10)
     with pytest.raises(BadMessage, match="11 bytes"):
         driver.put("a", "x" * 11)
+
+
+def test_nul_is_refused(driver: EngineDriver) -> None:
+    """A key or an id with NUL: not every database can keep it. Nothing is stored."""
+    driver.put("a", "1")
+    (lease,) = driver.lease()
+    for draft in (Draft("a", b"x", key="k\0"), Draft("a", b"x", id="\0i")):
+        with pytest.raises(BadMessage):
+            driver.engine.put([draft], now_us=driver.now)
+        with pytest.raises(BadMessage):
+            driver.engine.put([Draft("b", b"y"), draft], now_us=driver.now)
+        with pytest.raises(BadMessage):
+            driver.engine.settle(
+                [Settlement(lease.handle, lease.fence)], publish={0: [draft]}, now_us=driver.now
+            )
+    assert driver.settle([lease]) == ["acked"]
+    assert driver.lease() == []
 
 
 def test_too_large_message_drops_no_others(driver: EngineDriver) -> None:
