@@ -377,8 +377,8 @@ local serving = part(function(serving)
         end
         local first = group.first
         if first then
-            source.found, source.offset, source.at, source.is_last, source.page = first, #first,
-                group.next_first, #first < first.most, calls.chunk
+            source.found, source.offset, source.is_last, source.page = first, #first,
+                #first < first.most, calls.chunk
         end
         advance(heap, source)
     end
@@ -715,9 +715,6 @@ local serving = part(function(serving)
         if not line then
             line = { heap = {} }
             begin_in_group(line.heap, group)
-            if group.back then
-                push(line.heap, group.back)
-            end
             group.line = line
         end
         return line
@@ -1200,30 +1197,6 @@ local serving = part(function(serving)
         return got
     end
 
-    -- Visit the first lanes of a group, as they were read with it, until one has more: until then
-    -- their order does not change. Returns how much was taken, the work, how many lanes refused,
-    -- and whether the visit is over.
-    local function serve_first(group, tier_queue, room, count_of_lanes)
-        local first, at = group.first, group.next_first
-        local taken, work, refusing = 0, 0, 0
-        while taken < room and first[at] and not group.back and not is_over() do
-            local lane = lanes.find(first[at])
-            at = at + 1
-            if lane then -- else the store lost it; the doctor reports it
-                local got, has_more = serve_lane(lane, tier_queue, room - taken, count_of_lanes)
-                taken, refusing = taken + got, refusing + (got == 0 and 1 or 0)
-                if tier_queue.by_time then
-                    work = work + got * expected_cost(lane, tier_queue)
-                end
-                if has_more then
-                    group.back = { lane.vt, lane.number, lane }
-                end
-            end
-        end
-        group.next_first = at
-        return taken, work, refusing, taken >= room or is_over()
-    end
-
     -- Visit runnable lanes of a group, in their order, for as many messages as a lane of the
     -- group's weight would get. Among many lanes and groups a visit of a lane takes as many as
     -- without groups. Returns how much was taken, and whether the group has more.
@@ -1237,16 +1210,6 @@ local serving = part(function(serving)
         local taken, work, refusing = 0, 0, 0
         local count_of_lanes = group.runnable > 1 and max(group.runnable, entries) or 1
         room = fairness.chunk(room, entries, group.weight)
-        if not group.line and group.first then
-            local is_done
-            taken, work, refusing, is_done = serve_first(group, tier_queue, room, count_of_lanes)
-            if is_done then
-                if taken > 0 then
-                    charge_group(group, tier_queue, taken, work, entries <= 1)
-                end
-                return taken, true
-            end
-        end
         while taken < room and refusing < MOST_REFUSING and not is_over() and has_runnable(group) do
             local line = group.line
             local entry = pop(line.heap)
