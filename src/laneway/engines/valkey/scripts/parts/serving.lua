@@ -970,10 +970,8 @@ local serving = part(function(serving)
             local n = #calls.order + 1
             given = pool[n] or {}
             given.lane, given.wanted, given.picked, given.first, given.count, given.charge,
-                given.place, given.line_tail, given.behind_line, given.quick_tail, given.other_tail,
-                given.quick_slot_tail, given.other_slot_tail, given.packed_name, given.is_limited,
-                given.gate = lane, 0, false, 0, 0, 0, 0, false, false, false, false, false, false,
-                false, false, ''
+                given.place, given.packed_name, given.is_limited, given.gate = lane, 0, false, 0, 0,
+                0, 0, false, false, ''
             calls.given[lane], calls.order[n], pool[n] = given, given, n <= POOL and given or nil
         end
         return given
@@ -1739,55 +1737,23 @@ local serving = part(function(serving)
         gates.free(lanes.gate_of(lane, policy) or '')
     end
 
-    -- Most leases of a lane without the fence, which they share. `quick`: see settling.lua.
-    local function tail_of(given, policy, quick)
-        local field = quick and 'quick_tail' or 'other_tail'
-        local tail = given[field]
-        if not tail then
-            local charge = given.charge
+    -- What is behind the fence of a lease. `quick`, `line`, `slot`: see settling.lua; false: none.
+    local function tail_of(given, policy, quick, line, slot)
+        local rest, is_shared = nil, false
+        if not (line or slot) then
             -- lanes of a policy share their gates, except those of groups with limits
-            local is_shared = charge == 0 and given.gate == (policy.gate or '')
-            local rest = is_shared and out.tails[quick][policy]
-            if not rest then
-                rest = settling.tail(deadline_of(policy), shard.now, charge, false, given.gate,
-                    false, false, false, quick)
-                out.tails[quick][policy] = is_shared and rest
-            end
-            tail = packed(given.lane.name) .. rest
-            given[field] = tail
+            is_shared = given.charge == 0 and given.gate == (policy.gate or '')
+            rest = is_shared and out.tails[quick][policy]
         end
-        return tail
-    end
-
-    -- The same of a message whose ack only frees its serial key. `line`: that key.
-    local function tail_with_line(given, policy, line)
-        local before, around = given.line_tail, nil
-        if not before then
-            local charge = given.charge
-            local is_shared = charge == 0 and given.gate == (policy.gate or '') -- as in `tail_of`
-            around = is_shared and out.around_lines[policy]
-            if not around then
-                around = { settling.around_line(deadline_of(policy), shard.now, charge,
-                    given.gate) }
-                out.around_lines[policy] = is_shared and around or nil
+        if not rest then
+            rest = settling.tail(deadline_of(policy), shard.now, given.charge, false, given.gate,
+                false, line, false, quick, slot)
+            if is_shared then
+                out.tails[quick][policy] = rest
             end
-            before, given.behind_line = packed(given.lane.name) .. around[1], around[2]
-            given.line_tail = before
-        end
-        return before .. packed(line) .. given.behind_line
-    end
-
-    -- The same of a message that has a slot of its key.
-    local function tail_with_slot(given, policy, quick, slot)
-        local field = quick and 'quick_slot_tail' or 'other_slot_tail'
-        local tail = given[field]
-        if not tail then
-            tail = packed(deadline_of(policy), shard.now, given.charge, false,
-                lanes.gate_of(given.lane, policy) or '', false, false, false, quick)
-            given[field] = tail
         end
         given.packed_name = given.packed_name or packed(given.lane.name)
-        return given.packed_name .. settling.with_slot(tail, slot)
+        return given.packed_name .. rest
     end
 
     -- `line`: the serial key that the message holds from now on; false: none.
@@ -1830,12 +1796,7 @@ local serving = part(function(serving)
         end
         local has_more = record.id or record.sticky or record.parts > 0 or record.joined > 0
             or record.mirrored
-        if slot then
-            return tail_with_slot(given, policy, not (line or has_more), slot)
-        elseif line and not has_more then
-            return tail_with_line(given, policy, line)
-        end
-        return tail_of(given, policy, not (line or has_more))
+        return tail_of(given, policy, not (line or has_more), not (slot or has_more) and line, slot)
     end
 
     -- Deliver a message that is not plain, or that is deleted at its delivery.
@@ -1897,9 +1858,9 @@ local serving = part(function(serving)
             else
                 local is_quick = kind == PLAIN
                 if slot then
-                    tail, tail_is_quick = tail_with_slot(given, policy, is_quick, slot), nil
+                    tail, tail_is_quick = tail_of(given, policy, is_quick, false, slot), nil
                 elseif is_quick ~= tail_is_quick then
-                    tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
+                    tail, tail_is_quick = tail_of(given, policy, is_quick, false), is_quick
                 end
                 size = size + #stored - 10 - unpack_from('>I2', stored, 2)
                 plain_ones[#plain_ones + 1] = stored
@@ -1937,7 +1898,7 @@ local serving = part(function(serving)
         local mids, records = fetch_all()
         load_merging(mids, records)
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {},
-            tails = { [true] = {}, [false] = {} }, around_lines = {} }
+            tails = { [true] = {}, [false] = {} } }
         for n = 1, #calls.order do
             local given = calls.order[n]
             local lane = given.lane

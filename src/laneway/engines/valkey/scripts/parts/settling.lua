@@ -50,20 +50,12 @@ local settling = part(function(settling)
         return setmetatable({ fence = fence, lane = lane }, tail)
     end
 
-    -- The last value of a lease is spaces, and the slot if there is one.
-    function settling.with_slot(rest, slot)
-        return rest .. packed(sub(SPACES, 1, max(0, REST_LEAST - #rest - #slot)) .. slot)
-    end
-
-    -- What is behind fence and lane; many leases of a call share it.
+    -- What is behind fence and lane; many leases of a call share it. The last value is spaces, and
+    -- the slot if there is one.
     function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick, slot)
         local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick)
-        return settling.with_slot(rest, slot or '')
-    end
-
-    -- What precedes the line in a tail that has one, and what follows it.
-    function settling.around_line(deadline, granted, charge, gate)
-        return packed(deadline, granted, charge, false, gate, false), packed(false, false, SPACES)
+        slot = slot or ''
+        return rest .. packed(sub(SPACES, 1, max(0, REST_LEAST - #rest - #slot)) .. slot)
     end
 
     -- A lease: MessagePack's mark of 8-byte integers (207), fence and tail.
