@@ -46,16 +46,17 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     What a publisher has to know of a topic.
 
     `own`: the id of the topic's own policy, b"" where none is known. `shard`: that of the topic, or
-    of its first partition. `is_plain`: the policy needs nothing but a plain message (no merge, ttl,
-    partitions, buckets or backlog limit). `is_copied`: its messages may have copies. `is_serial`: a
-    message with a key is not plain. `head`: what the engine writes before the body of a message
+    of its first partition. `allows_plain_record`: the policy needs nothing of a message that its
+    shortest record does not hold (no merge, ttl, partitions, buckets or backlog limit).
+    `is_copied`: its messages may have copies. `is_serial`: a message with a key waits for the one
+    before it. `head`: what the engine writes before the body of a message
     without key, id and headers.
     """
 
     policy: Resolved
     own: bytes
     shard: int
-    is_plain: bool
+    allows_plain_record: bool
     is_copied: bool
     is_serial: bool
     head: bytes
@@ -140,7 +141,7 @@ class Routes:
             if own
             else self.policies.resolve(topic)
         )
-        is_plain = (
+        allows_plain_record = (
             policy.merge is None
             and policy.ttl is None
             and policy.partitions == 1
@@ -156,7 +157,7 @@ class Routes:
             policy,
             own,
             self.route(base_of(topic)).shard if is_copy(topic) else hashed % self._shards,
-            is_plain,
+            allows_plain_record,
             policy.is_copied,
             policy.serial is not None,
             self._head_of(topic),

@@ -286,7 +286,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                     break
                 if self._add_copied(shard, page, draft, route, copies):
                     most, most_if_copied = most_if_rich, self._puts.limit
-            elif _is_plain(draft, route) and (draft.id is None or self._is_plain_id(draft)):
+            elif self._is_plain(draft, route):
                 order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
                 own_ids.append(draft.id or False)
                 messages.append(_plain_message(draft, route, page.heads))
@@ -314,7 +314,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             after_us = expires.get(subscriptions.split(each.topic)[1])
             if after_us is not None:  # the function reads the whole lane of one that is not plain
                 page.expires[len(page.order) + 1] = after_us
-            elif _is_plain(each, its) and (each.id is None or self._is_plain_id(each)):
+            elif self._is_plain(each, its):
                 page.add_plain(each, _plain_message(each, its, page.heads))
                 continue
             has_rich = True
@@ -328,10 +328,29 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         policy = self._space.routes.route(draft.topic).policy
         return policy.max_backlog is not None or policy.max_backlog_bytes is not None
 
-    def _is_plain_id(self, draft: Draft) -> bool:
-        """Whether the id needs nothing but to be looked up and stored."""
-        assert draft.id is not None
-        return draft.signal is None and not draft.own and self._space.generated(draft.id) is None
+    def _is_plain(self, draft: Draft, route: Route) -> bool:
+        """Whether the record of a plain message holds all of this one."""
+        return (
+            route.allows_plain_record
+            and not waits_for_signals(draft)
+            and (draft.headers is None or COST not in draft.headers)
+            and draft.ttl_us is None
+            and not (
+                draft.priority
+                or draft.delay_us > 0
+                or draft.at_us is not None
+                or draft.at_front
+                or (route.is_serial and draft.key is not None)
+            )
+            and (
+                draft.id is None
+                or (
+                    draft.signal is None
+                    and not draft.own
+                    and self._space.generated(draft.id) is None
+                )
+            )
+        )
 
     def _rich(self, shard: int, draft: Draft, route: Route) -> bytes:
         policy = route.policy
@@ -536,12 +555,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         has an id. None: it cannot, or it may have copies, or nobody may use its subscription.
         """
         _, count_or_expires, _ = group
-        if count_or_expires is not False or not _is_plain(draft, route):
+        if count_or_expires is not False or not self._is_plain(draft, route):
             return None
         if draft.id is None:
             return _plain_message(draft, route, {})
-        if not self._is_plain_id(draft):
-            return None
         return record_formats.plain_record(msgspec.structs.replace(draft, sticky=True))
 
     def _with_copies(
@@ -775,23 +792,6 @@ def _after(receipts: list[Receipt]) -> Iterator[None]:
         yield
     except Rerouted as rerouted:
         raise Rerouted([*receipts, *rerouted.receipts]) from None
-
-
-def _is_plain(draft: Draft, route: Route) -> bool:
-    """Whether a message without an id is plain."""
-    return (
-        route.is_plain
-        and not waits_for_signals(draft)
-        and (draft.headers is None or COST not in draft.headers)
-        and draft.ttl_us is None
-        and not (
-            draft.priority
-            or draft.delay_us > 0
-            or draft.at_us is not None
-            or draft.at_front
-            or (route.is_serial and draft.key is not None)
-        )
-    )
 
 
 def _plain_message(draft: Draft, route: Route, heads: dict[tuple[str, int], bytes]) -> bytes:
