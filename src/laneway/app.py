@@ -18,8 +18,8 @@ from laneway.admin import policies as admin_policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
 from laneway.admin.topic import Topic
+from laneway.admin.topic_waits import IdleWait
 from laneway.admin.views import Stats, stats_of
-from laneway.admin.waits import IdleWait
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
 from laneway.cluster.consumer import Consumer

@@ -19,8 +19,8 @@ from laneway.errors import Refused
 from laneway.push import breaker, events, secret_store, stored_counts, table
 from laneway.push.answers import Verdict
 from laneway.working.buffer import HandlerQueue
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.handler import Handler
+from laneway.working.worker_delivery import WorkerDelivery
 from tests.push.receiver import Receiver
 
 LEAST_BACK_OFF = 0.16

@@ -16,8 +16,8 @@ from laneway.message import Batch, Lease
 from laneway.working import buffer as buffer_module
 from laneway.working import engine_thread
 from laneway.working.buffer import Buffer, HandlerQueue
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.handler import Handler
+from laneway.working.worker_delivery import WorkerDelivery
 
 
 def test_large_bodies_are_not_leased_far_ahead(

@@ -12,8 +12,8 @@ from laneway import Laneway, Message, Tier
 from laneway.message import Batch, Lease
 from laneway.testing.servers import Server
 from laneway.working import reserves as reserves_module
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.reserves import OTHERS, Reserves, Search
+from laneway.working.worker_delivery import WorkerDelivery
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from laneway.engines.base import Settings
 from laneway.message import Lease
 from laneway.units import SECOND
 from laneway.working import lease_standby, standby_renewal
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_standby import PASS_NS, Standby, Store
 from laneway.working.standby_renewal import StandbyRenewal
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

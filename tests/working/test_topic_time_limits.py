@@ -17,11 +17,11 @@ from laneway.message import Lease
 from laneway.policy import Resolved
 from laneway.units import SECOND
 from laneway.working import overdue
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.executors import threads
 from laneway.working.handler import Handler
 from laneway.working.overdue import OverdueHandlers
 from laneway.working.worker import Worker
+from laneway.working.worker_delivery import WorkerDelivery
 from tests.conformance.valkey_setups import server
 from tests.working.support import Running, StoppedClock, until
 

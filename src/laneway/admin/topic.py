@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Never, Unpack
 from laneway import arguments, config, units
 from laneway.admin import dead_letters, messages, policies
 from laneway.admin import subscriptions as admin_subscriptions
+from laneway.admin.topic_waits import DoneWait, IdleWait
 from laneway.admin.views import Stats, message_of, stats_of
-from laneway.admin.waits import DoneWait, IdleWait
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.engines.base import HELD_STATES

@@ -20,7 +20,7 @@ from laneway.gateway.waiting.credits import Credits
 from laneway.gateway.waiting.feed import Feed
 from laneway.gateway.waiting.long_poll import LongPolls
 from laneway.gateway.waiting.open_requests import OpenRequests
-from laneway.gateway.waiting.waits import Waits
+from laneway.gateway.waiting.wait_limits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence

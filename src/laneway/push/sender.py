@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from laneway.push.settings import SenderSettings
     from laneway.push.table import Record
     from laneway.push.transport import Slot
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.executors.executor import Dispatch, Finished
+    from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.push")
 

@@ -22,7 +22,7 @@ from laneway import units
 from laneway.engines import open_engine
 from laneway.engines.base import RESULT_TTL_HEADER
 from laneway.engines.shared.interrupt import Interrupt
-from laneway.engines.shared.waiting import WaitingListener
+from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import UsageError
 from laneway.schedules import store as schedule_store
 from laneway.working.options import Options, Summary
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         SettlementAnswer,
     )
     from laneway.units import Duration
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 MAX_ROUNDS = 100_000
 """How often one `run_all` moves the clock at most; a task that calls itself would never end."""

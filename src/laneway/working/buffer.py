@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
+    from laneway.working.worker_delivery import WorkerDelivery
 
 RESERVED_DIVISOR = 10
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from laneway.engines.base import FullEngine, Records
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 WorkerCommand = Literal["drain", "stack_dump"]
 """

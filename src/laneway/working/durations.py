@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from laneway.message import Settlement
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 ATTEMPTS = frozenset(("ack", "retry", "dead"))
 """The ends of messages whose handlers have run to an end."""

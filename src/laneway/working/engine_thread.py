@@ -33,18 +33,18 @@ from laneway import units
 from laneway.engines.base.queue import SyncsLater
 from laneway.engines.base.wakeup import ReadableListener
 from laneway.engines.shared.refusals import STARTED_AND_LOST
-from laneway.engines.shared.waiting import WaitingListener
+from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineCorrupt, EngineUnavailable
 from laneway.message import Batch, Settlement
 from laneway.subscriptions import is_copy
 from laneway.working.arrival_thread import ArrivalThread
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
 from laneway.working.overdue import OverdueHandlers
 from laneway.working.reserves import OTHERS
 from laneway.working.settler import Reconnection, Settler, SettleThread
 from laneway.working.work_signal import WorkSignal
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

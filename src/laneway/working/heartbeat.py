@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laneway.engines.base import FullEngine
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handlers
     from laneway.working.options import Options
+    from laneway.working.worker_delivery import WorkerDelivery
 
     class Observed(Protocol):
         """What the heartbeat reports of its worker; called in the heartbeat's thread."""

@@ -12,7 +12,7 @@ from laneway.working import overdue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 PARTS = 3
 """A lease is extended when 1/PARTS of it is over; two more attempts fit before it ends."""

@@ -15,7 +15,7 @@ from laneway.working.overload import overload_of
 
 if TYPE_CHECKING:
     from laneway.units import Duration
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.worker")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.policy import Resolved
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 LOOK_SECONDS = 1.0
 """How often running handlers are looked at, and how long they have run by then at least."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from laneway.message import Batch
     from laneway.tiers import Tier
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
+    from laneway.working.worker_delivery import WorkerDelivery
 
 DIVISOR = 25
 """How many slots there are for one that is reserved for other patterns."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.message import Draft, SettlementAnswer
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.worker")
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import asyncio
     from typing import Protocol
 
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.engine_thread import EngineThread
     from laneway.working.handler import Handler
+    from laneway.working.worker_delivery import WorkerDelivery
 
     class TrialWorker(Protocol):
         """What the trials need of their worker; all on the event loop."""

@@ -39,7 +39,6 @@ from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, Usag
 from laneway.message import Settlement
 from laneway.working import worker_hooks
 from laneway.working.buffer import Buffer
-from laneway.working.delivery import WorkerDelivery
 from laneway.working.engine_priority import EnginePriority
 from laneway.working.engine_thread import MAX_PREFETCH, EngineThread
 from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, caught, run_to_end
@@ -63,6 +62,7 @@ from laneway.working.standby_renewal import StandbyRenewal
 from laneway.working.suspect_trials import SuspectTrials
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from laneway.working.unhandled_warnings import UnhandledWarnings
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence

@@ -191,7 +191,8 @@ class Wakeup(Protocol):
         Create a listener for what can be leased. `pool`, `topics`, and `max_lease_us` of what is
         leased to the caller at once: as in `Queue.lease`.
 
-        An engine without a way of its own returns `laneway.engines.shared.waiting.WaitingListener`.
+        An engine without a way of its own returns
+        `laneway.engines.shared.waiting_listener.WaitingListener`.
         """
         ...
 

@@ -11,7 +11,7 @@ from laneway import store_metrics
 from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
 from laneway.gateway.services import LATENCY_BOUNDS
-from laneway.gateway.waiting.waits import KINDS
+from laneway.gateway.waiting.wait_limits import KINDS
 from laneway.store_metrics import Family
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import Records
     from laneway.gateway.http import Request
     from laneway.gateway.login.access import Caller
-    from laneway.gateway.waiting.waits import Waits
+    from laneway.gateway.waiting.wait_limits import Waits
     from laneway.runtime.runtime import Runtime
 
     class Services(Protocol):

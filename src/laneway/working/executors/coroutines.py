@@ -25,9 +25,9 @@ from laneway.working.time_limits import Interrupter, interruptible
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.middleware import HandlingMiddlewares
+    from laneway.working.worker_delivery import WorkerDelivery
 
 SLICE_SECONDS = 0.005
 """How long a slot runs handlers that never wait before other tasks of the event loop may run."""

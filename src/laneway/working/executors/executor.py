@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.worker_delivery import WorkerDelivery
 
     Finished = Callable[[WorkerDelivery, Any, BaseException | None], None]
     """Called on the event loop with a unit and what its handler returned or raised."""

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laneway.working.child_processes import ForkServer, Process
-    from laneway.working.delivery import WorkerDelivery
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.handler import Handler
     from laneway.working.middleware import HandlingMiddlewares
+    from laneway.working.worker_delivery import WorkerDelivery
 
 START_SECONDS = 60.0
 """How long a child may take to import the handler's module; a slower one counts as failed."""

@@ -22,10 +22,10 @@ from laneway.working.lifespan import STATES
 from laneway.working.time_limits import raise_in_thread
 
 if TYPE_CHECKING:
-    from laneway.working.delivery import Runner, WorkerDelivery
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.middleware import HandlingMiddlewares
+    from laneway.working.worker_delivery import Runner, WorkerDelivery
 
 
 log = logging.getLogger("laneway.worker")
