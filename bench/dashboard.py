@@ -162,7 +162,7 @@ def main() -> None:
             leases = app.engine.lease(100).leases
             ends = [Settlement(each.handle, each.fence, "dead") for each in leases]
             app.engine.settle(ends)
-            app.endpoint_many((f"bench.{n}", {"url": "https://a.example/"}) for n in range(60))
+            app.endpoints.set_many((f"bench.{n}", {"url": "https://a.example/"}) for n in range(60))
             for path, (cpu, median, p95, size) in asyncio.run(pages(app, rounds)).items():
                 rows.append((path, count, 1, cpu, median, p95, size))
             for path in ("/", "/topics"):

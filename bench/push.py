@@ -48,7 +48,7 @@ def with_laneway(port: int, count: int, endpoints: int) -> tuple[float, float]:
         app = Laneway(f"sqlite:///{folder}/q.db", durability="memory")
         app.push("push.*")
         url = f"http://127.0.0.1:{port}/hooks"
-        app.endpoint_many(
+        app.endpoints.set_many(
             (f"push.{n}", {"url": url, "allow_private": True, "log": "failures"})
             for n in range(endpoints)
         )

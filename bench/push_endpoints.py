@@ -99,7 +99,7 @@ def registered(count: int, active: int, port: int) -> list[tuple[Any, ...]]:
         before = time.process_time()
         began = time.perf_counter()
         for first in range(0, count, PAGE):
-            app.endpoint_many(
+            app.endpoints.set_many(
                 (f"push.{n}", {"url": url, "allow_private": True})
                 for n in range(first, min(first + PAGE, count))
             )
@@ -313,7 +313,7 @@ def _sent(seconds: float, rate: float, good: dict[str, str], bad: dict[str, str]
             for each in _attempts(app, result="acked")
         ]
         failed = sum(each.topic in good for each in _attempts(app, result="retried"))
-        opened = sum(each.topic in good for each in app.endpoints(limit=10_000, state="open"))
+        opened = sum(each.topic in good for each in app.endpoints.list(limit=10_000, state="open"))
         app.close()
         return Sent(waits, used, held, burnt, failed, opened)
 
@@ -321,7 +321,7 @@ def _sent(seconds: float, rate: float, good: dict[str, str], bad: dict[str, str]
 def _attempts(app: Laneway, result: str) -> Iterator[Any]:
     after = None
     while True:
-        page = app.attempts("push.*", limit=1_000, result=result, after=after)
+        page = app.endpoints.attempts("push.*", limit=1_000, result=result, after=after)
         yield from page.attempts
         after = page.next
         if after is None:

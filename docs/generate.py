@@ -28,6 +28,7 @@ from laneway.engines.valkey import address
 from laneway.gateway import openapi
 from laneway.gateway.problems import KINDS
 from laneway.gateway.route_table import ROUTES
+from laneway.runtime.noun import Noun
 from laneway.working.options import Options, WorkerOptions
 
 if TYPE_CHECKING:
@@ -727,6 +728,28 @@ MODULES = {
 }
 
 
+def nouns() -> dict[str, type]:
+    """The attributes of an application that have verbs, and their classes."""
+    with Laneway("sqlite://", program="docs") as app:
+        found = {name: type(value) for name, value in vars(app).items() if isinstance(value, Noun)}
+    return dict(sorted(found.items()))
+
+
+def noun_rows() -> str:
+    rows = []
+    for name, kind in nouns().items():
+        verbs = [
+            each
+            for each in vars(kind)
+            if not each.startswith("_")
+            and each not in ("declare", "install")  # Laneway's own parts call these
+            and not (each.startswith("a") and each[1:] in vars(kind))
+        ]
+        first = docstring(kind).partition(": `app.")[0]
+        rows.append(f"| `app.{name}` | {', '.join(f'`{each}`' for each in verbs)} | {first} |")
+    return "\n".join(rows)
+
+
 def api_page() -> str:
     in_errors = {name for name in laneway.__all__ if hasattr(errors, name)}
     grouped = {name for names in GROUPS.values() for name in names}
@@ -734,6 +757,10 @@ def api_page() -> str:
     parts = [
         f"## {head}\n\n" + "\n".join(f"::: laneway.{name}\n" for name in names)
         for head, names in GROUPS.items()
+    ]
+    parts += [
+        f"## app.{name}\n\n::: {kind.__module__}.{kind.__qualname__}\n"
+        for name, kind in nouns().items()
     ]
     parts += [
         f"## {head}\n\n" + "\n".join(f"::: {name}\n" for name in names)
@@ -750,6 +777,13 @@ stands for the documentation of one name.
 Every method that touches the store has an async variant with an `a` in front: `publish` and
 `apublish`.
 Durations are seconds, a `timedelta`, or text such as `"10m"`.
+
+What a program declares, and what it does every day, is a method of the application.
+What the store holds is an attribute of the application, with its own verbs:
+
+| attribute | verbs | what it is |
+| --- | --- | --- |
+{noun_rows()}
 
 {chr(10).join(parts)}"""
 

@@ -219,7 +219,7 @@ def _flow(app: Laneway) -> None:
 def _endpoints(app: Laneway) -> None:
     """Endpoints of the merchants, one of which answers 503, and what is in the log of it."""
     merchants = ["acme", *(f"m{n:03d}" for n in range(30))]
-    app.endpoint_many(
+    app.endpoints.set_many(
         (
             f"push.{merchant}",
             {

@@ -148,7 +148,7 @@ def run(url: str, merchants: int, count: int, seconds: float = 600.0) -> dict[st
     os.environ.setdefault("LANEWAY_SECRETS_KEY", new_key())
     receivers = Receivers()
     app = open_app(url)
-    app.endpoint_many(endpoints(merchants, receivers.port))
+    app.endpoints.set_many(endpoints(merchants, receivers.port))
     app.publish_many(orders(merchants, count))
     worker = app.worker(concurrency=256)
     thread = threading.Thread(target=worker.run)
@@ -167,10 +167,10 @@ def run(url: str, merchants: int, count: int, seconds: float = 600.0) -> dict[st
         worker.stop()
         thread.join()
     found = {"requests": receivers.requests, "delivered": receivers.delivered}
-    found["dead"] = Counter(letter.message.topic for letter in app.dead_letters(limit=100))
+    found["dead"] = Counter(letter.message.topic for letter in app.dead_letters.list(limit=100))
     found["disabled"] = Counter(
         kind_of(int(each.topic.partition(".")[2]))
-        for each in app.endpoints("push.*", limit=10_000, state="disabled")
+        for each in app.endpoints.list("push.*", limit=10_000, state="disabled")
     )
     app.close()
     receivers.close()

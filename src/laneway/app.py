@@ -10,24 +10,28 @@ from laneway import (
     config,
     delivery,
     programs,
-    subscriptions,
     versions,
 )
-from laneway.admin import dead_letters, merge_estimate, top_topics
+from laneway.admin import merge_estimate, top_topics
 from laneway.admin import policies as admin_policies
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.admin import workers as admin_workers
+from laneway.admin.control import Control
+from laneway.admin.dead_letters import DeadLetters
+from laneway.admin.history import Histories
+from laneway.admin.policies import Gates, Policies, TopicGroups
+from laneway.admin.subscriptions import Subscriptions
 from laneway.admin.topic import Topic
 from laneway.admin.topic_waits import IdleWait
 from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
-from laneway.cluster.consumer import Consumer
+from laneway.cluster.elections import Elections
 from laneway.errors import UsageError
-from laneway.history import figures as history_figures
 from laneway.history.alarms import AlarmRule
 from laneway.policy import FIELDS, Gate, check_pattern, check_policy_pattern, check_topic
 from laneway.printable import redacted
+from laneway.push.endpoints import Endpoints
 from laneway.runtime.runtime import Runtime
 from laneway.schedules.schedules import Schedules
 from laneway.tasks import context, outcomes, queue
@@ -54,14 +58,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextvars import ContextVar
 
-    from laneway.admin.dead_letters import DeadLetter
     from laneway.admin.top_topics import ListOrder
     from laneway.admin.topic_reasons import TopicExplanation
     from laneway.admin.workers import WorkerInfo
     from laneway.cluster.career import Career
     from laneway.cluster.election import Election
     from laneway.cluster.subscription_workers import SubscriptionWorkers
-    from laneway.cluster.term_store import ElectionState
     from laneway.delivery import Delivery
     from laneway.engines.base import (
         Durability,
@@ -73,22 +75,19 @@ if TYPE_CHECKING:
     from laneway.gateway.extension import Extension
     from laneway.gateway.gateway import Gateway
     from laneway.history.alarms import OnAlarm
-    from laneway.history.figures import History
     from laneway.message import Message, Receipt
     from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.buffer import Buffer
     from laneway.producing.publish_options import PublishOptions
     from laneway.producing.spool import Spool
     from laneway.producing.spool_file import SpoolStatus
-    from laneway.push.delivery_log import AttemptPage
-    from laneway.push.endpoint import Endpoint, EndpointInfo
+    from laneway.push.endpoint import Endpoint
     from laneway.schedules.store import Options as ScheduleOptions
     from laneway.subscriptions import Kind, Start, Where
     from laneway.tasks.decorator import TaskKeywords
     from laneway.tasks.task import AsyncTask, Task
     from laneway.tiers import Tier
     from laneway.units import Duration
-    from laneway.working.commands import WorkerCommand
     from laneway.working.embedded_worker import EmbeddedWorker
     from laneway.working.handler import Isolation
     from laneway.working.options import Summary, WorkerOptions
@@ -203,14 +202,22 @@ class Laneway:
             buffer=buffer,
             spool=spool,
         )
-        """What it has in this process; Laneway's own parts use it."""
+        """What the application has in this process; for extensions and tests."""
         handlers = self.runtime.handlers
         handlers.add_own(EndedHandler())
         handlers.add_own(OpenHandler())
         handlers.find_named = functools.partial(queue.find, self.runtime)
         handlers.make_side_workers = self._subscription_workers
+        self.policies = Policies(self.runtime)
+        self.gates = Gates(self.runtime)
+        self.topic_groups = TopicGroups(self.runtime)
+        self.subscriptions = Subscriptions(self.runtime)
+        self.dead_letters = DeadLetters(self.runtime)
         self.schedules = self.runtime.schedules = Schedules(self.runtime)
-        """The schedules in the store."""
+        self.elections = Elections(self.runtime)
+        self.endpoints = Endpoints(self.runtime)
+        self.history = Histories(self.runtime)
+        self.control = Control(self.runtime)
 
     # The engine
 
@@ -311,13 +318,6 @@ class Laneway:
         """
         self.runtime.holder.set_gate(name, Gate.of(name, rate, burst, concurrency, max_cost))
 
-    def reset_gate(self, name: str) -> bool:
-        """
-        Open a gate that owes permits, such as after a message of a high cost: its rate has the
-        whole burst again. Its leases stay. Returns False if the gate is not defined.
-        """
-        return self.engine.gate_reset(arguments.name("reset_gate", "the name", name))
-
     def topic_group(
         self,
         name: str,
@@ -341,27 +341,6 @@ class Laneway:
         settings = Gate.of_group(name, rate, burst, concurrency, weight)
         self.runtime.holder.set_gate(GROUP + name, settings)
 
-    def topic_groups(self) -> list[dict[str, Any]]:
-        """
-        List the topic groups that have settings, by name: dicts with `name`, `weight`, `rate` (per
-        second), `burst`, `concurrency`, `leased`, `next_permit_us` and `waiting` (topics that wait
-        for its limits).
-        """
-        return self.engine.topic_group_list()
-
-    def copy_policies(self, to: Laneway) -> int:
-        """
-        Copy all policies and gates to another application's namespace. Returns how many policies.
-        """
-        return admin_policies.copy(self.engine, _application("copy_policies", to).engine)
-
-    def compare_policies(self, other: Laneway) -> list[admin_policies.Difference]:
-        """
-        Compare the policies and gates with those of another application's namespace. Returns the
-        differences as (layer, pattern, field, here, there), sorted.
-        """
-        return admin_policies.compare(self.engine, _application("compare_policies", other).engine)
-
     # Subscriptions
 
     def subscribe(
@@ -383,7 +362,8 @@ class Laneway:
         Arguments: `kind`: `"shared"`: its consumers compete. `"exclusive"`, `"failover"`: there is
         one consumer (`Topic.consumer`, or a worker with a handler); a second one is refused, or
         takes over when the first one ends; a worker waits for both. Of a pattern's subscription it
-        is one for all topics (`consumer`), those with a subscription of this name included.
+        is one for all topics (`subscriptions.consumer`), those with a subscription of this name
+        included.
         `start`: `"all waiting"`: copy what the topic holds, too, up to 100,000 messages; this
         opens the store. `where`: values by header, like `{"type": "order.*"}`: it gets only
         messages whose headers match all of them; a value may be a list, and end in `*`. `expires`:
@@ -398,26 +378,6 @@ class Laneway:
         admin_subscriptions.subscribe(
             self.runtime, pattern, name, kind=kind, start=start, where=where, expires=expires
         )
-
-    def unsubscribe(self, pattern: str, name: str) -> int:
-        """
-        Remove a subscription of a topic or pattern, with everything that waits in it, its leases
-        and dead letters. Returns how many messages were removed. Raises Refused if there is none.
-        """
-        return admin_subscriptions.remove(self.engine, pattern, name)
-
-    def consumer(
-        self, /, pattern: str, name: str, *, term: Duration = 10.0, wait: Duration | None = None
-    ) -> Consumer:
-        """
-        The one consumer of an exclusive or failover subscription of a pattern, for all its topics:
-        `with app.consumer("orders.*", "audit") as consumer:`.
-
-        The arguments and errors are those of `Topic.consumer`; that is the same for one topic. Also
-        raises BadPolicy, if the pattern or the name is none.
-        """
-        topic = subscriptions.topic_of(check_pattern(pattern), subscriptions.check_name(name))
-        return Consumer(lambda: self.engine, self.threads, topic, term=term, wait=wait)
 
     # Publishing
 
@@ -607,40 +567,6 @@ class Laneway:
         wait = IdleWait(self.engine, check_pattern(pattern))
         return await wait.arun(self.threads, seconds)
 
-    def history(
-        self,
-        pattern: str = "*",
-        /,
-        *,
-        tier: str | None = None,
-        last: Duration = 3600.0,
-        step: Duration | None = None,
-        max_backlog: int | None = None,
-    ) -> History:
-        """
-        Read what happened in the namespace, or in the topics that a policy pattern covers.
-
-        Arguments: `tier`: only this tier; `last`: how far back, at most 60 days; `step`: the
-        interval of the rows: 10 s (kept for 2 hours), 1 minute (3 days) or 15 minutes (60 days);
-        None: the shortest that is kept for so long; `max_backlog`: the limit of the namespace,
-        default that of this application.
-
-        Workers write the history; so does this call, if it is due. Raises UsageError.
-        """
-        seconds = arguments.seconds("history", "last", last)
-        if max_backlog is None:
-            max_backlog = self.runtime.max_backlog
-        else:
-            arguments.whole("history", "max_backlog", max_backlog)
-        return history_figures.read(
-            self.engine,
-            last=seconds,
-            step=arguments.seconds_or_none("history", "step", step),
-            tier=None if tier is None else arguments.name("history", "tier", tier),
-            pattern=arguments.name("history", "pattern", pattern),
-            max_backlog=max_backlog,
-        )
-
     def alarm(
         self,
         name: str,
@@ -657,7 +583,7 @@ class Laneway:
         Set an alarm, which the program's workers compare with the history every 10 s. It is active
         while one of its limits is passed; hooks of `on_alarm` are called when it begins and ends.
 
-        Arguments: `name`: unique in the namespace; `pattern`, `tier`: as in `history`;
+        Arguments: `name`: unique in the namespace; `pattern`, `tier`: as in `history.read`;
         `full_within`: a backlog limit will be reached so soon; `drain_over`: the backlog needs
         longer to drain, or does not drain; `oldest_over`: a message waits longer; `waiting_over`:
         more messages wait. Raises UsageError.
@@ -725,82 +651,9 @@ class Laneway:
         found = self.engine.workers(limit=limit, after=after, pool=pool)
         return [admin_workers.info_of(worker) for worker in found]
 
-    def ping(
-        self, worker_id: str | None = None, *, timeout: Duration = 5.0
-    ) -> dict[str, float | None]:
-        """
-        Ask one worker, or all of them (None), for a heartbeat now, and wait for it.
-
-        Returns the seconds until each worker answered, by id; None: it did not within `timeout`.
-        Raises Refused if there is no worker with this id.
-        """
-        worker_id = None if worker_id is None else arguments.name("ping", "the id", worker_id)
-        seconds = arguments.seconds("ping", "timeout", timeout)
-        return admin_workers.ping(self.engine, worker_id, seconds)
-
-    def drain_worker(self, worker_id: str, *, timeout: Duration = 5.0) -> None:
-        """
-        Tell a worker to take no more messages, to finish those that run, and to end.
-
-        Raises Refused if there is no such worker, or it has not confirmed that within `timeout`.
-        """
-        admin_workers.command(self.engine, *self._asked(worker_id, timeout, "drain"))
-
-    def worker_stacks(self, worker_id: str, *, timeout: Duration = 5.0) -> str:
-        """
-        Return what a worker does: its messages, and the stack of each thread and coroutine.
-
-        Raises Refused if there is no such worker, or it has not answered within `timeout`.
-        """
-        return admin_workers.command(self.engine, *self._asked(worker_id, timeout, "stack_dump"))
-
-    @staticmethod
-    def _asked(
-        worker_id: str, timeout: Duration, command: WorkerCommand
-    ) -> tuple[str, WorkerCommand, float]:
-        checked = arguments.name("workers", "the id", worker_id)
-        return checked, command, arguments.seconds("workers", "timeout", timeout)
-
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
         """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
         return self.engine.lookup(check_topic(topic), arguments.texts("lookup", "ids", ids))
-
-    def dead_letters(
-        self, topic: str | None = None, *, limit: int = 50, after: int = 0
-    ) -> list[DeadLetter]:
-        """
-        List dead letters of a topic, or of all topics (None), oldest first. `after`: the number of
-        the last letter of the page before.
-        """
-        return dead_letters.find(self.engine, topic, limit=limit, after=after)
-
-    def redrive(
-        self,
-        topic: str | None = None,
-        ids: Sequence[str] | None = None,
-        *,
-        rate: float | str | None = None,
-        limit: int | None = None,
-    ) -> int:
-        """
-        Put dead letters of a topic, or of all topics (None), back into their topics, oldest first:
-        all at once or at a rate (`"10/s"`), and at most `limit`. Returns how many. Raises BadPolicy
-        for a wrong rate.
-        """
-        return dead_letters.redrive(self.engine, topic, ids, rate=rate, limit=limit)
-
-    def drop_dead_letters(
-        self,
-        topic: str | None = None,
-        ids: Sequence[str] | None = None,
-        *,
-        limit: int | None = None,
-    ) -> int:
-        """
-        Delete dead letters of a topic, or of all topics (None), oldest first and at most `limit`.
-        Returns how many.
-        """
-        return dead_letters.drop(self.engine, topic, ids, limit=limit)
 
     # Handling
 
@@ -1021,60 +874,6 @@ class Laneway:
 
         return set_endpoint(self.runtime, topic, settings)
 
-    def endpoint_many(self, endpoints: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Endpoint]:
-        """
-        Create or change many endpoints, given as pairs of topic and settings, in batches. Raises
-        UsageError, which names the topic; the batches before it are set then.
-        """
-        from laneway.push.endpoint import set_many  # noqa: PLC0415  # as in push
-
-        return set_many(self.runtime, endpoints)
-
-    def endpoints(
-        self, pattern: str = "*", *, limit: int = 100, after: str = "", state: str | None = None
-    ) -> list[EndpointInfo]:
-        """
-        List endpoints by topic, from the one after `after`. `state`: only those that are
-        `"healthy"` (among 10,000 at most), `"failing"`, `"busy"`, `"open"`, `"probing"` or
-        `"disabled"`.
-        """
-        from laneway.push.endpoint import list_endpoints  # noqa: PLC0415  # as in push
-
-        return list_endpoints(self.engine, pattern, limit=limit, after=after, state=state)[0]
-
-    def attempts(
-        self,
-        pattern: str = "*",
-        *,
-        limit: int = 50,
-        after: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        result: str | None = None,
-        status: int | str | None = None,
-        message_id: str | None = None,
-        key: str | None = None,
-    ) -> AttemptPage:
-        """
-        Search the delivery log of a topic's endpoint, or of those of a pattern: requests and their
-        answers, the newest first. Of a pattern, at most 10,000 attempts of all topics are searched
-        for a page. Arguments as those of `Endpoint.attempts`. Raises UsageError.
-        """
-        from laneway.push.delivery_log import attempts  # noqa: PLC0415  # as in push
-
-        return attempts(
-            self.engine,
-            pattern,
-            limit=limit,
-            after=after,
-            since=since,
-            until=until,
-            result=result,
-            status=status,
-            message_id=message_id,
-            key=key,
-        )
-
     # Jobs
 
     def queue(
@@ -1198,16 +997,6 @@ class Laneway:
             self.runtime.elections_in_workers.append(election)
         return election
 
-    def elections(self, *, limit: int = 1000, after: str | None = None) -> list[ElectionState]:
-        """
-        The elections that the engine keeps, by name: at most `limit`, after the name `after`.
-        """
-        return elections_.states(
-            self.engine,
-            arguments.whole("elections", "limit", limit),
-            "" if after is None else arguments.name("elections", "after", after),
-        )
-
     def _subscription_workers(
         self,
         engine: FullEngine,
@@ -1309,47 +1098,23 @@ class Laneway:
 
     aclose = async_variant(close)
     aendpoint = async_variant(endpoint)
-    aendpoint_many = async_variant(endpoint_many)
-    aendpoints = async_variant(endpoints)
-    aattempts = async_variant(attempts)
     aflush = async_variant(flush)
     aspool_status = async_variant(spool_status)
-    aelections = async_variant(elections)
     aschedule = async_variant(schedule)
     apolicy = async_variant(policy)
     atiers = async_variant(tiers)
     agate = async_variant(gate)
-    areset_gate = async_variant(reset_gate)
     atopic_group = async_variant(topic_group)
-    atopic_groups = async_variant(topic_groups)
     asubscribe = async_variant(subscribe)
-    aunsubscribe = async_variant(unsubscribe)
-    acopy_policies = async_variant(copy_policies)
-    acompare_policies = async_variant(compare_policies)
     aack_many = async_variant(ack_many)
     atopics = async_variant(topics)
-    ahistory = async_variant(history)
     aexplain = async_variant(explain)
     aexplain_topic = async_variant(explain_topic)
     aworkers = async_variant(workers)
-    aping = async_variant(ping)
-    adrain_worker = async_variant(drain_worker)
-    aworker_stacks = async_variant(worker_stacks)
     alookup = async_variant(lookup)
-    adead_letters = async_variant(dead_letters)
-    aredrive = async_variant(redrive)
-    adrop_dead_letters = async_variant(drop_dead_letters)
 
     def __repr__(self) -> str:
         return f"<Laneway {redacted(self.url)} namespace {self.namespace}>"
-
-
-def _application(call: str, other: object) -> Laneway:
-    if not isinstance(other, Laneway):
-        raise UsageError(
-            f"{call}: expected a Laneway application of the other namespace, got {other!r:.80}"
-        )
-    return other
 
 
 def _topic(name: str | None) -> str | None:

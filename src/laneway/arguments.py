@@ -101,7 +101,7 @@ def pool(call: str, value: object) -> str:
         base, name = subscriptions.split(value)
         consumer = f'topic("{value:.80}").consumer()'
         if is_pattern(base):
-            consumer = f'consumer("{base:.80}", "{name:.80}")'
+            consumer = f'subscriptions.consumer("{base:.80}", "{name:.80}")'
         raise UsageError(
             f"{call}: pool {value!r:.80} belongs to the one consumer of a subscription; use"
             f" app.{consumer}"

@@ -58,7 +58,7 @@ def test_what_happened_is_counted_from_the_first_message_on(app: Laneway, world:
     app.publish("mail", 1)
     world.later(2)
     world.run()
-    history = app.history()
+    history = app.history.read()
     assert sums(history) == (6, 6, 4, 1)  # mail has no handler, and is returned
     assert (history.waiting, history.step) == (1, 10)
     assert history.inflow == pytest.approx(3.0)
@@ -66,9 +66,9 @@ def test_what_happened_is_counted_from_the_first_message_on(app: Laneway, world:
     parts = {(part.tier, part.pattern): part for part in history.parts}
     assert [part.published for part in parts.values()] == [1, 5]
     assert parts["high", "push.*"].died == 1
-    assert sums(app.history("push.*")) == (5, 5, 4, 1)
-    assert sums(app.history(tier="mid")) == (1, 1, 0, 0)
-    assert asyncio.run(app.ahistory(tier="mid")).waiting == 1
+    assert sums(app.history.read("push.*")) == (5, 5, 4, 1)
+    assert sums(app.history.read(tier="mid")) == (1, 1, 0, 0)
+    assert asyncio.run(app.history.aread(tier="mid")).waiting == 1
 
 
 def test_rows_are_kept_by_10_seconds_minute_and_quarter(app: Laneway, world: World) -> None:
@@ -77,25 +77,25 @@ def test_rows_are_kept_by_10_seconds_minute_and_quarter(app: Laneway, world: Wor
         app.publish("push.a", 1)
         world.run()
         world.later(10)
-        app.history()
+        app.history.read()
     app.publish("push.a", 1)
-    rows = app.history(last="5m").rows
+    rows = app.history.read(last="5m").rows
     assert len(rows) in (30, 31, 32)
     assert {row.published for row in rows} == {1}
     assert [row.start for row in rows] == sorted(row.start for row in rows)
-    minutes = app.history(last="1h", step="1m").rows
+    minutes = app.history.read(last="1h", step="1m").rows
     assert {row.published for row in minutes[:-1]} == {6}
-    assert sums(app.history(last="60d")) == (31, 30, 30, 0)
-    assert app.history(last="60d").step == 900
+    assert sums(app.history.read(last="60d")) == (31, 30, 30, 0)
+    assert app.history.read(last="60d").step == 900
 
 
 def test_time_without_samples_is_one_long_row(app: Laneway, world: World) -> None:
     """Nothing is lost where nobody takes samples; the row's rate is that of the whole time."""
     app.publish("mail", 1)
-    app.history()
+    app.history.read()
     world.later("5h")
     app.publish_many([Message("mail", n) for n in range(17_999)])
-    history = app.history(last="10m")
+    history = app.history.read(last="10m")
     assert sums(history) == (18_000, 0, 0, 0)
     assert max(row.seconds for row in history.rows) == 5 * 3600
     assert history.inflow == pytest.approx(1.0)
@@ -134,34 +134,34 @@ def test_where_the_backlog_leads(app: Laneway, world: World) -> None:
     app.policy("slow.*", max_backlog=1000)
     app.publish_many([Message("slow.a", n) for n in range(100)])
     world.later(100)
-    growing = app.history("slow.*")
+    growing = app.history.read("slow.*")
     assert growing.drain_seconds is None
     assert (growing.max_backlog, growing.full_topic) == (1000, "slow.a")
     assert growing.full_seconds == pytest.approx(900)
     world.later(290)
-    app.history()
+    app.history.read()
     for _ in range(10):
         world.later(20)
         app.ack_many(app.lease(5))
-    drained = app.history("slow.*")
+    drained = app.history.read("slow.*")
     assert drained.waiting == 50
     assert drained.full_seconds is None
     assert drained.drain_seconds is not None
     assert drained.drain_seconds == pytest.approx(50 / drained.outflow)
     app.topic("slow.a").purge()
-    assert app.history("slow.*").drain_seconds == 0
-    assert app.history(max_backlog=1).max_backlog == 1
+    assert app.history.read("slow.*").drain_seconds == 0
+    assert app.history.read(max_backlog=1).max_backlog == 1
 
 
 def test_a_backlog_that_falls_does_not_grow(app: Laneway, world: World) -> None:
     """After a flood the last minute counts, and of what waits its slope: retries are in no flow."""
     app.publish_many([Message("slow.a", n) for n in range(1000)])
-    app.history()
+    app.history.read()
     for _ in range(12):
         world.later(10)
         app.ack_many(app.lease(10))
-        app.history()
-    falling = app.history()
+        app.history.read()
+    falling = app.history.read()
     assert falling.waiting == 880
     assert falling.growth == pytest.approx(-1.0)
     assert falling.drain_seconds == pytest.approx(880)
@@ -170,8 +170,8 @@ def test_a_backlog_that_falls_does_not_grow(app: Laneway, world: World) -> None:
         app.publish("slow.a")
         for delivery in app.lease(2):
             delivery.retry(delay=3600)
-        app.history()
-    growing = app.history()
+        app.history.read()
+    growing = app.history.read()
     assert growing.inflow == pytest.approx(0.1)
     assert growing.outflow == 0
     assert growing.growth == pytest.approx(0.1)
@@ -184,14 +184,14 @@ def test_waiting_times_of_noisy_topics_are_apart(app: Laneway, world: World) -> 
     world.later(30)
     app.publish_many([Message(f"quiet.{n}", n) for n in range(100)])
     world.later(0.2)
-    while app.history().waiting > 500:
+    while app.history.read().waiting > 500:
         app.ack_many(app.lease(100))
-    history = app.history()
+    history = app.history.read()
     assert history.others.count == 100
     assert history.others.quantile(0.99) == 0.5
     assert history.noisy.count == 500
     assert history.noisy.quantile(0.5) == 60.0
-    assert app.history(tier="high").others.quantile(0.5) is None
+    assert app.history.read(tier="high").others.quantile(0.5) is None
 
 
 def test_wrong_arguments_are_errors_that_name_them(app: Laneway, world: World) -> None:
@@ -205,11 +205,11 @@ def test_wrong_arguments_are_errors_that_name_them(app: Laneway, world: World) -
         ({"max_backlog": 0}, "max_backlog"),
     ):
         with pytest.raises(UsageError, match=expected):
-            app.history(**arguments)
+            app.history.read(**arguments)
     with pytest.raises(UsageError, match=r"nope\.\*.*push\.\*"):
-        app.history("nope.*")
+        app.history.read("nope.*")
     with pytest.raises(UsageError, match="expected a pattern"):
-        app.history("push.a")
+        app.history.read("push.a")
     with pytest.raises(UsageError, match="expected a limit"):
         app.alarm("none")
     with pytest.raises(UsageError, match="on_alarm"):
@@ -326,5 +326,5 @@ def test_workers_write_the_history_and_a_kill_loses_nothing(kind: str, tmp_path:
             finally:
                 worker.kill()
                 worker.wait()
-            assert sums(app.history("push.*"))[0::2] == (500, 500)
-            assert sums(app.history())[0] == 501
+            assert sums(app.history.read("push.*"))[0::2] == (500, 500)
+            assert sums(app.history.read())[0] == 501

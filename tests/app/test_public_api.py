@@ -160,20 +160,20 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.wait_idle("a.*", "soon"), "wait_idle: timeout"),
     (lambda app: app.topic("a").peek(-1), "peek: expected limit"),
     (lambda app: app.topics(limit=0), "topics: expected limit"),
-    (lambda app: app.dead_letters(limit=-1), "dead_letters: expected limit"),
-    (lambda app: app.dead_letters("push.*"), "this is a pattern"),
+    (lambda app: app.dead_letters.list(limit=-1), "dead_letters: expected limit"),
+    (lambda app: app.dead_letters.list("push.*"), "this is a pattern"),
     (
-        lambda app: app.redrive("a", "an-id"),
+        lambda app: app.dead_letters.redrive("a", "an-id"),
         "redrive: expected ids to be a list of text, got 'an-id'",
     ),
-    (lambda app: app.redrive(limit=-1), "redrive: expected limit"),
+    (lambda app: app.dead_letters.redrive(limit=-1), "redrive: expected limit"),
     (
-        lambda app: app.drop_dead_letters(ids=[3]),  # type: ignore[list-item]
+        lambda app: app.dead_letters.drop(ids=[3]),  # type: ignore[list-item]
         "drop_dead_letters: expected ids to be a list of text, in it is 3",
     ),
     (lambda app: app.lookup("a", "an-id"), "lookup: expected ids"),
     (lambda app: app.explain(3), "explain: expected the id to be text"),  # type: ignore[arg-type]
-    (lambda app: app.copy_policies("online"), "copy_policies: expected a Laneway application"),  # type: ignore[arg-type]
+    (lambda app: app.policies.copy("online"), "policies.copy: expected a Laneway application"),  # type: ignore[arg-type]
     (lambda app: app.run_worker(topics=["push.*"]), "run_worker: expected topics to be names"),
     (lambda app: app.task(name="")(print), "task: expected name to be non-empty text"),
     (lambda app: app.task(topic=5)(print), "task: expected topic to be text"),  # type: ignore[call-overload]
@@ -378,13 +378,13 @@ def test_redrive_and_drop_all(app: Laneway) -> None:
     app.publish_many(Message(f"t.{n}", n) for n in range(30))
     for delivery in app.lease(30):
         delivery.dead()
-    assert app.redrive("t.0") == 1
-    assert app.redrive("t.1", rate="1/m") == 1
-    assert app.drop_dead_letters("t.2") == 1
-    assert app.redrive() == 27
-    assert app.dead_letters() == []
+    assert app.dead_letters.redrive("t.0") == 1
+    assert app.dead_letters.redrive("t.1", rate="1/m") == 1
+    assert app.dead_letters.drop("t.2") == 1
+    assert app.dead_letters.redrive() == 27
+    assert app.dead_letters.list() == []
     with pytest.raises(BadPolicy, match="rate"):
-        app.redrive(rate="fast")
+        app.dead_letters.redrive(rate="fast")
 
 
 def test_more_dead_letters_by_id_than_one_transaction_takes(app: Laneway) -> None:
@@ -396,10 +396,10 @@ def test_more_dead_letters_by_id_than_one_transaction_takes(app: Laneway) -> Non
     while deliveries := app.lease(500):
         for delivery in deliveries:
             delivery.dead()
-    assert app.drop_dead_letters("t", ids[:1200]) == 1200
-    assert app.redrive("t", limit=1100) == 1100
-    assert app.redrive("t", ["nobody", *ids]) == 200
-    assert app.dead_letters() == []
+    assert app.dead_letters.drop("t", ids[:1200]) == 1200
+    assert app.dead_letters.redrive("t", limit=1100) == 1100
+    assert app.dead_letters.redrive("t", ["nobody", *ids]) == 200
+    assert app.dead_letters.list() == []
 
 
 @pytest.mark.parametrize("by_id", [True, False])
@@ -410,7 +410,7 @@ def test_redrive_at_a_rate_goes_by_pages(app: Laneway, by_id: bool) -> None:
         for delivery in deliveries:
             delivery.dead()
     began = time.time()
-    assert app.redrive("t", ids if by_id else None, rate="10/s") == 2100
+    assert app.dead_letters.redrive("t", ids if by_id else None, rate="10/s") == 2100
     took = time.time() - began
     due = [view.since_us / 1e6 - began for view in app.engine.topic_peek("t", limit=3000)]
     assert len(due) == 2100
@@ -586,9 +586,9 @@ def test_policies_of_two_namespaces(tmp_path: Path) -> None:
     sandbox.gate("stripe", rate=5)
     sandbox.policy("push.*", rate=10, gate="stripe")
     online.policy("push.*", rate=20)
-    assert ("code", "push.*", "rate", 10.0, 20.0) in sandbox.compare_policies(online)
-    assert sandbox.copy_policies(to=online) == 1
-    assert sandbox.compare_policies(online) == []
+    assert ("code", "push.*", "rate", 10.0, 20.0) in sandbox.policies.compare(online)
+    assert sandbox.policies.copy(to=online) == 1
+    assert sandbox.policies.compare(online) == []
 
 
 def test_tasks(app: Laneway) -> None:
@@ -696,7 +696,7 @@ def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Laneway) -> None:
     app.publish("task.t", "what", headers={"laneway-task": "t"})
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 2)
-    assert all('task "t"' in dead.reason for dead in app.dead_letters())
+    assert all('task "t"' in dead.reason for dead in app.dead_letters.list())
 
 
 def test_errors_of_settling_twice_and_bad_publishes(tmp_path: Path) -> None:

@@ -16,18 +16,18 @@ def test_settings_of_a_group(tmp_path: Path) -> None:
     app = Laneway(f"sqlite:///{tmp_path}/groups.db")
     app.policy("push.*", group="customer.{1}")
     app.topic_group("customer.acme", weight=3, rate="600/m")
-    assert [(each["name"], each["weight"], each["rate"]) for each in app.topic_groups()] == [
+    assert [(each["name"], each["weight"], each["rate"]) for each in app.topic_groups.list()] == [
         ("customer.acme", 3, 10)
     ]
     asyncio.run(app.atopic_group("customer.acme", concurrency=5))
-    (group,) = asyncio.run(app.atopic_groups())
+    (group,) = asyncio.run(app.topic_groups.alist())
     assert (group["weight"], group["rate"], group["concurrency"]) == (1, None, 5)
     app.publish("push.acme.1", 1)
     assert app.topic("push.acme.1").stats().group == "customer.acme"
     other = Laneway(f"sqlite:///{tmp_path}/groups.db", namespace="other")
-    assert any(place[0] == "topic group" for place in app.compare_policies(other))
-    app.copy_policies(other)
-    assert app.compare_policies(other) == []
+    assert any(place[0] == "topic group" for place in app.policies.compare(other))
+    app.policies.copy(other)
+    assert app.policies.compare(other) == []
     app.close()
     other.close()
 

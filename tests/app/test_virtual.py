@@ -70,7 +70,7 @@ def test_retries_are_gone_through(app: Laneway) -> None:
         summary = world.run_all()
         assert (summary.retried, summary.died) == (3, 1)
         assert at == [0, 1, 3, 7]
-        assert app.dead_letters()[0].error is not None
+        assert app.dead_letters.list()[0].error is not None
         failing.delay()
         with pytest.raises(ValueError, match="attempt 5"):
             world.run(raising=True)

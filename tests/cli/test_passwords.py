@@ -179,7 +179,7 @@ def test_no_repr_has_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(id="1", task="t", topic="t", args=(), kwargs={}, store=(url, "default"))
     for each in (
         app,
-        app.runtime.store,
+        app.runtime.holder.choice,
         request,
         Options(store=app.runtime.store_options),
         Session(url, "default"),

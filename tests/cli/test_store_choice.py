@@ -64,24 +64,24 @@ def test_an_empty_namespace_is_not_the_default_one() -> None:
 
 def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Option, argument, environment, project, default; each names what it passes over."""
-    assert Laneway().runtime.store.source == "default"
-    assert not Laneway().runtime.store.passed_over
+    assert Laneway().runtime.holder.choice.source == "default"
+    assert not Laneway().runtime.holder.choice.passed_over
     (tmp_path / "pyproject.toml").write_text('[tool.laneway]\nurl = "sqlite:///project.db"\n')
     assert Laneway().url == "sqlite:///project.db"
     monkeypatch.setenv("LANEWAY_URL", "valkey://:secret@host")
     app = Laneway("sqlite:///code.db")
     assert (
-        str(app.runtime.store)
+        str(app.runtime.holder.choice)
         == "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment"
         " LANEWAY_URL), sqlite:///project.db (pyproject.toml [tool.laneway] url)"
     )
     app.runtime.use_store("sqlite:///option.db", "apart")
-    assert (app.url, app.namespace, app.runtime.store.source) == (
+    assert (app.url, app.namespace, app.runtime.holder.choice.source) == (
         "sqlite:///option.db",
         "apart",
         "option --url",
     )
-    assert len(app.runtime.store.passed_over) == 3
+    assert len(app.runtime.holder.choice.passed_over) == 3
     assert Laneway().url == "valkey://:secret@host"
     text = call("config", "show")
     assert "valkey://***@host (environment LANEWAY_URL)" in text

@@ -541,7 +541,7 @@ def test_several_elections(app: Laneway) -> None:
     ]
     for log in logs:
         log.wait_for("execute")
-    assert [state.state for state in app.elections()] == ["held"] * 4
+    assert [state.state for state in app.elections.list()] == ["held"] * 4
     app.close()
     for thread, log in zip(threads, logs, strict=True):
         thread.join(30)

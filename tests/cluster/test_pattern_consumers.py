@@ -103,7 +103,7 @@ CONSUMER = """
 import sys
 from laneway import Laneway, LeaseLost, TermLost
 app = Laneway(sys.argv[1], namespace=sys.argv[2])
-with app.consumer("orders.*", "audit", term=float(sys.argv[3])) as c:
+with app.subscriptions.consumer("orders.*", "audit", term=float(sys.argv[3])) as c:
     leases = []
     while len(leases) < 12:
         leases += c.lease(12, wait=10)
@@ -145,7 +145,7 @@ def test_dead_or_stopped_consumer(store: Store, end: signal.Signals) -> None:
     with subscribed(store, "failover") as app, process_of(CONSUMER, *store, term) as process:
         fence = int(line_of(process))
         finish(app, process, store, end)
-        with app.consumer("orders.*", "audit", term=LONG, wait=60) as consumer:
+        with app.subscriptions.consumer("orders.*", "audit", term=LONG, wait=60) as consumer:
             assert consumer.fence > fence
             deliveries = lease_all(consumer, 12)
             assert by_topic(deliveries) == all_of(range(4))
@@ -161,19 +161,19 @@ def test_dead_or_stopped_consumer(store: Store, end: signal.Signals) -> None:
 def test_exclusive_refuses_a_second_consumer(store: Store) -> None:
     """Also another topic's: there is one consumer for all. What it did not settle comes again."""
     with subscribed(store, "exclusive") as app, opened(store) as other:
-        with app.consumer("orders.*", "audit") as first:
+        with app.subscriptions.consumer("orders.*", "audit") as first:
             fence = first.fence
             deliveries = lease_all(first, 12)
             with (
                 pytest.raises(Refused, match=r"subscription orders\.\*#audit: .* consumes it"),
-                other.consumer("orders.*", "audit"),
+                other.subscriptions.consumer("orders.*", "audit"),
             ):
                 pass
             deliveries[0].dead("no")
             assert first.ack_until(deliveries[5]) == 5
             with pytest.raises(LeaseLost):
                 first.ack_until(deliveries[5])
-        with other.consumer("orders.*", "audit") as second:
+        with other.subscriptions.consumer("orders.*", "audit") as second:
             assert second.fence > fence
             assert len(lease_all(second, 6)) == 6
             publish(app, range(4, 5))  # topics that come later belong to it, too
@@ -186,11 +186,13 @@ def test_who_consumes(local: Store) -> None:
     with subscribed(local, "exclusive") as app:
         assert app.lease(50) == []
         assert app.lease(50, topics=["orders.eu#audit"]) == []
-        with pytest.raises(UsageError, match=r'app\.consumer\("orders\.\*", "audit"\)'):
+        with pytest.raises(
+            UsageError, match=r'app\.subscriptions\.consumer\("orders\.\*", "audit"\)'
+        ):
             app.lease(1, pool=COPIES)
         app.publish("orders.eu", 10, id="x")
         assert f"no consumer holds {COPIES}" in app.explain("x", "orders.eu#audit").reasons
-        with app.consumer("orders.*", "audit"):
+        with app.subscriptions.consumer("orders.*", "audit"):
             assert "no consumer holds" not in str(app.explain("x", "orders.eu#audit").reasons)
             assert app.election(ELECTION).state().holder
         (info,) = app.topic("orders.eu").subscriptions()
@@ -199,7 +201,7 @@ def test_who_consumes(local: Store) -> None:
         app.topic("orders.eu").subscribe("audit", where={"type": "a"})
         (info,) = app.topic("orders.eu").subscriptions()
         assert (info.kind, info.pattern, info.where) == ("exclusive", "orders.eu", {"type": "a"})
-        assert app.unsubscribe("orders.*", "audit") == 8
+        assert app.subscriptions.remove("orders.*", "audit") == 8
         (info,) = app.topic("orders.eu").subscriptions()
         assert (info.kind, info.waiting) == ("shared", 5)
         assert len(app.lease(50, topics=["orders.eu#audit"])) == 5
@@ -229,35 +231,35 @@ def test_list_on_the_command_line(local: Store) -> None:
 
 def test_wrong_use(local: Store) -> None:
     with subscribed(local, "failover") as app:
-        one = r'orders\.\*#audit has one consumer for all its topics; use app\.consumer\("orders\.'
+        one = r'orders\.\*#audit has one consumer .*; use app\.subscriptions\.consumer\("orders\.'
         with pytest.raises(UsageError, match=one):
             app.topic("orders.eu#audit").consumer().__enter__()
         with pytest.raises(UsageError, match=one):
-            app.consumer("orders.eu.*", "audit").__enter__()
+            app.subscriptions.consumer("orders.eu.*", "audit").__enter__()
         with pytest.raises(BadPolicy, match="has one consumer for all its topics; leave out kind"):
             app.topic("orders.eu").subscribe("audit", kind="exclusive")
         with pytest.raises(Refused, match=r"subscription orders\.\*#tax: there is none"):
-            app.consumer("orders.*", "tax").__enter__()
+            app.subscriptions.consumer("orders.*", "tax").__enter__()
         app.subscribe("orders.*", "tax")
         with pytest.raises(UsageError, match=r'it is shared, .* subscription="tax"'):
-            app.consumer("orders.*", "tax").__enter__()
+            app.subscriptions.consumer("orders.*", "tax").__enter__()
         with pytest.raises(BadPolicy, match="expected a name of 1 to 64 letters"):
-            app.consumer("orders.*", "a#b")
+            app.subscriptions.consumer("orders.*", "a#b")
         with pytest.raises(BadPolicy, match='"#" and "\\*" cannot be combined'):
-            app.consumer("orders.*#audit", "audit")
+            app.subscriptions.consumer("orders.*#audit", "audit")
 
 
 def test_lost_term_and_async(local: Store) -> None:
     """Asked to step down, a consumer leases nothing more."""
 
     async def run(app: Laneway) -> int:
-        async with app.consumer("orders.*", "audit", term=20) as consumer:
+        async with app.subscriptions.consumer("orders.*", "audit", term=20) as consumer:
             deliveries = await consumer.alease(20, wait=5)
             return await consumer.aack_until(deliveries[-1])
 
     with subscribed(local, "exclusive") as app:
         assert asyncio.run(run(app)) == 12
-        with app.consumer("orders.*", "audit") as consumer:
+        with app.subscriptions.consumer("orders.*", "audit") as consumer:
             before = app.engine.election_read(ELECTION)[0]
             app.engine.election_swap(ELECTION, before, b'{"number":9}')
             assert consumer._term is not None

@@ -228,8 +228,8 @@ def test_migrated_numbers(tmp_path: Path) -> None:
         for name in ("a", "b", "ü\n"):
             EngineTerms(lambda: old.engine, name).claim(ONE, 10)
         assert move(old.engine, new.engine, lambda _: None, wait=False)["elections"] == 3
-        assert [state.number for state in new.elections()] == [
-            state.number for state in old.elections()
+        assert [state.number for state in new.elections.list()] == [
+            state.number for state in old.elections.list()
         ]
-        assert {state.state for state in new.elections()} == {"free"}
-        assert [state.name for state in new.elections(limit=1, after="a")] == ["b"]
+        assert {state.state for state in new.elections.list()} == {"free"}
+        assert [state.name for state in new.elections.list(limit=1, after="a")] == ["b"]

@@ -411,13 +411,13 @@ def test_the_engine_works_with_these_rights(valkey: Started) -> None:
         assert job.get(timeout=10) == 3
         assert flow.get(timeout=10) == 5
         assert "push.acme" in handled
-        [letter] = app.dead_letters()
+        [letter] = app.dead_letters.list()
         assert letter.message.topic == "push.bolt"
         assert app.topic("push.bolt").redrive() == 1
         app.topic("later").pause()
         assert app.explain(app.topic("later").peek(1)[0].id) is not None
         assert app.topics(order="backlog", limit=5)
-        app.history()
+        app.history.read()
         app.workers()
         findings = [check for check in app.engine.doctor() if not check.ok]
         assert findings == []

@@ -59,7 +59,7 @@ def test_shares_of_ten_thousand_campaigns_change_while_they_run(tmp_path: Path) 
             command_line(app, "resume", "mail.*")
             until(lambda: len(sent()) >= changed + BEGUN + WINDOW, "mails after the change", 60)
             app.topic("mail.low.8").pause()
-            history = app.history("mail.*")
+            history = app.history.read("mail.*")
             assert {part.tier for part in history.parts} == {"high", "mid", "low"}
             assert sum(part.published for part in history.parts) == CAMPAIGNS
             app.topic("mail.low.8").resume()

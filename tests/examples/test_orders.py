@@ -61,4 +61,4 @@ def test_orders_through_three_kills(tmp_path: Path) -> None:
             histories = orders.histories()
         assert histories == {number: list(STATES) for number in range(ORDERS)}
         with open_app(url) as app:
-            assert app.dead_letters() == []
+            assert app.dead_letters.list() == []

@@ -201,7 +201,7 @@ def test_dead_letters(api: Api, app: Laneway) -> None:
     assert api("POST", "/v1/dead/redrive", {**some, "dry_run": True}).json["count"] == 2
     assert api("POST", "/v1/dead/redrive", {**some, "rate": "100/s"}).json["count"] == 2
     assert api("POST", "/v1/dead/drop", {"topic": "dying", "limit": 1}).json["count"] == 1
-    assert [each.message.id for each in app.dead_letters("dying")] == ["d3"]
+    assert [each.message.id for each in app.dead_letters.list("dying")] == ["d3"]
     assert "rate" in api.problem("POST", "/v1/dead/redrive", {"rate": "x"})["detail"]
 
 

@@ -81,7 +81,7 @@ def test_drop_by_fingerprint(api: Api, app: Laneway) -> None:
     operation = ended(api, begin(api, "drop", **some))
     assert (operation["done"], operation["total"]) == (23, None)
     assert app.topic("many.dropped").stats().dead == 20
-    ids = [each.message.id for each in app.dead_letters("many.dropped")][:5]
+    ids = [each.message.id for each in app.dead_letters.list("many.dropped")][:5]
     assert ended(api, begin(api, "drop", topic="many.dropped", ids=ids))["done"] == 5
 
 

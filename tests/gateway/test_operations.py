@@ -84,7 +84,7 @@ def test_dead_by_fingerprint(api: Api, app: Laneway) -> None:
     assert api("POST", "/v1/dead/redrive", {**some, "dry_run": True}).json["count"] == 4
     assert api("POST", "/v1/dead/redrive", {**some, "limit": 2}).json["count"] == 2
     assert api("POST", "/v1/dead/drop", some).json["count"] == 2
-    assert {each.message.id for each in app.dead_letters("failing")} == {"f0", "f3"}
+    assert {each.message.id for each in app.dead_letters.list("failing")} == {"f0", "f3"}
     del some["topic"]
     assert "takes a topic" in api.problem("POST", "/v1/dead/drop", some)["detail"]
 
@@ -166,7 +166,7 @@ def test_actions_on_a_message(api: Api, app: Laneway) -> None:
     assert api("POST", f"{path}/a/retry").json == {"id": "a", "done": "ready"}
     assert "it is not delayed" in api.problem("POST", f"{path}/a/retry", status=409)["detail"]
     assert api("POST", f"{path}/b/dead?reason=by+hand").json["done"] == "dead"
-    assert app.dead_letters("acted")[0].reason == "by hand"
+    assert app.dead_letters.list("acted")[0].reason == "by hand"
     api.problem("POST", f"{path}/b/dead", status=409)
     assert api("POST", f"{path}/b/retry").json["done"] == "redriven"
     assert api("POST", f"{path}/b/dead").json["done"] == "dead"
@@ -250,7 +250,7 @@ def test_commands(store: str, app: Laneway) -> None:
     assert "backs off" in run("back-off", "typed", "10m")
     assert "typed no longer backs off" in run("back-off", "typed", "0s")
     assert "a dead letter" in run("message", "dead", "x", "--topic", "typed", "--reason", "why")
-    assert app.dead_letters("typed")[0].reason == "why"
+    assert app.dead_letters.list("typed")[0].reason == "why"
     assert "removed" in run("message", "drop", "x", "--topic", "typed")
     assert "own need their topic" in run("message", "cancel", "x", "--topic", "typed", code=1)
     assert "nothing waits" in run("back-off", "typed.none", "1s")

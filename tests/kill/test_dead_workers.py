@@ -125,7 +125,7 @@ def test_messages_of_a_killed_worker_come_back(app: Laneway, start: Start) -> No
     assert sorted(each.body for each in deliveries) == list(range(6))
     app.ack_many(deliveries)
     until(lambda: [each.state for each in app.workers()] == ["dead"], "the list")
-    assert app.ping(timeout=0.5) == {app.workers()[0].id: None}
+    assert app.control.ping(timeout=0.5) == {app.workers()[0].id: None}
 
 
 def test_stopped_worker_loses_its_leases(

@@ -309,7 +309,7 @@ def test_random_endings(app: Laneway, tmp_path: Path, monkeypatch: pytest.Monkey
         )
         overview = app.engine.overview()
         assert overview.leased == 0
-        for letter in app.dead_letters(limit=1000):
+        for letter in app.dead_letters.list(limit=1000):
             assert len(letter.reason) <= 1_100
             assert len(letter.error or "") <= 4_000
     assert app.topic("never").stats().waiting == 0

@@ -286,7 +286,7 @@ def test_invalid_control_headers_fail_nothing_else(app: Laneway, is_raising: boo
         app.engine.explain(view.id, "gone")
         assert app.engine.cancel(view.id, "gone") == "cancelled"
     burst(app, 10)
-    app.redrive()
+    app.dead_letters.redrive()
     burst(app, 10)
     assert sorted(done) == list(range(20))
     assert app.topic("task").stats().ready == 0  # some name a task that does not exist

@@ -164,7 +164,7 @@ def test_name_that_changes_its_address(app: Laneway, receiver: Receiver) -> None
     app.run_worker(burst=True)
     waiting = [app.topic(f"push.{n}").peek(1)[0] for n in range(5)]
     assert [each.attempt for each in waiting] == [2] * 5
-    errors = {each.text for each in app.attempts("push.*", status="blocked").attempts}
+    errors = {each.text for each in app.endpoints.attempts("push.*", status="blocked").attempts}
     assert errors == {"blocked: the address is not public"}
     assert sorted(given) == sorted(found)
     assert receiver.requests == []
@@ -195,7 +195,7 @@ def test_name_that_is_private_for_a_moment(
         found[0] = "127.0.0.1"
         wait_for(lambda: app.topic("push.x").stats().done == 40)
         wait_for(lambda: endpoint.info().state == "healthy")
-    assert app.dead_letters() == []
+    assert app.dead_letters.list() == []
 
 
 def test_kept_connection_of_another_endpoint(app: Laneway, receiver: Receiver) -> None:
@@ -210,7 +210,7 @@ def test_kept_connection_of_another_endpoint(app: Laneway, receiver: Receiver) -
         app.publish(topic, 1)
     app.run_worker(burst=True, concurrency=1)
     assert len(receiver.requests) == 2
-    assert [letter.message.topic for letter in app.dead_letters()] == ["push.other"]
+    assert [letter.message.topic for letter in app.dead_letters.list()] == ["push.other"]
 
 
 def test_deny_list(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,9 @@ def test_deny_list(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyP
     app.endpoint("push.x", url=url, allow_private=True)
     app.publish("push.x", 1)
     app.run_worker(burst=True)
-    assert [each.error for each in app.dead_letters()] == ["blocked: the address is not public"]
+    assert [each.error for each in app.dead_letters.list()] == [
+        "blocked: the address is not public"
+    ]
     assert receiver.requests == []
 
 
@@ -253,6 +255,6 @@ def test_redirects_are_not_followed(app: Laneway, receiver: Receiver) -> None:
     app.endpoint("push.moved", url=receiver.url("/moved"), allow_private=True)
     app.publish("push.moved", 1)
     app.run_worker(burst=True)
-    (letter,) = app.dead_letters()
+    (letter,) = app.dead_letters.list()
     assert f"redirects are not followed; change the URL to {target}" in (letter.error or "")
     assert [each.path for each in receiver.requests] == ["/moved"]

@@ -65,7 +65,7 @@ def test_receivers_that_repeat_the_request(app: Laneway, receiver: Receiver) -> 
     assert "'authorization': '…'" in first.body
     assert "shop-of-acme" in first.body
     assert "webhook-signature" in first.headers["x-all"]
-    (letter,) = app.dead_letters()
+    (letter,) = app.dead_letters.list()
     known = repr(app.engine.delivery_log_read()) + repr(letter) + repr(endpoint.info())
     assert "s3cret" not in known
     for each in receiver.requests:
@@ -85,7 +85,7 @@ def test_search(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     app.run_worker(burst=True)
 
     def found(pattern: str = "*", **options: Any) -> list[str]:
-        return [each.topic for each in app.attempts(pattern, **options).attempts]
+        return [each.topic for each in app.endpoints.attempts(pattern, **options).attempts]
 
     assert sorted(found()) == ["push.a"] * 3 + ["push.b", "push.c"]
     assert found("push.b", result="backed_off", status="5xx") == found(status=503) == ["push.b"]
@@ -94,8 +94,8 @@ def test_search(app: Laneway, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     assert found("other.*") == found("push.a", status=404) == found("push") == []
     assert found(since=time.time() + 10) == found(until=time.time() - 1000) == []
     assert len(found(since=time.time() - 600, until=time.time())) == 5
-    first = app.attempts("push.*", limit=3)
-    second = app.attempts("push.*", limit=3, after=first.next)
+    first = app.endpoints.attempts("push.*", limit=3)
+    second = app.endpoints.attempts("push.*", limit=3, after=first.next)
     assert [each.topic for each in first.attempts + second.attempts] == found()
     assert second.next is None
     for wrong in ({"status": "9xx"}, {"status": 99}, {"result": "x"}, {"after": "x"}, {"limit": 0}):
@@ -110,7 +110,11 @@ def test_async_variants(app: Laneway) -> None:
 
     async def run() -> None:
         endpoint = await app.aendpoint("push.a", url="https://acme.example/")
-        assert await endpoint.aattempts() == await app.aattempts("push.*") == endpoint.attempts()
+        assert (
+            await endpoint.aattempts()
+            == await app.endpoints.aattempts("push.*")
+            == endpoint.attempts()
+        )
         with pytest.raises(Refused, match="no longer kept"):
             await endpoint.areplay("gone")
         assert (await endpoint.areplay_many()).replayed == 0
@@ -130,13 +134,13 @@ def test_search_is_bounded(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> Non
     pages = []
     after = None
     while True:
-        page = app.attempts("push.rare.*", after=after)
+        page = app.endpoints.attempts("push.rare.*", after=after)
         pages.append(page)
         after = page.next
         if after is None:
             break
     assert [page.is_truncated for page in pages] == [True, True, False]
-    assert len(app.attempts("push.rare").attempts) == 2
+    assert len(app.endpoints.attempts("push.rare").attempts) == 2
 
 
 def test_settings_of_the_log(app: Laneway, receiver: Receiver) -> None:
@@ -145,7 +149,7 @@ def test_settings_of_the_log(app: Laneway, receiver: Receiver) -> None:
         app.endpoint(f"push.{setting}", url=receiver.url("/200"), allow_private=True, log=setting)
         app.publish(f"push.{setting}", 1)
     app.run_worker(burst=True)
-    found = {each.topic: each.can_replay for each in app.attempts().attempts}
+    found = {each.topic: each.can_replay for each in app.endpoints.attempts().attempts}
     assert found == {"push.sample": False, "push.all": True}
     with pytest.raises(UsageError, match="log"):
         app.endpoint("push.all", log="some")
@@ -302,7 +306,7 @@ def test_replay_to_one_subscription(app: Laneway, receiver: Receiver) -> None:
     receipt = app.publish("push.acme", 1, id="one")
     app.run_worker(burst=True)
     assert receipt.id == "one"
-    (sent,) = app.attempts("push.acme#crm").attempts
+    (sent,) = app.endpoints.attempts("push.acme#crm").attempts
     app.endpoint("push.acme#crm").replay(sent.id)
     app.run_worker(burst=True)
     assert (len(receiver.of("/crm")), len(receiver.of("/erp"))) == (2, 1)
@@ -352,7 +356,9 @@ def test_log_is_migrated(app: Laneway, receiver: Receiver) -> None:
     with Laneway("sqlite://") as other:
         for count in (3, 0):
             assert log_copying.copy(app.engine, other.engine) == count
-        assert other.attempts("push.x", until=time.time()) == app.attempts("push.x")
+        assert other.endpoints.attempts("push.x", until=time.time()) == app.endpoints.attempts(
+            "push.x"
+        )
 
 
 def test_a_damaged_log_begins_again(tmp_path: Any) -> None:

@@ -61,7 +61,7 @@ def test_breaker_of_a_dead_endpoint(
         assert looked - opened_at <= 5 + (time.monotonic() - opened) / LEAST_BACK_OFF
         counted = max(message.attempt for message in app.topic("push.x").peek(50))
         assert counted <= 6
-        assert [each.topic for each in app.endpoints(state="open")] == ["push.x"]
+        assert [each.topic for each in app.endpoints.list(state="open")] == ["push.x"]
         status[0] = 200
         while app.topic("push.x").stats().done < 50 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -74,7 +74,7 @@ def test_breaker_of_a_dead_endpoint(
     assert endpoint.info().state == "healthy"
     shown = [(event.kind, event.topic) for event in events.since(app.engine, 0)]
     assert shown == [("opened", "push.x"), ("recovered", "push.x")]
-    assert app.endpoints(state="open") == []
+    assert app.endpoints.list(state="open") == []
     assert app.engine.records("endpoint_state") == []
     counts = stored_counts.read(app.engine)
     assert counts.attempts == {"2xx": 50, "5xx": len(receiver.requests) - 50}
@@ -199,7 +199,7 @@ def test_a_long_pause_is_explained(app: Laneway, receiver: Receiver) -> None:
     ):
         assert "endpoint asks for pauses: HTTP 429, Retry-After 3600 s" in reasons[0]
         assert "backs off for" in reasons[1]
-    assert [each.topic for each in app.endpoints(state="busy")] == ["push.x"]
+    assert [each.topic for each in app.endpoints.list(state="busy")] == ["push.x"]
     receiver.answers["/x"] = lambda: (200, {})
     app.topic("push.x").back_off(0)
     app.run_worker(burst=True)

@@ -295,7 +295,7 @@ def test_an_address_family_that_this_machine_does_not_have(
     app.endpoint("push.x", url=receiver.url("/200"), allow_private=True)
     app.publish("push.x", 1)
     app.run_worker(burst=True)
-    assert app.dead_letters() == []
+    assert app.dead_letters.list() == []
     assert app.topic("push.x").stats().done == 1
 
 
@@ -316,7 +316,7 @@ def test_a_fault_of_one_answer(
         app.publish(f"push.{n}", n)
     summary = app.run_worker(burst=True)
     assert summary.acked == 9
-    assert [letter.message.topic for letter in app.dead_letters()] == ["push.3"]
+    assert [letter.message.topic for letter in app.dead_letters.list()] == ["push.3"]
 
 
 def test_the_end_does_not_wait_for_names() -> None:

@@ -78,7 +78,7 @@ def test_names_that_hang_hold_up_nobody(
             app.publish(f"push.good{n}", n)
         wait_for(lambda: len(receiver.requests) == 20)
         assert all(each.headers["host"].startswith("good") for each in receiver.requests)
-        assert {each.state for each in app.endpoints()} == {"healthy"}
+        assert {each.state for each in app.endpoints.list()} == {"healthy"}
         names.released.set()
         wait_for(lambda: len(receiver.requests) == 70)
     assert {each.headers["webhook-attempt"] for each in receiver.requests} == {"1"}
@@ -96,7 +96,7 @@ def test_a_name_without_an_answer_fails_at_once(
         app.publish("push.x", n)
     with running(app):
         wait_for(lambda: app.topic("push.x").stats().dead == 3)
-    errors = {letter.error for letter in app.dead_letters()}
+    errors = {letter.error for letter in app.dead_letters.list()}
     assert errors == {"dns: hang.example: no answer within 0.05 s"}
     assert names.asked == {"hang.example": 1}
     attempts = app.endpoint("push.x").attempts(status="dns").attempts

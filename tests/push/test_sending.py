@@ -205,7 +205,7 @@ def test_event_that_no_header_takes(app: Laneway, receiver: Receiver) -> None:
     for n in (1_000_000, 1_001, 1_000):
         app.publish("push.x", {"type": "e" * n})
     app.run_worker(burst=True)
-    errors = [letter.reason or letter.error or "" for letter in app.dead_letters()]
+    errors = [letter.reason or letter.error or "" for letter in app.dead_letters.list()]
     assert len(errors) == 2
     assert all("the header ce-type takes at most 1,000" in each for each in errors)
     (sent,) = receiver.requests
@@ -232,7 +232,7 @@ def test_subscriptions_and_events(
     sent = sorted(receiver.of("/crm"), key=lambda each: each.body)  # two at once: in any order
     assert [json.loads(each.body) for each in sent] == [{"n": 1}, {"type": "order.paid"}]
     assert len(receiver.of("/500")) == 3
-    assert [letter.message.topic for letter in app.dead_letters()] == ["push.acme#erp"]
+    assert [letter.message.topic for letter in app.dead_letters.list()] == ["push.acme#erp"]
     assert app.topic("push.acme").stats().waiting == 0
     for name, answer, count in (
         ("attempts", "2xx", 2),
@@ -257,7 +257,7 @@ def test_receivers_that_behave_badly(app: Laneway, receiver: Receiver, path: str
     app.run_worker(burst=True)
     assert time.monotonic() - began < 60
     assert len(receiver.of("/200")) == 1
-    errors = [letter.error or "" for letter in app.dead_letters()]
+    errors = [letter.error or "" for letter in app.dead_letters.list()]
     if path == "/big":
         assert errors == []  # its status was good
         assert receiver.sent < 64 << 20

@@ -248,7 +248,7 @@ def test_a_full_topic_is_waited_for(clockwork: Clockwork) -> None:
     world.run_all(within="5h", schedules=True)
     assert app.topic("task.tick").stats().waiting == 1
     assert len(app.schedules.list()) == 1, "one entry, however long it waits"
-    assert app.dead_letters() == []
+    assert app.dead_letters.list() == []
     app.policy("task.tick", max_backlog=None, paused=None)
     world.run_all(within="21m", schedules=True)
     assert len(clockwork.minutes("ten")) >= 3
@@ -274,7 +274,7 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
     assert world is not None
     app.publish("laneway.schedule.x", {"what": 1})
     assert world.run().died == 1
-    assert "the body is no schedule" in app.dead_letters()[0].reason
+    assert "the body is no schedule" in app.dead_letters.list()[0].reason
     assert app.schedules.list() == []
 
 

@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_a_dead_letter(
     app.task(name="keep")(keep)
     app.publish("task.keep", {"args": [sent], "kwargs": {}}, headers={"laneway-task": "keep"})
     assert app.run_worker(burst=True).died == 1
-    (dead,) = app.dead_letters()
+    (dead,) = app.dead_letters.list()
     assert dead.reason.startswith(
         'task "keep": the argument "value" is not of the type that the function expects: '
     )
@@ -216,7 +216,7 @@ def test_the_message_does_not_say_how_it_is_read(app: Laneway) -> None:
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 8)
     assert seen == ["json"]
-    assert all("is no call of task" in dead.reason for dead in app.dead_letters())
+    assert all("is no call of task" in dead.reason for dead in app.dead_letters.list())
     with pytest.raises(
         UsageError, match="expected serializer to be one of json, msgpack, pickle, got 'yaml'"
     ):

@@ -159,7 +159,7 @@ def test_when_and_where_a_call_runs(app: Laneway) -> None:
     assert app.topic("t").stats().delayed == 1
     assert app.topic("q").stats().delayed == 1
     app.engine.tick(now_us=app.engine.time_us() + 31 * 60 * SECOND)  # moves the store's clock
-    assert "expired" in app.dead_letters("t")[0].reason
+    assert "expired" in app.dead_letters.list("t")[0].reason
     with pytest.raises(UsageError, match='unknown option "prioriti"; did you mean "priority"'):
         note.using(prioriti=1)  # type: ignore[call-arg]
 
@@ -228,7 +228,7 @@ def test_a_task_asks_for_another_attempt(app: Laneway) -> None:
     summary = app.run_worker(burst=True)
     assert attempts == [1, 2, 3, 4]
     assert (summary.retried, summary.died) == (3, 1)
-    (dead,) = app.dead_letters()
+    (dead,) = app.dead_letters.list()
     assert dead.reason.startswith("retries used up (4 attempts): OSError: no route")
 
 
@@ -253,7 +253,7 @@ def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Laneway) -> Non
         "by the retry": 2,
         "no more than the policy": 11,
     }
-    dead = app.dead_letters()
+    dead = app.dead_letters.list()
     counts = {
         "by the call": "3 attempts",
         "never": "1 attempt",
@@ -295,7 +295,7 @@ def test_only_some_failures_are_tried_again(app: Laneway) -> None:
         "KeyError",
         "UnicodeError",
     ]
-    reasons = sorted(dead.reason.splitlines()[0] for dead in app.dead_letters())
+    reasons = sorted(dead.reason.splitlines()[0] for dead in app.dead_letters.list())
     assert reasons == [
         "KeyError: 'c'",
         "UnicodeError: b",

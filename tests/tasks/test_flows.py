@@ -227,7 +227,7 @@ def test_retries_come_before_a_failure(make_app: MakeApp) -> None:
         assert (at_last.s() | tasks.double.s()).enqueue().get(SOON) == 10
         with pytest.raises(ValueError, match="never"):
             (never.s() | tasks.double.s()).enqueue().get(SOON)
-        assert tasks.app.dead_letters()[0].reason.startswith(
+        assert tasks.app.dead_letters.list()[0].reason.startswith(
             "retries used up (2 attempts): ValueError: never"
         )
     assert attempts == [1, 2, 3]

@@ -60,7 +60,7 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "failure double two in the child",
             "success 7.0 Decimal",
         ]
-        dead = {letter.reason: letter.error for letter in app.dead_letters()}
+        dead = {letter.reason: letter.error for letter in app.dead_letters.list()}
         assert sorted(dead) == ["KeyError: 'one'", "retries used up (2 attempts): OSError: two"]
         assert f"{name}.py" in (dead["KeyError: 'one'"] or "")
     assert not (tmp_path / "laneway.db").exists(), "neither here nor in a child is the store opened"

@@ -222,7 +222,7 @@ def test_what_cannot_be_kept_is_a_failure(make_app: MakeApp, returned: object, w
     with working(app):
         with pytest.raises(Reject, match=why):
             task.delay().get(SOON)
-        assert why in app.dead_letters()[0].reason
+        assert why in app.dead_letters.list()[0].reason
 
 
 def test_waiting_ends_with_the_time(make_app: MakeApp) -> None:

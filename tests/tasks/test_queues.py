@@ -141,9 +141,9 @@ def test_retries_and_meta(make_app: MakeApp) -> None:
         job = queue.enqueue(functions.fail, meta={"for": "acme"})
         job.wait(SOON)
         assert job.meta == {"for": "acme"}
-        assert app.dead_letters()[0].message.attempt == 1
+        assert app.dead_letters.list()[0].message.attempt == 1
         assert queue.enqueue(functions.fail, retry=2).wait(SOON)
-        assert app.dead_letters()[1].message.attempt == 3
+        assert app.dead_letters.list()[1].message.attempt == 3
 
 
 @pytest.mark.parametrize("isolation", [None, "process"])

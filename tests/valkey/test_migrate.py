@@ -263,15 +263,15 @@ def test_subscriptions_of_patterns_move(opened: Opened, tmp_path: Path, where: s
         old.policy("orders.*#audit", retries=0)
         old.policy("*#audit", concurrency=3)
         old.publish_many(Message(f"orders.{n % 3}", n) for n in range(9))
-        with old.consumer("orders.*", "audit"):
+        with old.subscriptions.consumer("orders.*", "audit"):
             pass
-        with old.consumer("orders.*", "audit") as consumer:
+        with old.subscriptions.consumer("orders.*", "audit") as consumer:
             fence = consumer.fence
         move(old.engine, new.engine, quiet, wait=True)
         assert new.engine.policies().rows() == old.engine.policies().rows()
         policy = new.engine.policy_of("orders.1#audit")
         assert (policy.retries, policy.concurrency) == (0, 3)
-        with new.consumer("orders.*", "audit") as consumer:
+        with new.subscriptions.consumer("orders.*", "audit") as consumer:
             assert consumer.fence > fence
             found: list[Delivery] = []
             while deliveries := consumer.lease(20, wait=2):

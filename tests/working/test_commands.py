@@ -42,11 +42,11 @@ def test_stacks(app: Laneway) -> None:
         (worker,) = app.workers()
 
         def shows(function: str) -> bool:
-            return function in app.worker_stacks(worker.id, timeout=SOON)
+            return function in app.control.stacks(worker.id, timeout=SOON)
 
         for function in ("wait_in_a_thread", "wait_in_a_coroutine"):
             until(functools.partial(shows, function))
-        stacks = app.worker_stacks(worker.id, timeout=SOON)
+        stacks = app.control.stacks(worker.id, timeout=SOON)
         assert "threads slow one (attempt 1)" in stacks
         assert "thread laneway-heartbeat:" in stacks
         assert app.engine.records("command") == []
@@ -69,7 +69,7 @@ def test_drain(app: Laneway) -> None:
         assert began.wait(SOON)
         until(app.workers)
         (worker,) = app.workers()
-        app.drain_worker(worker.id, timeout=SOON)
+        app.control.drain(worker.id, timeout=SOON)
         app.publish("a", 2)
         until(lambda: [each.state for each in app.workers()] == ["stopping"])
         done.set()
@@ -80,15 +80,15 @@ def test_drain(app: Laneway) -> None:
 def test_refused_commands(app: Laneway, tmp_path: Path) -> None:
     """A worker that does not exist, does not answer, or has a command: each is said."""
     with pytest.raises(Refused, match='no worker "other"'):
-        app.drain_worker("other")
+        app.control.drain("other")
     app.engine.beat(WorkerFacts(id="silent"), dead_after_us=600 * SECOND, listed_us=700 * SECOND)
     with pytest.raises(Refused, match="nothing was changed"):
-        asyncio.run(app.aworker_stacks("silent", timeout=0.1))
+        asyncio.run(app.control.astacks("silent", timeout=0.1))
     assert app.engine.records("command") == []
     pending = commands.Command("drain", "x", app.engine.time_us() + 60 * SECOND)
     app.engine.record_swap("command", "silent", None, commands.encode(pending))
     with pytest.raises(Refused, match="another command"):
-        app.drain_worker("silent", timeout=0.1)
+        app.control.drain("silent", timeout=0.1)
     old = commands.encode(commands.Command("drain", "x", 5))
     app.engine.record_swap("command", "silent", commands.encode(pending), old)
     assert not commands.obey(app.engine, "silent", [], None), "its time is over"

@@ -203,7 +203,7 @@ def test_close_in_a_handler_is_refused(app: Laneway) -> None:
     app.publish("t")
     assert app.run_worker(burst=True).died == 1
     assert "a handler cannot close the application that runs it" in (
-        app.dead_letters("t")[0].error or ""
+        app.dead_letters.list("t")[0].error or ""
     )
 
 

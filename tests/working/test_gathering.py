@@ -209,7 +209,7 @@ def test_a_settlement_that_the_store_refuses(gathering: Gathering) -> None:
     ended = gathering.end(5)
     gathering.refused = ended[2].lease.fence
     gathering.settle_now(ended)
-    (letter,) = gathering.app.dead_letters()
+    (letter,) = gathering.app.dead_letters.list()
     assert letter.message.id == ended[2].lease.id
     assert "cannot be settled" in (letter.reason or "")
     for unit in ended:

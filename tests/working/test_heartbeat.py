@@ -82,17 +82,20 @@ def test_ping(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     with Running(app, heartbeat_timeout=600):
         until(app.workers)
         worker_id = only(app).id
-        for answers in (app.ping(worker_id, timeout=SOON), asyncio.run(app.aping(timeout=SOON))):
+        for answers in (
+            app.control.ping(worker_id, timeout=SOON),
+            asyncio.run(app.control.aping(timeout=SOON)),
+        ):
             (seconds,) = answers.values()
             assert seconds is not None
         app.engine.beat(
             WorkerFacts(id="killed"), dead_after_us=600 * SECOND, listed_us=700 * SECOND
         )
-        answers = asyncio.run(app.aping(timeout=1))
+        answers = asyncio.run(app.control.aping(timeout=1))
         assert set(answers) == {worker_id, "killed"}
         assert answers["killed"] is None
         with pytest.raises(Refused, match='there is no worker "other"'):
-            app.ping("other")
+            app.control.ping("other")
 
 
 def test_blocked_event_loop_is_seen(

@@ -83,7 +83,10 @@ def test_a_middleware_may_change_the_outcome(app: Laneway, kind: str) -> None:
     summary = app.run_worker(burst=True, concurrency=1)
     assert (summary.acked, summary.died, summary.retried) == (1, 2, 0)
     assert sorted(ran) == ["fatal", "fine"]
-    assert {dead.reason for dead in app.dead_letters()} == {"no such customer", "not on Sundays"}
+    assert {dead.reason for dead in app.dead_letters.list()} == {
+        "no such customer",
+        "not on Sundays",
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +119,7 @@ def test_no_middleware_runs_for_a_body_that_cannot_be_decoded(app: Laneway, kind
 
     app.engine.put([Draft("t", b"{no json")])
     assert app.run_worker(burst=True).died == 1
-    assert "not JSON" in app.dead_letters()[0].reason
+    assert "not JSON" in app.dead_letters.list()[0].reason
 
 
 def record_hooks(app: Laneway, seen: list[Any]) -> None:

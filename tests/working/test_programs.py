@@ -129,7 +129,9 @@ def test_the_log_says_when_a_message_without_a_handler_dies(
         push.policy("mail.*", on_unhandled="1ms")
         push.publish_many([Message("mail.a", id="dies"), Message("fax.a", id="waits")])
         with Running(push):
-            until(lambda: [letter.message.id for letter in push.dead_letters()] == ["dies"], 60)
+            until(
+                lambda: [letter.message.id for letter in push.dead_letters.list()] == ["dies"], 60
+            )
             until(lambda: any("; dead letter" in record.getMessage() for record in caplog.records))
     (line,) = [record for record in caplog.records if "; dead letter" in record.getMessage()]
     assert (

@@ -159,10 +159,10 @@ def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
         assert (tax.kind, tax.where, tax.layer) == ("shared", {"type": ["a", "b*"]}, "code")
         assert (tax.expires, audit.expires) == (2 * 86_400, None)
         assert app.topic("orders.eu").unsubscribe("tax") == 1
-        assert app.unsubscribe("orders.*", "audit") == 1
+        assert app.subscriptions.remove("orders.*", "audit") == 1
         assert app.topic("orders.eu").subscriptions() == []
         with pytest.raises(Refused, match=r"subscription audit of orders\.\*: there is none"):
-            app.unsubscribe("orders.*", "audit")
+            app.subscriptions.remove("orders.*", "audit")
         assert app.topic("orders.eu").stats().waiting == 1
 
 
@@ -236,7 +236,7 @@ def test_copying_that_ended_before_it_declared_the_subscription(
             with pytest.raises(EngineUnavailable):
                 app.subscribe("orders", "audit", start="all waiting")
         assert len(admin_subscriptions.check(app.engine)) == 1
-        assert app.unsubscribe("orders", "audit") == 0
+        assert app.subscriptions.remove("orders", "audit") == 0
         assert admin_subscriptions.check(app.engine) == []
 
 
@@ -280,7 +280,11 @@ def test_async_variants(tmp_path: Path) -> None:
         await topic.asubscribe("audit")
         await app.asubscribe("orders", "tax")
         assert [each.name for each in await topic.asubscriptions()] == ["audit", "tax"]
-        assert await topic.aunsubscribe("audit") == await app.aunsubscribe("orders", "tax") == 0
+        assert (
+            await topic.aunsubscribe("audit")
+            == await app.subscriptions.aremove("orders", "tax")
+            == 0
+        )
 
     with application(tmp_path) as app:
         asyncio.run(run(app))

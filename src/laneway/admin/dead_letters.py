@@ -9,11 +9,14 @@ import msgspec
 
 from laneway import arguments, units
 from laneway.admin.views import message_of
+from laneway.awaitable import async_variant
 from laneway.errors import BadPolicy
 from laneway.message import Message  # noqa: TC001  # msgspec reads the annotation
 from laneway.policy import check_topic
+from laneway.runtime.noun import Noun
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Callable, Sequence
 
     from laneway.engines.base import Admin, MessageView
@@ -139,3 +142,43 @@ def spacing_us(rate: float | str | None) -> int:
         return round(units.SECOND / units.rate(rate))
     except ValueError as error:
         raise BadPolicy(f"redrive: rate: {error}") from error
+
+
+class DeadLetters(Noun):
+    """The dead letters of a topic, or of all topics (None): `app.dead_letters`."""
+
+    def list(
+        self, topic: str | None = None, *, limit: int = 50, after: int = 0
+    ) -> builtins.list[DeadLetter]:
+        """
+        List them, oldest first. `after`: the number of the last dead letter of the page before.
+        """
+        return find(self._runtime.engine, topic, limit=limit, after=after)
+
+    def redrive(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        rate: float | str | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """
+        Put them back into their topics, oldest first: all immediately, or at a rate (`"10/s"`), and
+        at most `limit`. Returns how many. Raises BadPolicy for a wrong rate.
+        """
+        return redrive(self._runtime.engine, topic, ids, rate=rate, limit=limit)
+
+    def drop(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> int:
+        """Delete them, oldest first and at most `limit`. Returns how many."""
+        return drop(self._runtime.engine, topic, ids, limit=limit)
+
+    alist = async_variant(list)
+    aredrive = async_variant(redrive)
+    adrop = async_variant(drop)

@@ -8,13 +8,19 @@ import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laneway.errors import Refused
+from laneway import arguments
+from laneway.awaitable import async_variant
+from laneway.errors import Refused, UsageError
 from laneway.policy import DISABLED, PROGRAM, Gate, is_pattern, own_rows, sources
+from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Iterable, Iterator, Mapping
 
     from laneway.engines.base import Admin, FullEngine
+    from laneway.runtime.runtime import Application
 
 _Row = TypeVar("_Row")
 
@@ -163,3 +169,58 @@ def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
         for name in ("weight", "rate", "burst", "concurrency")
     }
     return fields | gates | groups
+
+
+class Policies(Noun):
+    """The policies and gates in the store: `app.policies`. `Laneway.policy` sets them."""
+
+    def copy(self, to: Application) -> int:
+        """
+        Copy all policies and gates to another application's namespace. Returns how many policies.
+        """
+        return copy(self._runtime.engine, _engine_of("policies.copy", to))
+
+    def compare(self, other: Application) -> list[Difference]:
+        """
+        Compare the policies and gates with those of another application's namespace. Returns the
+        differences as (layer, pattern, field, here, there), sorted.
+        """
+        return compare(self._runtime.engine, _engine_of("policies.compare", other))
+
+    acopy = async_variant(copy)
+    acompare = async_variant(compare)
+
+
+class Gates(Noun):
+    """The gates in the store: `app.gates`. `Laneway.gate` sets one."""
+
+    def reset(self, name: str) -> bool:
+        """
+        Open a gate that owes permits, such as after a message of a high cost: its rate has the
+        whole burst again. Its leases stay. Returns False if the gate is not defined.
+        """
+        return self._runtime.engine.gate_reset(arguments.name("gates.reset", "the name", name))
+
+    areset = async_variant(reset)
+
+
+class TopicGroups(Noun):
+    """The topic groups that have settings: `app.topic_groups`. `Laneway.topic_group` sets one."""
+
+    def list(self) -> builtins.list[dict[str, Any]]:
+        """
+        List them by name: dicts with `name`, `weight`, `rate` (per second), `burst`, `concurrency`,
+        `leased`, `next_permit_us` and `waiting` (topics that wait for its limits).
+        """
+        return self._runtime.engine.topic_group_list()
+
+    alist = async_variant(list)
+
+
+def _engine_of(call: str, other: object) -> FullEngine:
+    runtime = getattr(other, "runtime", None)
+    if not isinstance(runtime, Runtime):
+        raise UsageError(
+            f"{call}: expected a Laneway application of the other namespace, got {other!r:.80}"
+        )
+    return runtime.engine

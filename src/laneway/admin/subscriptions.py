@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from laneway import subscriptions, units
+from laneway.awaitable import async_variant
+from laneway.cluster.consumer import Consumer
 from laneway.codec import MAX_ID_CHARACTERS
 from laneway.engines.base import Check
 from laneway.engines.shared.copies import NOT_COPIED
@@ -16,6 +18,7 @@ from laneway.errors import BacklogFull, BadPolicy, Refused
 from laneway.headers import SIGNALS
 from laneway.message import Draft
 from laneway.policy import check_fields, check_pattern, is_pattern, sources
+from laneway.runtime.noun import Noun
 from laneway.subscriptions import FIELD, Kind, Start, Where
 
 if TYPE_CHECKING:
@@ -433,3 +436,30 @@ def _names(engine: FullEngine, pattern: str) -> list[str]:
         if len(page) < PAGE:
             return names
         after = page[-1].topic
+
+
+class Subscriptions(Noun):
+    """The subscriptions of topics and patterns: `app.subscriptions`."""
+
+    def remove(self, pattern: str, name: str) -> int:
+        """
+        Remove a subscription of a topic or pattern, with everything that waits in it, its leases
+        and dead letters. Returns how many messages were removed. Raises Refused if it does not
+        exist.
+        """
+        return remove(self._runtime.engine, pattern, name)
+
+    def consumer(
+        self, /, pattern: str, name: str, *, term: Duration = 10.0, wait: Duration | None = None
+    ) -> Consumer:
+        """
+        The one consumer of an exclusive or failover subscription of a pattern, for all its topics:
+        `with app.subscriptions.consumer("orders.*", "audit") as consumer:`.
+
+        The arguments and errors are those of `Topic.consumer`, which is the same for one topic.
+        Raises BadPolicy for a wrong pattern or name, too.
+        """
+        topic = subscriptions.topic_of(check_pattern(pattern), subscriptions.check_name(name))
+        return Consumer(lambda: self._runtime.engine, self.threads, topic, term=term, wait=wait)
+
+    aremove = async_variant(remove)

@@ -108,7 +108,7 @@ class Topic:
         return Topic(self._runtime, topic_of(self.name, name))
 
     def unsubscribe(self, name: str) -> int:
-        """As `Laneway.unsubscribe`, of this topic."""
+        """As `app.subscriptions.remove`, of this topic."""
         return admin_subscriptions.remove(self._runtime.engine, self.name, name)
 
     def subscriptions(self) -> list[SubscriptionInfo]:

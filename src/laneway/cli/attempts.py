@@ -95,7 +95,7 @@ def attempts(
     Of one topic, or of a pattern: then 10,000 attempts are searched for a page.
     """
     with session.app() as app:
-        page = app.attempts(pattern, **options)
+        page = app.endpoints.attempts(pattern, **options)
     if as_json:
         print_json(msgspec.to_builtins(page))
         return

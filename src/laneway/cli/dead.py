@@ -112,7 +112,7 @@ def redrive(
 ) -> None:
     """Put dead letters back into their topics: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
-    number = session.app().redrive(topic, list(ids) or None, rate=rate, limit=limit)
+    number = session.app().dead_letters.redrive(topic, list(ids) or None, rate=rate, limit=limit)
     say(f"{number:,} redriven")
     if not number:
         raise SystemExit(REFUSED)
@@ -138,7 +138,7 @@ def drop(
     _check_which(ids, topic, everything=everything)
     if not ids and not yes:
         confirm(f"Delete the dead letters of {topic or 'all topics'}?")
-    number = session.app().drop_dead_letters(topic, list(ids) or None, limit=limit)
+    number = session.app().dead_letters.drop(topic, list(ids) or None, limit=limit)
     say(f"{number:,} dropped")
     if not number:
         raise SystemExit(REFUSED)

@@ -58,7 +58,7 @@ def list_elections(
     """List elections by name, with their holders."""
     app = session.app()
     if zookeeper is None:
-        states = app.elections(limit=limit, after=after or None)
+        states = app.elections.list(limit=limit, after=after or None)
     else:
         from laneway.cluster.zookeeper import election_names
 

@@ -136,7 +136,7 @@ def load(session: Session, file: Any) -> None:
     "url": "https://acme.example/hooks"}. Prints a line of JSON with topic and secret for each.
     """
     with session.app(create=True) as app:
-        for each in app.endpoint_many(_lines(file)):
+        for each in app.endpoints.set_many(_lines(file)):
             print_json({"topic": each.topic, "secret": each.secret})
 
 
@@ -193,7 +193,7 @@ def list_(
 ) -> None:
     """List endpoints by topic, with their condition."""
     with session.app() as app:
-        rows = app.endpoints(pattern, limit=limit, after=after, state=state)
+        rows = app.endpoints.list(pattern, limit=limit, after=after, state=state)
     show_list(
         [msgspec.to_builtins(each) for each in rows] if as_json else rows,
         ("topic", "state", "url", "why"),

@@ -77,7 +77,7 @@ def history(
     from laneway import arguments
 
     app = session.app()
-    found = app.history(pattern, tier=tier, last=last, step=step, max_backlog=max_backlog)
+    found = app.history.read(pattern, tier=tier, last=last, step=step, max_backlog=max_backlog)
     seconds = functools.partial(arguments.seconds_or_none, "history")
     rule = AlarmRule(
         name="history",

@@ -233,7 +233,7 @@ def copy(session: Session, to_namespace: str) -> None:
     Copy all policies and gates of this namespace (-n) to another, such as from sandbox to online.
     """
     there = Session(session.url, to_namespace).app(create=True)
-    number = session.app().copy_policies(there)
+    number = session.app().policies.copy(there)
     say(
         f"{counted(number, 'policy', 'policies')} copied from {session.namespace} to {to_namespace}"
     )
@@ -245,7 +245,7 @@ def copy(session: Session, to_namespace: str) -> None:
 @pass_session
 def diff(session: Session, other_namespace: str, *, as_json: bool) -> None:
     """List how the policies of another namespace differ from this one's; exit code 1 if they do."""
-    differences = session.app().compare_policies(Session(session.url, other_namespace).app())
+    differences = session.app().policies.compare(Session(session.url, other_namespace).app())
     if as_json:
         print_json(
             [

@@ -82,7 +82,7 @@ def top(
     if as_json or once or not sys.stdout.isatty():
         time.sleep(min(every, 1.0))
         seen = look(app, before, order, limit)
-        history = app.history() if with_history else None
+        history = app.history.read() if with_history else None
         if as_json:
             print_json(seen.as_dict() | ({"history": history} if history else {}))
         else:
@@ -119,7 +119,7 @@ def _live(
             history, history_due = None, time.monotonic()
             while True:
                 if with_history and time.monotonic() >= history_due:
-                    history, history_due = app.history(), time.monotonic() + HISTORY_SECONDS
+                    history, history_due = app.history.read(), time.monotonic() + HISTORY_SECONDS
                 live.update(
                     picture(seen, console.width, hint="q quits", history=history), refresh=True
                 )

@@ -123,7 +123,7 @@ def ping(session: Session, worker_id: str | None, *, timeout: str, as_json: bool
 
     Exit code 1 if one does not answer in time, or if no worker is running.
     """
-    answers = session.app().ping(worker_id, timeout=timeout)
+    answers = session.app().control.ping(worker_id, timeout=timeout)
     if as_json:
         print_json(answers)
     else:
@@ -146,7 +146,7 @@ _timeout_option = click.option(
 @pass_session
 def drain(session: Session, worker_id: str, *, timeout: str) -> None:
     """Tell WORKER to take no more messages, to finish those that run, and to end."""
-    session.app().drain_worker(worker_id, timeout=timeout)
+    session.app().control.drain(worker_id, timeout=timeout)
     say(f"{worker_id} takes no more messages, and ends when its handlers have")
 
 
@@ -156,4 +156,4 @@ def drain(session: Session, worker_id: str, *, timeout: str) -> None:
 @pass_session
 def stacks(session: Session, worker_id: str, *, timeout: str) -> None:
     """Show what WORKER does: its messages, and the stack of each thread and coroutine."""
-    say(session.app().worker_stacks(worker_id, timeout=timeout))
+    say(session.app().control.stacks(worker_id, timeout=timeout))

@@ -71,7 +71,10 @@ def _kind_of_pattern(engine: FullEngine, pattern: str, name: str) -> Kind:
 
 def _one_consumer_of(topic: str) -> str:
     pattern, name = subscriptions.split(topic)
-    return f'{topic} has one consumer for all its topics; use app.consumer("{pattern}", "{name}")'
+    return (
+        f"{topic} has one consumer for all its topics; use"
+        f' app.subscriptions.consumer("{pattern}", "{name}")'
+    )
 
 
 class ConsumerDelivery(Delivery):
@@ -93,8 +96,8 @@ class ConsumerDelivery(Delivery):
 class Consumer:
     """
     The consumer of one exclusive or failover subscription, of a topic or of all topics of a
-    pattern (`app.consumer("orders.*", "audit")`). Use it in a `with` block, which holds the
-    subscription:
+    pattern (`app.subscriptions.consumer("orders.*", "audit")`). Use it in a `with` block, which
+    holds the subscription:
 
         with app.topic("orders#audit").consumer() as consumer:
             while deliveries := consumer.lease(100, wait=60):

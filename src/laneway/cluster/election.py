@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from laneway.cluster.career import Career
     from laneway.cluster.term_store import ElectionState, TermStore
-    from laneway.engines.base import Elections
     from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
 
@@ -231,14 +230,6 @@ def _run(campaign: Campaign) -> int:
 async def _until_signal(campaign: Campaign) -> int:
     with caught(STOP_SIGNALS, campaign.stop_by_signal):
         return await campaign.arun()
-
-
-def states(engine: Elections, limit: int, after: str) -> list[ElectionState]:
-    """The elections of an engine, by name."""
-    return [
-        EngineTerms(lambda: engine, name).state()
-        for name in engine.elections(limit=limit, after=after)
-    ]
 
 
 def check_name(call: str, name: object) -> str:

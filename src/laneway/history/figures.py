@@ -156,7 +156,7 @@ def read(
     largest: Sequence[TopicStats] | None = None,
 ) -> History:
     """
-    Read the history; `Laneway.history` explains the arguments. `max_backlog`: the namespace's.
+    Read the history; `app.history.read` explains the arguments. `max_backlog`: the namespace's.
     `must_exist`: a pattern that is not counted apart is an error. `latest`: of
     `sampling.latest_row`, which costs most; None: it is read. `largest`: the topics of the pattern
     with the largest backlogs, at least one; None: they are read.

@@ -6,36 +6,19 @@ open engine in the child.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
 
-if TYPE_CHECKING:
-    import threading
-
-
-class Application(Protocol):
-    """What a fork needs of an application."""
-
-    @property
-    def opening(self) -> threading.RLock:
-        """Held while the engine is opened."""
-        ...
-
-    def begin_in_child(self) -> None:
-        """Begin without the parent's threads and engine."""
-        ...
-
-
-_applications: WeakSet[Any] = WeakSet()
+_runtimes: WeakSet[Any] = WeakSet()
 _held: list[Any] = []
 _of_parents: list[object] = []
 
 
-def register(app: Application) -> None:
-    """Prepare an application for forks, as long as it exists."""
-    _applications.add(app)
+def register(runtime: Any) -> None:
+    """Prepare an application's runtime for forks, as long as it exists."""
+    _runtimes.add(runtime)
 
 
 def keep(*objects: object) -> None:
@@ -47,7 +30,7 @@ def keep(*objects: object) -> None:
 
 
 def _before_fork() -> None:
-    locks = [each.opening for each in list(_applications)]
+    locks = [each.holder.lock for each in list(_runtimes)]
     _held[:] = [lock for lock in locks if lock.acquire(timeout=forking.FORK_SECONDS)]
     forking.pause()
 
@@ -62,7 +45,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     _held.clear()
     forking.begin_in_child()
-    for each in list(_applications):
+    for each in list(_runtimes):
         each.begin_in_child()
 
 

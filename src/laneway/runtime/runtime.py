@@ -18,10 +18,8 @@ from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
     import os
-    import threading
     from collections.abc import Callable, Iterator
 
-    from laneway import config
     from laneway.engines.base import FullEngine, Settings
     from laneway.message import Receipt
     from laneway.producing.buffer import Buffer
@@ -125,16 +123,6 @@ class Runtime:
     def max_backlog(self) -> int | None:
         """The maximum number of messages that wait in the namespace, or None for any number."""
         return self.holder.settings.max_backlog
-
-    @property
-    def opening(self) -> threading.RLock:
-        """Held while the engine is opened, so that no process forks meanwhile."""
-        return self.holder.lock
-
-    @property
-    def store(self) -> config.StoreChoice:
-        """The store, the setting that named it, and the settings that name another one."""
-        return self.holder.choice
 
     @property
     def store_options(self) -> tuple[str | None, str | None]:

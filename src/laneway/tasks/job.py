@@ -59,7 +59,7 @@ _STATES = {
 _RUN = "call world.run() first, or world.run_all() to let the clock go on"
 _HINTS = {
     "unknown": "it was never published in this world, or was deleted: results do not expire here",
-    "dead": "see app.dead_letters() for its reason",
+    "dead": "see app.dead_letters.list() for its reason",
 }
 """What to do about a job that a test waits for in vain, by its status."""
 

@@ -22,9 +22,9 @@ def log_banner(app: Any, options: Options, how_to_stop: str) -> None:
     """
     Log the banner at level INFO; the line about the store is a WARNING if another one was named.
 
-    `app`: the `Laneway` application, opened.
+    `app`: the runtime of the application, opened.
     """
-    store = app.store
+    store = app.holder.choice
     level = logging.WARNING if store.passed_over else logging.INFO
     log.log(
         level,

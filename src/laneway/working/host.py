@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,10 +18,6 @@ class Schedules(Protocol):
 
     def install(self) -> None:
         """Store the program's schedules and handle those that are due."""
-        ...
-
-    def list(self, *, limit: int = 1000) -> Sequence[Any]:
-        """The first schedules of the store, by name."""
         ...
 
 

@@ -55,7 +55,7 @@ def test_an_empty_list_teaches(browser: Browser) -> None:
 
 def test_list(browser: Browser, app: Laneway) -> None:
     """Endpoints by topic, by pattern and state, page by page."""
-    app.endpoint_many((f"push.{n:02d}", {"url": "https://a.example/"}) for n in range(60))
+    app.endpoints.set_many((f"push.{n:02d}", {"url": "https://a.example/"}) for n in range(60))
     app.endpoint("push.07").disable("moved")
     first = browser.get("/endpoints")
     assert "push.49" in first.words

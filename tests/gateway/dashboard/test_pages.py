@@ -62,7 +62,7 @@ def test_what_is_to_be_typed_works(
         assert app.topic("push.acme").stats().waiting == 4
         assert [each["name"] for each in app.engine.gate_list()] == ["stripe"]
         assert [each.name for each in app.schedules.list()] == ["nightly"]
-        assert [each.topic for each in app.endpoints()] == ["push.acme"]
+        assert [each.topic for each in app.endpoints.list()] == ["push.acme"]
         browser.token = tokens.create(app.engine, "one", ["read"], topics=["other.*"])[1]
         assert "app = Laneway(...)" in browser.get("/topics").words
         assert "empty.db" not in browser.get("/topics").words

@@ -364,13 +364,13 @@ def test_a_message_that_would_expire_again(app: Laneway) -> None:
         assert app.engine.lease(1, topics=["push.late"]).leases == []
         assert again in app.explain_topic("push.late").reasons[0].text
         assert "ttl, if any, begins again" in app.explain("late", "push.late").reasons[0]
-        assert app.redrive("push.late") == 1
+        assert app.dead_letters.redrive("push.late") == 1
     time.sleep(0.06)
     assert app.engine.lease(1, topics=["push.late"]).leases == []
     app.engine.policy_set("operator", "push.late", {"ttl": None})
     dead = app.explain_topic("push.late").reasons[0]
     assert (dead.cause, "again" in dead.text) == ("dead", False)
-    assert app.redrive("push.late") == 1
+    assert app.dead_letters.redrive("push.late") == 1
     assert len(app.engine.lease(1, topics=["push.late"]).leases) == 1
 
 

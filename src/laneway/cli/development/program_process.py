@@ -96,7 +96,9 @@ def run(pipe: Connection, target: str, options: Options, style: LogStyle) -> Non
     try:
         app = load_app(target, shows_lines=False)  # the parent shows them
         code_url = (
-            app.runtime.store.url if app.runtime.store.source == "argument in the code" else None
+            app.runtime.holder.choice.url
+            if app.runtime.holder.choice.source == "argument in the code"
+            else None
         )
         app.runtime.use_store(*options.store)
         app.schedules.install()

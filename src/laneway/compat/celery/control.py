@@ -86,7 +86,7 @@ class Inspect:
     def ping(self, destination: Sequence[str] | None = None) -> dict[str, dict[str, str]] | None:
         """{"ok": "pong"} of each worker that answers in time."""
         del destination
-        answers = self._app.laneway.ping(timeout=self._timeout)
+        answers = self._app.laneway.control.ping(timeout=self._timeout)
         return {
             worker: {"ok": "pong"}
             for worker, seconds in answers.items()

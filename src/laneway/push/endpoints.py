@@ -1,0 +1,81 @@
+"""`app.endpoints`: the endpoints in the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.awaitable import async_variant
+from laneway.runtime.noun import Noun
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterable, Mapping
+
+    from laneway.push.delivery_log import AttemptPage
+    from laneway.push.endpoint import Endpoint, EndpointInfo
+
+
+class Endpoints(Noun):
+    """The endpoints of topics: `app.endpoints`. `Laneway.endpoint` sets one."""
+
+    def set_many(
+        self, endpoints: Iterable[tuple[str, Mapping[str, Any]]]
+    ) -> builtins.list[Endpoint]:
+        """
+        Create or change many endpoints, given as pairs of topic and settings, in batches. Raises
+        UsageError, which names the topic; the batches before it are set then.
+        """
+        from laneway.push.endpoint import set_many  # noqa: PLC0415  # most programs push nothing
+
+        return set_many(self._runtime, endpoints)
+
+    def list(
+        self, pattern: str = "*", *, limit: int = 100, after: str = "", state: str | None = None
+    ) -> builtins.list[EndpointInfo]:
+        """
+        List endpoints by topic, from the one after `after`. `state`: only those that are
+        `"healthy"` (among 10,000 at most), `"failing"`, `"busy"`, `"open"`, `"probing"` or
+        `"disabled"`.
+        """
+        from laneway.push.endpoint import list_endpoints  # noqa: PLC0415  # most programs push nothing
+
+        return list_endpoints(self._runtime.engine, pattern, limit=limit, after=after, state=state)[
+            0
+        ]
+
+    def attempts(
+        self,
+        pattern: str = "*",
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        result: str | None = None,
+        status: int | str | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+    ) -> AttemptPage:
+        """
+        Search the delivery log of a topic's endpoint, or of those of a pattern: requests and their
+        answers, the newest first. Of a pattern, at most 10,000 attempts of all topics are searched
+        for a page. Arguments as those of `Endpoint.attempts`. Raises UsageError.
+        """
+        from laneway.push.delivery_log import attempts  # noqa: PLC0415  # most programs push nothing
+
+        return attempts(
+            self._runtime.engine,
+            pattern,
+            limit=limit,
+            after=after,
+            since=since,
+            until=until,
+            result=result,
+            status=status,
+            message_id=message_id,
+            key=key,
+        )
+
+    aset_many = async_variant(set_many)
+    alist = async_variant(list)
+    aattempts = async_variant(attempts)
