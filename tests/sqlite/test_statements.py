@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from bench import features
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
-from laneway.engines.sql.statements import SQL
-from laneway.engines.sqlite.connection import repeated
+from laneway.engines.sql import statements
+from laneway.engines.sql.statements import load
+from laneway.engines.sqlite.connection import SQL, repeated
 from laneway.message import Draft, Settlement
+
+SHARED = Path(statements.__file__).with_name("sql")
 
 MOST = 36
 MOST_OF_ALL_TOGETHER = 48
 
 AFTER_THE_LEASES_US = 3_600_000_000
+
+OF_SQLITE = re.compile(
+    r"json_|CROSS JOIN|INSERT OR|INDEXED BY|GLOB|->>|rowid|[xX]'|\b(?:char|ifnull|iif|total)\("
+    r"|\b(?:min|max)\([^()]*,|\bNOT (?:\w\.)?(?:gone|held|serial|open)\b|& 1 THEN"
+)
+"""Text that other databases do not take, or take differently."""
 
 
 @pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)
@@ -59,3 +69,20 @@ def test_a_lease_after_many_small_acked_leases_runs_few_statements() -> None:
         engine._store.connection.set_trace_callback(texts.append)  # type: ignore[attr-defined]
         assert len(engine.lease(10, now_us=now + AFTER_THE_LEASES_US).leases) == 1
     assert len(texts) <= MOST
+
+
+@pytest.mark.parametrize("path", sorted(SHARED.glob("*.sql")), ids=lambda path: path.name)
+def test_shared_statements_are_no_text_of_sqlite(path: Path) -> None:
+    """What no word of `engines.sql.statements` expresses is in the database's own folder."""
+    text = re.sub(r"--.*", "", path.read_text())
+    assert OF_SQLITE.findall(text) == []
+
+
+def test_a_statement_of_a_database_replaces_the_shared_one(tmp_path: Path) -> None:
+    (tmp_path / "own.sql").write_text("-- name: lanes_by_name\nSELECT {lane}, {array ?1} {join};\n")
+    words = dict.fromkeys(("join", "least", "greatest", "char"), "x") | {"array": "list({})"}
+    own, shared = load(tmp_path, words), load(tmp_path / "none", words)
+    assert own.keys() == shared.keys()
+    assert [name for name in own if own[name] != shared[name]] == ["lanes_by_name"]
+    assert own["lanes_by_name"].endswith(", list(?1) x")
+    assert "{" not in "".join(own.values())

@@ -18,8 +18,8 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.sql.statements import SQL
 from laneway.engines.sqlite import store
+from laneway.engines.sqlite.connection import SQL
 from laneway.errors import (
     BadMessage,
     BadPolicy,

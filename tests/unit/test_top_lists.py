@@ -15,7 +15,7 @@ from laneway.engines.base import Settings, TopicOrder
 from laneway.engines.shared import listing
 from laneway.engines.shared.recent import KINDS
 from laneway.engines.sql import listing as sqlite_listing
-from laneway.engines.sql.statements import SQL
+from laneway.engines.sqlite.connection import SQL
 from laneway.engines.valkey import listing as valkey_listing
 from laneway.engines.valkey.connection import Connections
 from laneway.message import Draft

@@ -1,15 +1,22 @@
 """
-The SQL of this engine, read once from `sql/*.sql`, where `-- name: …` begins a statement.
+The SQL of the rules, read once from `sql/*.sql`, where `-- name: …` begins a statement.
 
-`{lane}`, `{message}`, `{head}`, `{gate}` and `{group}` stand for lists of columns.
+A statement is written once if all databases take the same text. `{lane}`, `{message}`, `{head}`,
+`{gate}` and `{group}` stand for lists of columns. The words in which databases differ:
+
+- `{array ?}`: the rows (key, value) of a parameter that is a list, see `Session.array`.
+- `{join}`: a join in this order, which the planner does not change.
+- `{least}`, `{greatest}`: of several values. `{char}`: the character with a number.
+
+What no word expresses is a statement of the same name in the database's own folder.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from laneway.engines.sql import listing_statements
 from laneway.engines.sql.rows import GROUP_COLUMNS, HEAD_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
@@ -18,42 +25,45 @@ if TYPE_CHECKING:
     from laneway.engines.sql.store import Connection
 
 
-def _load() -> dict[str, str]:
+def load(own: Path, words: dict[str, str]) -> dict[str, str]:
+    """
+    Every statement by name, in the text of one database: those that all share, and those of the
+    folder `own`, which replace them. `words`: what the database writes for `{join}` and the others;
+    `{}` stands for the parameter of `array`.
+    """
+    texts, shared = _COLUMNS | words, Path(__file__).with_name("sql")
+    return {
+        name: _WORD.sub(lambda found: texts[found[1]].format(found[2]), text)
+        for name, text in (_in_folder(shared) | _in_folder(own) | _GENERATED).items()
+    }
+
+
+def _in_folder(folder: Path) -> dict[str, str]:
     statements: dict[str, str] = {}
-    for entry in sorted(Path(__file__).with_name("sql").glob("*.sql")):
+    for entry in sorted(folder.glob("*.sql")):
         for section in entry.read_text(encoding="utf-8").split("-- name:")[1:]:
             name, _, text = section.partition("\n")
-            statement = (
-                text.replace("{lane}", _LANE)
-                .replace("{message}", _MESSAGE)
-                .replace("{head}", _HEAD)
-                .replace("{gate}", _GATE)
-                .replace("{group}", _GROUP)
-                .strip()
-                .rstrip(";")
-            )
-            if name.strip() in statements:
+            if statements.setdefault(name.strip(), text := text.strip().rstrip(";")) is not text:
                 raise AssertionError(f"there are two statements {name.strip()}")
-            statements[name.strip()] = statement
     return statements
 
 
-_LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
-_GROUP = ", ".join(f"g.{name}" for name in GROUP_COLUMNS)
-_MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
-_HEAD = (
-    ", ".join(f"m.{name}" for name in HEAD_COLUMNS) + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
-    " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky"
-)
-"""What ready messages have, and whether they have more: half of the columns cost half as much."""
 GRANT = "grant:"
 """The name of the setting with a store's part of a gate is this and the gate's name."""
 
-_GATE = (
-    "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn, mean,"
-    " holder, waiting,"
-    f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)"
-)
+_WORD = re.compile(r"\{(\w+)(?: (\?\d*))?\}")
+_COLUMNS = {
+    "lane": ", ".join(f"l.{name}" for name in LANE_COLUMNS),
+    "group": ", ".join(f"g.{name}" for name in GROUP_COLUMNS),
+    "message": ", ".join(f"m.{name}" for name in ROW_COLUMNS),
+    # What ready messages have, and whether they have more: half of the columns cost half as much.
+    "head": ", ".join(f"m.{name}" for name in HEAD_COLUMNS)
+    + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
+    " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky > 0",
+    "gate": "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,"
+    " mean, holder, waiting,"
+    f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)",
+}
 
 PLACING = ("tier_queue", "place", "wake", "vt", "gate", "turn")
 """Columns of `lane` that indexes have, besides the size classes."""
@@ -63,10 +73,6 @@ COUNTS = tuple(
     name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", "own", *PLACING, *CLASSES}
 )
 
-SQL = _load() | listing_statements.STATEMENTS
-"""Every statement by name."""
-
-
 _NULLABLE = {"rule", "wake", "gate", "more", *CLASSES}
 """Columns of `lane` that are bound as 0 where they are None."""
 
@@ -75,10 +81,11 @@ def _bound(column: str) -> str:
     return "nullif(?, 0)" if column in _NULLABLE else "?"
 
 
-SQL["lane_insert"] = (
-    f"INSERT INTO lane ({', '.join(LANE_COLUMNS)}) VALUES ({', '.join(map(_bound, LANE_COLUMNS))})"
-    " ON CONFLICT (lane) DO NOTHING"
-)
+_GENERATED = {
+    "lane_insert": f"INSERT INTO lane ({', '.join(LANE_COLUMNS)})"
+    f" VALUES ({', '.join(map(_bound, LANE_COLUMNS))}) ON CONFLICT (lane) DO NOTHING"
+}
+"""Statements with all columns of a lane, or those of one kind of change."""
 
 
 MARKS = tuple(f"+{name}" for name in CLASSES)
@@ -93,7 +100,7 @@ for _number in range(1 << len(CLASSES)):
         ("lane_grow", ("ready", "bytes", "published")),
     ):
         _set = (*_columns, *(CLASSES[n] for n in _changed))
-        SQL[_name + "".join(MARKS[n] for n in _changed)] = (
+        _GENERATED[_name + "".join(MARKS[n] for n in _changed)] = (
             f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE"
             " lane = ?"
         )

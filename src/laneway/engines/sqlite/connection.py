@@ -15,15 +15,32 @@ import re
 import sqlite3
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
-from laneway.engines.sql.statements import SQL
+from laneway.engines.sql.statements import load
+from laneway.engines.sqlite.listing_statements import STATEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+SQL = (
+    load(
+        Path(__file__).with_name("sql"),
+        {
+            "array": "json_each({})",
+            "join": "CROSS JOIN",
+            "least": "min",
+            "greatest": "max",
+            "char": "char",
+        },
+    )
+    | STATEMENTS
+)
+"""Every statement by name."""
 
 _INSERTED = {"message": ROW_COLUMNS, "lease": Held.__struct_fields__}
 """The tables whose rows `add_rows` inserts, with all of their columns."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.base import LogEntry
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import create_file
-from laneway.engines.sql.statements import SQL
+from laneway.engines.sqlite.connection import SQL
 from laneway.errors import EngineUnavailable, SchemaMismatch
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from weakref import WeakSet
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
-from laneway.engines.sql.statements import SQL
 from laneway.engines.sqlite import log_length
-from laneway.engines.sqlite.connection import Connection
+from laneway.engines.sqlite.connection import SQL, Connection
 from laneway.engines.sqlite.disk_space import DiskSpace
 from laneway.engines.sqlite.log_length import LogLength
 from laneway.engines.sqlite.syncing import WalSync

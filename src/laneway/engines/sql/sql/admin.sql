@@ -12,18 +12,15 @@ SELECT topic FROM message WHERE topic > ? ORDER BY topic LIMIT 1;
 -- name: dead_topic_next
 SELECT topic FROM dead WHERE topic > ? ORDER BY topic LIMIT 1;
 
--- name: dead_count
-SELECT count(*) FROM dead WHERE topic = ?;
-
 -- name: lane_fronts
 -- Of each lane: its first rank, the position of the first message in it, and its last rank.
 SELECT l.value, (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank LIMIT 1),
        (SELECT pos FROM ready WHERE lane = l.value ORDER BY rank, pos LIMIT 1),
        (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank DESC LIMIT 1)
-  FROM json_each(?) l;
+  FROM {array ?} l;
 
 -- name: dead_counts
-SELECT t.value, coalesce(c.letters, 0) FROM json_each(?) t
+SELECT t.value, coalesce(c.letters, 0) FROM {array ?} t
   LEFT JOIN dead_count c ON c.topic = t.value;
 
 -- name: dead_list
@@ -39,11 +36,11 @@ SELECT pos FROM ready WHERE lane = ? AND rank = ? ORDER BY pos, seq LIMIT 1;
 
 -- name: ready_oldest_at_front
 -- but not for messages at the front.
-SELECT min(m.since) FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+SELECT min(m.since) FROM ready r {join} message m ON m.mid = r.mid WHERE r.lane = ?
     AND r.rank = ?;
 
 -- name: ready_list
-SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+SELECT {message} FROM ready r {join} message m ON m.mid = r.mid WHERE r.lane = ?
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: ready_before
@@ -69,14 +66,14 @@ SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state I
 -- The waiting messages of a topic in a bucket: the ready ones in their order, then the parked, then
 -- the delayed.
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
-   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
+   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND l.gone = 0)
  ORDER BY CASE m.state WHEN 0 THEN 0 WHEN 2 THEN 1 ELSE 2 END, CASE m.state WHEN 0 THEN m.rank END,
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_list_of
 -- Those of one state.
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state = ?
-   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
+   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND l.gone = 0)
  ORDER BY CASE m.state WHEN 0 THEN m.rank END,
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
@@ -86,10 +83,10 @@ SELECT {message} FROM message m WHERE m.topic = ? AND m.state = ?
 SELECT m.state,
        m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
                                     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
-                                      AND r.pos = CASE WHEN m.rank & 1 THEN m.since
+                                      AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since
                                           ELSE -m.seq END),
        count(*),
-       sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p
+       sum(length(m.body) + CASE WHEN m.parts > 0 THEN (SELECT sum(length(p.body)) FROM part p
            WHERE p.mid = m.mid) ELSE 0 END), min(m.since)
   FROM message m WHERE m.topic = ? AND m.state < 3 GROUP BY 1, 2;
 
@@ -100,11 +97,11 @@ SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gat
 
 -- name: leased_places
 SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.lane = ?
-    AND NOT l.gone AND l.empty IS NULL GROUP BY m.rank;
+    AND l.gone = 0 AND l.empty IS NULL GROUP BY m.rank;
 
 -- name: plain_first
 -- The lowest sequence number of messages that are not odd: their order is that of their numbers.
-SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?
+SELECT m.seq FROM ready r {join} message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?
     AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
 
 -- name: parked_first
@@ -127,14 +124,14 @@ SELECT topic, mid, until FROM ident WHERE id = ? LIMIT 1;
 
 -- name: ident_states
 -- Of these ids: those that are known in the topic.
-SELECT i.id, i.mid, i.until, m.state FROM json_each(?2) j
- CROSS JOIN ident i ON i.id = j.value AND i.topic = ?1
+SELECT i.id, i.mid, i.until, m.state FROM {array ?2} j
+ {join} ident i ON i.id = j.value AND i.topic = ?1
   LEFT JOIN message m ON m.mid = i.mid;
 
 -- name: generated_states
 -- Of these messages: those without an id of their own, and where their topics can be found.
-SELECT m.mid, m.state, m.lane, coalesce(m.topic, d.topic) FROM json_each(?) j
- CROSS JOIN message m ON m.mid = j.value AND m.id IS NULL
+SELECT m.mid, m.state, m.lane, coalesce(m.topic, d.topic) FROM {array ?} j
+ {join} message m ON m.mid = j.value AND m.id IS NULL
   LEFT JOIN dead d ON d.mid = m.mid AND m.state = 3;
 
 -- name: idents_delete_topic
@@ -153,17 +150,10 @@ SELECT {message} FROM message m ORDER BY m.seq;
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease;
 
 -- name: tier_queue_runnable
-SELECT min(?2, (SELECT count(*) FROM (
+SELECT {least}(?2, (SELECT count(*) FROM (
         SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 LIMIT ?2))
     + coalesce((SELECT sum(runnable) FROM (SELECT runnable FROM group_queue
         WHERE tier_queue = ?1 AND runnable > 0 LIMIT ?2)), 0));
-
--- name: lane_rates_big
--- The lanes with the largest backlogs. Rows are limited before the join: the planner would sort.
-SELECT l.tier_queue, l.place, l.seen, l.lately, l.before
-  FROM (SELECT lane AS number FROM lane INDEXED BY lane_big WHERE big IS NOT NULL
-         ORDER BY big DESC LIMIT ?) first
- CROSS JOIN lane l ON l.lane = first.number;
 
 -- name: lane_rates_small
 -- Others. Fewer than a page of lanes are large, so this looks at less than two pages.
@@ -172,7 +162,7 @@ SELECT tier_queue, place, seen, lately, before FROM lane WHERE big IS NULL LIMIT
 -- name: lanes_before
 -- How many lanes of the tier are served before one. In two parts: the index is not searched by the
 -- row value (vt, lane), and all lanes with the same virtual time would be read.
-SELECT min(?4, (SELECT count(*) FROM (
+SELECT {least}(?4, (SELECT count(*) FROM (
                 SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt < ?2 LIMIT ?4))
              + (SELECT count(*) FROM (
                 SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt = ?2 AND lane < ?3
@@ -192,7 +182,7 @@ SELECT lane, found_ready, found_delayed, found_parked, found_leased
                (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 2
                    AND m.state IN (1, 2)) AS found_parked,
                coalesce(h.held, 0) AS found_leased
-          FROM lane l LEFT JOIN (SELECT lane, count(*) AS held FROM lease WHERE NOT gone
+          FROM lane l LEFT JOIN (SELECT lane, count(*) AS held FROM lease WHERE gone = 0
               GROUP BY lane) h ON h.lane = l.lane)
  WHERE ready <> found_ready OR delayed <> found_delayed OR parked <> found_parked
      OR leased <> found_leased LIMIT ?;
@@ -202,7 +192,7 @@ SELECT lane, found_ready, found_delayed, found_parked, found_leased
 SELECT m.mid FROM message m
  WHERE (m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
                                      WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
-                                       AND r.pos = CASE WHEN m.rank & 1 THEN m.since
+                                       AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since
                                            ELSE -m.seq END)
                     AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
     OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM event e WHERE e.at = m.since AND e.kind = 2
@@ -211,8 +201,8 @@ SELECT m.mid FROM message m
         SELECT 1 FROM key_parked p
          WHERE p.lane = m.lane AND p.rank = m.rank AND p.seq = m.seq
            AND p.key = CASE WHEN m.topic IS NULL THEN m.key
-               ELSE m.topic || char(31) || m.key END
-           AND p.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END))
+               ELSE m.topic || {char}(31) || m.key END
+           AND p.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END))
     OR (m.state = 3 AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.mid = m.mid))
     OR (m.state < 3 AND NOT EXISTS (SELECT 1 FROM lane n WHERE n.lane = m.lane))
  LIMIT ?;
@@ -229,7 +219,7 @@ SELECT count(*) FROM note n JOIN message m ON m.mid = n.mid WHERE n.unhandled IS
 -- name: check_totals
 SELECT (SELECT coalesce(sum(ready + delayed + parked), 0)
     FROM lane), (SELECT coalesce(sum(bytes), 0) FROM lane),
-       (SELECT count(*) FROM lease WHERE NOT gone), (SELECT count(*) FROM dead), (SELECT count(*)
+       (SELECT count(*) FROM lease WHERE gone = 0), (SELECT count(*) FROM dead), (SELECT count(*)
            FROM lane);
 
 -- name: check_group_counts

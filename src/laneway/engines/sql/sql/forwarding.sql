@@ -7,7 +7,9 @@ SELECT batch, taken, at_us FROM forwarded WHERE spool = ?;
 SELECT spool, batch, taken, at_us FROM forwarded ORDER BY spool;
 
 -- name: forwarded_write
-INSERT OR REPLACE INTO forwarded (spool, batch, taken, at_us) VALUES (?, ?, ?, ?);
+INSERT INTO forwarded (spool, batch, taken, at_us) VALUES (?, ?, ?, ?)
+    ON CONFLICT (spool) DO UPDATE SET batch = excluded.batch, taken = excluded.taken,
+        at_us = excluded.at_us;
 
 -- name: forwarded_forget
 DELETE FROM forwarded WHERE at_us < ?;

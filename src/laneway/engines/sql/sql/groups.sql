@@ -7,7 +7,7 @@ SELECT EXISTS (SELECT 1 FROM group_queue);
 SELECT max(number) FROM group_queue;
 
 -- name: groups_read
-SELECT {group} FROM json_each(?) j CROSS JOIN group_queue g ON g.number = j.value;
+SELECT {group} FROM {array ?} j {join} group_queue g ON g.number = j.value;
 
 -- name: group_find
 SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?;
@@ -43,14 +43,15 @@ SELECT turn, group_no FROM group_turn WHERE gate = ? AND tier_queue = ? AND wait
 -- name: group_gates_open
 -- The open gates where groups of a tier queue are first: by group, and by their first lanes there.
 SELECT g.number, g.vt, e.vt, e.head, e.gate
-    FROM group_queue g CROSS JOIN gate_entry e ON e.owner = -g.number AND e.open = 1
+    FROM group_queue g {join} gate_entry e ON e.owner = -g.number AND e.open = 1
     WHERE g.tier_queue = ? AND g.open = 1 AND (g.vt, g.number) > (?, ?)
     ORDER BY g.vt, g.number, e.vt, e.head LIMIT ?;
 
 -- name: groups_reopen
 -- Whether these groups have open gates, where that has changed.
-UPDATE group_queue SET open = NOT open WHERE number IN (SELECT value FROM json_each(?))
-    AND open <> EXISTS (SELECT 1 FROM gate_entry e WHERE e.owner = -number AND e.open = 1);
+UPDATE group_queue SET open = 1 - open WHERE number IN (SELECT value FROM {array ?} j)
+    AND open <> CASE WHEN EXISTS (SELECT 1 FROM gate_entry e
+        WHERE e.owner = -number AND e.open = 1) THEN 1 ELSE 0 END;
 
 -- name: group_turn_read
 SELECT turn, inner_turn, waiting FROM group_turn WHERE group_no = ? AND gate = ?;
@@ -65,11 +66,6 @@ DELETE FROM group_turn WHERE group_no = ? AND gate = ?;
 
 -- name: group_turns_delete
 DELETE FROM group_turn WHERE group_no = ?;
-
--- name: group_heads
--- The first runnable lanes of these groups, as JSON; only the index is read.
-SELECT j.value, (SELECT json_group_array(lane) FROM (SELECT lane FROM lane
-    WHERE tier_queue = -j.value AND place = 1 ORDER BY vt, lane LIMIT ?2)) FROM json_each(?1) j;
 
 -- name: groups_before
 -- How many groups of a tier queue are served before an entry.

@@ -5,13 +5,13 @@
 -- ?8: a worker waits for messages. The message is leased to it, unless another one waits, or the
 -- inbox has so many that somebody should empty it.
 INSERT INTO inbox (mid, published, topic, rank, headers, body, fence)
-SELECT max(s.seq, coalesce((SELECT max(mid) FROM inbox), 0), ?1) + 1,
+SELECT {greatest}(s.seq, coalesce((SELECT max(mid) FROM inbox), 0), ?1) + 1,
        ?2, ?3, ?4, nullif(?5, ''), ?6,
-       CASE WHEN ?8 AND (SELECT count(*) FROM inbox) < 16
+       CASE WHEN ?8 = 1 AND (SELECT count(*) FROM inbox) < 16
              AND NOT EXISTS (SELECT 1 FROM inbox WHERE fence IS NULL)
              AND NOT EXISTS (SELECT 1 FROM lane
                               WHERE name = ?3 AND (ready > 0 OR more IS NOT NULL))
-            THEN max(s.fence, coalesce((SELECT max(fence) FROM inbox), 0), ?1) + 1 END
+            THEN {greatest}(s.fence, coalesce((SELECT max(fence) FROM inbox), 0), ?1) + 1 END
   FROM shard s
  WHERE s.policy_version = ?7
    AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))

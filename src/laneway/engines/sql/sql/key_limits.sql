@@ -2,7 +2,7 @@
 
 -- name: key_states_read
 SELECT k.lane, k.key, k.leased, k.parked, k.tat, coalesce(k.wake, 0) FROM (VALUES (?, ?)) v
-  CROSS JOIN key_state k ON k.lane = v.column1 AND k.key = v.column2;
+  {join} key_state k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: key_state_write
 INSERT INTO key_state (lane, key, leased, parked, tat, wake) VALUES (?, ?, ?, ?, ?, nullif(?, 0))
@@ -32,7 +32,8 @@ DELETE FROM key_state WHERE (lane, key) IN (
      ORDER BY wake LIMIT ?3);
 
 -- name: key_parked_insert
-INSERT OR REPLACE INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (lane, key, rank, pos, seq) DO UPDATE SET mid = excluded.mid;
 
 -- name: key_parked_delete
 DELETE FROM key_parked
@@ -63,8 +64,8 @@ SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m 
 -- name: folded_keys
 -- The same of the first messages of a topic whose lane is a bucket, see `folded_heads`.
 SELECT m.mid, m.rank, m.key, m.topic, m.serial FROM message m
-  CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
-      AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
+  {join} ready r ON r.lane = m.lane AND r.rank = m.rank
+      AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
  ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
@@ -73,7 +74,7 @@ SELECT m.mid, m.rank, m.key, m.topic, m.serial FROM message m
 WITH counted AS (
     SELECT lane, key, sum(leased) AS leased, sum(parked) AS parked
       FROM (SELECT lane, slot AS key, 1 AS leased, 0 AS parked FROM lease
-             WHERE slot IS NOT NULL AND NOT gone
+             WHERE slot IS NOT NULL AND gone = 0
             UNION ALL SELECT lane, key, 0, 1 FROM key_parked)
      GROUP BY lane, key
 )

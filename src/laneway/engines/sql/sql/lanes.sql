@@ -17,10 +17,10 @@ SELECT max(lane) FROM lane;
 
 -- name: lanes_by_name
 -- The list is JSON, so that one statement serves lists of any length.
-SELECT {lane} FROM json_each(?) j CROSS JOIN lane l ON l.name = j.value;
+SELECT {lane} FROM {array ?} j {join} lane l ON l.name = j.value;
 
 -- name: lanes_by_number
-SELECT {lane} FROM json_each(?) j CROSS JOIN lane l ON l.lane = j.value;
+SELECT {lane} FROM {array ?} j {join} lane l ON l.lane = j.value;
 
 -- name: lane_by_name
 SELECT {lane} FROM lane l WHERE l.name = ?;
@@ -112,7 +112,7 @@ SELECT {gate} FROM gate WHERE name = ?;
 
 -- name: gates
 -- Without those of topics with partitions, which begin with U+001C.
-SELECT {gate} FROM gate WHERE name < char(28) OR name >= char(29) ORDER BY name;
+SELECT {gate} FROM gate WHERE name < {char}(28) OR name >= {char}(29) ORDER BY name;
 
 -- name: gate_write
 INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,
@@ -182,7 +182,7 @@ DELETE FROM policy WHERE layer = ? AND pattern = ?;
 SELECT own FROM own_policy WHERE topic = ?;
 
 -- name: own_read_many
-SELECT p.topic, p.own FROM json_each(?) j CROSS JOIN own_policy p ON p.topic = j.value;
+SELECT p.topic, p.own FROM {array ?} j {join} own_policy p ON p.topic = j.value;
 
 -- name: own_page
 SELECT p.topic, s.layers FROM own_policy p JOIN own_set s ON s.no = p.own WHERE p.topic > ?
@@ -202,7 +202,7 @@ UPDATE lane SET own = ? WHERE lane = ?;
 SELECT layers FROM own_set WHERE no = ?;
 
 -- name: own_sets_read
-SELECT s.no, s.layers FROM json_each(?) j CROSS JOIN own_set s ON s.no = j.value;
+SELECT s.no, s.layers FROM {array ?} j {join} own_set s ON s.no = j.value;
 
 -- name: own_set_find
 SELECT no FROM own_set WHERE layers = ?;
@@ -215,13 +215,6 @@ UPDATE own_set SET uses = uses + ? WHERE no = ?;
 
 -- name: own_set_forget
 DELETE FROM own_set WHERE no = ? AND uses <= 0;
-
--- name: own_set_with_code_tier
--- A set that names a tier, and how many topics share it.
-SELECT no, uses FROM own_set WHERE json_extract(layers, '$.code.tier') = ? AND uses > 0 LIMIT 1;
-
--- name: own_set_with_operator_tier
-SELECT no, uses FROM own_set WHERE json_extract(layers, '$.operator.tier') = ? AND uses > 0 LIMIT 1;
 
 -- name: own_topic_of
 -- One of the topics that share a set, for an error text; only the first ones are searched.

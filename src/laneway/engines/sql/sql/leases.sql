@@ -2,21 +2,21 @@
 
 -- name: heads
 -- The first message of each of these lanes (JSON list of numbers), behind so many others.
-SELECT {head} FROM json_each(?) j
-  CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value
+SELECT {head} FROM {array ?} j
+  {join} message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value
       ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?);
 
 -- name: head_of
 -- The first messages of one lane.
-SELECT {head} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+SELECT {head} FROM ready r {join} message m ON m.mid = r.mid WHERE r.lane = ?
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: folded_heads
 -- The first messages of a topic whose lane is a bucket, with ranks between two. The search begins
 -- with the topic, because the bucket may have many others.
 SELECT m.mid FROM message m
-  CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
-      AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
+  {join} ready r ON r.lane = m.lane AND r.rank = m.rank
+      AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
  ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
@@ -27,12 +27,12 @@ SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE r.lane 
 
 -- name: costs_of
 -- The headers of these messages (JSON list of numbers).
-SELECT m.headers FROM json_each(?) j LEFT JOIN message m ON m.mid = j.value ORDER BY j.key;
+SELECT m.headers FROM {array ?} j LEFT JOIN message m ON m.mid = j.value ORDER BY j.key;
 
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
-  FROM json_each(?) j
-    CROSS JOIN lease l ON l.fence = j.value;
+  FROM {array ?} j
+    {join} lease l ON l.fence = j.value;
 
 -- name: leases_and_messages
 -- Leases, and what settle needs to know of their messages, see `rows.Ended`.
@@ -40,7 +40,7 @@ SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gat
        l.slot,
        m.mid, m.id, m.topic, m.key, m.serial, m.joined, m.parts, m.sticky, m.since,
        m.deliveries
-  FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
+  FROM {array ?} j {join} lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
 
 -- name: leases_ended
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
@@ -49,21 +49,16 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, 
 -- name: leases_next_deadline
 SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
 
--- name: leases_left
--- The ranges of fences (JSON list of pairs) that have leases: the first fence of each.
-SELECT j.value ->> 0 FROM json_each(?) j
- WHERE EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN j.value ->> 0 AND j.value ->> 1);
-
 -- name: lease_of_message
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease
-    WHERE mid = ? AND empty IS NULL AND NOT gone;
+    WHERE mid = ? AND empty IS NULL AND gone = 0;
 
 -- name: leases_end
 -- The leases of a range of fences that are held.
-DELETE FROM lease WHERE fence BETWEEN ? AND ? AND NOT gone;
+DELETE FROM lease WHERE fence BETWEEN ? AND ? AND gone = 0;
 
 -- name: leases_delete
-DELETE FROM lease WHERE fence IN (SELECT value FROM json_each(?));
+DELETE FROM lease WHERE fence IN (SELECT value FROM {array ?} j);
 
 -- name: lease_started
 UPDATE lease SET started = 1 WHERE fence = ?;

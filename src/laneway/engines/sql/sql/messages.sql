@@ -1,33 +1,18 @@
 -- Messages: their rows, the order of those that are ready, their keys and ids.
 
--- name: message_read
-SELECT {message} FROM message m WHERE m.mid = ?;
-
 -- name: messages_by_number
-SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
-
--- name: message_move
--- The columns that change while a message is stored. It exists; the last two columns are only named
--- because they must not be NULL.
-INSERT INTO message (mid, lane, state, rank, seq, since, expires, serial, attempts, deliveries,
-        suspect, joined, parts, odd, published, body)
-    VALUES (?, ?, ?, ?, ?, ?, nullif(?, 0), ?, ?, ?, ?, ?, ?, 1, 0, x'')
-    ON CONFLICT (mid) DO UPDATE SET lane = excluded.lane, state = excluded.state,
-        rank = excluded.rank, seq = excluded.seq, since = excluded.since,
-        expires = excluded.expires, serial = excluded.serial, odd = 1,
-        attempts = excluded.attempts, deliveries = excluded.deliveries,
-        suspect = excluded.suspect, joined = excluded.joined, parts = excluded.parts;
+SELECT {message} FROM {array ?} j {join} message m ON m.mid = j.value;
 
 -- name: messages_state
-UPDATE message SET state = ? WHERE mid IN (SELECT value FROM json_each(?));
+UPDATE message SET state = ? WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: messages_bury
 -- Leased messages become dead letters, see `messages.bury`.
 UPDATE message SET lane = 0, state = 3, odd = 1, deliveries = deliveries + 1
-    WHERE mid IN (SELECT value FROM json_each(?));
+    WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: messages_with_headers
-SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value
+SELECT {message} FROM {array ?} j {join} message m ON m.mid = j.value
     WHERE m.headers IS NOT NULL;
 
 -- name: message_content
@@ -39,33 +24,34 @@ INSERT INTO message (mid, headers, body, lane, state, rank, seq, since, publishe
 DELETE FROM message WHERE mid BETWEEN ? AND ?;
 
 -- name: messages_sticky
-UPDATE message SET sticky = 1 WHERE mid IN (SELECT value FROM json_each(?));
+UPDATE message SET sticky = 1 WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: message_topic
 UPDATE message SET topic = ? WHERE mid = ?;
 
 -- name: messages_delete
-DELETE FROM message WHERE mid IN (SELECT value FROM json_each(?));
+DELETE FROM message WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: message_at
 -- A message with a generated id: where its topic can be found.
 SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
 
 -- name: ready_insert
-INSERT OR REPLACE INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
+INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (lane, rank, pos, seq) DO UPDATE SET mid = excluded.mid;
 
 -- name: ready_insert_new
 -- The ready ones among the messages that were just inserted.
-INSERT OR IGNORE INTO ready (lane, rank, pos, seq, mid)
-    SELECT lane, rank, CASE WHEN rank & 1 THEN since ELSE -seq END, seq, mid
-      FROM message WHERE mid BETWEEN ? AND ? AND state = 0;
+INSERT INTO ready (lane, rank, pos, seq, mid)
+    SELECT lane, rank, CASE WHEN rank & 1 = 1 THEN since ELSE -seq END, seq, mid
+      FROM message WHERE mid BETWEEN ? AND ? AND state = 0 ON CONFLICT DO NOTHING;
 
 -- name: parked_insert_new
 -- The same of those that are parked behind the heads of their serial keys.
-INSERT OR IGNORE INTO parked (lane, key, rank, pos, seq, mid)
-    SELECT lane, CASE WHEN topic IS NULL THEN key ELSE topic || char(31) || key END, rank,
-           CASE WHEN rank & 1 THEN since ELSE -seq END, seq, mid
-      FROM message WHERE mid BETWEEN ? AND ? AND state = 2;
+INSERT INTO parked (lane, key, rank, pos, seq, mid)
+    SELECT lane, CASE WHEN topic IS NULL THEN key ELSE topic || {char}(31) || key END, rank,
+           CASE WHEN rank & 1 = 1 THEN since ELSE -seq END, seq, mid
+      FROM message WHERE mid BETWEEN ? AND ? AND state = 2 ON CONFLICT DO NOTHING;
 
 -- name: ready_delete
 DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?)));
@@ -75,11 +61,12 @@ DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, 
 DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
 
 -- name: event_insert
-INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0));
+INSERT INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0)) ON CONFLICT DO NOTHING;
 
 -- name: retention_ends
 -- The same of several dead letters (JSON list of numbers) at one time.
-INSERT OR IGNORE INTO event (at, kind, a) SELECT ?, ?, value FROM json_each(?);
+INSERT INTO event (at, kind, a) SELECT ?, ?, value FROM {array ?} j WHERE true
+    ON CONFLICT DO NOTHING;
 
 -- name: event_delete
 DELETE FROM event WHERE (at, kind, a) IN (SELECT * FROM (VALUES (?, ?, ?)));
@@ -97,7 +84,7 @@ DELETE FROM event WHERE (at, kind, a) IN (
 
 -- name: serial_keys_read
 SELECT k.lane, k.key, k.head, k.held FROM (VALUES (?, ?)) v
-  CROSS JOIN serial_key k ON k.lane = v.column1 AND k.key = v.column2;
+  {join} serial_key k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: serial_key_write
 INSERT INTO serial_key (lane, key, head, held) VALUES (?, ?, ?, ?)
@@ -107,7 +94,8 @@ INSERT INTO serial_key (lane, key, head, held) VALUES (?, ?, ?, ?)
 DELETE FROM serial_key WHERE (lane, key) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: parked_insert
-INSERT OR REPLACE INTO parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (lane, key, rank, pos, seq) DO UPDATE SET mid = excluded.mid;
 
 -- name: parked_delete
 DELETE FROM parked WHERE (lane, key, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?, ?)));
@@ -120,7 +108,7 @@ SELECT v.column1, v.column2, (SELECT p.mid FROM parked p
 
 -- name: merge_keys_read
 SELECT k.lane, k.mkey, k.mid FROM (VALUES (?, ?)) v
-  CROSS JOIN merge_key k ON k.lane = v.column1 AND k.mkey = v.column2;
+  {join} merge_key k ON k.lane = v.column1 AND k.mkey = v.column2;
 
 -- name: merge_key_write
 INSERT INTO merge_key (lane, mkey, mid) VALUES (?, ?, ?) ON CONFLICT (lane, mkey)
@@ -131,7 +119,7 @@ DELETE FROM merge_key WHERE (lane, mkey) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: edges_read
 SELECT e.topic, e.mkey, e.until FROM (VALUES (?, ?)) v
-  CROSS JOIN edge e ON e.topic = v.column1 AND e.mkey = v.column2;
+  {join} edge e ON e.topic = v.column1 AND e.mkey = v.column2;
 
 -- name: edge_write
 INSERT INTO edge (topic, mkey, until) VALUES (?, ?, ?) ON CONFLICT (topic, mkey)
@@ -144,20 +132,20 @@ DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge WHERE unti
 SELECT n, body FROM part WHERE mid = ? ORDER BY n;
 
 -- name: parts_of
-SELECT p.mid, p.body FROM json_each(?) j CROSS JOIN part p ON p.mid = j.value ORDER BY p.mid, p.n;
+SELECT p.mid, p.body FROM {array ?} j {join} part p ON p.mid = j.value ORDER BY p.mid, p.n;
 
 -- name: part_insert
 INSERT INTO part (mid, n, body) VALUES (?, ?, ?) ON CONFLICT (mid, n) DO NOTHING;
 
 -- name: parts_delete
-DELETE FROM part WHERE mid IN (SELECT value FROM json_each(?));
+DELETE FROM part WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: ident_read
 SELECT mid, until FROM ident WHERE id = ? AND topic = ?;
 
 -- name: idents_read
 SELECT i.id, i.topic, i.mid, i.alias, i.until FROM (VALUES (?, ?)) v
-  CROSS JOIN ident i ON i.id = v.column1 AND i.topic = v.column2;
+  {join} ident i ON i.id = v.column1 AND i.topic = v.column2;
 
 -- name: ident_write
 INSERT INTO ident (id, topic, mid, alias, until)
@@ -173,10 +161,7 @@ SELECT id, topic FROM ident WHERE mid = ? AND alias = 1;
 
 -- name: idents_joined_to
 SELECT i.mid, i.id, i.topic
-FROM json_each(?) j CROSS JOIN ident i ON i.mid = j.value AND i.alias = 1;
-
--- name: idents_rejoin
-UPDATE ident SET mid = ? WHERE mid = ? AND alias = 1;
+FROM {array ?} j {join} ident i ON i.mid = j.value AND i.alias = 1;
 
 -- name: idents_forget
 DELETE FROM ident WHERE (id, topic) IN (SELECT id, topic FROM ident WHERE until <= ? LIMIT ?);
@@ -186,7 +171,7 @@ SELECT unhandled, tries, history FROM note WHERE mid = ?;
 
 -- name: notes_read
 SELECT n.mid, n.unhandled, n.tries, n.history FROM (VALUES (?)) v
-  CROSS JOIN note n ON n.mid = v.column1;
+  {join} note n ON n.mid = v.column1;
 
 -- name: note_write
 INSERT INTO note (mid, unhandled, tries, history) VALUES (?, nullif(?, 0), ?, ?)
@@ -200,44 +185,40 @@ UPDATE note SET unhandled = NULL, tries = 0 WHERE mid = ?;
 -- name: note_delete
 DELETE FROM note WHERE mid IN (VALUES (?));
 
--- name: dead_insert
-INSERT OR REPLACE INTO dead (mid, topic, died, until, reason, error)
-    VALUES (?, ?, ?, ?, ?, nullif(?, 0));
-
 -- name: dead_read
 SELECT no, mid, topic, died, until, reason, error FROM dead WHERE mid = ?;
 
 -- name: dead_letters_read
 SELECT d.mid, d.topic, d.died, d.until, d.reason, d.error FROM (VALUES (?)) v
-  CROSS JOIN dead d ON d.mid = v.column1;
+  {join} dead d ON d.mid = v.column1;
 
 -- name: dead_delete
 DELETE FROM dead WHERE mid IN (VALUES (?));
 
 -- name: ready_victim
 -- The oldest ready message of a rank whose serial key is not held. The order is by since,
-SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
+SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
-                   AND k.head = r.mid AND k.held)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = r.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
+                   AND k.head = r.mid AND k.held = 1)
  ORDER BY r.pos, r.seq LIMIT 1;
 
 -- name: ready_victim_at_front
 -- but not for messages at the front.
-SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
+SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
-                   AND k.head = r.mid AND k.held)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = r.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
+                   AND k.head = r.mid AND k.held = 1)
  ORDER BY m.since, r.seq LIMIT 1;
 
 -- name: aside_victim
 SELECT m.mid, m.since, m.seq FROM message m
  WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) AND m.rank = ?3
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
-                   AND k.head = m.mid AND k.held)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = m.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
+                   AND k.head = m.mid AND k.held = 1)
  ORDER BY m.since, m.seq LIMIT 1;
 
 -- name: ready_next_rank
@@ -257,18 +238,18 @@ SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND 
 -- name: topic_waiting
 -- How many messages of a topic in a bucket wait, and their size.
 SELECT count(*),
-       coalesce(sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p
-           WHERE p.mid = m.mid) ELSE 0 END), 0)
+       coalesce(sum(length(m.body) + CASE WHEN m.parts > 0 THEN (SELECT sum(length(p.body))
+           FROM part p WHERE p.mid = m.mid) ELSE 0 END), 0)
   FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid
-     AND NOT l.gone);
+     AND l.gone = 0);
 
 -- name: topic_victim
 SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
-                   AND k.head = m.mid AND k.held)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = m.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
+                   AND k.head = m.mid AND k.held = 1)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
 
 -- name: ready_in

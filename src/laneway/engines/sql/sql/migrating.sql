@@ -1,7 +1,7 @@
 -- Export to another store.
 
 -- name: exported_read
-SELECT value FROM setting WHERE name GLOB 'moving:*' ORDER BY name LIMIT ?;
+SELECT value FROM setting WHERE name >= 'moving:' AND name < 'moving;' ORDER BY name LIMIT ?;
 
 -- name: exported_write
 INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name)
@@ -12,7 +12,7 @@ DELETE FROM setting WHERE name = ?;
 
 -- name: messages_to_export
 SELECT {message} FROM message m
- WHERE m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
+ WHERE m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND l.gone = 0)
      ORDER BY m.mid LIMIT ?;
 
 -- name: idents_finished
@@ -20,7 +20,7 @@ SELECT topic, id, until FROM ident WHERE mid IS NULL AND (topic, id) > (?, ?) OR
     LIMIT ?;
 
 -- name: ident_know
-INSERT OR IGNORE INTO ident (id, topic, mid, alias, until) VALUES (?, ?, NULL, 0, ?);
+INSERT INTO ident (id, topic, mid, alias, until) VALUES (?, ?, NULL, 0, ?) ON CONFLICT DO NOTHING;
 
 -- name: dead_set
 UPDATE dead SET died = ?, until = ? WHERE mid = ?;

@@ -12,12 +12,5 @@ DELETE FROM workers WHERE until_us <= ?;
 -- name: worker_leave
 DELETE FROM workers WHERE id = ?;
 
--- name: workers_list
--- ?3: a pool, or NULL: all
-SELECT facts, started_us, beat_us, dead_us FROM workers
- WHERE id > ?1 AND until_us > ?2
-   AND (?3 IS NULL OR EXISTS (SELECT 1 FROM json_each(workers.pools) p WHERE p.value = ?3))
- ORDER BY id LIMIT ?4;
-
 -- name: shard_now
 SELECT now FROM shard;

@@ -10,7 +10,7 @@ UPDATE setting SET value = ? WHERE name = ? AND value = ?;
 DELETE FROM setting WHERE name = ? AND value = ?;
 
 -- name: records_read
-SELECT s.value FROM json_each(?) j LEFT JOIN setting s ON s.name = j.value ORDER BY j.key;
+SELECT s.value FROM {array ?} j LEFT JOIN setting s ON s.name = j.value ORDER BY j.key;
 
 -- name: records_list
 SELECT name, value FROM setting WHERE name > ? AND name < ? ORDER BY name LIMIT ?;

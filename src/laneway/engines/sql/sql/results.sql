@@ -1,10 +1,11 @@
 -- Outcomes, progress, signals and followers.
 
 -- name: kept_write
-INSERT OR REPLACE INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?);
+INSERT INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?)
+    ON CONFLICT (id, slot) DO UPDATE SET until = excluded.until, body = excluded.body;
 
 -- name: kept_read
-SELECT j.key, k.slot, k.body FROM json_each(?) j CROSS JOIN kept k ON k.id = j.value
+SELECT j.key, k.slot, k.body FROM {array ?} j {join} kept k ON k.id = j.value
     WHERE k.until > ?;
 
 -- name: kept_delete
@@ -14,7 +15,7 @@ DELETE FROM kept WHERE id = ?;
 DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept WHERE until <= ? LIMIT ?);
 
 -- name: came_read
-SELECT c.mid, c.n FROM (VALUES (?, ?)) v CROSS JOIN came c ON c.mid = v.column1 AND c.n = v.column2;
+SELECT c.mid, c.n FROM (VALUES (?, ?)) v {join} came c ON c.mid = v.column1 AND c.n = v.column2;
 
 -- name: came_insert
 INSERT INTO came (mid, n) VALUES (?, ?) ON CONFLICT (mid, n) DO NOTHING;

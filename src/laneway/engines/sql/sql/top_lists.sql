@@ -1,8 +1,8 @@
 -- Recent counts of topics, and topics by dead letters.
 
 -- name: recent_read
-SELECT r.topic, r.score FROM json_each(?2) j
- CROSS JOIN recent r ON r.kind = ?1 AND r.topic = j.value;
+SELECT r.topic, r.score FROM {array ?2} j
+ {join} recent r ON r.kind = ?1 AND r.topic = j.value;
 
 -- name: recent_write
 INSERT INTO recent (kind, topic, score) VALUES (?, ?, ?)

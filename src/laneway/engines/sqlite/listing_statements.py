@@ -95,9 +95,7 @@ STATEMENTS = {
     f"{order}_{kind}": text.format(index=index, way=way, columns=columns, sort=sort)
     for order, index, way, columns, sort in _ORDERS
     for kind, text in _KINDS.items()
+} | {  # for a topic in a bucket, over its messages; buckets do not count others by topic
+    "backlog_folded": _FOLDED.format(worth="count(*)", states=f"m.state IN (1, 2) OR {_READY}"),
+    "age_folded": _FOLDED.format(worth="min(since)", states=_READY),
 }
-STATEMENTS["backlog_folded"] = _FOLDED.format(
-    worth="count(*)", states=f"m.state IN (1, 2) OR {_READY}"
-)
-STATEMENTS["age_folded"] = _FOLDED.format(worth="min(since)", states=_READY)
-"""For a topic in a bucket: an aggregate over its messages. Buckets do not count others by topic."""
