@@ -149,11 +149,6 @@ def _check_topic(topic: Any) -> None:
     _valid_topics.add(topic)
 
 
-def is_usual_topic(topic: object) -> bool:
-    """Whether a topic's name is valid, as far as a quick look shows."""
-    return isinstance(topic, str) and _usual_topic(topic) is not None
-
-
 def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Draft:
     """Check and encode a message without options. Raises BadMessage, as `draft`."""
     if type(topic) is not str or topic not in _valid_topics:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.errors import BadMessage, Reject
-from laneway.tasks.call_decoder import call_decoder
 from laneway.tasks.converting import convert, is_known
 from laneway.tasks.request import Request
 from laneway.working.annotations import alternatives, annotations_of
@@ -18,9 +17,9 @@ from laneway.working.annotations import alternatives, annotations_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.tasks.call_decoder import CallDecoder
 
-_PLAIN = (Any, inspect.Parameter.empty, object)
+_EMPTY = inspect.Parameter.empty
+_UNTYPED = (Any, _EMPTY, object)
 
 
 class WrongArguments(BadMessage, TypeError):
@@ -53,20 +52,17 @@ class Binding:
         self._names = (
             tuple(each.name for each in parameters)
             if all(each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
-            else ()
+            else None
         )
-        """The parameters, if each may be given by position; empty otherwise."""
-        self.arity = len(self._names) or -1
-        """So many arguments by position fit, if there are no others; -1: only `bind` shows it."""
+        """The parameters, if each may be given by position."""
+        self._defaults = {
+            each.name: each.default for each in parameters if each.default is not _EMPTY
+        }
         self._types = {
             each.name: (each.kind, hint)
             for each in self.signature.parameters.values()
-            if (hint := hints.get(each.name, Any)) not in _PLAIN
+            if (hint := hints.get(each.name, Any)) not in _UNTYPED
         }
-
-    def decoder(self) -> CallDecoder | None:
-        """A decoder for the JSON of plain calls; None: there is only `decode`."""
-        return call_decoder(self.signature, {name: hint for name, (_, hint) in self._types.items()})
 
     def annotated(self) -> tuple[set[int], set[str]]:
         """Positions and names of the arguments with a known type."""
@@ -75,12 +71,24 @@ class Binding:
         }
         return places, set(self._types)
 
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]] | None:
+        """
+        The arguments with their names, if all are given by position, as most are. None: only
+        `signature.bind` shows it, which costs ten times as much.
+        """
+        names = self._names
+        if names is None or kwargs != {}:  # the body of another program may have any value
+            return None
+        fits = len(names) - len(self._defaults) <= len(args) <= len(names)
+        return list(zip(names, args, strict=False)) if fits else None
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """
         All arguments of a call by name, defaults included. Raises WrongArguments.
         """
-        if self._names and not kwargs and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True))  # as `bind`, at a tenth of its cost
+        named = self._named(args, kwargs)
+        if named is not None:
+            return self._defaults | dict(named)
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -95,12 +103,19 @@ class Binding:
         The arguments of a received call, after those of `first`. `converts`: convert them to the
         function's annotations. Raises Reject.
         """
+        types = self._types if converts else {}
         try:
             args, kwargs = (*first, *body["args"]), body["kwargs"]
-            bound = self.signature.bind(*args, **kwargs)
+            named = self._named(args, kwargs)
+            bound = self.signature.bind(*args, **kwargs) if named is None else None
         except (KeyError, TypeError) as error:
             raise Reject(f'the body is no call of task "{self._task}": {error}') from error
-        for name, (kind, hint) in self._types.items() if converts else ():
+        if bound is None:
+            return tuple(
+                self._converted(name, *types[name], value) if name in types else value
+                for name, value in named or ()
+            ), {}
+        for name, (kind, hint) in types.items():
             if name in bound.arguments:
                 bound.arguments[name] = self._converted(name, kind, hint, bound.arguments[name])
         return bound.args, bound.kwargs
@@ -134,6 +149,6 @@ def _returned(hints: dict[str, Any]) -> Any:
     The type that the function returns; None if it returns nothing, or nothing that can be checked.
     """
     returned = hints.get("return")
-    if returned in (None, type(None), *_PLAIN) or not is_known(returned):
+    if returned in (None, type(None), *_UNTYPED) or not is_known(returned):
         return None
     return returned

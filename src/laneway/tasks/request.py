@@ -10,10 +10,10 @@ import msgspec
 
 from laneway import headers as control
 from laneway import units
-from laneway.engines.base import FLOW_HEADER, RESULT_TTL_HEADER, TASK_HEADER
+from laneway.engines.base import FLOW_HEADER, RESULT_TTL_HEADER
 from laneway.printable import without_passwords
 from laneway.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
-from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, current
+from laneway.working.handler import current
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,32 +116,6 @@ def request_of(
         fence=lease.fence,
         is_kept=RESULT_TTL_HEADER in headers or FLOW_HEADER in headers,
         each=each,
-    )
-
-
-PLAIN_HEADERS = frozenset(
-    {TASK_HEADER, RESULT_TTL_HEADER, TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER, control.COST}
-)
-"""Headers that say nothing about a run's arguments or its request, except `is_kept`."""
-
-
-def plain_request_of(task: str, lease: Lease, args: tuple[Any, ...]) -> Request:
-    """As `request_of`, for a lease that has no headers but PLAIN_HEADERS."""
-    return Request(
-        id=lease.id,
-        task=task,
-        topic=lease.topic,
-        args=args,
-        kwargs={},
-        attempt=lease.attempt,
-        deliveries=lease.deliveries,
-        priority=lease.priority,
-        key=lease.key,
-        published_at=lease.published_us / units.SECOND,
-        root_id=lease.id,
-        handle=lease.handle,
-        fence=lease.fence,
-        is_kept=lease.headers is not None and RESULT_TTL_HEADER in lease.headers,
     )
 
 

@@ -23,7 +23,7 @@ from laneway.errors import (
 )
 from laneway.tasks import flow, outcomes, serializers, tagged_values
 from laneway.tasks.binding import Binding
-from laneway.tasks.request import PLAIN_HEADERS, Request, plain_request_of, request_of
+from laneway.tasks.request import Request, request_of
 from laneway.working.error_details import WorkerLost, describe, error_text, text_of
 from laneway.working.handler import CURRENT, Handler
 from laneway.working.outcome import Portable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from laneway.message import Draft, Lease, Settlement
     from laneway.runtime.runtime import Runtime
-    from laneway.tasks.call_decoder import CallDecoder
     from laneway.tasks.options import TaskOptions
 
 log = logging.getLogger("laneway.task")
@@ -105,16 +104,6 @@ class TaskHandler(Handler):
             self._check_retries(lease, settlement, is_in_flow=around is not None)
         if times is None and around is None:
             return super().concluded(lease, returned, error, settlement)
-        if error is None and around is None and times is not None and self._is_plain(returned):
-            settlement.id, settlement.outcome_ttl_us = lease.id, times[0]
-            settlement.outcome = outcomes.success(
-                self.task.name,
-                self.task.serializer,
-                returned,
-                topic=lease.topic,
-                published_us=lease.published_us,
-            )
-            return ()
         origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
         if error is None:
             stored = (
@@ -142,12 +131,6 @@ class TaskHandler(Handler):
             return ()
         return flow.following(
             lease.id, around, outcomes.read(stored), is_own_failure=not never_began
-        )
-
-    def _is_plain(self, returned: Any) -> bool:
-        """Whether a result is stored as it is: most results of tasks that are in no flow."""
-        return self.task.tags is None and not issubclass(
-            type(returned), (outcomes.OwnState, Portable)
         )
 
     def _check_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
@@ -404,19 +387,8 @@ class RunnableTask:
             )
             yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
 
-    @functools.cached_property
-    def _decode_call(self) -> CallDecoder | None:
-        return self.binding.decoder() if self.serializer == "json" else None
-
     def request_for(self, lease: Lease) -> Request:
         """The run of a lease. Raises Reject if the body is no call of this task."""
-        if (
-            self._decode_call is not None
-            and (lease.headers is None or PLAIN_HEADERS.issuperset(lease.headers))
-            and not (self.tags and tagged_values.MARK in lease.body)
-            and (plain := self._decode_call(lease.body)) is not None
-        ):
-            return plain_request_of(self.name, lease, plain)
         body = serializers.decode(self.name, self.serializer, lease)
         if self.tags and isinstance(body, dict) and self.serializer == "json":
             body |= {

@@ -25,7 +25,7 @@ from laneway import arguments, codec, config, units
 from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
 from laneway.errors import BadMessage, Retry, UsageError
 from laneway.headers import COST as COST_HEADER
-from laneway.message import Draft, Lease, Receipt
+from laneway.message import Lease, Receipt
 from laneway.tasks import canvas, outcomes, serializers, steps, tagged_values
 from laneway.tasks.invocation import Invocation
 from laneway.tasks.job import Job, report_progress
@@ -47,7 +47,7 @@ from laneway.tasks.request import (
 from laneway.tasks.running import RunnableTask, TaskHandler, used_up
 from laneway.tasks.serializers import SERIALIZER_HEADER
 from laneway.tasks.template import Template
-from laneway.working.handler import CURRENT, SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
+from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -96,14 +96,6 @@ class Task(RunnableTask, Generic[P, R]):
         self._id = None if options.id is None else self._template("id", options.id)
         functools.update_wrapper(self, function)
         self.handler = TaskHandler(self, self.template.text, options)
-        self._is_plain = (
-            options.serializer == "json"
-            and self._key is None
-            and self._id is None
-            and not self.template.fields
-            and codec.is_usual_topic(self.template.text)
-        )
-        self._keeps_results = not options.ignore_result
         self._headers = codec.CheckedHeaders({TASK_HEADER: self.name})
         if options.serializer != "json":
             self._headers[SERIALIZER_HEADER] = options.serializer
@@ -152,21 +144,11 @@ class Task(RunnableTask, Generic[P, R]):
         Publish a call. Returns its handle. Raises BadMessage if the arguments do not fit the
         function or JSON, BacklogFull, EngineUnavailable.
         """
-        if not self._is_plain_call():
-            return cast("Job[R]", self.publish(args, kwargs, {}))
-        receipt = self.runtime.producer.publish_draft(self._draft(args, kwargs))
-        return cast("Job[R]", self.given(self.job(receipt, is_kept=self._keeps_results)))
+        return cast("Job[R]", self.publish(args, kwargs, {}))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `delay`, awaited."""
-        if not self._is_plain_call():
-            return cast("Job[R]", await self.apublish(args, kwargs, {}))
-        # As `apublish`, without two coroutines.
-        producer, draft = self.runtime.producer, self._draft(args, kwargs)
-        receipt = await producer.send(draft, None)
-        if receipt.outcome == "refused":
-            receipt = await producer.await_room(draft, receipt, None)
-        return cast("Job[R]", self.given(self.job(receipt, is_kept=self._keeps_results)))
+        return cast("Job[R]", await self.apublish(args, kwargs, {}))
 
     def using(self, **options: Unpack[CallOptions]) -> Call[P, R]:
         """
@@ -188,14 +170,9 @@ class Task(RunnableTask, Generic[P, R]):
         self.check_options(options)
         if self.runtime.eager or has_links(options):
             return [self.publish(tuple(each), {}, options) for each in items]
-        if self._is_plain_now(options):
-            receipts = self.runtime.producer.publish_drafts(
-                self._draft(tuple(each), {}) for each in items
-            )
-        else:
-            receipts = self.runtime.producer.publish_many(
-                (self.message(tuple(each), {}, options) for each in items), progress=False
-            )
+        receipts = self.runtime.producer.publish_many(
+            (self.message(tuple(each), {}, options) for each in items), progress=False
+        )
         is_kept, given, job = self.keeps_result(options), self.given, self.job
         return [given(job(receipt, is_kept=is_kept)) for receipt in receipts]
 
@@ -253,11 +230,7 @@ class Task(RunnableTask, Generic[P, R]):
         """Publish a call with options. Returns its handle. Raises the errors of `delay`."""
         if self._needs_steps(options):
             return steps.run(self._publishing(args, kwargs, options))
-        if self._is_plain_now(options):
-            receipt = self.runtime.producer.publish_draft(self._draft(args, kwargs))
-        else:
-            call = self.invocation(args, kwargs, options)
-            receipt = self.runtime.publish(call.topic, call.body, call.options)
+        receipt = self.runtime.producer.publish(self.message(args, kwargs, options), None)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     async def apublish(
@@ -266,11 +239,7 @@ class Task(RunnableTask, Generic[P, R]):
         """As `publish`, awaited."""
         if self._needs_steps(options):
             return await steps.arun(self._publishing(args, kwargs, options))
-        if self._is_plain_now(options):
-            receipt = await self.runtime.producer.apublish_draft(self._draft(args, kwargs))
-        else:
-            call = self.invocation(args, kwargs, options)
-            receipt = await self.runtime.apublish(call.topic, call.body, call.options)
+        receipt = await self.runtime.producer.apublish(self.message(args, kwargs, options), None)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     def _needs_steps(self, options: Mapping[str, Any]) -> bool:
@@ -373,32 +342,6 @@ class Task(RunnableTask, Generic[P, R]):
         )
         lease.published_us = time.time_ns() // 1000
         return self.request_for(lease), Receipt(message_id, call.topic)
-
-    def _is_plain_call(self) -> bool:
-        """
-        Whether a call without options is one step, and nothing but the arguments makes it: as
-        `_needs_steps` and `_is_plain_now` say together.
-        """
-        return self._is_plain_now({}) and not self.runtime.eager
-
-    def _is_plain_now(self, options: Mapping[str, Any]) -> bool:
-        """Whether nothing but the arguments makes a call with these options: see `_draft`."""
-        return (
-            self._is_plain
-            and not (options or self.tags or self.runtime.producer.middlewares.all)
-            and (CURRENT.get() is None or current_request() is None)
-        )
-
-    def _draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
-        """
-        A plain call, encoded: as `invocation` and `codec.draft` would, at a third of their cost.
-        Raises BadMessage.
-        """
-        if kwargs or len(args) != self.binding.arity:
-            self.binding.bind(args, kwargs)
-        topic = self.template.text
-        body = codec.encode({"args": args, "kwargs": kwargs}, topic)
-        return Draft(topic, body, headers=self._headers)
 
     def message(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
