@@ -17,7 +17,6 @@ class HasThreads(Protocol):
     @property
     def threads(self) -> Executor:
         """The threads in which blocking calls of coroutines run."""
-        ...
 
 
 Self = TypeVar("Self", bound=HasThreads)

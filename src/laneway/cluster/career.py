@@ -49,7 +49,6 @@ class Career(Protocol):
     @property
     def inaugurate(self) -> Callable[..., Any]:
         """Take over: read where the holder before has stopped. No other holder is active."""
-        ...
 
     @property
     def execute(self) -> Callable[[Term], Any]:
@@ -57,12 +56,10 @@ class Career(Protocol):
         Do the work until `term.ending`. Returning earlier ends the term, too, unless it returns
         True: then it is called again, until the term is ending.
         """
-        ...
 
     @property
     def hand_over(self) -> Callable[..., Any]:
         """Leave the work so that the successor can go on. Not called once the term is lost."""
-        ...
 
 
 def check_career(call: str, make: object) -> None:

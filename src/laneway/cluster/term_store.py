@@ -90,11 +90,9 @@ class TermStore(Protocol):
 
     def state(self) -> ElectionState:
         """Read who holds the term."""
-        ...
 
     def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
         """Take the term for `term` seconds if nobody holds it; else return who does."""
-        ...
 
     def renew(self, number: int, term: float, bound: float) -> Renewal | None:
         """
@@ -103,21 +101,17 @@ class TermStore(Protocol):
 
         Returns None if the term has ended.
         """
-        ...
 
     def ask(self, number: int | None = None) -> ElectionState:
         """
         Ask the holder to step down; with `number`, only the holder of that term. Returns whom.
         """
-        ...
 
     def end(self, number: int, *, handed_over: bool) -> None:
         """End the term, if it has not ended. `handed_over`: by the holder's `hand_over`."""
-        ...
 
     def close(self) -> None:
         """Free the connection, if this object has one of its own. It is used no more."""
-        ...
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -97,25 +97,20 @@ class Exchange(Protocol):
     @property
     def has_arrived(self) -> bool:
         """Whether the next event is there."""
-        ...
 
     @property
     def is_lost(self) -> bool:
         """Whether nothing more reaches the client."""
-        ...
 
     @property
     def is_gone(self) -> bool:
         """Whether the client has ended the connection, or its side of it."""
-        ...
 
     def close(self) -> None:
         """End the connection without an answer."""
-        ...
 
     def when_gone(self) -> asyncio.Future[None]:
         """Is done once the client is gone."""
-        ...
 
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")

@@ -48,11 +48,9 @@ class Extended(Protocol):
 
     def login(self, request: Request, following: str, problem: str) -> Response | None:
         """The page of a login."""
-        ...
 
     def close(self) -> None:
         """End threads."""
-        ...
 
 
 class Services:

@@ -191,4 +191,3 @@ class Application(Protocol):
     @property
     def runtime(self) -> Runtime:
         """What it has in this process."""
-        ...

@@ -53,48 +53,38 @@ class FlowTask(Protocol[R_co]):
     @property
     def runtime(self) -> Runtime:
         """The application that it belongs to."""
-        ...
 
     @property
     def name(self) -> str:
         """Its name."""
-        ...
 
     @property
     def binding(self) -> Binding:
         """The signature of its function."""
-        ...
 
     @property
     def returns(self) -> Any:
         """The type that its function returns, None: unknown."""
-        ...
 
     @property
     def serializer(self) -> Any:
         """How its calls and results are encoded."""
-        ...
 
     @property
     def errors_of_each(self) -> bool:
         """Whether an error handler of a group is called for each member that fails."""
-        ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         """Call the function directly."""
-        ...
 
     def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a call with Laneway's names, checked. Raises UsageError."""
-        ...
 
     def signature(self, args: Sequence[Any] = ()) -> Signature[Any]:
         """A call that is not published yet."""
-        ...
 
     def keeps_result(self, options: Mapping[str, Any]) -> bool:
         """Whether the result of a call with these options is stored."""
-        ...
 
     def invocation(
         self,
@@ -108,29 +98,23 @@ class FlowTask(Protocol[R_co]):
         each: bool = False,
     ) -> Invocation:
         """Encode a call. Raises BadMessage."""
-        ...
 
     def publish(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> Any:
         """Publish a call. Returns its handle."""
-        ...
 
     def prepared(self, call: Signature[Any], job_id: str) -> Signature[Any]:
         """The call that is published for one that starts a flow, under this id."""
-        ...
 
     def local_job(self, returned: Any) -> Job[Any]:
         """The handle of a call that ran here and returned this."""
-        ...
 
     def given(self, job: Any) -> Any:
         """The handle for the caller, of a job or of a group."""
-        ...
 
     def errback_takes(self, own: int) -> int:
         """How many arguments about a failure it takes as an error handler."""
-        ...
 
 
 class Part(ABC, Generic[H]):

@@ -73,12 +73,10 @@ class ResultType(Protocol):
     @property
     def returns(self) -> Any:
         """The type that the function returns, None: unknown."""
-        ...
 
     @property
     def serializer(self) -> Any:
         """How the result is encoded, see `laneway.tasks.serializers`."""
-        ...
 
 
 class JobState(msgspec.Struct, kw_only=True):

@@ -67,11 +67,9 @@ class Process(Protocol):
         Its exit code, or the negative signal number if a signal killed it. Waits up to `seconds`;
         None: it still runs.
         """
-        ...
 
     def send_signal(self, number: int) -> None:
         """Send it a signal if it still runs."""
-        ...
 
 
 class SpawnedProcess:

@@ -19,11 +19,9 @@ class Candidacy(Protocol):
 
     def start(self) -> threading.Thread:
         """Be a candidate in a thread of its own. Raises UsageError."""
-        ...
 
     def stop(self) -> None:
         """End the candidacy; a holder hands over first."""
-        ...
 
 
 log = logging.getLogger("laneway.worker")

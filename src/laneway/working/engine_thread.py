@@ -64,66 +64,51 @@ if TYPE_CHECKING:
 
         def set_store_time(self, now_us: int) -> None:
             """The store's clock (µs since 1970) at the last lease."""
-            ...
 
         def find_handler(self, lease: Lease) -> Handler | None:
             """The handler of a message; None if there is none. Never raises."""
-            ...
 
         def handled_patterns(self) -> list[str] | None:
             """Patterns that cover what the handlers take; None: any topic."""
-            ...
 
         def prepare(self, deliveries: list[WorkerDelivery]) -> None:
             """Read what the executors of these need, which were just leased. Never raises."""
-            ...
 
         def leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
             """These were leased, and each has a handler. `is_reserved`: for reserved slots."""
-            ...
 
         def unhandled(self, leases: list[Lease]) -> None:
             """These were leased, and there is no handler for them."""
-            ...
 
         def start_recorded(self, deliveries: list[WorkerDelivery]) -> None:
             """The starts of these suspects are recorded; run them."""
-            ...
 
         def refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
             """These suspects have lost too many workers; end each with its error."""
-            ...
 
         def lost(self, deliveries: list[WorkerDelivery]) -> None:
             """The leases of these have ended; stop their handlers."""
-            ...
 
         def overdue(self, units: dict[WorkerDelivery, float]) -> None:
             """These are over their time limits (seconds); stop their handlers."""
-            ...
 
         def settled(self, settlement: Settlement, answer: str) -> None:
             """The engine's answer to a settlement, unless it was simply acked."""
-            ...
 
         def drained(self) -> None:
             """A burst is over: nothing is left to run now."""
-            ...
 
         def failed(self, error: BaseException) -> None:
             """The engine thread has ended by an error, and the worker ends with it."""
-            ...
 
         def call_soon(self, callback: Callable[[], None]) -> object:
             """Call something on the event loop."""
-            ...
 
         def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
             """
             Receive what arrives at the listener, on the event loop. The worker closes the file, and
             resets `is_watched` if its event loop cannot watch files.
             """
-            ...
 
 
 log = logging.getLogger("laneway.worker")

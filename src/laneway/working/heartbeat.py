@@ -37,35 +37,27 @@ if TYPE_CHECKING:
 
         def running(self) -> Iterable[WorkerDelivery]:
             """The units that have a slot."""
-            ...
 
         def lease_count(self) -> int:
             """How many leases the worker holds."""
-            ...
 
         def held(self) -> list[int]:
             """Their handles, the oldest first."""
-            ...
 
         def durations(self) -> dict[str, list[int]]:
             """How long its handlers took, see `WorkerFacts`."""
-            ...
 
         def is_stopping(self) -> bool:
             """Whether it leases nothing any more."""
-            ...
 
         def call_soon(self, callback: Callable[[], None]) -> object:
             """Call something on the event loop."""
-            ...
 
         def event_loop(self) -> asyncio.AbstractEventLoop | None:
             """The event loop of the coroutines."""
-            ...
 
         def stop(self) -> None:
             """Stop in order."""
-            ...
 
 
 log = logging.getLogger("laneway.worker")

@@ -18,7 +18,6 @@ class Schedules(Protocol):
 
     def install(self) -> None:
         """Store the program's schedules and handle those that are due."""
-        ...
 
 
 class Application(Protocol):
@@ -27,27 +26,22 @@ class Application(Protocol):
     @property
     def engine(self) -> FullEngine:
         """The engine, opened at first use. Raises EngineUnavailable."""
-        ...
 
     @property
     def handlers(self) -> Handlers:
         """The program's handlers."""
-        ...
 
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
-        ...
 
     @property
     def elections_in_workers(self) -> Sequence[Candidacy]:
         """The elections in which workers are candidates."""
-        ...
 
     @property
     def schedules(self) -> Schedules:
         """The program's schedules."""
-        ...
 
 
 class ProcessApplication(Application, Protocol):
@@ -56,18 +50,14 @@ class ProcessApplication(Application, Protocol):
     @property
     def app(self) -> object:
         """The `Laneway` of the program."""
-        ...
 
     @property
     def url(self) -> str:
         """The engine's URL."""
-        ...
 
     @property
     def store_options(self) -> tuple[str | None, str | None]:
         """URL and namespace that replace those of the code."""
-        ...
 
     def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
         """Replace the URL and the namespace of the code. Raises UsageError."""
-        ...

@@ -14,16 +14,12 @@ class SideWorkers(Protocol):
     @property
     def summary(self) -> Summary:
         """What they have handled, once they have ended."""
-        ...
 
     def start(self) -> None:
         """Start them. On the event loop."""
-        ...
 
     def stop(self) -> None:
         """Stop them in order; called again: at once. Does not wait."""
-        ...
 
     async def end(self) -> None:
         """Wait for their end: after `stop`, or with `burst` until nothing is left to run now."""
-        ...

@@ -28,31 +28,24 @@ if TYPE_CHECKING:
 
         def has_free_slot(self) -> bool:
             """Whether one more handler may begin."""
-            ...
 
         def has_room_for(self, handler: Handler) -> bool:
             """Whether one more call of this handler may begin."""
-            ...
 
         def is_idle(self) -> bool:
             """Whether no handler runs."""
-            ...
 
         def record_start(self, suspect: WorkerDelivery) -> WorkerDelivery | None:
             """Take a slot for a suspect and record its start; None: its body cannot be decoded."""
-            ...
 
         def release_buffered(self) -> None:
             """Release the leases of all messages that have not begun."""
-            ...
 
         def begin_others(self) -> None:
             """Begin messages that are no suspects."""
-            ...
 
         def dispatch(self) -> None:
             """Begin all messages that may begin."""
-            ...
 
 
 TRIAL_SECONDS = 1.0

@@ -27,11 +27,9 @@ class Runner(Protocol):
 
     def warn(self, unit: WorkerDelivery, error: Exception) -> None:
         """Raise the error in the handler, which may clean up and end."""
-        ...
 
     def stop(self, unit: WorkerDelivery, error: Exception) -> None:
         """End the handler, by force where possible; the error says why."""
-        ...
 
 
 class WorkerDelivery(msgspec.Struct, eq=False):

@@ -37,11 +37,9 @@ class Admin(Protocol):
     @property
     def tiers(self) -> Tiers:
         """The tiers in force, as this engine object last read them."""
-        ...
 
     def tier_layers(self) -> TierLayers:
         """Read the stored tiers of the namespace by layer, as they are now."""
-        ...
 
     def tier_set(
         self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
@@ -53,7 +51,6 @@ class Admin(Protocol):
 
         Raises BadPolicy if a tier would be removed that is the default or that a policy names.
         """
-        ...
 
     def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
         """
@@ -61,7 +58,6 @@ class Admin(Protocol):
 
         Returns False if the operator set nothing. Raises BadPolicy as `tier_set` does.
         """
-        ...
 
     # Policies
 
@@ -72,7 +68,6 @@ class Admin(Protocol):
         Its `rows` contain patterns only, because there may be millions of topics with a policy of
         their own; `resolve` reads that of the topic it is asked for.
         """
-        ...
 
     def policy_set(
         self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
@@ -91,7 +86,6 @@ class Admin(Protocol):
         Raises BadPolicy for a bad field or a gate that is not defined; TopicInUse if `partitions`
         or `buckets` would change for a topic that is not empty.
         """
-        ...
 
     def policy_set_many(
         self,
@@ -116,11 +110,9 @@ class Admin(Protocol):
         Raises the errors of `policy_set`, and BadPolicy for a field that another program declares
         with another value. For a bad field or an undefined gate nothing is changed.
         """
-        ...
 
     def policy_own(self, topic: str) -> Layers:
         """Read the fields that are set for exactly this topic, by layer."""
-        ...
 
     def policy_own_list(
         self, after: str = "", limit: int = 1000
@@ -134,7 +126,6 @@ class Admin(Protocol):
         Returns (topic, layers) pairs, and the position of the next page (None: this was the last).
         Each topic comes once; one whose policy is set meanwhile may be missing.
         """
-        ...
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         """
@@ -142,15 +133,12 @@ class Admin(Protocol):
 
         Returns False if it sets none. Raises BadPolicy or TopicInUse as `policy_set` does.
         """
-        ...
 
     def policy_of(self, topic: str) -> Resolved:
         """Resolve the policy that holds for a topic."""
-        ...
 
     def programs(self) -> dict[str, bytes]:
         """Read the records (JSON of `laneway.programs`) of the programs that declared policies."""
-        ...
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
         """
@@ -160,7 +148,6 @@ class Admin(Protocol):
 
         Returns False if the record is another one by now; nothing is changed then.
         """
-        ...
 
     # Gates
 
@@ -168,7 +155,6 @@ class Admin(Protocol):
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
         """Define or change a gate. An operator's definition overrides the code's."""
-        ...
 
     def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
         """
@@ -176,7 +162,6 @@ class Admin(Protocol):
 
         Its leases stay. Returns False if the gate is not defined.
         """
-        ...
 
     def gate_list(self) -> list[dict[str, Any]]:
         """
@@ -185,7 +170,6 @@ class Admin(Protocol):
         Returns a dict for each: `name`, `rate` (per second), `burst`, `concurrency`, `leased`,
         `next_permit_us`, and `waiting` (lanes at the gate; at most 1,000 are counted).
         """
-        ...
 
     def topic_group_set(
         self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
@@ -194,7 +178,6 @@ class Admin(Protocol):
         Set a topic group's weight, rate and concurrency in a layer, as a whole. Each setting of an
         operator overrides the code's.
         """
-        ...
 
     def topic_group_list(self) -> list[dict[str, Any]]:
         """
@@ -202,13 +185,11 @@ class Admin(Protocol):
 
         Returns a dict for each: as `gate_list`, and `weight`.
         """
-        ...
 
     # Topics
 
     def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
         """Read one topic. Of a topic that is idle or unknown, all numbers are 0."""
-        ...
 
     def topic_list(
         self,
@@ -238,7 +219,6 @@ class Admin(Protocol):
 
         Raises UsageError for an unknown order.
         """
-        ...
 
     def topic_peek(
         self,
@@ -254,7 +234,6 @@ class Admin(Protocol):
 
         Arguments: `state`: only messages of this state; the leased ones by their `since`.
         """
-        ...
 
     def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
         """
@@ -266,7 +245,6 @@ class Admin(Protocol):
         Arguments: `limit`: how many lanes are looked at, about; those that cannot deliver now are
         left out of the answer.
         """
-        ...
 
     def delayed_counts(
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
@@ -282,7 +260,6 @@ class Admin(Protocol):
         Returns how many are due before each end and not before the one ahead of it; the last
         number, which is one more, is of those that are due later.
         """
-        ...
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         """
@@ -290,7 +267,6 @@ class Admin(Protocol):
 
         Returns how many were removed.
         """
-        ...
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         """
@@ -300,7 +276,6 @@ class Admin(Protocol):
 
         Returns how many messages were removed.
         """
-        ...
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """
@@ -311,7 +286,6 @@ class Admin(Protocol):
         up to the done cursor are finished. If nothing is outstanding, both are the shard's last
         sequence number.
         """
-        ...
 
     # Messages
 
@@ -319,7 +293,6 @@ class Admin(Protocol):
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
     ) -> dict[str, IdState]:
         """Read the states of messages by id."""
-        ...
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         """
@@ -328,7 +301,6 @@ class Admin(Protocol):
         Arguments: `topic`: needed for ids that the publisher chose. A generated id says where its
         message is.
         """
-        ...
 
     def explain(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
@@ -338,7 +310,6 @@ class Admin(Protocol):
 
         Arguments: `topic`: as in `find`.
         """
-        ...
 
     def message_move(
         self,
@@ -357,7 +328,6 @@ class Admin(Protocol):
 
         Arguments: `topic`: as in `find`; `to`: `"ready"` or `"dead"`; `reason`: of a dead letter.
         """
-        ...
 
     def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
         """
@@ -369,7 +339,6 @@ class Admin(Protocol):
 
         Returns how many lanes there are.
         """
-        ...
 
     # Dead letters
 
@@ -383,7 +352,6 @@ class Admin(Protocol):
 
         Returns (number, message) pairs.
         """
-        ...
 
     def dead_redrive(
         self,
@@ -406,7 +374,6 @@ class Admin(Protocol):
 
         Returns how many were put back.
         """
-        ...
 
     def dead_drop(
         self,
@@ -421,7 +388,6 @@ class Admin(Protocol):
 
         Returns how many were deleted.
         """
-        ...
 
     # The namespace
 
@@ -431,18 +397,15 @@ class Admin(Protocol):
 
         Arguments: `topic`: read the clock of the shard that has its messages.
         """
-        ...
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         """Read the totals of the namespace."""
-        ...
 
     def store_parts(self) -> list[StorePart]:
         """
         Tell what the files or servers of the namespace use and have left. What this costs does not
         depend on what they keep.
         """
-        ...
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         """
@@ -452,7 +415,6 @@ class Admin(Protocol):
 
         Returns the findings, the good ones too.
         """
-        ...
 
     def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
         """
@@ -464,7 +426,6 @@ class Admin(Protocol):
 
         Yields steps; the last one has the findings.
         """
-        ...
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         """
@@ -474,4 +435,3 @@ class Admin(Protocol):
         `messages` (`MessageView` as dicts by sequence number), `gates` (as `gate_list`) and
         `policies` (rows of layer, pattern, fields).
         """
-        ...

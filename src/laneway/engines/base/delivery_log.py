@@ -48,7 +48,6 @@ class DeliveryLog(Protocol):
         large the log may be; `from_us`: entries of another store: they get numbers from this time
         on, if that is later than the newest entry.
         """
-        ...
 
     def delivery_log_read(
         self,
@@ -66,4 +65,3 @@ class DeliveryLog(Protocol):
 
         Returns (number, entry) pairs; numbers are at most 2^63.
         """
-        ...

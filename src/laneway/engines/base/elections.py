@@ -16,7 +16,6 @@ class Elections(Protocol):
 
     def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
         """Read an election's record (JSON; None: there is none) and the engine's time."""
-        ...
 
     def election_swap(
         self,
@@ -36,8 +35,6 @@ class Elections(Protocol):
 
         Returns False if the record is another one by now; nothing is changed then.
         """
-        ...
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
         """The names of the elections that have a record, in order, from the one after `after`."""
-        ...

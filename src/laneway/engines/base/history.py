@@ -103,11 +103,9 @@ class History(Protocol):
 
     def tallies(self, *, now_us: int | None = None) -> Tallies:
         """Read the tallies, added up over all shards."""
-        ...
 
     def history_read(self, names: Sequence[str]) -> list[bytes | None]:
         """Read records of the history by name; None: there is none."""
-        ...
 
     def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
         """
@@ -120,4 +118,3 @@ class History(Protocol):
 
         Returns False if the record is another one by now; nothing is written then.
         """
-        ...

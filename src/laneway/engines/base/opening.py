@@ -109,7 +109,6 @@ class FullEngine(
 
         Leases stay valid until they are settled elsewhere or run out.
         """
-        ...
 
 
 class OpenEngine(Protocol):
@@ -130,4 +129,3 @@ class OpenEngine(Protocol):
         Raises EngineUnavailable if the store cannot be reached or does not exist, SchemaMismatch if
         another version of Laneway wrote it, UsageError for a URL or setting that is not valid.
         """
-        ...

@@ -132,11 +132,9 @@ class Coordination(Protocol):
 
         Returns the engine's time in microseconds.
         """
-        ...
 
     def leave(self, worker_id: str) -> None:
         """Take a worker off the list, because it has stopped in order."""
-        ...
 
     def workers(
         self,
@@ -152,7 +150,6 @@ class Coordination(Protocol):
         Arguments: `limit`: at most so many; `after`: the last id of the page before; `pool`: only
         workers that serve it.
         """
-        ...
 
     def prefer(self, pool: str, shards: Collection[int]) -> None:
         """
@@ -161,7 +158,6 @@ class Coordination(Protocol):
         Other shards are visited when these have nothing, and in one lease of ten in any case. An
         engine with one shard does nothing. Arguments: `shards`: all or none of them: no preference.
         """
-        ...
 
     def ping(self, worker_ids: Sequence[str]) -> None:
         """
@@ -169,4 +165,3 @@ class Coordination(Protocol):
 
         Best effort: a request may be lost, and a worker that is alive sends its heartbeat anyway.
         """
-        ...

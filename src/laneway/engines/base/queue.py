@@ -30,7 +30,6 @@ class Queue(Protocol):
         or a delay is longer than the ttl; and EngineUnavailable, whose `applied` says whether the
         messages may be stored.
         """
-        ...
 
     def forward(
         self, drafts: Sequence[Draft], *, spool: str, batch: str, now_us: int | None = None
@@ -50,7 +49,6 @@ class Queue(Protocol):
         After a refused message, the call refuses the later ones of its topic, so that their order
         stays.
         """
-        ...
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         """
@@ -60,7 +58,6 @@ class Queue(Protocol):
         False if they belong to several shards, or a topic limits its backlog, so that some may be
         refused. Only topics and keys matter; bodies are not read.
         """
-        ...
 
     def lease(
         self,
@@ -103,7 +100,6 @@ class Queue(Protocol):
         passed over; `Batch.goes_on` says that a call with the same `only`, `without`, `tiers` and
         `priorities` would look at more lanes.
         """
-        ...
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         """
@@ -117,7 +113,6 @@ class Queue(Protocol):
 
         Returns for each: False if the lease has ended; the message must not run then.
         """
-        ...
 
     def settle(
         self,
@@ -141,7 +136,6 @@ class Queue(Protocol):
         belongs to is not changed then. An engine of several shards, or one that splits long calls,
         may have settled others of the call: settled again, they are `"lost"`.
         """
-        ...
 
     def extend(
         self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
@@ -153,7 +147,6 @@ class Queue(Protocol):
 
         Returns for each: False if the lease has ended.
         """
-        ...
 
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         """
@@ -164,7 +157,6 @@ class Queue(Protocol):
 
         Returns the time of the next event (microseconds), or None if nothing is scheduled.
         """
-        ...
 
 
 @runtime_checkable
@@ -179,4 +171,3 @@ class SyncsLater(Protocol):
         Raises EngineUnavailable at its end, with `applied` None: whether the changes are on disk is
         not known.
         """
-        ...

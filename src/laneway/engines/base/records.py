@@ -44,7 +44,6 @@ class Records(Protocol):
 
     def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
         """Read records (JSON) by name, in the order of the names; None: there is none."""
-        ...
 
     def record_swap(
         self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
@@ -57,17 +56,14 @@ class Records(Protocol):
 
         Returns False if the record is another one by now; nothing is changed then.
         """
-        ...
 
     def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
         """
         As `record_swap`, for many different records at once, each for itself. Returns for each
         whether it was replaced.
         """
-        ...
 
     def records(
         self, kind: RecordKind, *, limit: int = 1000, after: str = ""
     ) -> list[tuple[str, bytes]]:
         """List the (name, record) pairs of a kind by name, from the one after `after`."""
-        ...

@@ -35,7 +35,6 @@ class Results(Protocol):
 
         Returns for each: False if its lease has ended; nothing was stored then.
         """
-        ...
 
     def results(
         self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
@@ -48,11 +47,9 @@ class Results(Protocol):
 
         Returns a `StoredResult` for each, empty if nothing is stored.
         """
-        ...
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
         """Delete the stored outcome and progress of a message, if there are any."""
-        ...
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         """
@@ -65,7 +62,6 @@ class Results(Protocol):
         Raises UsageError if the message is unknown, or its end will not be stored (it has no
         `RESULT_TTL_HEADER`).
         """
-        ...
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
@@ -76,4 +72,3 @@ class Results(Protocol):
 
         If the message has a stored result, its outcome becomes `"cancelled"`.
         """
-        ...

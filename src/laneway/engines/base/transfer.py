@@ -81,11 +81,9 @@ class Transfer(Protocol):
         an earlier call exported and nothing confirmed are returned first, so an interrupted
         migration can be repeated. Empty: nothing is left but leased messages.
         """
-        ...
 
     def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
         """Delete exported messages, after the other store has imported them."""
-        ...
 
     def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         """
@@ -93,7 +91,6 @@ class Transfer(Protocol):
 
         Returns an answer for each, in their order.
         """
-        ...
 
     def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
         """
@@ -101,18 +98,15 @@ class Transfer(Protocol):
 
         Yields (topic, id, until when it is known in microseconds); None: for ever.
         """
-        ...
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
         """Store ids of finished messages, as `finished_ids` yields them."""
-        ...
 
     def spool_batches(self) -> Iterator[SpoolBatch]:
         """
         Iterate over the last batch of each spool. Several shards have taken parts of one batch, so
         a spool may appear several times.
         """
-        ...
 
     def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
         """
@@ -120,8 +114,6 @@ class Transfer(Protocol):
         them is `"duplicate"` here too. A later batch of the same spool, which this store has taken
         itself, stays.
         """
-        ...
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
         """Return (name, layer, gate) for each gate that the code or an operator defined."""
-        ...

@@ -26,11 +26,9 @@ class ResultListener(Protocol):
         Each is reported once as soon as its subscription is active; read its state then. Later
         reports mean that its state changed.
         """
-        ...
 
     def unsubscribe(self, *ids: str) -> None:
         """Cancel these subscriptions."""
-        ...
 
     def poll(self, timeout: float) -> list[str] | None:
         """
@@ -39,15 +37,12 @@ class ResultListener(Protocol):
         Returns the ids that were reported; empty after the timeout or `wake`. None: notifications
         may have been lost, for example after a reconnect; read the state of all subscribed ids.
         """
-        ...
 
     def wake(self) -> None:
         """Make the current or next `poll` return at once."""
-        ...
 
     def close(self) -> None:
         """Cancel all subscriptions and free the connection."""
-        ...
 
 
 class ArrivalListener(Protocol):
@@ -65,15 +60,12 @@ class ArrivalListener(Protocol):
         At most one listener is notified, and only if no worker is blocked in `Wakeup.wait`. Best
         effort: a notification may be duplicated or, after a crash, lost.
         """
-        ...
 
     def wake(self) -> None:
         """Make the current or next `poll` return False at once."""
-        ...
 
     def close(self) -> None:
         """Stop listening and free the connection."""
-        ...
 
 
 class WorkListener(Protocol):
@@ -97,18 +89,15 @@ class WorkListener(Protocol):
         Returns the messages that were leased to the caller; True: lease now; False: the time is
         over, or `wake` was called.
         """
-        ...
 
     def wake(self) -> None:
         """Make the current or next `poll` return at once."""
-        ...
 
     def pause(self) -> Batch | bool:
         """
         Stop being notified until the next `poll`. Returns what had arrived before, as `poll` does;
         an engine may instead pass a notification on to another worker that waits.
         """
-        ...
 
     def pass_on(self) -> bool:
         """
@@ -117,11 +106,9 @@ class WorkListener(Protocol):
         False: the engine has no way to do that. The caller leases a message then, so that the
         engine sees what is left.
         """
-        ...
 
     def close(self) -> None:
         """Stop listening and free the connection. Call `pause` before."""
-        ...
 
 
 @runtime_checkable
@@ -140,21 +127,18 @@ class ReadableListener(WorkListener, Protocol):
     @property
     def look_at(self) -> float:
         """When `poll` has to be called, whether or not something arrives (monotonic seconds)."""
-        ...
 
     def duplicate_file(self) -> int:
         """
         A duplicate of the file, which the caller closes; -1: there is none now, or nothing is
         leased to this listener. For the thread that calls `poll`. Raises OSError.
         """
-        ...
 
     def receive(self) -> Batch | bool:
         """
         Return at once what has arrived, as `poll` does, or False while another thread reads it.
         Any thread may call it.
         """
-        ...
 
 
 @runtime_checkable
@@ -178,7 +162,6 @@ class Wakeup(Protocol):
 
         Returns True: lease now. False: the time is over, or the call was interrupted.
         """
-        ...
 
     def work_listener(
         self,
@@ -194,7 +177,6 @@ class Wakeup(Protocol):
         An engine without a way of its own returns
         `laneway.engines.shared.waiting_listener.WaitingListener`.
         """
-        ...
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         """
@@ -203,11 +185,9 @@ class Wakeup(Protocol):
         A worker with a full prefetch buffer leases again only when some of it has run, and a quiet
         topic's message would wait for that. The listener tells the worker to lease at once.
         """
-        ...
 
     def result_listener(self) -> ResultListener:
         """Create a listener for stored results, aborted leases and watched topics."""
-        ...
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
         """
@@ -217,8 +197,6 @@ class Wakeup(Protocol):
         Each is notified after a call that settles, moves or removes a message of that part of the
         topic. Empty: nothing waits in the topic and nothing of it is leased.
         """
-        ...
 
     def interrupt(self) -> None:
         """Make all current `wait` calls of this engine object return False at once."""
-        ...

@@ -211,37 +211,30 @@ class Gates(Protocol):
 
     def has_gates(self) -> bool:
         """Whether the namespace has a gate, or a topic group with settings."""
-        ...
 
     def waited_gates(self) -> Collection[str]:
         """
         The gates that lanes wait at, and those of topics that have grants; of each shard at most
         `MOST_WAITED` of either, drawn at random.
         """
-        ...
 
     def claim_grants(self, seconds: float) -> bool:
         """Claim the looks for so many seconds; False: another process has claimed them."""
-        ...
 
     def hold_grants(self, seconds: float) -> None:
         """The claim of this process lasts so many seconds from now."""
-        ...
 
     def gate_usages(self, gates: Sequence[str]) -> list[tuple[Gate, list[Usage]] | None]:
         """
         For each gate its limits and its usage on each shard; None: not every shard that needs the
         gate has it yet.
         """
-        ...
 
     def grant_on(self, gate: str, grants: Mapping[int, Grant], now_us: int | None) -> list[Answer]:
         """Set the grants of some shards; an answer for each."""
-        ...
 
     def end_grant(self, gate: str, shard: int, now_us: int | None) -> None:
         """End a shard's grant of a topic's gate."""
-        ...
 
 
 class Turns(msgspec.Struct):

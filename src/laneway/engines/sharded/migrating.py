@@ -25,27 +25,21 @@ class Store(Protocol):
 
     def exported(self, shard: int, limit: int) -> Sequence[ExportedMessage]:
         """The first exported messages that were not confirmed, in the order of their numbers."""
-        ...
 
     def lanes(self, shard: int) -> Iterator[str]:
         """The lanes of a shard."""
-        ...
 
     def export(self, shard: int, lane: str | None, limit: int) -> Sequence[ExportedMessage]:
         """Export the first messages of a lane; None: dead letters."""
-        ...
 
     def confirm(self, shard: int, numbers: Sequence[int]) -> None:
         """Forget exported messages, by the shard's own numbers."""
-        ...
 
     def import_(self, shard: int, messages: Sequence[Arrival]) -> list[ImportAnswer]:
         """Import messages: "accepted" or "duplicate" for each."""
-        ...
 
     def import_finished(self, shard: int, ids: Sequence[tuple[str, str, int | None]]) -> None:
         """Remember finished ids: (topic, id, until when)."""
-        ...
 
 
 class Arrival:

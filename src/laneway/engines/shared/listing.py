@@ -70,19 +70,15 @@ class Source(Protocol):
 
     def next_name(self, after: str) -> str | None:
         """The next topic by name that has anything."""
-        ...
 
     def has_something(self, topic: str) -> bool:
         """Whether the topic has messages, dead letters or a lane."""
-        ...
 
     def stats(self, topics: Sequence[str]) -> list[TopicStats]:
         """The stats of several topics, read together."""
-        ...
 
     def recent(self, order: str, topics: Sequence[str]) -> Mapping[str, float]:
         """Recent events a second of topics, of an order of `recent.KINDS`; absent: none."""
-        ...
 
     def candidates(self, order: str, pattern: str, most: int) -> Iterable[Candidate]:
         """
@@ -90,7 +86,6 @@ class Source(Protocol):
 
         The cost must not grow with the number of topics.
         """
-        ...
 
 
 def topics(

@@ -79,12 +79,10 @@ class LaneFacts(Protocol):
     @property
     def flow(self) -> Flow | None:
         """What it knows of its destination, if its concurrency adapts."""
-        ...
 
     @property
     def wake(self) -> int | None:
         """When the lane, where it is asleep, has to be placed again."""
-        ...
 
 
 class CounterFacts(Protocol):
@@ -108,7 +106,6 @@ class MessageFacts(Protocol):
     @property
     def priority(self) -> int:
         """As it was published."""
-        ...
 
 
 # Topics

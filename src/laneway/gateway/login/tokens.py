@@ -231,7 +231,6 @@ class Reading(Protocol):
 
     async def run_shared(self, function: Callable[..., T], *arguments: Hashable) -> T:
         """Run a blocking function in a thread; who asks for the same meanwhile shares it."""
-        ...
 
 
 class TokenCheck:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
         def ended_by(self, end: Callable[[], object]) -> AbstractContextManager[None]:
             """While the block runs, the end of the gateway calls `end`."""
-            ...
 
 
 log = logging.getLogger("laneway.gateway")

@@ -37,13 +37,11 @@ class Executor(Protocol):
 
     def start(self, unit: WorkerDelivery) -> None:
         """Run a unit as soon as possible; on the event loop, returns at once."""
-        ...
 
     async def close(self, seconds: float) -> None:
         """
         Drop what has not begun, stop what still runs, and wait for that at most `seconds`.
         """
-        ...
 
 
 MakeExecutor = Callable[["FullEngine", "Finished", "Dispatch", int], "TopicExecutor"]
@@ -61,8 +59,6 @@ class TopicExecutor(Executor, Protocol):
         Read what these need, which were just leased; on the engine's thread. Sets `prepared`. Never
         raises.
         """
-        ...
 
     def is_full(self, topic: str) -> bool:
         """Whether messages of other topics begin first, even if they have waited less."""
-        ...
