@@ -276,7 +276,7 @@ def test_invalid_control_headers_fail_nothing_else(app: Laneway, is_raising: boo
                 Draft(
                     "gone",
                     call,
-                    id=f"{header}{value:.50}",
+                    id=f"{header}{value:.50}".replace("\0", "-"),
                     headers={"laneway-flow": "1", header: value},
                 ),
             )
