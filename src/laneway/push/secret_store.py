@@ -85,10 +85,6 @@ class SecretStore:
                 " topic; rotate it"
             ) from error
 
-    def needs_renewal(self, stored: str) -> bool:
-        """Whether the secret is not encrypted by the first key."""
-        return bool(self._keys) and stored.partition(":")[0] != next(iter(self._keys))
-
 
 def key_name(stored: str) -> str | None:
     """The name of the key that a stored secret needs; None: it is not encrypted."""

@@ -748,13 +748,6 @@ class Lane(msgspec.Struct):
         return self.ready + self.delayed + self.parked
 
     @property
-    def gate_key(self) -> str:
-        r"""The gates that it goes through, while it is at gates: their names, joined by \x1f."""
-        if self.gate[:1] == b"\x01":
-            return _counted(self.gate, 2)[0].decode()
-        return self.gate[9:].decode()
-
-    @property
     def first_of_latest(self) -> int | None:
         """The number of the first plain message that is not in the lane's list."""
         return int.from_bytes(self.latest[:7]) if self.latest else None
@@ -925,10 +918,6 @@ class GateRecord(msgspec.Struct, array_like=True):
     def here(self) -> Gate:
         """The same without what adapts."""
         return gate_of(self.grant or self.operator or self.code or _NO_LIMITS)
-
-
-_ABSENT = (False,) * 4
-"""The last fields of a layer that are absent in one of an older version, or of a topic."""
 
 
 def gate_of(limits: Sequence[Any]) -> Gate:
