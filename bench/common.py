@@ -19,7 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from laneway.testing.servers import Cluster, Server
+from laneway.testing.servers import Server
+from tests.server_groups import Cluster
 
 BODY = b"x" * 100
 BATCH = 500

@@ -24,7 +24,8 @@ from bench.common import (
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.message import Draft, Settlement
-from laneway.testing.servers import Cluster, Server
+from laneway.testing.servers import Server
+from tests.server_groups import Cluster
 
 
 def main() -> None:

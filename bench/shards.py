@@ -38,8 +38,9 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Draft
 from laneway.policy import Gate
-from laneway.testing.servers import Replicated, Server
+from laneway.testing.servers import Server
 from laneway.tiers import Tier
+from tests.server_groups import Replicated
 
 SHARDS = (1, 8, 64)
 

@@ -11,9 +11,10 @@ import sqlite3
 import time
 from contextlib import closing
 
-from laneway.testing.servers import Proxy, Server
+from laneway.testing.servers import Server
 from tests.cluster.conftest import TERM, Candidates, Store
 from tests.cluster.zookeeper_server import ZooKeeper
+from tests.server_groups import Proxy
 
 
 def two(candidates: Candidates, store: Store) -> tuple[int, int]:

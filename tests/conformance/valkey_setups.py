@@ -20,7 +20,8 @@ import msgspec
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.valkey.server_check import acl_rule
-from laneway.testing.servers import Cluster, Sentinels, Server
+from laneway.testing.servers import Server
+from tests.server_groups import Cluster, Sentinels
 
 REDIS = shutil.which("redis-server")
 

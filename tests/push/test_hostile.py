@@ -19,8 +19,8 @@ from laneway import Laneway
 from laneway.push import transport
 from laneway.push.answers import Answer, judge
 from laneway.push.transport import Destination, Request, Settings, Transport
-from laneway.testing.servers import end_listening
 from tests.push.receiver import Receiver
+from tests.server_groups import end_listening
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

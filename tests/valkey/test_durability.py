@@ -17,7 +17,8 @@ from laneway.cluster.term_store import Candidate, Claim, EngineTerms
 from laneway.engines.base import FullEngine
 from laneway.engines.valkey import server_check
 from laneway.errors import EngineUnavailable
-from laneway.testing.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
+from laneway.testing.servers import Server, until
+from tests.server_groups import Cluster, Proxy, Replicated, Sentinels
 from tests.valkey.conftest import drain, some
 
 BATCH = 20

@@ -29,15 +29,9 @@ from laneway.errors import (
 )
 from laneway.message import Draft
 from laneway.policy import Gate
-from laneway.testing.servers import (
-    Cluster,
-    Replicated,
-    Server,
-    end_listening,
-    free_port,
-    until,
-)
+from laneway.testing.servers import Server, free_port, until
 from tests.conformance.valkey_setups import cluster, guarded, sentinels, server
+from tests.server_groups import Cluster, Replicated, end_listening
 from tests.valkey.conftest import drain, some
 
 Opened = Callable[..., FullEngine]

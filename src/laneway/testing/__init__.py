@@ -6,7 +6,7 @@ Tools for testing programs and engines. No other part of Laneway imports this pa
 - `laneway.testing.fixtures`: both as pytest fixtures.
 - `EngineDriver`: an engine with a clock that the test moves.
 - `with_latency`: an engine with the latency of a network.
-- `laneway.testing.servers`: Valkey servers, sentinels and clusters for tests.
+- `laneway.testing.servers`: Valkey servers for tests.
 - `laneway.testing.conformance`: the test suite for engines.
 
 `laneway.testing.conformance` and `laneway.testing.fixtures` need pytest.
