@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from laneway.push.delivery_log import AttemptInfo, Result
+
 
 class EndpointAttemptsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
@@ -17,7 +19,7 @@ class EndpointAttemptsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
     since: str | None = None
     until: str | None = None
-    result: Literal["acked", "retried", "dead", "backed_off", "released"] | None = None
+    result: Result | None = None
     status: str | None = None
     id: str | None = None
     key: str | None = None
@@ -31,7 +33,7 @@ class AttemptsQuery(EndpointAttemptsQuery, forbid_unknown_fields=True, kw_only=T
     pattern: str = "*"
 
 
-class AttemptAnswer(msgspec.Struct, kw_only=True):
+class AttemptAnswer(AttemptInfo, kw_only=True):
     """
     One request and its answer. `status`: 0: there is none, and `error` says why. `text`: what it
     means. `request_headers`: values of secret ones are `…`. `headers`, `body`: of the answer; the
@@ -39,24 +41,8 @@ class AttemptAnswer(msgspec.Struct, kw_only=True):
     message; `replay_of`: the message whose `webhook_id` it has.
     """
 
-    at: datetime
-    topic: str
-    id: str
-    webhook_id: str
-    key: str | None
-    attempt: int
-    result: Literal["acked", "retried", "dead", "backed_off", "released"]
-    text: str
-    status: int
-    error: str | None
-    milliseconds: dict[str, float]
-    request_headers: dict[str, str]
-    headers: dict[str, str]
-    body: str | None
-    sender: str
-    is_probe: bool
-    replay_of: str | None
-    can_replay: bool
+    at: datetime  # type: ignore[assignment]  # Python has Unix seconds
+    body: str | None  # type: ignore[assignment]
 
 
 class AttemptsAnswer(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from laneway.push.endpoint import EndpointInfo
+from laneway.push.trial import TrialResult
 
 
 class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -59,20 +60,13 @@ class RotateAnswer(msgspec.Struct):
     secret: str
 
 
-class TestAnswer(msgspec.Struct, kw_only=True):
+class TestAnswer(TrialResult, kw_only=True):
     """
     The answer to a test request. `ok`: whether a message would be acked. `body`: its first 4 KiB,
     for callers with the scope `bodies`. `milliseconds`: until each step had ended.
     """
 
-    ok: bool
-    text: str
-    status: int
-    error: str | None
-    milliseconds: dict[str, float]
-    headers: dict[str, str]
-    body: str | None
-    request_headers: dict[str, str]
+    body: str | None  # type: ignore[assignment]
 
 
 class EndpointLineAnswer(msgspec.Struct, omit_defaults=True):

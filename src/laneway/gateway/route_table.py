@@ -76,6 +76,7 @@ from laneway.gateway.schema import (
     JobWaitQuery,
     LeaseAnswer,
     LeaseBody,
+    ListQuery,
     ListTopicsQuery,
     LoginAnswer,
     LoginBody,
@@ -108,7 +109,6 @@ from laneway.gateway.schema import (
     ScheduleAnswer,
     ScheduleBody,
     SchedulesAnswer,
-    SchedulesQuery,
     SettleAnswer,
     Settlements,
     StoredAnswer,
@@ -120,7 +120,6 @@ from laneway.gateway.schema import (
     TokenAnswer,
     TokenBody,
     TokensAnswer,
-    TokensQuery,
     TopicAnswer,
     TopicDetails,
     TopicGroupBody,
@@ -420,7 +419,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/schedules",
         "read",
         jobs.list_schedules,
-        query=SchedulesQuery,
+        query=ListQuery,
         answer=SchedulesAnswer,
     ),
     Route(
@@ -540,7 +539,7 @@ ROUTES: tuple[Route, ...] = (
         answer=AttemptsAnswer,
     ),
     # Tokens and the audit log
-    Route("GET", "/v1/tokens", "admin", tokens.list_tokens, query=TokensQuery, answer=TokensAnswer),
+    Route("GET", "/v1/tokens", "admin", tokens.list_tokens, query=ListQuery, answer=TokensAnswer),
     Route(
         "POST",
         "/v1/tokens",

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from laneway.admin.workers import WorkerInfo
 from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.engines.base import HeldState
 from laneway.message import Outcome, SettlementAnswer
+from laneway.schedules.store import Planned
 
 Span = float | str
 """A duration: seconds, or a text like `"10m"`."""
@@ -808,28 +810,12 @@ class EndpointEvent(msgspec.Struct, kw_only=True):
     detail: str
 
 
-class WorkerAnswer(msgspec.Struct, kw_only=True):
+class WorkerAnswer(WorkerInfo, kw_only=True):
     """A worker, as of its last heartbeat."""
 
-    id: str
-    state: str
-    host: str
-    pid: int
-    program: str
-    version: str | None
-    laneway: str
-    pools: list[str]
-    topics: list[str] | None
-    patterns: list[str] | None
-    concurrency: int
-    busy: int
-    leased: int
-    oldest_topic: str | None
-    oldest_id: str | None
-    oldest_since: datetime | None
-    loop_lag: float | None
-    started: datetime
-    last_heartbeat: datetime
+    oldest_since: datetime | None  # type: ignore[assignment]  # Python has Unix seconds
+    started: datetime  # type: ignore[assignment]
+    last_heartbeat: datetime  # type: ignore[assignment]
 
 
 class WorkersAnswer(msgspec.Struct):
@@ -897,15 +883,8 @@ class ScheduleBody(_Body):
     missed: Literal["one", "all", "skip"] | None = None
 
 
-class ScheduleAnswer(msgspec.Struct):
+class ScheduleAnswer(Planned, frozen=True):
     """A schedule: its rule in words, and its next firing."""
-
-    name: str
-    when: str
-    next_at: datetime
-    topic: str
-    missed: str
-    is_paused: bool
 
 
 class SchedulesAnswer(msgspec.Struct):
@@ -969,13 +948,6 @@ class JobWaitQuery(JobQuery):
     """`timeout`: how long to wait, at most 60 s."""
 
     timeout: Span = 30.0
-
-
-class SchedulesQuery(_Body):
-    """`after`: `next` of the page before."""
-
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
-    after: str | None = None
 
 
 class MetricsQuery(_Body):
@@ -1082,13 +1054,6 @@ class AuditAnswer(msgspec.Struct):
 # Queries
 
 
-class TokensQuery(_Body):
-    """`after`: `next` of the page before."""
-
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
-    after: str | None = None
-
-
 class LoginQuery(_Body):
     """`next`: the path that the login leads to."""
 
@@ -1104,6 +1069,22 @@ class AuditQuery(_Body):
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     before: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] | None = None
     since: str | None = None
+
+
+class ListQuery(_Body):
+    """`after`: `next` of the page before."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    after: str | None = None
+
+
+class PoliciesQuery(ListQuery):
+    """
+    `pattern`: only policies that it covers. `limit`: most of them. `after`: `next` of the page
+    before.
+    """
+
+    pattern: str = "*"
 
 
 class NoQuery(_Body):
@@ -1130,17 +1111,6 @@ class PeekQuery(_Body):
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
     state: HeldState | None = None
-
-
-class PoliciesQuery(_Body):
-    """
-    `pattern`: only policies that it covers. `limit`: most of them. `after`: `next` of the page
-    before.
-    """
-
-    pattern: str = "*"
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
-    after: str | None = None
 
 
 class NamesQuery(_Body):
@@ -1208,9 +1178,7 @@ class WorkerCommandQuery(_Body):
     timeout: Annotated[float, msgspec.Meta(ge=0, le=30)] = 5.0
 
 
-class WorkersQuery(_Body):
+class WorkersQuery(ListQuery):
     """`pool`: only workers that serve it. `after`: `next` of the page before."""
 
     pool: str | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
-    after: str | None = None

@@ -33,7 +33,7 @@ from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import JobQuery, JobWaitQuery, SchedulesQuery
+    from laneway.gateway.schema import JobQuery, JobWaitQuery, ListQuery
     from laneway.schedules.store import Options, Planned
     from laneway.tasks.job import Job, JobState
 
@@ -140,7 +140,7 @@ def _json_of(value: Any) -> msgspec.Raw:
 def list_schedules(call: Call) -> SchedulesAnswer:
     """List the schedules by name: rule, next firing, and whether they are paused."""
     call.caller.check_everything()
-    query: SchedulesQuery = call.query
+    query: ListQuery = call.query
     page = store.planned(call.engine, query.limit, query.after)
     return SchedulesAnswer(
         [_schedule(each) for each in page],
@@ -216,11 +216,7 @@ def _name(call: Call) -> str:
 
 
 def _schedule(planned: Planned, *, is_paused: bool | None = None) -> ScheduleAnswer:
-    return ScheduleAnswer(
-        planned.name,
-        planned.when,
-        planned.next_at,
-        planned.topic,
-        planned.missed,
-        planned.is_paused if is_paused is None else is_paused,
-    )
+    fields = msgspec.structs.asdict(planned)
+    if is_paused is not None:
+        fields["is_paused"] = is_paused
+    return ScheduleAnswer(**fields)

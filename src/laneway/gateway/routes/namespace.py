@@ -108,12 +108,10 @@ def _command(call: Call, what: WorkerCommand) -> WorkerCommandAnswer:
 
 
 def _worker_answer(worker: WorkerView) -> WorkerAnswer:
-    found = info_of(worker)
-    fields = {name: getattr(found, name) for name in WorkerAnswer.__struct_fields__}
     oldest = worker.facts.oldest
-    fields |= {
+    times = {
         "oldest_since": None if oldest is None else moment(oldest.since_us),
-        "started": moment(round(found.started * SECOND)),
-        "last_heartbeat": moment(round(found.last_heartbeat * SECOND)),
+        "started": moment(worker.started_us),
+        "last_heartbeat": moment(worker.beat_us),
     }
-    return WorkerAnswer(**fields)
+    return WorkerAnswer(**(msgspec.structs.asdict(info_of(worker)) | times))

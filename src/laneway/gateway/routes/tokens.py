@@ -16,10 +16,10 @@ from laneway.gateway.schema import (
     AuditQuery,
     ChangeAnswer,
     CreatedTokenAnswer,
+    ListQuery,
     TokenAnswer,
     TokenBody,
     TokensAnswer,
-    TokensQuery,
 )
 from laneway.gateway.wire import encode, moment, moment_or_none
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def list_tokens(call: Call) -> TokensAnswer:
     """List the tokens, without their secrets."""
     call.caller.check_everything()
-    query: TokensQuery = call.query
+    query: ListQuery = call.query
     page = tokens.listed(call.engine, limit=query.limit, after=query.after or "")
     return TokensAnswer(
         [_answer(token_id, token) for token_id, token in page],
