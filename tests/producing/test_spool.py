@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,7 @@ from laneway import (
     Spool,
     UsageError,
 )
+from laneway.engines.shared import replaced_files
 from laneway.message import Draft, Receipt
 from laneway.policy import Resolved
 from laneway.producing import forwarder, spool, spool_file
@@ -823,9 +825,14 @@ def test_a_program_that_changes_its_folder(
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_file_that_was_removed_under_the_process(
-    tmp_path: Path, store: Store, how: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    store: Store,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No call returns `spooled`: what only this process sees is lost when it ends."""
+    monkeypatch.setattr(replaced_files, "LOOK_EVERY", math.inf)  # the first to see it is a publish
     store.is_away = True
     path = tmp_path / "spool.db"
     spooled = Spooled(tmp_path, store, exit_timeout=0)

@@ -368,10 +368,10 @@ class Connections:
             try:
                 start = b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % max_length(command)
                 connection.send_packed_command([start])
-                if connection.can_read(LARGE_SECONDS):
-                    answer = read_answer(connection)
-                    if is_too_large(answer):
-                        raise self.explain(answer)
+                if connection.can_read(LARGE_SECONDS) and is_too_large(
+                    answer := read_answer(connection)
+                ):
+                    raise self.explain(answer)
             finally:
                 connection.disconnect()
                 pool.release(connection)

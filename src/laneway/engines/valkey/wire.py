@@ -33,7 +33,10 @@ def max_length(commands: bytes) -> int:
 
 
 def read_answer(connection: AbstractConnection) -> Any:
-    """Read the next answer. A refusal is returned, so that the answers behind it are read too."""
+    """
+    Read the next answer. A refusal is returned, so that the answers behind it are read too. One of
+    the protocol is the last answer: the server closes the connection.
+    """
     try:
         return connection.read_response(disable_decoding=True)
     except refusals.ConnectionError as error:
@@ -44,6 +47,8 @@ def read_answer(connection: AbstractConnection) -> Any:
             return error
         raise
     except refusals.ResponseError as refusal:
+        if "Protocol error" in str(refusal):
+            connection.disconnect()
         return refusal
     except AttributeError as error:  # another thread closed the engine: the reader is gone
         raise refusals.ConnectionError("closed meanwhile") from error
