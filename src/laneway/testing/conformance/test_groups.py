@@ -170,6 +170,19 @@ def test_a_group_with_lanes_at_several_gates(driver: EngineDriver) -> None:
     assert driver.run() == []
 
 
+def test_a_group_is_first_at_a_gate_behind_a_topic_without_a_group(driver: EngineDriver) -> None:
+    """Its topics at other gates are delivered in the same lease, in their order."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("the topics are on several shards")
+    for gate in ("own", "common"):
+        driver.engine.gate_set(gate, Gate(concurrency=9), now_us=driver.now)
+    driver.policy("c.*", group="{0}", gate="own")
+    for topic in ("c.last", "alone"):
+        driver.policy(topic, gate="common")
+    fill(driver, ["alone", "c.first", "c.last"], 1)
+    assert [lease.topic for lease in driver.lease(3)] == ["alone", "c.first", "c.last"]
+
+
 @pytest.mark.parametrize("change", ["own", "pattern", "removed"])
 def test_waiting_topics_move_to_another_group(
     driver: EngineDriver, change: Literal["own", "pattern", "removed"]

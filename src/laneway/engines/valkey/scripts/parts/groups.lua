@@ -92,7 +92,7 @@ local groups = part(function(groups)
             is_group = true, listed_at = false, heads_at = false, turns = {},
             -- of this call: how it is listed beside lanes, its index; what serving.lua has done
             member = false, runnable_key = false, position = false, listed_in = false, first =
-                false, line = false, gates = false, entry = false }
+                false, line = false, gates = false, are_heads_read = false, entry = false }
     end
 
     local function decode(number, stored)

@@ -869,8 +869,8 @@ local serving = part(function(serving)
 
     -- The first gate in the order of a group, and the first lane there; nil: none.
     local function first_gate(line, group)
-        if group.has_heads and not group.gates then
-            group.gates = {}
+        if group.has_heads and not group.are_heads_read then
+            group.are_heads_read, group.gates = true, group.gates or {} -- `list_gate` adds some
             begin(group.gates, groups.heads_key(group.number))
         end
         local heap = group.gates
