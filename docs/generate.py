@@ -211,6 +211,7 @@ ENVIRONMENT = {
     " are not public.",
     "LANEWAY_PUSH_PROXY": "The proxy through which push sends all requests.",
     "LANEWAY_ENGINE": "The URL at which the conformance suite opens engines.",
+    "LANEWAY_POSTGRES_BIN": "The folder with the PostgreSQL programs that tests start.",
     "LANEWAY_SERVER_BINARY": "The Valkey server that tests and the demo start.",
     "LANEWAY_ZOOKEEPER": "ZooKeeper's hosts and root, for `laneway election`.",
     "_LANEWAY_COMPLETE": "Set by the shell for the completion of words.",

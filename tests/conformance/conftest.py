@@ -13,6 +13,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.testing.conformance.conftest import driver
+from tests.conformance.postgres_setups import open_postgres
 from tests.conformance.valkey_setups import URLS, open_setup
 
 __all__ = ["driver"]
@@ -24,6 +25,7 @@ ENGINES: dict[str, Callable[[Path, Settings], FullEngine]] = {
     ),
     "sqlite memory": lambda folder, settings: open_engine("sqlite://", settings),
     **{name: partial(open_setup, name) for name in URLS},
+    "postgres": open_postgres,
 }
 """Engines with one shard, which the model is compared with. Add a line for another one."""
 

@@ -18,7 +18,7 @@ from laneway.message import Draft, Settlement
 
 SHARED = Path(statements.__file__).with_name("sql")
 
-MOST = 36
+MOST = 37
 MOST_OF_ALL_TOGETHER = 48
 
 AFTER_THE_LEASES_US = 3_600_000_000

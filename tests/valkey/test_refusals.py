@@ -64,7 +64,6 @@ def refusal(opened: Opened, url: str, **settings: object) -> LanewayError:
             "nope://localhost",
             r"only .*valkey, valkey\+cluster, valkey\+sentinel.*valkeys\+sentinel",
         ),
-        ("postgres://localhost/x", "there is no engine for PostgreSQL yet; use SQLite or Valkey"),
         (
             "rediss://localhost?ca=/nope",
             (

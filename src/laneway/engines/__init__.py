@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from laneway.engines.own import OWN
-from laneway.engines.planned import PLANNED
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
@@ -99,11 +98,6 @@ def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 
 def _unknown(scheme: str, registered: dict[str, EntryPoint]) -> str:
-    if scheme in PLANNED:
-        return (
-            f"there is no engine for {PLANNED[scheme]} yet; use SQLite or Valkey, see"
-            " docs/engines.md"
-        )
     schemes = sorted((*OWN, *registered))
     near = difflib.get_close_matches(scheme, schemes, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""

@@ -27,6 +27,8 @@ VALKEY_SCHEMES = (
 """With an `s` behind the name: over TLS."""
 
 OWN = {
+    "postgres": "laneway.engines.postgres:open_postgres",
+    "postgresql": "laneway.engines.postgres:open_postgres",
     "sqlite": "laneway.engines.sqlite:open_sqlite",
     **dict.fromkeys(VALKEY_SCHEMES, "laneway.engines.valkey:open_valkey"),
 }

@@ -137,7 +137,7 @@ class SqlEngine(SqlQueue, PolicyChanges):
             else ("election_replace", (after.decode(), name, before.decode()))
         )
         with self._store.writing(durable=durable) as connection:
-            return connection.run(statement, *values) == 1
+            return connection.change(statement, *values) == 1
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
         with self._store.reading() as connection:
@@ -446,7 +446,7 @@ def _swap(connection: Connection, name: str, before: bytes | None, after: bytes 
         statement, values = "record_remove", (name, before.decode())
     else:
         statement, values = "record_replace", (after.decode(), name, before.decode())
-    return connection.run(statement, *values) == 1
+    return connection.change(statement, *values) == 1
 
 
 def _history(connection: Connection, name: str) -> bytes | None:

@@ -100,7 +100,7 @@ def _apply(tx: Transaction, page: list[Any], left: int) -> int:
 def _batches_with_leases(tx: Transaction, page: list[Any]) -> set[int]:
     """Of the batches of leases whose deadline has come: those that have leases, by first fence."""
     batches = [(a, b) for _, kind, a, b in page if kind == LEASES_END]
-    return {fence for (fence,) in tx.all("leases_left", tx.array(batches))} if batches else set()
+    return {fence for (fence,) in tx.all_rows("leases_left", batches)}
 
 
 def _load(tx: Transaction, page: list[Any]) -> None:

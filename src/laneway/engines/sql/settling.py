@@ -145,7 +145,7 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
             fences.append(settlement.fence)
         else:
             cached[n] = None
-    if fences and tx.run_many("leases_end", _ranges(fences)) != len(fences):
+    if fences and tx.change_many("leases_end", _ranges(fences)) != len(fences):
         raise Outdated
     tx.load_numbers({lease[1] for lease in cached if lease is not None})
     return cached
@@ -284,7 +284,7 @@ def _quick_deaths(
     shard, now = tx.shard, tx.now
     mids = [message.mid for _, message in dying]
     _notify_of_deaths(tx, settlements, left, dying, publish)
-    if tx.run("messages_bury", tx.array(mids)) != len(mids):
+    if tx.change("messages_bury", tx.array(mids)) != len(mids):
         raise Outdated
     tx.notes.load((message.mid,) for _, message in dying if message.has_note)
     letters: list[tuple[Any, ...]] = []

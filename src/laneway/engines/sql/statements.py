@@ -48,6 +48,26 @@ def _in_folder(folder: Path) -> dict[str, str]:
     return statements
 
 
+def schema(words: dict[str, str]) -> str:
+    """
+    The text that creates all tables. `words`: what the database writes for `{numbered}` (a key that
+    the table counts), `{numbered once}` (which it never uses again), and `{code tier}` and
+    `{operator tier}`: the tier that the policies of a layer name, in JSON.
+    """
+    text = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+    return re.sub(r"\{([a-z ]+)\}", lambda found: words[found[1]], text)
+
+
+def tables_of(statement: str) -> tuple[tuple[str, bool], ...]:
+    """The tables that a statement names, and whether it changes them."""
+    text = re.sub(r"--.*", "", statement)
+    changed = re.match(r"\s*(?:INSERT.*?INTO|UPDATE|DELETE FROM)\s+(\w+)", text)
+    named = re.findall(r"\b(?:FROM|JOIN|INTO|UPDATE)\s+([a-z_]+)", text)
+    return tuple(
+        (table, changed is not None and table == changed[1]) for table in dict.fromkeys(named)
+    )
+
+
 GRANT = "grant:"
 """The name of the setting with a store's part of a gate is this and the gate's name."""
 
@@ -140,17 +160,29 @@ class Statements:
             self._write_for(name)
         return self.connection.all(name, *values)
 
-    def run(self, name: str, *values: Any) -> int:
+    def run(self, name: str, *values: Any) -> None:
         if self.tables:
             self._write_for(name)
-        return self.connection.run(name, *values)
+        self.connection.run(name, *values)
 
-    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+    def change(self, name: str, *values: Any) -> int:
+        if self.tables:
+            self._write_for(name)
+        return self.connection.change(name, *values)
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        if not rows:
+            return
+        if self.tables:
+            self._write_for(name)
+        self.connection.run_many(name, rows)
+
+    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
         if not rows:
             return 0
         if self.tables:
             self._write_for(name)
-        return self.connection.run_many(name, rows)
+        return self.connection.change_many(name, rows)
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         if not rows:
@@ -158,6 +190,15 @@ class Statements:
         if self.tables:
             self._write_for(name)
         self.connection.run_rows(name, rows, converts=converts)
+
+    def all_rows(
+        self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False
+    ) -> list[Any]:
+        if not rows:
+            return []
+        if self.tables:
+            self._write_for(name)
+        return self.connection.all_rows(name, rows, converts=converts)
 
     def _write_for(self, name: str) -> None:
         """Write the rows that this statement may name; if it changes some, forget what was read."""

@@ -79,30 +79,39 @@ class Session(Protocol):
     def all(self, name: str, *values: Any) -> list[Any]:
         """All rows of a statement."""
 
-    def run(self, name: str, *values: Any) -> int:
-        """Run a statement; returns how many rows changed."""
+    def run(self, name: str, *values: Any) -> None:
+        """Run a statement. Its error may be raised by a later call of the transaction."""
 
-    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement for each of these rows; returns how many rows changed."""
+    def change(self, name: str, *values: Any) -> int:
+        """Run a statement; returns how many rows it changed."""
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each of these rows, which do not depend on each other."""
+
+    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """The same; returns how many rows changed in all."""
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         """
-        Run a statement with VALUES for many rows at once. A row may run twice, which must change
-        nothing more: it conflicts with itself, or is written again. `converts`: there are values of
-        bytes or None.
+        Run a statement with VALUES for many rows at once, which have different keys. A row may run
+        twice, which must change nothing more: it conflicts with itself, or is written again.
+        `converts`: there are values of bytes or None.
         """
-
-    def array(self, values: Sequence[Any]) -> Any:
-        """Numbers or strings as one value of a statement: a list."""
-
-
-class Connection(Session, Protocol):
-    """One transaction of a store."""
 
     def all_rows(
         self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False
     ) -> list[Any]:
         """All rows of a query with VALUES for many rows at once; some may be there twice."""
+
+    def array(self, values: Sequence[Any]) -> Any:
+        """
+        Numbers or strings as one value of a statement: a list. With an empty one no statement
+        returns or changes anything.
+        """
+
+
+class Connection(Session, Protocol):
+    """One transaction of a store."""
 
     def add_rows(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows with all columns of `message` or `lease`; values may be bytes or None."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
-from laneway.engines.sql.statements import load
+from laneway.engines.sql.statements import load, tables_of
 from laneway.engines.sqlite.listing_statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -116,13 +116,7 @@ def _rows_at_once(left: int) -> int:
 
 @cache
 def _touched(name: str) -> tuple[tuple[str, bool], ...]:
-    """The tables that a statement names, and whether it changes them."""
-    text = re.sub(r"--.*", "", SQL[name])
-    changed = re.match(r"\s*(?:INSERT.*?INTO|UPDATE|DELETE FROM)\s+(\w+)", text)
-    named = re.findall(r"\b(?:FROM|JOIN|INTO|UPDATE)\s+([a-z_]+)", text)
-    return tuple(
-        (table, changed is not None and table == changed[1]) for table in dict.fromkeys(named)
-    )
+    return tables_of(SQL[name])
 
 
 class Connection(sqlite3.Connection):
@@ -134,10 +128,16 @@ class Connection(sqlite3.Connection):
     def all(self, name: str, *values: Any) -> list[Any]:
         return self.execute(SQL[name], values).fetchall()
 
-    def run(self, name: str, *values: Any) -> int:
+    def run(self, name: str, *values: Any) -> None:
+        self.execute(SQL[name], values)
+
+    def change(self, name: str, *values: Any) -> int:
         return self.execute(SQL[name], values).rowcount
 
-    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.executemany(SQL[name], rows)
+
+    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
         return self.executemany(SQL[name], rows).rowcount
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:

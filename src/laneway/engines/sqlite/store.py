@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
+from laneway.engines.sql.statements import schema
 from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.connection import SQL, Connection
 from laneway.engines.sqlite.disk_space import DiskSpace
@@ -622,7 +623,18 @@ def _upgrade(version: int) -> Sequence[str] | None:
 
 @cache  # for a process that makes many files
 def _schema() -> tuple[str, ...]:
-    return tuple(_statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")))
+    return tuple(
+        _statements(
+            schema(
+                {
+                    "numbered": "INTEGER PRIMARY KEY",
+                    "numbered once": "INTEGER PRIMARY KEY AUTOINCREMENT",
+                    "code tier": "json_extract(layers, '$.code.tier')",
+                    "operator tier": "json_extract(layers, '$.operator.tier')",
+                }
+            )
+        )
+    )
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -37,20 +37,19 @@ import tempfile
 import threading
 import time
 import zlib
-from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import ABORT, PING
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.replaced_files import is_settled
+from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
 from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
 
@@ -136,10 +135,37 @@ class Wakeup:
         self.busy: list[StoreArrivalListener] = []
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
-        return StoreArrivalListener(self, pool, self._folder)
+        listener = StoreArrivalListener(self.busy, pool)
+        with contextlib.suppress(OSError):  # `wait` warns of it
+            self._attach(listener, f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}")
+        return listener
 
     def result_listener(self) -> ResultListener:
-        return StoreResultListener(self, self._folder)
+        listener = StoreResultListener(self.listeners)
+        name = f"{LISTENER}{secrets.token_hex(8)}"
+        try:
+            self._attach(listener, name)
+        except OSError as error:
+            log.warning(
+                "%s: cannot create a wakeup socket (%s); this process looks for results every"
+                " second instead",
+                self._folder,
+                error,
+            )
+        return listener
+
+    def _attach(self, listener: StoreArrivalListener | StoreResultListener, name: str) -> None:
+        """Give it a datagram socket for notifications of other processes. Raises OSError."""
+        if not self._folder:
+            return
+        outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        outer.setblocking(False)
+        try:
+            self.bind(outer, name)
+        except OSError:
+            outer.close()
+            raise
+        listener.attach(outer, f"{self._folder}/{name}")
 
     def notify_results(self, ids: Sequence[str]) -> None:
         for listener in list(self.listeners):
@@ -147,7 +173,7 @@ class Wakeup:
         if not self._across:
             return
         names = [name for name in self._names.read() if name.startswith(LISTENER)]
-        own = {listener.name for listener in self.listeners}
+        own = {listener.name for listener in list(self.listeners)}
         for name in names:
             if name not in own:
                 for start in range(0, len(ids), IDS_AT_ONCE):
@@ -546,154 +572,6 @@ class StoreWorkListener:
         self.pause()
         with contextlib.suppress(ValueError):
             self._wakeup.waiting.remove(self)
-
-
-class _Listener:
-    """
-    A datagram socket in the store's folder, for notifications of other processes, and a pair of
-    sockets for those of this process.
-    """
-
-    def __init__(self) -> None:
-        self._inner, self._waker = socket.socketpair()
-        self._outer: socket.socket | None = None
-        self._path = ""
-        for each in (self._inner, self._waker):
-            each.setblocking(False)
-
-    def _bind(self, wakeup: Wakeup, folder: str, name: str) -> None:
-        """Bind the datagram socket. Raises OSError."""
-        outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        outer.setblocking(False)
-        try:
-            wakeup.bind(outer, name)
-        except OSError:
-            outer.close()
-            raise
-        self._outer, self._path = outer, f"{folder}/{name}"
-
-    def _wait(self, timeout: float) -> tuple[bool, bool]:
-        """Whether this process notified it, and whether another one has sent something."""
-        poll = select.poll()
-        for each in (self._inner, self._outer):
-            if each is not None:
-                poll.register(each, select.POLLIN)
-        ready = {file for file, _ in poll.poll(timeout * 1000)}
-        was_woken = self._inner.fileno() in ready
-        if was_woken:
-            with contextlib.suppress(BlockingIOError):
-                self._inner.recv(4096)
-        return was_woken, self._outer is not None and self._outer.fileno() in ready
-
-    def _received(self) -> Iterator[bytes]:
-        """The datagrams of other processes."""
-        if self._outer is not None:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    yield self._outer.recv(1 << 17)
-
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
-
-    def close(self) -> None:
-        for each in (self._inner, self._waker, self._outer):
-            if each is not None:
-                each.close()
-        if self._path:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-                os.rmdir(os.path.dirname(self._path))
-
-
-class StoreArrivalListener(_Listener):
-    """Is notified of arrivals in a pool; without Unix sockets only of those of this process."""
-
-    def __init__(self, wakeup: Wakeup, pool: str, folder: str) -> None:
-        super().__init__()
-        self._wakeup = wakeup
-        self._pool = pool
-        self._notified = False
-        if folder:
-            with contextlib.suppress(OSError):  # `Wakeup.wait` warns of it
-                self._bind(wakeup, folder, f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}")
-        wakeup.busy.append(self)
-
-    def notify(self, pool: str) -> None:
-        """Messages came to a pool, in this process."""
-        if pool == self._pool:
-            self._notified = True
-            self.wake()
-
-    def poll(self, timeout: float) -> bool:
-        _, has_received = self._wait(timeout)
-        notified, self._notified = self._notified, False
-        received = list(self._received()) if has_received else []
-        return notified or bool(received)
-
-    def close(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._wakeup.busy.remove(self)
-        super().close()
-
-
-class StoreResultListener(_Listener):
-    """
-    Is notified of stored outcomes and progress: by this process through a list, by others through
-    a datagram socket.
-
-    A notification that does not fit into the socket is lost, so `poll` asks its caller to read all
-    ids again (None) after a second without notifications.
-    """
-
-    def __init__(self, wakeup: Wakeup, folder: str) -> None:
-        super().__init__()
-        self._wakeup = wakeup
-        self._subscribed: set[str] = set()
-        self._notified: deque[str] = deque()
-        self.name = f"{LISTENER}{secrets.token_hex(8)}"
-        if folder:
-            try:
-                self._bind(wakeup, folder, self.name)
-            except OSError as error:
-                log.warning(
-                    "%s: cannot create a wakeup socket (%s); this process looks for results every"
-                    " second instead",
-                    folder,
-                    error,
-                )
-        wakeup.listeners.append(self)
-
-    def subscribe(self, *ids: str) -> None:
-        self._subscribed.update(ids)
-        self.notify(ids)
-
-    def unsubscribe(self, *ids: str) -> None:
-        self._subscribed.difference_update(ids)
-
-    def notify(self, ids: Sequence[str]) -> None:
-        """Something was stored under these ids, in this process."""
-        self._notified.extend(ids)
-        self.wake()
-
-    def poll(self, timeout: float) -> list[str] | None:
-        was_woken, has_received = self._wait(min(timeout, LOOK_AGAIN))
-        if not (was_woken or has_received) and timeout >= LOOK_AGAIN:
-            return None
-        notified: list[str] = []
-        while was_woken and self._notified:
-            notified.append(self._notified.popleft())
-        if has_received:
-            for datagram in self._received():
-                notified += datagram.decode(errors="replace").split("\n")
-        subscribed = self._subscribed
-        prefixes = tuple({ABORT, PING} & subscribed)
-        return [each for each in notified if each in subscribed or each.startswith(prefixes)]
-
-    def close(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._wakeup.listeners.remove(self)
-        super().close()
 
 
 def _folder(path: str) -> str:

@@ -45,7 +45,8 @@ SELECT {message} FROM ready r {join} message m ON m.mid = r.mid WHERE r.lane = ?
 
 -- name: ready_before
 -- How many messages of the lane are before one.
-SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND (rank, pos, seq) < (?, ?, ?) LIMIT ?);
+SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND (rank, pos, seq) < (?, ?, ?) LIMIT ?)
+    first;
 
 -- name: aside_list
 SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2)
@@ -151,9 +152,9 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, 
 
 -- name: tier_queue_runnable
 SELECT {least}(?2, (SELECT count(*) FROM (
-        SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 LIMIT ?2))
+        SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 LIMIT ?2) counted)
     + coalesce((SELECT sum(runnable) FROM (SELECT runnable FROM group_queue
-        WHERE tier_queue = ?1 AND runnable > 0 LIMIT ?2)), 0));
+        WHERE tier_queue = ?1 AND runnable > 0 LIMIT ?2) counted), 0));
 
 -- name: lane_rates_small
 -- Others. Fewer than a page of lanes are large, so this looks at less than two pages.
@@ -163,10 +164,10 @@ SELECT tier_queue, place, seen, lately, before FROM lane WHERE big IS NULL LIMIT
 -- How many lanes of the tier are served before one. In two parts: the index is not searched by the
 -- row value (vt, lane), and all lanes with the same virtual time would be read.
 SELECT {least}(?4, (SELECT count(*) FROM (
-                SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt < ?2 LIMIT ?4))
+            SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt < ?2 LIMIT ?4) counted)
              + (SELECT count(*) FROM (
                 SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt = ?2 AND lane < ?3
-                 LIMIT ?4)));
+                 LIMIT ?4) counted));
 
 -- name: check_ready_orphans
 SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = r.mid
@@ -183,7 +184,7 @@ SELECT lane, found_ready, found_delayed, found_parked, found_leased
                    AND m.state IN (1, 2)) AS found_parked,
                coalesce(h.held, 0) AS found_leased
           FROM lane l LEFT JOIN (SELECT lane, count(*) AS held FROM lease WHERE gone = 0
-              GROUP BY lane) h ON h.lane = l.lane)
+              GROUP BY lane) h ON h.lane = l.lane) counted
  WHERE ready <> found_ready OR delayed <> found_delayed OR parked <> found_parked
      OR leased <> found_leased LIMIT ?;
 
@@ -228,7 +229,9 @@ SELECT number, counted, can_run, waits FROM (
     SELECT g.number, g.lanes, g.runnable, g.at_gate, coalesce(c.counted, 0) AS counted,
         coalesce(c.can_run, 0) AS can_run, coalesce(c.waits, 0) AS waits
       FROM group_queue g LEFT JOIN (
-        SELECT -tier_queue AS number, count(*) AS counted, sum(place = 1) AS can_run,
-            sum(place = 3) AS waits FROM lane WHERE tier_queue < 0 GROUP BY tier_queue
-      ) c ON c.number = g.number)
+        SELECT -tier_queue AS number, count(*) AS counted,
+            count(*) FILTER (WHERE place = 1) AS can_run,
+            count(*) FILTER (WHERE place = 3) AS waits
+          FROM lane WHERE tier_queue < 0 GROUP BY tier_queue
+      ) c ON c.number = g.number) found
  WHERE (lanes, runnable, at_gate) <> (counted, can_run, waits) LIMIT ?;

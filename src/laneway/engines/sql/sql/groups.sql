@@ -70,4 +70,4 @@ DELETE FROM group_turn WHERE group_no = ?;
 -- name: groups_before
 -- How many groups of a tier queue are served before an entry.
 SELECT count(*) FROM (SELECT 1 FROM group_queue WHERE tier_queue = ? AND runnable > 0
-    AND (vt, number) < (?, ?) LIMIT ?);
+    AND (vt, number) < (?, ?) LIMIT ?) first;

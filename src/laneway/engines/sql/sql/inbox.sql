@@ -15,7 +15,9 @@ SELECT {greatest}(s.seq, coalesce((SELECT max(mid) FROM inbox), 0), ?1) + 1,
   FROM shard s
  WHERE s.policy_version = ?7
    AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))
-RETURNING mid, (SELECT mid FROM inbox WHERE fence IS NULL ORDER BY mid LIMIT 1),
+RETURNING mid,
+          coalesce((SELECT mid FROM inbox WHERE fence IS NULL ORDER BY mid LIMIT 1),
+                   CASE WHEN fence IS NULL THEN mid END),
           (SELECT ready FROM lane WHERE name = ?3), fence;
 
 -- name: inbox_read

@@ -75,7 +75,7 @@ WITH counted AS (
     SELECT lane, key, sum(leased) AS leased, sum(parked) AS parked
       FROM (SELECT lane, slot AS key, 1 AS leased, 0 AS parked FROM lease
              WHERE slot IS NOT NULL AND gone = 0
-            UNION ALL SELECT lane, key, 0, 1 FROM key_parked)
+            UNION ALL SELECT lane, key, 0, 1 FROM key_parked) each
      GROUP BY lane, key
 )
 SELECT c.lane, c.key, c.leased, c.parked FROM counted c

@@ -62,7 +62,7 @@ SELECT min(at) FROM (
     UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
     UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake IS NOT NULL)
     UNION ALL SELECT (SELECT 0 FROM sweep LIMIT 1)
-);
+) next;
 
 -- name: housekeeping_due
 -- Whether anything of `housekeeping.run` is due, and whether keys wake. One statement instead of
@@ -152,7 +152,7 @@ SELECT tier_queue FROM gate_entry WHERE gate = ?;
 -- name: gate_entry_read
 -- The first lane of a tier queue, or of a group, at a gate: its turn, number and virtual time; and
 -- the entry as it is stored.
-SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open FROM (SELECT 1)
+SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open FROM (SELECT 1) one
     LEFT JOIN lane l ON l.lane = (SELECT lane FROM lane
         WHERE gate = ?1 AND tier_queue = ?2 AND place = 3 ORDER BY turn, lane LIMIT 1)
     LEFT JOIN gate_entry e ON e.tier_queue = ?3 AND e.gate = ?1;
@@ -218,7 +218,7 @@ DELETE FROM own_set WHERE no = ? AND uses <= 0;
 
 -- name: own_topic_of
 -- One of the topics that share a set, for an error text; only the first ones are searched.
-SELECT topic FROM (SELECT topic, own FROM own_policy LIMIT 10000) WHERE own = ? LIMIT 1;
+SELECT topic FROM (SELECT topic, own FROM own_policy LIMIT 10000) first WHERE own = ? LIMIT 1;
 
 -- name: sweep_begin
 INSERT INTO sweep (pattern, after) VALUES (?, '') ON CONFLICT (pattern) DO UPDATE SET after = '';

@@ -46,6 +46,11 @@ SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gat
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
   FROM lease WHERE fence BETWEEN ? AND ? AND deadline <= ? ORDER BY fence LIMIT ?;
 
+-- name: leases_left
+-- The first fence of each of these ranges that has leases.
+SELECT v.column1 FROM (VALUES (?, ?)) v
+ WHERE EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN v.column1 AND v.column2);
+
 -- name: leases_next_deadline
 SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
 

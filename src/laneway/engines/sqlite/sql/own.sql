@@ -19,11 +19,6 @@ SELECT no, uses FROM own_set WHERE json_extract(layers, '$.code.tier') = ? AND u
 -- name: own_set_with_operator_tier
 SELECT no, uses FROM own_set WHERE json_extract(layers, '$.operator.tier') = ? AND uses > 0 LIMIT 1;
 
--- name: leases_left
--- The ranges of fences (JSON list of pairs) that have leases: the first fence of each.
-SELECT j.value ->> 0 FROM json_each(?) j
- WHERE EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN j.value ->> 0 AND j.value ->> 1);
-
 -- name: message_move
 -- The columns that change while a message is stored. It exists; the last two columns are only named
 -- because they must not be NULL.

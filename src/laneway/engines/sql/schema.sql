@@ -1,4 +1,4 @@
--- The store of one namespace: one file, one shard.
+-- The store of one namespace: one shard, which is a file or a schema.
 --
 -- Design. *Lanes* decide what is served next. A lane has a row only while it has messages or
 -- leases, and for a moment afterwards: an idle topic has no row anywhere. Two partial indexes serve
@@ -51,16 +51,15 @@ CREATE TABLE own_policy (topic TEXT PRIMARY KEY, own INTEGER NOT NULL) WITHOUT R
 
 -- the own policies of topics, by layer (JSON); equal sets share a row
 CREATE TABLE own_set (
-    -- never reused: processes cache sets by number
-    no     INTEGER PRIMARY KEY AUTOINCREMENT,
+    no     {numbered once},               -- never reused: processes cache sets by number
     layers TEXT NOT NULL UNIQUE,
     uses   INTEGER NOT NULL              -- the topics that have this set
 );
 -- Tiers change while programs run: these find an own policy that names a tier.
-CREATE INDEX own_set_code_tier ON own_set (json_extract(layers, '$.code.tier'))
-    WHERE json_extract(layers, '$.code.tier') IS NOT NULL;
-CREATE INDEX own_set_operator_tier ON own_set (json_extract(layers, '$.operator.tier'))
-    WHERE json_extract(layers, '$.operator.tier') IS NOT NULL;
+CREATE INDEX own_set_code_tier ON own_set ({code tier})
+    WHERE {code tier} IS NOT NULL;
+CREATE INDEX own_set_operator_tier ON own_set ({operator tier})
+    WHERE {operator tier} IS NOT NULL;
 
 -- a changed pattern whose lanes have not all been placed again yet
 CREATE TABLE sweep (
@@ -69,7 +68,7 @@ CREATE TABLE sweep (
 ) WITHOUT ROWID;
 
 CREATE TABLE tier_queue (                -- one tier of one pool
-    tier_queue INTEGER PRIMARY KEY,
+    tier_queue {numbered},
     pool      TEXT NOT NULL,
     tier      TEXT NOT NULL,
     vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane that was served last
@@ -339,7 +338,7 @@ CREATE INDEX ident_until ON ident (until) WHERE until IS NOT NULL;
 CREATE INDEX ident_topic ON ident (topic) WHERE mid IS NULL;
 
 CREATE TABLE dead (
-    no     INTEGER PRIMARY KEY,
+    no     {numbered},
     mid    INTEGER NOT NULL UNIQUE,
     topic  TEXT NOT NULL,
     died   INTEGER NOT NULL,
@@ -379,7 +378,7 @@ CREATE INDEX kept_until ON kept (until);
 CREATE TABLE came (mid INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (mid, n)) WITHOUT ROWID;
 
 -- The followers that a message's end notice carries.
-CREATE TABLE follower (no INTEGER PRIMARY KEY, id TEXT NOT NULL, topic TEXT NOT NULL,
+CREATE TABLE follower (no {numbered}, id TEXT NOT NULL, topic TEXT NOT NULL,
     body BLOB NOT NULL);
 CREATE INDEX follower_id ON follower (id);
 

@@ -1,0 +1,69 @@
+"""Where a namespace is: the schemas of a database."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from laneway import headers as control
+from laneway.errors import UsageError
+from laneway.printable import redacted
+
+MOST_SHARDS = 1024
+MOST_NAME_BYTES = 48
+"""Longer namespaces are named by a part and a digest: a schema's name has at most 63 bytes."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """
+    A URL of this engine. `server`: the URL that libpq understands. `shards`: the number of schemas;
+    None: the URL does not say it.
+    """
+
+    server: str
+    shards: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The server and the database, without the password."""
+        return redacted(self.server)
+
+
+def parse(url: str) -> Address:
+    """
+    Take a URL apart: `postgresql://user@host/database?shards=4`. Options other than `shards` are
+    libpq's. Raises UsageError.
+    """
+    parts = urlsplit(url)
+    if not parts.path.strip("/") and "dbname=" not in parts.query:
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: the database is missing; write"
+            ' "postgresql://user@host/database"'
+        )
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    texts = [value for name, value in options if name == "shards"]
+    query = urlencode([each for each in options if each[0] != "shards"])
+    server = urlunsplit(("postgresql", parts.netloc, parts.path, query, ""))
+    return Address(server, _shards(url, texts[-1]) if texts else None)
+
+
+def _shards(url: str, text: str) -> int:
+    number = control.whole(text) or 0
+    if not 1 <= number <= MOST_SHARDS or number & (number - 1):
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: shards: expected a power of two up to {MOST_SHARDS},"
+            f" got {text!r}"
+        )
+    return number
+
+
+def schema_of(namespace: str, shard: int | None = None) -> str:
+    """The schema of a namespace, or of one of its shards."""
+    name = namespace
+    if len(name.encode()) > MOST_NAME_BYTES:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        name = f"{re.sub('[^ -~]', '_', name)[:30]}_{digest}"
+    return f"laneway_{name}" if shard is None else f"laneway_{name}.{shard}"

@@ -1,0 +1,234 @@
+"""PostgreSQL's half of a store's connection: how statements are run and values bound."""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from struct import Struct, pack
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.postgres.pipeline import Pipeline
+from laneway.engines.postgres.statements import (
+    BYTEA,
+    FLOAT8,
+    INT8,
+    TEXT,
+    bulk,
+    parameter_types,
+    single,
+    touched,
+)
+from laneway.engines.sql.rows import ROW_COLUMNS, Held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+
+_int8, _float8, _length = Struct("!q").pack, Struct("!d").pack, Struct("!i").pack
+_ARRAY_OF = {INT8: 1016, TEXT: 1009, BYTEA: 1001, FLOAT8: 1022}
+"""The OID of an array by that of its elements."""
+
+_ENCODE: dict[type, tuple[int, Callable[[Any], bytes | None]]] = {
+    int: (INT8, _int8),
+    bool: (INT8, _int8),
+    str: (0, str.encode),  # as what it is compared with or stored in
+    bytes: (BYTEA, bytes),
+    bytearray: (BYTEA, bytes),
+    memoryview: (BYTEA, bytes),
+    float: (FLOAT8, _float8),
+    type(None): (0, lambda _: None),
+}
+"""By the type of a value: its OID, 0 for unknown, and how it is written."""
+
+
+class Array:
+    """A list as one value of a statement."""
+
+    __slots__ = ("data", "length", "oid")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.length = len(values)
+        oid = _ENCODE[type(values[0])][0] or TEXT if values else INT8
+        self.oid = _ARRAY_OF[oid]
+        self.data = encode_array(oid, values)
+
+
+def encode_array(oid: int, values: Sequence[Any]) -> bytes:
+    """A list in PostgreSQL's binary form: dimensions, then each element behind its length."""
+    count = len(values)
+    if oid == INT8 and None not in values:
+        flat = list(chain.from_iterable(zip(repeat(8, count), values, strict=True)))
+        return pack(f"!5i{'iq' * count}", 1, 0, INT8, count, 1, *flat)
+    if not count:
+        return pack("!3i", 0, 0, oid)
+    encode = _ELEMENT[oid]
+    parts = [pack("!5i", 1, 1, oid, count, 1)]
+    for value in values:
+        if value is None:
+            parts.append(_NULL)
+        else:
+            encoded = encode(value)
+            parts += (_length(len(encoded)), encoded)
+    return b"".join(parts)
+
+
+_NULL = _length(-1)
+_ELEMENT: dict[int, Callable[[Any], bytes]] = {
+    INT8: _int8,
+    TEXT: str.encode,
+    BYTEA: bytes,
+    FLOAT8: _float8,
+}
+
+
+def _element(column: Sequence[Any], known: int | None) -> int:
+    """The OID of a parameter's values."""
+    if known is not None:
+        return known
+    first = next((value for value in column if value is not None), None)
+    return _ENCODE[type(first)][0] or TEXT
+
+
+_NULLABLE = {"expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot"}
+_ZERO_IS_NULL = {
+    table: frozenset(n for n, column in enumerate(columns) if column in _NULLABLE)
+    for table, columns in (("message", ROW_COLUMNS), ("lease", Held.__struct_fields__))
+}
+"""By table: the columns in which 0 stands for NULL."""
+
+
+class Connection:
+    """An open connection, see `engines.sql.store.Connection`."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.pipeline = Pipeline(connection)
+        self.turn = -1
+        """The turn after the last transaction of this connection; -1: not known."""
+        self._version = 0
+        self._changes_queue = False
+        self._has_written = False
+        """Whether the present transaction has changed something."""
+
+    def begin(self, begin: str, lock: str, *, changes_queue: bool) -> None:
+        """Begin a transaction, wait for the lock, and see whether others have written."""
+        self._has_written, self._changes_queue = False, changes_queue
+        self.pipeline.send(begin)
+        self.pipeline.send(lock)
+        (turn,) = self.one("turn_read")
+        if turn != self.turn:
+            self.turn = turn
+            self._version += 1
+
+    def commit(self) -> None:
+        """Send all that is unsent and commit."""
+        if self._has_written and self._changes_queue:
+            self.run("turn_next")
+            self.turn += 1  # under the lock nobody else counts it up
+        self.pipeline.send("COMMIT")
+        self.pipeline.sync()
+
+    def roll_back(self) -> None:
+        """End the transaction, whatever failed in it."""
+        self.pipeline.recover()
+        self.pipeline.send("ROLLBACK")
+        self.pipeline.sync()
+
+    def begin_reading(self, begin: str) -> None:
+        """Begin a transaction that reads one snapshot."""
+        self.pipeline.send(begin)
+
+    def end_reading(self) -> None:
+        """End it; the answer is read with that of the next statement."""
+        self.pipeline.send("COMMIT")
+        self.pipeline.send_sync()
+
+    def has_lock(self, try_lock: str) -> bool:
+        """Whether a lock was free."""
+        return bool(self.pipeline.rows(self.pipeline.send(try_lock))[0][0])
+
+    def one(self, name: str, *values: Any) -> Any:
+        rows = self.all(name, *values)
+        return rows[0] if rows else None
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        statement = self._send(name, values)
+        return self.pipeline.rows(statement) if statement is not None else []
+
+    def run(self, name: str, *values: Any) -> None:
+        self._send(name, values)
+
+    def change(self, name: str, *values: Any) -> int:
+        return self.pipeline.changed() if self._send(name, values) is not None else 0
+
+    def _send(self, name: str, values: Sequence[Any]) -> Any:
+        """Send a statement. None: it has an empty list, with which no statement does anything."""
+        statement = single(name)
+        nullable = statement.nullable
+        types: list[int] = []
+        data: list[bytes | None] = []
+        for n, value in enumerate(values):
+            if type(value) is Array:
+                if not value.length:
+                    return None
+                types.append(value.oid)
+                data.append(value.data)
+                continue
+            oid, encode = _ENCODE[type(value)]
+            if n in nullable:
+                types.append(0)
+                data.append(encode(value) if value != 0 else None)
+            else:
+                types.append(oid)
+                data.append(encode(value))
+        self._note(name)
+        return self.pipeline.send(statement.text, tuple(types), data)
+
+    def _note(self, name: str) -> None:
+        if not self._has_written:
+            self._has_written = any(is_changed for _, is_changed in touched(name))
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._send_rows(name, rows)
+
+    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        self._send_rows(name, rows)
+        return self.pipeline.changed()
+
+    def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
+        del converts
+        self._send_rows(name, rows)
+
+    def all_rows(
+        self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False
+    ) -> list[Any]:
+        del converts
+        return self.pipeline.rows(self._send_rows(name, rows))
+
+    def add_rows(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._send_rows(f"{table}_add", rows, _ZERO_IS_NULL[table])
+
+    def _send_rows(
+        self, name: str, rows: Sequence[Sequence[Any]], nullable: frozenset[int] = frozenset()
+    ) -> Any:
+        columns = list(zip(*rows, strict=True))
+        types = tuple(map(_element, columns, chain(parameter_types(name), repeat(None))))
+        statement = bulk(name, types)
+        nullable = nullable | statement.nullable
+        self._note(name)
+        return self.pipeline.send(
+            statement.text,
+            tuple(_ARRAY_OF[each] for each in types),
+            [
+                encode_array(
+                    oid,
+                    [None if each == 0 else each for each in column] if n in nullable else column,
+                )
+                for n, (oid, column) in enumerate(zip(types, columns, strict=True))
+            ],
+        )
+
+    def version(self) -> int:
+        return self._version
+
+    array = Array
+    touched = staticmethod(touched)

@@ -1,0 +1,77 @@
+"""What errors of PostgreSQL mean for the caller."""
+
+from __future__ import annotations
+
+from psycopg import errors
+
+from laneway.errors import BadMessage, EngineCorrupt, EngineUnavailable, LanewayError
+
+_CHANGED = {False: "nothing was changed", None: "whether the change happened is not known"}
+
+_CURES: tuple[tuple[type[errors.Error], str], ...] = (
+    (errors.DiskFull, "the server's disk is full; make room and try again"),
+    (
+        errors.TooManyConnections,
+        "the server has no free connection; raise max_connections, or run fewer processes",
+    ),
+    (
+        errors.InvalidPassword,
+        "the password is wrong; correct it in the URL, in PGPASSWORD or in ~/.pgpass",
+    ),
+    (
+        errors.InvalidAuthorizationSpecification,
+        "the server does not let this user in; check the URL and the server's pg_hba.conf",
+    ),
+    (
+        errors.InvalidCatalogName,
+        "the database does not exist; create it, or check the URL",
+    ),
+    (
+        errors.InsufficientPrivilege,
+        "this user lacks a right; `docs/engines.md` lists the rights that Laneway needs",
+    ),
+    (
+        errors.ReadOnlySqlTransaction,
+        "the server is read-only; name the primary, or all with ?target_session_attrs=read-write",
+    ),
+    (
+        errors.LockNotAvailable,
+        "another process has held the lock of this shard for too long; try again",
+    ),
+    (
+        errors.IdleInTransactionSessionTimeout,
+        "this process stood still inside a transaction, so the server has ended it; try again",
+    ),
+    (
+        errors.UndefinedTable,
+        "a table is missing: was the schema dropped? Open the engine again to create it",
+    ),
+)
+
+
+def explain(name: str, error: errors.Error, *, applied: bool | None = False) -> LanewayError:
+    """The exception for a user. `applied`: as in EngineUnavailable."""
+    text = _one_line(error)
+    for kind, cure in _CURES:
+        if isinstance(error, kind):
+            return EngineUnavailable(
+                f"{name}: {cure} ({text}); {_CHANGED[applied]}", applied=applied
+            )
+    if isinstance(error, errors.DataError | errors.ProgramLimitExceeded):
+        return BadMessage(
+            f"{name}: the call has a value that PostgreSQL does not take ({text}); nothing was"
+            " changed"
+        )
+    if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
+        return EngineCorrupt(f"{name}: the tables are damaged ({text}); restore a backup")
+    if error.sqlstate is None:
+        return EngineUnavailable(
+            f"{name}: no connection ({text}); {_CHANGED[applied]}, check the server and try again",
+            applied=applied,
+        )
+    return EngineUnavailable(f"{name}: {text}; {_CHANGED[applied]}", applied=applied)
+
+
+def _one_line(error: errors.Error) -> str:
+    text = error.diag.message_primary or str(error)
+    return "; ".join(line.strip() for line in text.strip().splitlines())

@@ -1,0 +1,219 @@
+"""
+A connection that sends statements without waiting for their results.
+
+A transaction reads and writes some 10 to 30 times, and each answer that it waits for costs a round
+trip. So a statement whose result nobody needs yet is only sent; the first one that is needed reads
+all results before it, too. The text of a statement is sent once for each connection, which names
+it: psycopg's own names are lost where a transaction is rolled back inside a pipeline.
+
+For example, a put of 500 messages into known topics sends BEGIN, the lock and the turn, and waits
+once; it decides, sends the inserts, the next turn and COMMIT, and waits once more: 2 round trips
+for 9 statements.
+
+Why this is correct. The server runs statements in the order in which they were sent, and after a
+failed one it skips all others up to the next synchronization, COMMIT included. So an error is seen
+before anything that was sent after it has happened, however late its result is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ANSWER_SECONDS = 60.0
+"""A server that does not answer for so long is given up: longer than any lock is waited for."""
+
+_PREPARED, _RAN, _SYNCED = range(3)
+"""What a result that has not been read yet is of."""
+
+_OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The server has not answered in time."""
+
+
+class Prepared:
+    """A statement that the server of one connection knows, and how its rows are decoded."""
+
+    __slots__ = ("name", "rows")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.rows: Any = None
+        """A `Transformer` that knows the types of its columns."""
+
+
+class Pipeline:
+    """The results of statements in the order in which they were sent. Not for several threads."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        """`connection`: an open one, which nobody else uses from now on."""
+        self._connection = connection
+        self._server = connection.pgconn
+        self._server.enter_pipeline_mode()
+        self._server.nonblocking = 1
+        self._names = itertools.count()
+        self._prepared: dict[tuple[str, tuple[int, ...]], Prepared] = {}
+        self._unconfirmed: list[tuple[str, tuple[int, ...]]] = []
+        """Sent, and not known to be right yet."""
+        self._unread: deque[int] = deque()
+        self._poll = select.poll()
+        self.trips = 0
+        """How often the server's answer was waited for."""
+
+    def send(
+        self, text: str, types: tuple[int, ...] = (), values: Sequence[bytes | None] = ()
+    ) -> Prepared:
+        """Send a statement. `types`: the OIDs of its values, 0: by their place in the text."""
+        statement = self._prepared.get((text, types))
+        if statement is None:
+            statement = self._prepare(text, types)
+        self._server.send_query_prepared(statement.name, values, [1] * len(values), 1)
+        self._unread.append(_RAN)
+        return statement
+
+    def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
+        statement = Prepared(b"laneway_%d" % next(self._names))
+        self._server.send_prepare(statement.name, text.encode(), types)
+        self._unread.append(_PREPARED)
+        self._prepared[text, types] = statement
+        self._unconfirmed.append((text, types))
+        return statement
+
+    def rows(self, statement: Prepared) -> list[Any]:
+        """The rows of the statement that was sent last, as tuples."""
+        result = self.result()
+        if result is None or not (count := result.ntuples):
+            return []
+        rows = statement.rows
+        if rows is None:
+            rows = statement.rows = Transformer(self._connection)
+            rows.set_pgresult(result)
+        else:
+            rows.set_pgresult(result, set_loaders=False)
+        found: list[Any] = rows.load_rows(0, count, tuple)
+        return found
+
+    def changed(self) -> int:
+        """How many rows the statement that was sent last has changed."""
+        result = self.result()
+        return (result.command_tuples or 0) if result is not None else 0
+
+    def result(self) -> pq.abc.PGresult | None:
+        """
+        The result of the statement that was sent last. Raises psycopg.Error if one up to it has
+        failed; then all is read up to the next synchronization.
+        """
+        if not self._unread:
+            return None
+        self._server.send_flush_request()
+        return self._read()
+
+    def sync(self) -> None:
+        """Wait for everything that was sent. Raises psycopg.Error as `result` does."""
+        self.send_sync()
+        self._read()
+
+    def send_sync(self) -> None:
+        """After a failed statement, those behind this one run again."""
+        self._server.pipeline_sync()
+        self._unread.append(_SYNCED)
+        self._server.flush()
+
+    def recover(self) -> None:
+        """Read what was sent, whatever failed."""
+        while True:
+            try:
+                self.sync()
+            except psycopg.OperationalError:
+                raise
+            except psycopg.Error:
+                continue
+            return
+
+    def _read(self) -> pq.abc.PGresult | None:
+        last, unread = None, self._unread
+        self.trips += 1
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while unread:
+            result = self._next(deadline)
+            if result is None:  # between the results of two statements
+                continue
+            status = result.status
+            kind = unread[0]
+            if status == pq.ExecStatus.PIPELINE_SYNC:
+                while unread.popleft() != _SYNCED:
+                    pass
+                continue
+            unread.popleft()
+            if status in _OK:
+                if kind == _RAN:
+                    last = result
+                continue
+            self._fail(result, deadline)
+        self._unconfirmed.clear()
+        return last
+
+    def _fail(self, result: pq.abc.PGresult, deadline: float) -> None:
+        """Read the results up to the next synchronization and raise the error."""
+        for key in self._unconfirmed:
+            self._prepared.pop(key, None)
+        self._unconfirmed.clear()
+        if _SYNCED not in self._unread:
+            self.send_sync()
+        while self._unread:
+            found = self._next(deadline)
+            if found is not None and found.status == pq.ExecStatus.PIPELINE_SYNC:
+                while self._unread.popleft() != _SYNCED:
+                    pass
+                break
+        raise error_from_result(result)
+
+    def _next(self, deadline: float) -> pq.abc.PGresult | None:
+        """The next result, or None behind each one."""
+        server = self._server
+        if server.flush() or server.is_busy():
+            poll, file = self._poll, server.socket
+            while (unsent := server.flush()) or server.is_busy():
+                poll.register(file, select.POLLIN | (select.POLLOUT if unsent else 0))
+                if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+                    raise NoAnswer(f"no answer for {ANSWER_SECONDS:.0f} s")
+                server.consume_input()
+        result = server.get_result()
+        if result is None and server.status == pq.ConnStatus.BAD:
+            raise psycopg.OperationalError(server.get_error_message().strip())
+        return result
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection can be used."""
+        return self._server.status == pq.ConnStatus.OK
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def forget(self) -> None:
+        """In a forked child: see `forget`."""
+        forget(self._connection)
+
+
+def forget(connection: psycopg.Connection[Any]) -> None:
+    """In a forked child: close its copy of a socket without a word to the server."""
+    server = connection.pgconn
+    if server.status == pq.ConnStatus.OK:
+        os.close(server.socket)
+        server.finish()

@@ -1,0 +1,249 @@
+"""
+The shared statements in PostgreSQL's text: numbered parameters, and arrays for many rows.
+
+A statement with VALUES, or an UPDATE or DELETE by key, runs for many rows at once with one array
+for each parameter, so its text is the same for any number of rows.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.postgres.listing_statements import STATEMENTS
+from laneway.engines.sql.rows import ROW_COLUMNS, Held
+from laneway.engines.sql.statements import load, schema, tables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SQL = (
+    load(
+        Path(__file__).with_name("sql"),
+        {
+            "array": "(SELECT u.value, u.key - 1 AS key FROM"
+            " unnest({}) WITH ORDINALITY AS u (value, key))",
+            "join": "JOIN",
+            "least": "least",
+            "greatest": "greatest",
+            "char": "chr",
+        },
+    )
+    | STATEMENTS
+    | {
+        f"{table}_add": f"INSERT INTO {table} ({', '.join(columns)}) VALUES"
+        f" ({', '.join('?' for _ in columns)}) ON CONFLICT DO NOTHING"
+        for table, columns in (("message", ROW_COLUMNS), ("lease", Held.__struct_fields__))
+    }
+)
+"""Every statement by name. `…_add`: with all columns of a table."""
+
+INT8, TEXT, BYTEA, FLOAT8 = 20, 25, 17, 701
+"""OIDs of types."""
+
+_NAMES = {INT8: "int8", TEXT: "text", BYTEA: "bytea", FLOAT8: "float8"}
+_PARAMETER = re.compile(r"nullif\(\?(\d*), 0\)|\?(\d*)")
+_ONE_ROW = re.compile(r"FROM \(VALUES (\([^()]*\))\)(?! v)")
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """
+    A text for PostgreSQL. `nullable`: the parameters for which 0 stands for NULL, from 0. `types`:
+    of parameters that are arrays, the OIDs of their elements.
+    """
+
+    text: str
+    nullable: frozenset[int]
+    types: tuple[int, ...] = ()
+
+
+@cache
+def single(name: str) -> Statement:
+    """The statement for one row."""
+    nullable: set[int] = set()
+    last = 0
+
+    def numbered(found: re.Match[str]) -> str:
+        nonlocal last
+        own = found[1] if found[1] is not None else found[2]
+        last = int(own) if own else last + 1
+        if found[1] is not None:
+            nullable.add(last - 1)
+        return f"${last}"
+
+    text = _without_comments(SQL[name])
+    return Statement(_PARAMETER.sub(numbered, _named_subquery(text)), frozenset(nullable))
+
+
+@cache
+def bulk(name: str, types: tuple[int, ...]) -> Statement:
+    """The statement for many rows. `types`: the OIDs of its parameters, by the first row."""
+    text = _without_comments(SQL[name])
+    for shape, write in _SHAPES:
+        found = shape.fullmatch(text)
+        if found is not None:
+            rows = f"unnest({', '.join(f'${n}::{_NAMES[t]}[]' for n, t in enumerate(types, 1))})"
+            columns = ", ".join(f"column{n}" for n in range(1, len(types) + 1))
+            nullable: set[int] = set()
+            return Statement(
+                write(found, f"{rows} AS v ({columns})", nullable), frozenset(nullable), types
+            )
+    raise AssertionError(f"statement {name} does not run for many rows: {text}")
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"--.*", "", text).strip()
+
+
+def _named_subquery(text: str) -> str:
+    """PostgreSQL before 16 wants a name for each subquery."""
+    return _ONE_ROW.sub(r"FROM (VALUES \1) AS v", text)
+
+
+def _by_column(text: str, nullable: set[int], first: int = 0) -> str:
+    """The text with columns of `v` for its parameters."""
+    last = first
+
+    def column(found: re.Match[str]) -> str:
+        nonlocal last
+        last += 1
+        if found[1] is not None:
+            nullable.add(last - 1)
+        return f"v.column{last}"
+
+    return _PARAMETER.sub(column, text)
+
+
+def _insert(found: re.Match[str], rows: str, nullable: set[int]) -> str:
+    values = _by_column(found["row"], nullable)
+    return f"{found['head']} SELECT {values} FROM {rows} {found['rest']}"
+
+
+def _read(found: re.Match[str], rows: str, nullable: set[int]) -> str:
+    _by_column(found["row"], nullable)
+    return f"{found['head']} FROM {rows} {found['rest']}"
+
+
+def _delete_rows(found: re.Match[str], rows: str, _nullable: set[int]) -> str:
+    table = found["table"]
+    columns = [each.strip() for each in found["key"].strip("()").split(",")]
+    keys = " AND ".join(f"{table}.{key} = v.column{n}" for n, key in enumerate(columns, 1))
+    return f"DELETE FROM {table} USING {rows} WHERE {keys}"
+
+
+def _delete(found: re.Match[str], rows: str, nullable: set[int]) -> str:
+    table, condition = found["table"], _by_column(found["condition"], nullable)
+    return f"DELETE FROM {table} USING {rows} WHERE {condition}"
+
+
+def _update(found: re.Match[str], rows: str, nullable: set[int]) -> str:
+    changed = _by_column(found["changed"], nullable)
+    parameters = len(_PARAMETER.findall(found["changed"]))
+    condition = _by_column(found["condition"], nullable, parameters)
+    return f"UPDATE {found['table']} SET {changed} FROM {rows} WHERE {condition}"
+
+
+_BY_KEYS = (
+    r"DELETE FROM (?P<table>\w+)\s+WHERE (?P<key>\(?[\w, ]+\)?)\s+IN"
+    r" \((?:SELECT \* FROM \()?VALUES \([?, ]*\)\)+"
+)
+_SHAPES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str, set[int]], str]], ...] = tuple(
+    (re.compile(shape, re.DOTALL), write)
+    for shape, write in (
+        (
+            r"(?P<head>INSERT INTO .*?)\s+VALUES \((?P<row>(?:[^()]|\([^()]*\))*)\)(?P<rest>.*)",
+            _insert,
+        ),
+        (r"(?P<head>.*?) FROM \(VALUES (?P<row>\([?, ]*\))\) v(?P<rest>.*)", _read),
+        (_BY_KEYS, _delete_rows),
+        (r"DELETE FROM (?P<table>\w+)\s+WHERE (?P<condition>.*)", _delete),
+        (
+            r"UPDATE (?P<table>\w+)\s+SET (?P<changed>.*?)\s+WHERE\s+(?P<condition>.*)",
+            _update,
+        ),
+    )
+)
+
+
+@cache
+def touched(name: str) -> tuple[tuple[str, bool], ...]:
+    """See `engines.sql.store.Connection.touched`."""
+    return tables_of(SQL[name])
+
+
+@cache
+def tables() -> str:
+    """The text that creates all tables in the current schema."""
+    text = schema(
+        {
+            "numbered": "INTEGER GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY",
+            "numbered once": "INTEGER GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY",
+            "code tier": "(layers::jsonb #>> '{code,tier}')",
+            "operator tier": "(layers::jsonb #>> '{operator,tier}')",
+        }
+    )
+    text = re.sub(r"--.*", "", text)
+    for ours, theirs in _TYPES.items():
+        text = re.sub(rf"\b{ours}\b", theirs, text)
+    return text.replace(" WITHOUT ROWID", "") + _OWN_TABLES
+
+
+_TYPES = {
+    "INTEGER": "int8",
+    "TEXT": 'text COLLATE "C"',  # names are compared by bytes
+    "BLOB": "bytea",
+    "REAL": "float8",
+}
+_OWN_TABLES = """
+CREATE SEQUENCE turn;
+SELECT nextval('turn');
+CREATE TABLE delivery_log (number int8 PRIMARY KEY, topic text COLLATE "C" NOT NULL,
+    at_us int8 NOT NULL, data bytea NOT NULL);
+CREATE INDEX delivery_log_topic ON delivery_log (topic, number);
+CREATE UNLOGGED TABLE sleeper (channel text NOT NULL, kind text NOT NULL, pool text NOT NULL,
+    beat timestamptz NOT NULL, PRIMARY KEY (channel, kind, pool));
+CREATE INDEX sleeper_pool ON sleeper (pool);
+CREATE TABLE layout (version int8 NOT NULL);
+"""
+_OIDS = {"int8": INT8, "text": TEXT, "bytea": BYTEA, "float8": FLOAT8}
+
+
+@cache
+def _columns() -> dict[str, dict[str, int]]:
+    """By table and column: the OID of its type."""
+    found: dict[str, dict[str, int]] = {}
+    for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\);", tables(), re.DOTALL):
+        columns = re.findall(r"(?:^|[(,])\s*(\w+)\s+(int8|text|bytea|float8)\b", body)
+        found[table] = {name: _OIDS[type_] for name, type_ in columns}
+    return found
+
+
+@cache
+def parameter_types(name: str) -> tuple[int | None, ...]:
+    """
+    The types of a statement's parameters for many rows, where the text says which column they are
+    stored in or compared with; None: it does not.
+    """
+    text = _without_comments(SQL[name])
+    inserted = re.match(
+        r"INSERT INTO (\w+) \(([\w, ]+)\)\s+VALUES \(((?:[^()]|\([^()]*\))*)\)", text
+    )
+    if inserted is not None:
+        types = _columns()[inserted[1]]
+        columns = [each.strip() for each in inserted[2].split(",")]
+        values = re.split(r",\s*(?![^()]*\))", inserted[3])
+        return tuple(
+            types[column] for column, value in zip(columns, values, strict=True) if "?" in value
+        )
+    changed = re.match(r"UPDATE (\w+)\s", text)
+    if changed is None:
+        return ()
+    types = _columns()[changed[1]]
+    return tuple(
+        types.get(column)
+        for column in re.findall(r"(\w+) [=<>]+ (?:\w+ \+ )?(?:nullif\()?\?", text)
+    )

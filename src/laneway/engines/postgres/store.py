@@ -1,0 +1,464 @@
+"""
+A store in PostgreSQL: one schema, its connections and transactions, and what errors mean.
+
+Transactions of a store run one after the other, under an advisory lock. A turn, counted up by each
+of them, says whether anybody has written since this process last did.
+
+A commit does not wait for the disk or for replicas: a durable call waits after it, on another
+connection, when the lock is free again. That wait covers all commits before it, because the
+server's log is in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import psycopg
+from psycopg import sql
+
+from laneway.engines.postgres import statements
+from laneway.engines.postgres.connection import Connection
+from laneway.engines.postgres.errors import explain
+from laneway.engines.postgres.pipeline import forget
+from laneway.engines.shared import forking
+from laneway.errors import EngineUnavailable, LanewayError, SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from laneway.engines.postgres.address import Address
+    from laneway.engines.sql.store import Place
+    from laneway.message import Draft
+
+LAYOUT = 1
+"""The layout of the tables; 1 is that of 0.1.0, the first version whose tables are kept."""
+
+LEAST_SERVER = 140_000
+
+LOCK_SECONDS = 30
+"""How long another process's transaction is waited for."""
+
+IDLE_SECONDS = 2
+"""After so long the server ends a transaction whose client has stopped, and frees the lock."""
+
+SETTINGS: dict[str, object] = {
+    "synchronous_commit": "off",
+    "lock_timeout": LOCK_SECONDS * 1000,
+    "idle_in_transaction_session_timeout": IDLE_SECONDS * 1000,
+    "statement_timeout": 2 * LOCK_SECONDS * 1000,
+    # Plans that hold for tables of any size: no statistics are up to date in a queue.
+    "plan_cache_mode": "force_generic_plan",
+    "join_collapse_limit": 1,
+    "from_collapse_limit": 1,
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_LOCK = "SELECT pg_advisory_xact_lock({}, {})"
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock({}, {})"
+LOCK_CLASS = 0x4C_41_4E_45
+"""The first half of the numbers of advisory locks, "LANE"."""
+
+
+class Store:
+    """An open schema and its transactions. In a forked child process it is closed."""
+
+    def __init__(
+        self,
+        address: Address,
+        place: Place,
+        durability: str,
+        *,
+        create: bool = True,
+    ) -> None:
+        """`place`: its path is the schema."""
+        assert place.path is not None
+        self.address, self._place = address, place
+        self.schema = schema = place.path
+        self.name = f"{address.name} schema {schema}"
+        self.lock = threading.RLock()
+        self.commits = 0
+        self.written = 0
+        self.waited = 0.0
+        self._durability = durability
+        self._is_closed = False
+        self._in_transaction = False
+        self._quickest = float("inf")
+        """Seconds of the shortest wait for the lock: a round trip."""
+        number = zlib.crc32(schema.encode())
+        numbers = LOCK_CLASS, number - (1 << 32 if number >= 1 << 31 else 0)
+        self._lock_text, self._try_text = _LOCK.format(*numbers), _TRY_LOCK.format(*numbers)
+        self._later: dict[int, int] = {}
+        """By thread that syncs later: its last commit."""
+        self._flushing = threading.Lock()
+        self._flusher: psycopg.Connection[Any] | None = None
+        self._flushed = 0
+        """The last commit that is known to be on disk."""
+        self._connection: Connection | None = None
+        with self.lock:
+            _stores.add(self)
+            self._open(create=create)
+
+    # Opening
+
+    def _open(self, *, create: bool = False) -> Connection:
+        try:
+            connection = self.connect()
+            try:
+                self._check_server(connection)
+                self._check_schema(connection, create=create)
+            except BaseException:
+                connection.close()
+                raise
+        except psycopg.Error as error:
+            raise self.explain(error) from error
+        self._connection = opened = Connection(connection)
+        return opened
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A new connection to the database, with the settings of transactions."""
+        connection = psycopg.connect(
+            self.address.server,
+            autocommit=True,
+            client_encoding="UTF8",
+            **_defaults(self.address.server),
+        )
+        settings = SETTINGS | {"search_path": sql.Identifier(self.schema).as_string()}
+        if connection.info.server_version >= 170_000:
+            settings["transaction_timeout"] = 3 * LOCK_SECONDS * 1000
+        connection.execute(
+            sql.SQL("SELECT ")
+            + sql.SQL(", ").join(
+                sql.SQL("set_config({}, {}, false)").format(name, str(value))
+                for name, value in settings.items()
+            )
+        )
+        return connection
+
+    def _check_server(self, connection: psycopg.Connection[Any]) -> None:
+        version = connection.info.server_version
+        if version < LEAST_SERVER:
+            raise EngineUnavailable(
+                f"{self.address.name}: the server is PostgreSQL {version // 10_000}, Laneway needs"
+                f" {LEAST_SERVER // 10_000} or newer"
+            )
+        row = connection.execute(
+            "SELECT pg_is_in_recovery(), current_setting('server_encoding'),"
+            " current_setting('synchronous_standby_names')"
+        ).fetchone()
+        assert row is not None
+        is_standby, encoding, standbys = row
+        if is_standby:
+            raise EngineUnavailable(
+                f"{self.address.name}: this server is a read-only standby; name the primary, or"
+                " all servers with ?target_session_attrs=read-write"
+            )
+        if encoding != "UTF8":
+            raise EngineUnavailable(
+                f"{self.address.name}: the database has encoding {encoding}, Laneway needs UTF8:"
+                " create one with ENCODING 'UTF8' TEMPLATE template0"
+            )
+        if self._durability == "replicated" and not standbys:
+            raise EngineUnavailable(
+                f'{self.address.name}: durability "replicated" needs a synchronous standby, and'
+                " synchronous_standby_names is empty on this server"
+            )
+
+    def _check_schema(self, connection: psycopg.Connection[Any], *, create: bool) -> None:
+        version = self._layout(connection)
+        if version is None and create:
+            with connection.transaction():
+                connection.execute(self._lock_text.encode())
+                version = self._layout(connection)  # another process may have been faster
+                if version is None:
+                    self._create(connection)
+                    version = LAYOUT
+        if version is None:
+            raise EngineUnavailable(
+                f"{self.name}: there is no such schema; check the URL and the namespace, or start"
+                " a program that publishes to it"
+            )
+        if version != LAYOUT:
+            raise SchemaMismatch(
+                f"{self.name}: the tables have layout {version}, this Laneway knows layout"
+                f" {LAYOUT}; upgrade Laneway"
+            )
+
+    def _layout(self, connection: psycopg.Connection[Any]) -> int | None:
+        """The layout of the schema's tables; None: there are none."""
+        row = connection.execute(
+            "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = 'layout'",
+            (self.schema,),
+        ).fetchone()
+        if row is None:
+            return None
+        row = connection.execute("SELECT max(version) FROM layout").fetchone()
+        return int(row[0]) if row is not None and row[0] is not None else 0
+
+    def _create(self, connection: psycopg.Connection[Any]) -> None:
+        name = sql.Identifier(self.schema)
+        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+        connection.execute(statements.tables().encode())
+        nonce = self._place.nonce or f"{random.SystemRandom().randrange(32**4, 32**5):x}"
+        connection.execute(
+            "INSERT INTO shard (one, nonce, seq, fence) VALUES (1, %s, %s, %s)",
+            (nonce, *[self._place.first_number] * 2),
+        )
+        connection.execute("INSERT INTO layout VALUES (%s)", (LAYOUT,))
+
+    # Transactions
+
+    @contextmanager
+    def writing(
+        self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
+    ) -> Iterator[Connection]:
+        with self.lock:
+            self.refuse_nested()
+            connection = self._begin(changes_queue=changes_queue)
+            try:
+                yield connection
+            except BaseException as error:
+                self._roll_back(connection, error)
+                if isinstance(error, psycopg.Error):
+                    raise self.explain(error) from error
+                raise
+            self._commit(connection, changes_queue=changes_queue)
+            commit = self.written
+        if durable and syncs:
+            self.sync(commit)
+
+    def _begin(self, *, changes_queue: bool) -> Connection:
+        """Begin a transaction under the lock; on a new connection if the old one is lost."""
+        connection = self._usable()
+        for is_last in (False, True):
+            began = time.monotonic()
+            try:
+                connection.begin(_BEGIN, self._lock_text, changes_queue=changes_queue)
+            except psycopg.Error as error:
+                is_lost = not connection.pipeline.is_open or isinstance(
+                    error, psycopg.OperationalError
+                )
+                self._roll_back(connection, error)
+                if is_last or not is_lost or isinstance(error, psycopg.errors.LockNotAvailable):
+                    raise self.explain(error) from error
+                connection = self._usable()
+                continue
+            took = time.monotonic() - began
+            self._quickest = min(self._quickest, took)
+            self.waited += took - self._quickest
+            break
+        self._in_transaction = True
+        return connection
+
+    def _commit(self, connection: Connection, *, changes_queue: bool) -> None:
+        self._in_transaction = False
+        try:
+            connection.commit()
+        except psycopg.Error as error:
+            self._roll_back(connection, error)
+            raise self.explain(error, applied=None) from error
+        self.commits += changes_queue
+        self.written += 1
+
+    def _roll_back(self, connection: Connection, error: BaseException) -> None:
+        self._in_transaction = False
+        connection.turn = -1
+        if isinstance(error, Exception) and connection.pipeline.is_open:
+            with contextlib.suppress(psycopg.Error):
+                connection.roll_back()
+                return
+        self._drop()  # what it has sent and not read is not known
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.pipeline.close()
+
+    def _usable(self) -> Connection:
+        if self._is_closed:
+            raise EngineUnavailable(f"{self.name}: this engine was closed; open it again")
+        connection = self._connection
+        if connection is not None and connection.pipeline.is_open:
+            return connection
+        self._drop()
+        return self._open()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self.lock:
+            if self._in_transaction:
+                assert self._connection is not None
+                yield self._connection
+                return
+            connection = self._usable()
+            self._in_transaction = True
+            try:
+                connection.begin_reading(_BEGIN_READING)
+                yield connection
+                connection.end_reading()
+            except BaseException as error:
+                self._roll_back(connection, error)
+                if isinstance(error, psycopg.Error):
+                    raise self.explain(error) from error
+                raise
+            finally:
+                self._in_transaction = False
+
+    def run_durably(self, name: str, *values: Any) -> list[Any]:
+        with self.writing(durable=True, changes_queue=False, syncs=False) as connection:
+            rows: list[Any] = connection.all(name, *values)
+        return rows
+
+    def refuse_nested(self) -> None:
+        if self._in_transaction:
+            raise EngineUnavailable(
+                f"{self.name}: this call began inside another one of its thread, as in a signal"
+                " handler or a finalizer; nothing was changed, use another thread"
+            )
+
+    def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
+        """The server alone knows its disk."""
+
+    # Durability
+
+    def sync(self, commit: int) -> None:
+        if self._durability == "memory":
+            return
+        if self._later and (thread := threading.get_ident()) in self._later:
+            self._later[thread] = commit
+            return
+        with self._flushing:
+            if self._flushed >= commit:
+                return
+            target = self.written
+            try:
+                self._flush()
+            except psycopg.Error as error:
+                raise self.explain(error, applied=None) from error
+            self._flushed = max(target, commit)
+
+    def _flush(self) -> None:
+        """Commit something that waits for the disk, and so for all commits before it."""
+        flusher = self._flusher
+        if flusher is None or flusher.closed:
+            flusher = self._flusher = self.connect()
+            level = "remote_apply" if self._durability == "replicated" else "on"
+            flusher.execute(sql.SQL("SET synchronous_commit = {}").format(level))
+        try:
+            flusher.execute("SELECT pg_logical_emit_message(true, 'laneway', '')")
+        except psycopg.Error:
+            flusher.close()
+            raise
+
+    @contextmanager
+    def syncing_later(self) -> Iterator[None]:
+        thread, later = threading.get_ident(), self._later
+        if thread in later:
+            yield  # the block around this one syncs
+            return
+        later[thread] = 0
+        try:
+            yield
+        finally:
+            commit = later.pop(thread)
+            if commit:
+                self.sync(commit)
+
+    def sync_now(self) -> None:
+        thread = threading.get_ident()
+        commit = self._later.pop(thread, None)
+        if commit is not None:
+            try:
+                self.sync(commit)
+            finally:
+                self._later[thread] = 0
+
+    def checkpoint(self) -> None:
+        """The server checkpoints by itself."""
+
+    def is_busy(self) -> bool:
+        if not self.lock.acquire(blocking=False):
+            return True
+        try:
+            with self.reading() as connection:
+                return not connection.has_lock(self._try_text)
+        finally:
+            self.lock.release()
+
+    def explain(self, error: psycopg.Error, *, applied: bool | None = False) -> LanewayError:
+        """The exception that an error of PostgreSQL means for the caller, in one line."""
+        return explain(self.name, error, applied=applied)
+
+    def close(self) -> None:
+        """Close the connections; may be called twice."""
+        self._is_closed = True
+        with self.lock:
+            self._drop()
+        with self._flushing:
+            if self._flusher is not None:
+                self._flusher.close()
+
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self.lock, self._flushing = threading.RLock(), threading.Lock()
+        self._is_closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.pipeline.forget()
+        flusher, self._flusher = self._flusher, None
+        if flusher is not None:
+            forget(flusher)
+
+
+def _defaults(url: str) -> dict[str, Any]:
+    """What the URL does not say."""
+    given = psycopg.conninfo.conninfo_to_dict(url)
+    defaults = {
+        "connect_timeout": 10,
+        "application_name": "laneway",
+        "tcp_user_timeout": IDLE_SECONDS * 1000,
+        "keepalives_idle": 10,
+    }
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+# Forks: no transaction runs during a fork, and the child does not use the parent's connections.
+
+_stores: WeakSet[Store] = WeakSet()
+_paused: list[Store] = []
+
+
+def _before_fork(seconds: float) -> bool:
+    others = set(_stores).difference(_paused)
+    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
+    _paused.extend(paused)
+    return len(paused) == len(others)
+
+
+def _after_fork_in_parent() -> None:
+    for store in _paused:
+        store.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    _paused.clear()
+    for store in list(_stores):
+        store.forget()
+    _stores.clear()
+
+
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)

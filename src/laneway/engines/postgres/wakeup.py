@@ -1,0 +1,535 @@
+"""
+Wakeup by LISTEN and NOTIFY: how a process that makes a lane runnable wakes a worker that waits.
+
+Each process has one connection that listens to a channel of its own, and a row in `sleeper` for
+each pool in which one of its listeners waits. After a commit that made something runnable, the
+publisher reads these rows and notifies one waiter, and all waiters that serve some topics only,
+because they may not be able to lease it. If nobody waits it notifies nobody, because a NOTIFY takes
+a lock of the whole server.
+
+For example, the workers A, B and C wait with room for 10 messages each, and a process publishes
+15 in one call. It notifies A. A leases 10: a full batch, so it notifies B. B leases the other 5: no
+full batch, so C sleeps on.
+
+Why this is correct. A waiter's row is committed before it looks for messages, and a publisher reads
+the rows after its commit. So a message is either seen when the waiter looks, or its publisher sees
+the row. A notification says only that something may have changed, so one too many costs a look. One
+too few costs `LOOK_AGAIN`: a waiter looks at least that often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import secrets
+import select
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import psycopg
+
+from laneway.engines.postgres.pipeline import forget
+from laneway.engines.shared import forking
+from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
+from laneway.engines.sql.wakeup import LOOK_AGAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from laneway.engines.base import ArrivalListener, ResultListener
+    from laneway.engines.shared.interrupt import Interrupt
+
+BEAT_SECONDS = 3.0
+"""How often a listening process says that it still does."""
+
+DEAD_SECONDS = 10
+"""A row that is older belongs to a process that died or has stopped."""
+
+MOST_BYTES = 7_000
+"""Of ids in one notification; the server takes 8,000."""
+
+ALL, SOME, BUSY, RESULTS = "a", "s", "b", "r"
+"""
+What a row of `sleeper` is of: a worker that serves all topics, or some; a busy worker; a process
+that waits for results.
+"""
+
+log = logging.getLogger("laneway.engine")
+
+
+class Wakeup:
+    """
+    Waits and notifications of one store. `connect` opens a connection to it; `look`: in how many
+    seconds a pool may have something to lease; 0: now.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        look: Callable[[str, Sequence[str] | None], float],
+    ) -> None:
+        self.look = look
+        self._interrupted = 0
+        self._random = random.Random()
+        self.waiting: list[StoreWorkListener] = []
+        self.listeners: list[StoreResultListener] = []
+        self.busy: list[StoreArrivalListener] = []
+        self._presence = _Presence(connect, self._receive)
+
+    # Notifying
+
+    def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
+        is_woken = self._wake_workers(pool)
+        rows = self._presence.others(pool)
+        self._presence.send((channel, f"w{pool}") for channel, kind in rows if kind == SOME)
+        if is_woken:
+            return
+        if chosen := [channel for channel, kind in rows if kind == ALL]:
+            self._presence.send([(self._random.choice(chosen), f"w{pool}")])
+        elif (
+            has_arrivals
+            and not self._wake_busy(pool)
+            and (chosen := [channel for channel, kind in rows if kind == BUSY])
+        ):
+            self._presence.send([(self._random.choice(chosen), f"b{pool}")])
+
+    def _wake_workers(self, pool: str) -> bool:
+        """
+        Wake this process's workers with some topics, and one that serves all; whether there is one.
+        """
+        all_topics = []
+        for listener in list(self.waiting):
+            if listener.pool == pool and listener.is_waiting:
+                if listener.topics is None:
+                    all_topics.append(listener)
+                else:
+                    listener.notify()
+        if not all_topics:
+            return False
+        self._random.choice(all_topics).notify()
+        return True
+
+    def _wake_busy(self, pool: str) -> bool:
+        busy = [listener for listener in list(self.busy) if listener.pool == pool]
+        if busy:
+            self._random.choice(busy).notify(pool)
+        return bool(busy)
+
+    def notify_results(self, ids: Sequence[str]) -> None:
+        for listener in list(self.listeners):
+            listener.notify(ids)
+        channels = [channel for channel, kind in self._presence.others("") if kind == RESULTS]
+        if channels:
+            self._presence.send((each, text) for text in _pages(ids) for each in channels)
+
+    def _receive(self, text: str) -> None:
+        """Another process has notified this one."""
+        kind, rest = text[:1], text[1:]
+        if kind == "r":
+            for listener in list(self.listeners):
+                listener.notify(rest.split("\n"))
+        elif kind == "b":
+            self._wake_busy(rest)
+        elif not self._wake_workers(rest) and not self._wake_busy(rest):
+            self._presence.forward(rest)
+
+    def find_worker(self, pool: str) -> None:
+        """Messages are leased to nobody without their asking."""
+
+    def send_lease(self, worker: object, lease: object, began: float) -> bool:
+        """To nobody."""
+        del worker, lease, began
+        return False
+
+    def forget_workers(self) -> None:
+        """There are none."""
+
+    # Waiting
+
+    def wait(
+        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    ) -> bool:
+        deadline, before = time.monotonic() + timeout, self._interrupted
+        listener = StoreWorkListener(self, pool, topics, looks_always=True)
+        try:
+            with interrupt.waking(listener.wake):
+                while self._interrupted == before and not interrupt.is_set:
+                    left = deadline - time.monotonic()
+                    if listener.poll(max(left, 0.0)):
+                        return True
+                    if left <= 0:
+                        break
+        finally:
+            listener.close()
+        return False
+
+    def work_listener(
+        self,
+        pool: str,
+        topics: Sequence[str] | None,
+        *,
+        max_lease_us: int | None = None,
+        looks_always: bool = False,
+    ) -> StoreWorkListener:
+        del max_lease_us  # nothing is leased to it without its asking
+        return StoreWorkListener(self, pool, topics, looks_always=looks_always)
+
+    def arrival_listener(self, pool: str) -> ArrivalListener:
+        return _PresentArrivals(self.busy, pool, self._presence)
+
+    def result_listener(self) -> ResultListener:
+        return _PresentResults(self.listeners, self._presence)
+
+    def enter(self, kind: str, pool: str) -> None:
+        """Be notified as one of this kind from now on."""
+        self._presence.enter(kind, pool)
+
+    def leave(self, kind: str, pool: str) -> None:
+        """The opposite of `enter`."""
+        self._presence.leave(kind, pool)
+
+    def interrupt(self) -> None:
+        self._interrupted += 1
+        for listener in list(self.waiting):
+            listener.wake()
+
+    def close(self) -> None:
+        """End the thread and close the connections."""
+        self._presence.close()
+
+
+class StoreWorkListener:
+    """
+    Is notified of what can be leased. `looks_always`: `poll` returns True only if it has seen
+    something to lease itself; a notification may be about what is due soon.
+    """
+
+    def __init__(
+        self,
+        wakeup: Wakeup,
+        pool: str,
+        topics: Sequence[str] | None,
+        *,
+        looks_always: bool = False,
+    ) -> None:
+        self._wakeup = wakeup
+        self.pool, self.topics = pool, topics
+        self._kind = ALL if topics is None else SOME
+        self._looks_always = looks_always
+        self.is_waiting = False
+        """Whether it wants to be notified."""
+        self._look_at = 0.0
+        self._changed = threading.Condition()
+        self._is_notified = False
+        self._is_woken = False
+        wakeup.waiting.append(self)
+
+    def poll(self, timeout: float, startable: int = 0) -> bool:
+        del startable
+        deadline = time.monotonic() + timeout
+        if not self.is_waiting:
+            self._wakeup.enter(self._kind, self.pool)
+            self.is_waiting, self._look_at = True, 0.0
+        while True:
+            now = time.monotonic()
+            if now >= self._look_at:
+                soon = self._wakeup.look(self.pool, self.topics)
+                self._look_at = now + (min(soon, LOOK_AGAIN) if soon > 0 else LOOK_AGAIN)
+                if soon <= 0:
+                    return True
+            with self._changed:
+                left = min(deadline, self._look_at) - time.monotonic()
+                if not (self._is_notified or self._is_woken) and left > 0:
+                    self._changed.wait(left)
+                is_notified, self._is_notified = self._is_notified, False
+                is_woken, self._is_woken = self._is_woken, False
+            if is_woken:
+                return False
+            if is_notified:
+                if not self._looks_always:
+                    return True
+                self._look_at = 0.0
+            elif time.monotonic() >= deadline:
+                return False
+
+    def notify(self) -> None:
+        """Something may be there."""
+        with self._changed:
+            self._is_notified = True
+            self._changed.notify()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify()
+
+    def pause(self) -> bool:
+        if self.is_waiting:
+            self.is_waiting = False
+            self._wakeup.leave(self._kind, self.pool)
+            if self._is_notified:
+                self._is_notified = False
+                self.pass_on()
+        return False
+
+    def pass_on(self) -> bool:
+        self._wakeup.notify(self.pool, has_arrivals=True)
+        return True
+
+    def close(self) -> None:
+        self.pause()
+        with contextlib.suppress(ValueError):
+            self._wakeup.waiting.remove(self)
+
+
+class _PresentArrivals(StoreArrivalListener):
+    """An arrival listener that other processes notify."""
+
+    def __init__(
+        self, listeners: list[StoreArrivalListener], pool: str, presence: _Presence
+    ) -> None:
+        super().__init__(listeners, pool)
+        self._presence: _Presence | None = presence
+        presence.enter(BUSY, pool)
+
+    def close(self) -> None:
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            presence.leave(BUSY, self.pool)
+        super().close()
+
+
+class _PresentResults(StoreResultListener):
+    """A result listener that other processes notify."""
+
+    def __init__(self, listeners: list[StoreResultListener], presence: _Presence) -> None:
+        super().__init__(listeners)
+        self._presence: _Presence | None = presence
+        presence.enter(RESULTS, "")
+
+    def close(self) -> None:
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            presence.leave(RESULTS, "")
+        super().close()
+
+
+class _Presence:
+    """
+    The rows in `sleeper` of one process, its channel, and the thread that listens to it. Errors of
+    the server are logged once and cost only time: who waits looks every second.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        receive: Callable[[str], None],
+    ) -> None:
+        self._connect, self._receive = connect, receive
+        self.channel = f"laneway_{secrets.token_hex(8)}"
+        self._here: Counter[tuple[str, str]] = Counter()
+        """How many listeners this process has, by kind and pool."""
+        self._lock = threading.RLock()
+        """For the connection, and for what follows from it."""
+        self._connection: psycopg.Connection[Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._waker: tuple[int, int] | None = None
+        self._is_closed = False
+        self._retry_at = 0.0
+        self._has_warned = False
+        _presences.add(self)
+
+    def enter(self, kind: str, pool: str) -> None:
+        """A listener of this process waits."""
+        with self._lock:
+            self._here[kind, pool] += 1
+            if self._here[kind, pool] == 1:
+                self._start()
+                self._run(_ENTER, (self.channel, kind, pool))
+
+    def leave(self, kind: str, pool: str) -> None:
+        """It does not wait any more."""
+        with self._lock:
+            self._here[kind, pool] -= 1
+            if not self._here[kind, pool]:
+                del self._here[kind, pool]
+                self._run(_LEAVE, (self.channel, kind, pool))
+
+    def others(self, pool: str) -> list[tuple[str, str]]:
+        """Channel and kind of the listeners of other processes in a pool."""
+        with self._lock:
+            return self._run(_OTHERS, (pool, self.channel, DEAD_SECONDS))
+
+    def send(self, notifications: Iterable[tuple[str, str]]) -> None:
+        """Notify: channel and text."""
+        for channel, text in notifications:
+            with self._lock:
+                self._run("SELECT pg_notify(%s, %s)", (channel, text))
+
+    def forward(self, pool: str) -> None:
+        """Nobody waits here any more: notify a worker of another process."""
+        chosen = [channel for channel, kind in self.others(pool) if kind in (ALL, BUSY)]
+        if chosen:
+            self.send([(random.choice(chosen), f"w{pool}")])
+
+    def _run(self, statement: str, values: Sequence[object]) -> list[Any]:
+        connection = self._usable()
+        if connection is None:
+            return []
+        try:
+            cursor = connection.execute(statement.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            self._lose(error)
+            return []
+
+    def _usable(self) -> psycopg.Connection[Any] | None:
+        """The connection, opened if it is time to try."""
+        if self._is_closed or time.monotonic() < self._retry_at:
+            return None
+        if self._connection is None:
+            try:
+                connection = self._connect()
+                connection.execute(f"LISTEN {self.channel}".encode())
+                for kind, pool in self._here:
+                    connection.execute(_ENTER.encode(), (self.channel, kind, pool))
+                self._connection = connection
+            except Exception as error:  # noqa: BLE001  # workers look every second
+                self._lose(error)
+        return self._connection
+
+    def _lose(self, error: Exception) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._retry_at = time.monotonic() + LOOK_AGAIN
+        if not self._has_warned and not self._is_closed:
+            self._has_warned = True
+            log.warning(
+                "notifications between processes fail (%s); workers look every second instead,"
+                " until the server answers again",
+                str(error).strip().replace("\n", "; "),
+            )
+
+    # The thread that listens
+
+    def _start(self) -> None:
+        if self._thread is None and not self._is_closed:
+            self._waker = os.pipe()
+            self._thread = threading.Thread(
+                target=self._listen, args=self._waker[:1], name="laneway-listen", daemon=True
+            )
+            self._thread.start()
+
+    def _listen(self, waker: int) -> None:
+        beat_at = time.monotonic() + BEAT_SECONDS
+        while not self._is_closed:
+            with self._lock:
+                connection = self._usable()
+                file = connection.fileno() if connection is not None else None
+            poll = select.poll()
+            poll.register(waker, select.POLLIN)
+            if file is not None:
+                poll.register(file, select.POLLIN)
+            poll.poll(1000 * (max(beat_at - time.monotonic(), 0.0) if file else LOOK_AGAIN))
+            texts: list[str] = []
+            with self._lock:
+                if self._is_closed:
+                    return
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + BEAT_SECONDS
+                    self._beat()
+                connection = self._connection
+                if connection is not None:
+                    try:
+                        texts = [each.payload for each in connection.notifies(timeout=0)]
+                    except psycopg.Error as error:
+                        self._lose(error)
+            for text in texts:
+                self._receive(text)
+
+    def _beat(self) -> None:
+        if self._here:
+            self._run(_BEAT, (self.channel,))
+            self._run(_FORGET, (DEAD_SECONDS,))
+
+    def close(self) -> None:
+        """End the thread and remove the rows."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._here:
+                self._run("DELETE FROM sleeper WHERE channel = %s", (self.channel,))
+            self._is_closed = True
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+            thread, waker = self._thread, self._waker
+        if waker is not None:
+            os.write(waker[1], b"!")
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5)
+        if waker is not None:
+            for file in waker:
+                os.close(file)
+
+    def forget(self) -> None:
+        """In a forked child: the connection and the thread are the parent's."""
+        self._lock = threading.RLock()
+        self._is_closed, self._thread = True, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            forget(connection)
+
+
+_ENTER = """INSERT INTO sleeper (channel, kind, pool, beat) VALUES (%s, %s, %s, now())
+    ON CONFLICT (channel, kind, pool) DO UPDATE SET beat = excluded.beat"""
+_LEAVE = "DELETE FROM sleeper WHERE channel = %s AND kind = %s AND pool = %s"
+_OTHERS = """SELECT channel, kind FROM sleeper WHERE pool = %s AND channel <> %s
+    AND beat > now() - make_interval(secs => %s)"""
+_BEAT = "UPDATE sleeper SET beat = now() WHERE channel = %s"
+_FORGET = "DELETE FROM sleeper WHERE beat < now() - make_interval(secs => %s)"
+
+
+def _pages(ids: Sequence[str]) -> list[str]:
+    """The texts of notifications of these ids; one that is too long for any is left out."""
+    pages, page = [], ""
+    for each in ids:
+        if len((page + each).encode()) >= MOST_BYTES:
+            pages.append(page)
+            page = ""
+        if len(each.encode()) < MOST_BYTES:
+            page += f"\n{each}"
+    return [f"r{page[1:]}" for page in [*pages, page] if page]
+
+
+_presences: WeakSet[_Presence] = WeakSet()
+_paused: list[_Presence] = []
+
+
+def _before_fork(seconds: float) -> bool:
+    others = set(_presences).difference(_paused)
+    paused = [each for each in others if each._lock.acquire(timeout=seconds)]  # noqa: SLF001
+    _paused.extend(paused)
+    return len(paused) == len(others)
+
+
+def _after_fork_in_parent() -> None:
+    for presence in _paused:
+        presence._lock.release()  # noqa: SLF001
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    _paused.clear()
+    for presence in list(_presences):
+        presence.forget()
+    _presences.clear()
+
+
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)

@@ -1,0 +1,148 @@
+"""
+Listeners of one process to arrivals and results, which a store's wakeup notifies.
+
+Each has a pair of sockets, so that `poll` sleeps without holding anything and `wake` is one byte.
+A wakeup that is notified of other processes by a datagram socket attaches it to the listener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from laneway.engines.base import ABORT, PING
+from laneway.engines.sql.wakeup import LOOK_AGAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self._inner, self._waker = socket.socketpair()
+        self._outer: socket.socket | None = None
+        self._path = ""
+        """Of the datagram socket, "" without one."""
+        for each in (self._inner, self._waker):
+            each.setblocking(False)
+
+    def attach(self, outer: socket.socket, path: str) -> None:
+        """Receive datagrams of other processes by a socket that is bound to this path."""
+        self._outer, self._path = outer, path
+
+    @property
+    def name(self) -> str:
+        """The name of its datagram socket, "" without one."""
+        return os.path.basename(self._path)
+
+    def _wait(self, timeout: float) -> tuple[bool, bool]:
+        """Whether this process notified it, and whether another one has sent something."""
+        poll = select.poll()
+        for each in (self._inner, self._outer):
+            if each is not None:
+                poll.register(each, select.POLLIN)
+        ready = {file for file, _ in poll.poll(timeout * 1000)}
+        was_woken = self._inner.fileno() in ready
+        if was_woken:
+            with contextlib.suppress(BlockingIOError):
+                self._inner.recv(4096)
+        return was_woken, self._outer is not None and self._outer.fileno() in ready
+
+    def _received(self) -> Iterator[bytes]:
+        """The datagrams of other processes."""
+        if self._outer is not None:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    yield self._outer.recv(1 << 17)
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def close(self) -> None:
+        for each in (self._inner, self._waker, self._outer):
+            if each is not None:
+                each.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+                os.rmdir(os.path.dirname(self._path))
+
+
+class StoreArrivalListener(_Listener):
+    """Is notified of arrivals in a pool. It is one of `listeners` until it is closed."""
+
+    def __init__(self, listeners: list[StoreArrivalListener], pool: str) -> None:
+        super().__init__()
+        self._listeners = listeners
+        self.pool = pool
+        self._notified = False
+        listeners.append(self)
+
+    def notify(self, pool: str) -> None:
+        """Messages came to a pool."""
+        if pool == self.pool:
+            self._notified = True
+            self.wake()
+
+    def poll(self, timeout: float) -> bool:
+        _, has_received = self._wait(timeout)
+        notified, self._notified = self._notified, False
+        received = list(self._received()) if has_received else []
+        return notified or bool(received)
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(self)
+        super().close()
+
+
+class StoreResultListener(_Listener):
+    """
+    Is notified of stored outcomes and progress. It is one of `listeners` until it is closed.
+
+    A notification of another process may be lost, so `poll` asks its caller to read all ids again
+    (None) after a second without notifications.
+    """
+
+    def __init__(self, listeners: list[StoreResultListener]) -> None:
+        super().__init__()
+        self._listeners = listeners
+        self._subscribed: set[str] = set()
+        self._notified: deque[str] = deque()
+        listeners.append(self)
+
+    def subscribe(self, *ids: str) -> None:
+        self._subscribed.update(ids)
+        self.notify(ids)
+
+    def unsubscribe(self, *ids: str) -> None:
+        self._subscribed.difference_update(ids)
+
+    def notify(self, ids: Sequence[str]) -> None:
+        """Something was stored under these ids."""
+        self._notified.extend(ids)
+        self.wake()
+
+    def poll(self, timeout: float) -> list[str] | None:
+        was_woken, has_received = self._wait(min(timeout, LOOK_AGAIN))
+        if not (was_woken or has_received) and timeout >= LOOK_AGAIN:
+            return None
+        notified: list[str] = []
+        while was_woken and self._notified:
+            notified.append(self._notified.popleft())
+        if has_received:
+            for datagram in self._received():
+                notified += datagram.decode(errors="replace").split("\n")
+        subscribed = self._subscribed
+        prefixes = tuple({ABORT, PING} & subscribed)
+        return [each for each in notified if each in subscribed or each.startswith(prefixes)]
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(self)
+        super().close()

@@ -1,0 +1,29 @@
+"""One PostgreSQL server for each process of the tests; every test uses new schemas in it."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.testing.postgres_server import PostgresServer
+
+
+@cache
+def server() -> PostgresServer:
+    """A single server, whose disk is not synced: the tests of kills have servers of their own."""
+    started = PostgresServer(fsync="off", full_page_writes="off")
+    started.start()
+    atexit.register(started.close)
+    return started
+
+
+def open_postgres(folder: Path, settings: Settings) -> FullEngine:
+    """Open an engine whose namespace is derived from the folder."""
+    namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
+    return open_engine(server().url, msgspec.structs.replace(settings, namespace=namespace))
