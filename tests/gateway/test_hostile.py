@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
 import logging
 import math
 import re
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -77,6 +80,9 @@ def packed(value: object) -> bytes:
 REFUSED: list[tuple[int, bytes]] = [
     # Not HTTP, or not honest about its length
     (400, b"\x16\x03\x01\x02\x00\x01\x00"),
+    (400, b"GET /healthz\r\n\r\n"),
+    (400, b"GET /healthz HTTP/0.9\r\n\r\n"),
+    (400, b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n"),
     (400, get(b"/v1/topics/\xff")),
     (400, get(b"/v1/topics", b"host : localhost")),
     (400, get(b"/v1/topics", b"host: localhost", b"x: a\0b")),
@@ -301,6 +307,32 @@ def test_quiet_log(tmp_path: Path) -> None:
         process.terminate()
         _, errors = process.communicate(timeout=30)
     assert not errors
+
+
+def test_log_without_files(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While no file is free for a connection, the log has one line; then it is served."""
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.01)
+    tries = itertools.count()
+
+    class Listening(socket.socket):
+        def accept(self) -> Any:
+            if next(tries) < 3_000:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    options = server.Options(port=0)
+    with Listening(fileno=server.listen(options).detach()) as listening:
+        served = server.create(gateway, options, listening, lambda _: None)
+        thread = threading.Thread(target=asyncio.run, args=(served.serve(),))
+        thread.start()
+        answer = exchange(listening.getsockname()[1], get(b"/healthz"))
+        served.stop()
+        thread.join()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    (record,) = (each for each in caplog.records if each.levelno >= logging.ERROR)
+    assert "no connection can be accepted" in record.getMessage()
 
 
 def test_requests_that_a_stop_cancels(

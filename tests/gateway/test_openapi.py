@@ -54,6 +54,20 @@ def test_document_is_complete() -> None:
         assert name in document["components"]["schemas"]
 
 
+def test_optional_fields_of_requests() -> None:
+    """
+    A body of a request names what it must have; a default is told as text, because generated
+    clients ask for a property that has one. That of an answer is there.
+    """
+    schemas = openapi.document(ROUTES)["components"]["schemas"]
+    for name in ("MessageBody", "TopicMessageBody", "LeaseBody", "SettleBody", "DeadBody"):
+        body = schemas[name]
+        assert not [each for each in body["properties"].values() if "default" in each], name
+    assert schemas["LeaseBody"]["required"] == []
+    assert schemas["MessageBody"]["properties"]["cost"]["description"] == "Default: `1`."
+    assert schemas["DeliveryAnswer"]["properties"]["cost"]["default"] == 1
+
+
 def test_pages(api: Api) -> None:
     """The document and the page are served without a token, and need no other site."""
     nobody = Api(api.port)

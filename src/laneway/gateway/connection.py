@@ -49,6 +49,9 @@ MAX_HELD = 64 << 10
 FAREWELL_SECONDS = 1.0
 """How long clients may take to close TLS when the server stops."""
 
+VERSIONS = ("1.1", "1.0")
+"""Of HTTP. The parser accepts others, such as a request of HTTP/0.9, which has no headers."""
+
 HEADER_LINE = len(b": \r\n")
 """What a header has beside its name and value."""
 
@@ -351,6 +354,9 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._parser.get_method() == b"CONNECT":
             self._refuse(_NO_TUNNEL)
+            raise _Refused
+        if self._parser.get_http_version() not in VERSIONS:
+            self._refuse(_NOT_HTTP)
             raise _Refused
         if self._parser.should_upgrade():
             self._offers_upgrade = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -45,10 +47,12 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         if kind is not None
     ]
     types += [ProblemBody, TopicMessageBody, LineAnswer]
+    bodies = [route.reads for route in routes if route.reads is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     # types are compared by identity, because lists cannot be hashed in all versions of Python
     known = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     queries = {route.query.__name__ for route in routes}
+    _tell_defaults(components, [known[id(each)] for each in (*bodies, TopicMessageBody)])
     paths: dict[str, Any] = {}
     for route in routes:
         operations = paths.setdefault(route.path, {})
@@ -71,6 +75,22 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _tell_defaults(components: dict[str, Any], bodies: list[Any]) -> None:
+    """
+    Give the defaults of these bodies of requests as text. Generators of clients take a property
+    with `default` for one that is always there, and ask programs for it.
+    """
+    seen: set[str] = set()
+    while bodies:
+        names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(bodies))) - seen
+        seen |= names
+        bodies = [components[name] for name in names]
+        for body in bodies:
+            for each in body.get("properties", {}).values():
+                if (default := each.pop("default", None)) is not None:
+                    each["description"] = f"Default: `{json.dumps(default)}`."
 
 
 def _operation(

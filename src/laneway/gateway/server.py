@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import ssl
@@ -21,11 +22,16 @@ from laneway.gateway.proxies import Proxies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+log = logging.getLogger("laneway.gateway")
+
 STOP_SECONDS = 10
 """How long requests may continue after the server was told to stop."""
 
 BACKLOG = 1024
 """Connections that the system holds until the server accepts them."""
+
+ACCEPT_LOG_SECONDS = 60.0
+"""How often the log has that no connection can be accepted."""
 
 
 class Application(Protocol):
@@ -191,6 +197,7 @@ class Server:
         self._stopped = asyncio.Event()
         self._is_stopped = False
         self._ending: asyncio.Task[None] | None = None
+        self._logged_at = -ACCEPT_LOG_SECONDS
 
     def stop(self) -> None:
         """Begin to stop, from any thread."""
@@ -202,6 +209,7 @@ class Server:
     async def serve(self) -> None:
         """Serve until `stop`, or a signal."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_error)
         if self._is_stopped:  # before it began
             self._stopped.set()
         with self._signals():
@@ -214,6 +222,18 @@ class Server:
             accepting.close()
             self._ending = asyncio.create_task(self.served.stop(self._stop_seconds))
             await self._ending
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What asyncio would log: while no file is free, a thousand tracebacks a second."""
+        if not context["message"].startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._logged_at + ACCEPT_LOG_SECONDS:
+            self._logged_at = loop.time()
+            log.error(
+                "no connection can be accepted (%s); new ones wait: raise the limit of open files"
+                " (ulimit -n), or lower --max-connections",
+                context["exception"],
+            )
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
