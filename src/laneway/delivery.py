@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -249,7 +251,12 @@ def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) 
     engine, pool, topics = runtime.engine, wanted.pool, wanted.topics
     while not interrupt.is_set:
         batch = engine.lease(
-            wanted.count, pool=pool, topics=topics, record_start=True, priorities=wanted.priorities
+            wanted.count,
+            pool=pool,
+            topics=topics,
+            record_start=True,
+            priorities=wanted.priorities,
+            holder=f"application {process_name()} (app.lease)",
         )
         if not batch.leases and batch.goes_on:
             continue  # not all lanes were looked at
@@ -267,6 +274,11 @@ def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) 
             continue
         engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
     return []
+
+
+def process_name() -> str:
+    """The host and the process, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def check_subscriptions(engine: FullEngine, topics: Iterable[str] | None) -> None:

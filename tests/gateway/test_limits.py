@@ -61,12 +61,14 @@ def test_fair_share_of_lines(gateway: Gateway) -> None:
     async def run() -> None:
         greedy, other = (Caller(name, frozenset(), token=name) for name in ("greedy", "other"))
         wanted = [Wanted(topics=(f"t{n}",)) for n in range(LINES_OF_CALLER + 1)]
-        waiting = [asyncio.create_task(polls.lease(each, 1, 30, greedy)) for each in wanted[:-1]]
+        waiting = [
+            asyncio.create_task(polls.lease(each, 1, 30, greedy, "")) for each in wanted[:-1]
+        ]
         await asyncio.sleep(0)
         with pytest.raises(Problem, match="requests of this token wait"):
-            await polls.lease(wanted[-1], 1, 30, greedy)
-        waiting.append(asyncio.create_task(polls.lease(wanted[-1], 1, 30, other)))
-        waiting.append(asyncio.create_task(polls.lease(wanted[0], 1, 30, greedy)))
+            await polls.lease(wanted[-1], 1, 30, greedy, "")
+        waiting.append(asyncio.create_task(polls.lease(wanted[-1], 1, 30, other, "")))
+        waiting.append(asyncio.create_task(polls.lease(wanted[0], 1, 30, greedy, "")))
         await asyncio.sleep(0)
         assert polls.count == LINES_OF_CALLER + 2
         polls.stop()

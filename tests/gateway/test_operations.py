@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +21,14 @@ from laneway.cli import main
 from laneway.engines.base import WorkerFacts
 from laneway.errors import LeaseLost, Refused, UsageError
 from laneway.gateway import moments
+from laneway.gateway.gateway import Gateway
+from laneway.gateway.login import tokens
+from laneway.gateway.login.access import EVERYTHING
 from laneway.gateway.problems import Problem
+from laneway.gateway.waiting.long_poll import Wanted
 from laneway.units import SECOND
-from tests.gateway.conftest import Api
+from tests.gateway.conftest import TIMEOUT, Api
+from tests.gateway.test_sessions import running
 
 ERROR = """\
 shop.errors.PaymentFailed: order 4711 of 'acme' refused
@@ -183,20 +192,21 @@ def test_actions_on_a_message(api: Api, app: Laneway) -> None:
 def test_the_lease_of_a_program_that_has_ended(
     api: Api, app: Laneway, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Explain says that no worker holds it; released, it is delivered, and its holder is late."""
+    """Explain names its holder; released, it is delivered, and its holder is late."""
     app.policy("held", lease="2h", concurrency=1)
     app.publish("held", 1, id="first")
     app.publish("held", 2, id="second")
     (lost,) = app.lease(topics=["held"])
-    assert "no worker on the list" not in app.explain("first", topic="held").reasons[0]
+    program = f"application {socket.gethostname()}:{os.getpid()} (app.lease)"
+    assert app.explain("first", topic="held").reasons[0].endswith(f"; {program} holds it")
     monkeypatch.setattr(workers, "HELD_SECONDS", 0.0)
     command = "laneway message release first --topic held"
     reason = app.explain("first", topic="held").reasons[0]
-    assert "no worker on the list holds it" in reason
+    assert f"no worker on the list holds it: {program} leased it 0 s ago" in reason
     assert command in reason
     (decisive, *_) = app.explain_topic("held").reasons
     assert (decisive.cause, decisive.advice) == ("full", command)
-    assert "first of held was leased" in decisive.text
+    assert re.search(rf"first of held was leased .* by {re.escape(program)};", decisive.text)
     app.gate("shared", concurrency=1)
     app.policy("gated.*", gate="shared")
     app.publish("gated.a", 1, id="gated")
@@ -220,6 +230,48 @@ def test_the_lease_of_a_program_that_has_ended(
     assert "waits again" in CliRunner().invoke(main, arguments).output
     app.topic("held").release(app.lease(topics=["held"])[0].message.id)
     assert app.topic("held").stats().leased == 0
+
+
+def test_the_lease_of_an_http_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder is the client's address and token, which only tokens for all topics learn."""
+    monkeypatch.setattr(workers, "HELD_SECONDS", 0.0)
+    scopes, path = ["consume", "read"], "/v1/topics/held/messages/mine"
+    with Laneway(f"sqlite:///{tmp_path}/q.db") as app, running(app) as api:
+        _, every, _ = tokens.create(app.engine, "billing", scopes)
+        _, some, _ = tokens.create(app.engine, "shop", scopes, topics=["held"])
+        billing, shop = Api(api.port, token=every), Api(api.port, token=some)
+        app.publish("held", 1, id="mine")
+        assert len(billing.lease(topics=["held"])) == 1
+        holder = billing("GET", path).json["holder"]
+        through = f"through gateway {socket.gethostname()}:{os.getpid()}"
+        assert holder == f"HTTP client 127.0.0.1 with token 'billing' {through}"
+        reason = billing("GET", f"{path}/explain").json["reasons"][0]
+        assert f"no worker on the list holds it: {holder} leased it 0 s ago" in reason
+        assert "holder" not in shop("GET", path).json
+        reason = shop("GET", f"{path}/explain").json["reasons"][0]
+        assert "holds it: a program or an HTTP client leased it" in reason
+        assert app.explain_topic("held").reasons[0].text.count(holder) == 1
+
+
+def test_the_lease_of_a_request_that_waits(app: Laneway) -> None:
+    """It has the name of the request that gets it, also if others wait for the same."""
+    gateway, wanted = Gateway(app), Wanted(topics=("waited",))
+    polls = gateway.services.long_polls
+
+    async def run() -> dict[str, str]:
+        waiting = {
+            name: asyncio.create_task(polls.lease(wanted, 1, TIMEOUT, EVERYTHING, name))
+            for name in ("one", "other")
+        }
+        for _ in waiting:
+            await app.apublish("waited", 1)
+        return {name: (await task).leases[0].id for name, task in waiting.items()}
+
+    for name, message_id in asyncio.run(run()).items():
+        view = app.engine.find(message_id, "waited")
+        assert view is not None
+        assert view.holder == name
+    gateway.close()
 
 
 def test_back_off(api: Api, app: Laneway) -> None:

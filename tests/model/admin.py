@@ -607,6 +607,7 @@ class Model(Engine):
             if lease.message is message and not lease.gone:
                 view.handle, view.fence = lease.handle, lease.fence
                 view.leased_us, view.deadline_us = lease.granted, lease.deadline
+                view.holder = lease.holder
                 view.deliveries = message.deliveries + 1
         return view
 

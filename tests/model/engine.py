@@ -567,11 +567,13 @@ class Engine(Lanes):
         record_start: bool = False,
         max_lease_us: int | None = None,
         priorities: tuple[int, int] | None = None,
+        holder: str | None = None,
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
         self._housekeeping(HOUSEKEEPING_LIMIT)
-        call = Call(n if startable is None else startable, record_start, max_lease_us, priorities)
+        startable = n if startable is None else startable
+        call = Call(startable, record_start, max_lease_us, priorities, holder)
         if topics is None:
             self._serve_pool(call, pool, n)
             self._mix(call)
@@ -1032,6 +1034,7 @@ class Engine(Lanes):
             self._gates_of(lane, policy),
             serial_key,
             self._limited_key(message, policy),
+            call.holder,
         )
         self.leases[self.fence] = held
         self._stop_waiting(message)

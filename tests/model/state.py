@@ -128,6 +128,7 @@ class HeldLease:
     gates: tuple[str, ...]
     serial_key: SerialKey | None
     limited_key: SerialKey | None = None  # the key whose slot it holds
+    holder: str | None = None  # who has it; None: a worker
     gone: bool = False  # its topic was deleted
 
 
@@ -253,6 +254,7 @@ class Call:
     record_start: bool
     max_lease_us: int | None = None
     priorities: tuple[int, int] | None = None
+    holder: str | None = None
     leases: list[Lease] = field(default_factory=list)
     taken: list[tuple[str, Lease | None]] = field(default_factory=list)
     """By tier; None: the message had expired."""

@@ -226,6 +226,7 @@ def a_call(chance: random.Random) -> dict[str, Any]:
         # the model does not divide a pool's lanes by priorities
         "priorities": pick(PRIORITIES) if topics is not None else None,
         "max_lease_us": pick([None, None, 2 * SECOND]),
+        "holder": pick([None, None, "somebody"]),
     }
 
 

@@ -385,8 +385,9 @@ def _unheld(case: _Case, topics: Iterable[str]) -> TopicReason | None:
                 left = duration(((view.deadline_us or 0) - case.now_us) / SECOND)
                 return TopicReason(
                     "leased",
-                    f"{view.id} of {topic} was leased {age} ago for {left} more, and no worker on"
-                    " the list holds it; if what leased it has ended, release it",
+                    f"{view.id} of {topic} was leased {age} ago for {left} more by"
+                    f" {workers.holder_of(view, shows_holder=case.shows_others)}; no worker on the"
+                    " list holds it; if its holder has ended, release it",
                     workers.release_command(view),
                 )
     return None

@@ -377,18 +377,25 @@ class Holders:
 
     def lacks(self, view: MessageView, now_us: int) -> bool:
         """Whether no worker on the list holds a message that is leased."""
-        if view.leased_us is None or not self._are_all_known:
+        if view.leased_us is None or not (self._are_all_known or view.holder is not None):
             return False
         return now_us - view.leased_us >= HELD_SECONDS * units.SECOND and self.of(view) is None
 
 
-def unheld(view: MessageView, now_us: int) -> str:
+def unheld(view: MessageView, now_us: int, *, shows_holder: bool) -> str:
     """What is said of a message that is leased, and that no worker on the list holds."""
     age_s = (now_us - (view.leased_us or now_us)) / units.SECOND
     return (
-        "no worker on the list holds it: a program, an HTTP client or a worker that no longer"
-        f" responds leased it {age_s:,.0f} s ago; if that has ended: {release_command(view)}"
+        f"no worker on the list holds it: {holder_of(view, shows_holder=shows_holder)} leased it"
+        f" {age_s:,.0f} s ago; if that has ended: {release_command(view)}"
     )
+
+
+def holder_of(view: MessageView, *, shows_holder: bool) -> str:
+    """What has leased a message that no worker on the list holds."""
+    if view.holder is None:
+        return "a worker that no longer responds"
+    return view.holder if shows_holder else "a program or an HTTP client"
 
 
 def release_command(view: MessageView) -> str:
@@ -406,7 +413,9 @@ def _add_holder(engine: FullEngine, explanation: Explanation, *, shows_workers: 
     if facts is not None and shows_workers:
         explanation.reasons[at] += f"; worker {facts.id} holds it (pid {facts.pid})"
     elif holders.lacks(view, now_us):
-        explanation.reasons[at] += f"; {unheld(view, now_us)}"
+        explanation.reasons[at] += f"; {unheld(view, now_us, shows_holder=shows_workers)}"
+    elif view.holder is not None and shows_workers:
+        explanation.reasons[at] += f"; {view.holder} holds it"
 
 
 def explain(

@@ -8,9 +8,7 @@ leases end with its term: its successor gets them in their order.
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from laneway.awaitable import async_variant
 from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim, EngineTerms
-from laneway.delivery import Delivery, ack_many, lease_lost
+from laneway.delivery import Delivery, ack_many, lease_lost, process_name
 from laneway.errors import Refused, UsageError
 from laneway.message import Settlement
 from laneway.policy import is_pattern
@@ -117,7 +115,9 @@ class Consumer:
         *,
         term: Duration,
         wait: Duration | None,
+        holder: str = "",
     ) -> None:
+        """`holder`: what `explain` calls the holder of its leases; "": this process."""
         self._engine = engine
         self._threads = threads
         self.topic = topic
@@ -129,7 +129,8 @@ class Consumer:
         self._times = TermTimes(seconds, seconds)
         self._wait = arguments.seconds_or_none("consumer", "wait", wait)
         self._store = EngineTerms(engine, ELECTION + topic)
-        self._candidate = Candidate(secrets.token_hex(6), f"{socket.gethostname()}:{os.getpid()}")
+        self._candidate = Candidate(secrets.token_hex(6), process_name())
+        self._holder = holder or f"application {process_name()} (consumer)"
         self._term: Term | None = None
         self._renewal: TermRenewal | None = None
         self._pool = ""
@@ -273,6 +274,7 @@ class Consumer:
                 topics=topics,
                 record_start=True,
                 max_lease_us=max(1, round((term.until - clock()) * SECOND)),
+                holder=self._holder,
             )
             if batch.leases:
                 ahead_us = batch.now_us - time.monotonic_ns() // 1_000

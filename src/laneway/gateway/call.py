@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.delivery import process_name
 from laneway.gateway.problems import Problem
 from laneway.policy import check_policy_pattern, check_topic
 
@@ -55,6 +56,13 @@ class Call(msgspec.Struct, frozen=True):
     def shows_bodies(self) -> bool:
         """Whether the caller may see bodies of messages."""
         return "bodies" in self.caller.scopes
+
+    @property
+    def holder(self) -> str:
+        """Who holds the leases of this request, for people."""
+        token = f" with token {self.caller.name!r:.80}" if self.caller.token else ""
+        through = f"through gateway {process_name()}"
+        return f"HTTP client {self.request.address}{token} {through}"
 
     @property
     def is_dry_run(self) -> bool:

@@ -311,7 +311,8 @@ class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     A message that waits, is leased or is dead.
 
     `body`: a list where several were merged; `body_base64` if it is not JSON; `body_hidden`: the
-    token lacks the scope `bodies`.
+    token lacks the scope `bodies`. `holder`: the HTTP client or program that has leased it, for
+    tokens for all topics; `explain` names a worker.
     """
 
     id: str
@@ -332,6 +333,7 @@ class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     deliveries: int = 0
     suspect: bool = False
     deadline: datetime | None = None
+    holder: str | None = None
     reason: str | None = None
     error: str | None = None
     died_at: datetime | None = None

@@ -204,8 +204,8 @@ def topic_fields(stats: TopicStats, now_us: int) -> dict[str, Any]:
     }
 
 
-def message_answer(view: MessageView, *, shows_body: bool) -> MessageAnswer:
-    """A message; `shows_body`: whether its body may be seen."""
+def message_answer(view: MessageView, *, shows_body: bool, shows_holder: bool) -> MessageAnswer:
+    """A message. `shows_body`, `shows_holder`: whether its body and its holder may be seen."""
     body, encoded = _body_of(view.body, view.bodies, view.headers) if shows_body else (NULL, None)
     return MessageAnswer(
         id=view.id,
@@ -226,6 +226,7 @@ def message_answer(view: MessageView, *, shows_body: bool) -> MessageAnswer:
         deliveries=view.deliveries,
         suspect=view.suspect,
         deadline=moment_or_none(view.deadline_us),
+        holder=view.holder if shows_holder else None,
         reason=view.reason,
         error=view.error,
         died_at=moment_or_none(view.died_us),

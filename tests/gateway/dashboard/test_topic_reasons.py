@@ -390,6 +390,17 @@ def test_who_changed_it(app: Laneway, browser: Browser) -> None:
     assert all("paused by an operator" in text and "by ann" not in text for text in texts["bob"])
 
 
+def test_the_page_of_a_leased_message(app: Laneway, browser: Browser) -> None:
+    """It names the program that holds the lease, but not to tokens for some topics."""
+    app.publish("taken.mine", 1, id="taken")
+    assert len(app.lease(topics=["taken.mine"])) == 1
+    for topics, is_named in ((None, True), (["taken.*"], False)):
+        browser.token = tokens.create(app.engine, "reader", ["read"], topics=topics)[1]
+        page = browser.send("GET", "/message?topic=taken.mine&id=taken")
+        assert "lease ends" in page.text
+        assert ("(app.lease) holds it" in page.text) is is_named
+
+
 def test_the_command_line_finds_a_merchant(shop: tuple[Laneway, Browser]) -> None:
     """`laneway explain paused` is about push.paused; of several topics it names each."""
     app, _ = shop

@@ -72,6 +72,7 @@ class Queue(Protocol):
         tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
         priorities: tuple[int, int] | None = None,
+        holder: str | None = None,
         now_us: int | None = None,
     ) -> Batch:
         """
@@ -95,6 +96,8 @@ class Queue(Protocol):
           waits for a worker that died.
         - `priorities`: the least and the largest priority of the messages. Others stay in their
           lanes. Lanes without one are passed over, as with `only`.
+        - `holder`: who holds the leases, for `MessageView.holder`; workers say so in their
+          heartbeats (`WorkerFacts.held`) instead.
 
         Returns the leases and when to ask again. `Batch.passed_over` says that some lanes were
         passed over; `Batch.goes_on` says that a call with the same `only`, `without`, `tiers` and

@@ -112,7 +112,7 @@ class MessageView(msgspec.Struct, gc=False, kw_only=True):
     One message as administration sees it. Times are microseconds.
 
     - `seq`: its sequence number. `since_us`: the time by which equal priorities are ordered.
-    - `handle`, `fence`, `leased_us`, `deadline_us`: of its lease, if it is leased.
+    - `handle`, `fence`, `leased_us`, `deadline_us`, `holder`: of its lease, if it is leased.
     - `bodies`: all bodies, if several were merged.
     - `reason`, `error`, `died_us`: if it is a dead letter.
     - `history`: its last 20 failures, each `{"at_us", "what", "error"}`.
@@ -136,6 +136,7 @@ class MessageView(msgspec.Struct, gc=False, kw_only=True):
     fence: int | None = None
     leased_us: int | None = None
     deadline_us: int | None = None
+    holder: str | None = None
     bodies: list[bytes] | None = None
     reason: str | None = None
     error: str | None = None

@@ -89,7 +89,9 @@ def _element(column: Sequence[Any], known: int | None) -> int:
     return _ENCODE[type(first)][0] or TEXT
 
 
-_NULLABLE = {"expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot"}
+_NULLABLE = {
+    *("expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot", "holder")
+}
 _ZERO_IS_NULL = {
     table: frozenset(n for n, column in enumerate(columns) if column in _NULLABLE)
     for table, columns in (("message", ROW_COLUMNS), ("lease", Held.__struct_fields__))

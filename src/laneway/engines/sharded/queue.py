@@ -68,6 +68,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     record_start: bool
     max_lease_us: int | None
     priorities: tuple[int, int] | None
+    holder: str | None
 
     @property
     def takes_all(self) -> bool:
@@ -351,11 +352,12 @@ class ShardedQueue(ABC):
         tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
         priorities: tuple[int, int] | None = None,
+        holder: str | None = None,
         now_us: int | None = None,
     ) -> Batch:
         startable = n if startable is None else startable
         request = LeaseRequest(
-            pool, topics, only, without, tiers, record_start, max_lease_us, priorities
+            pool, topics, only, without, tiers, record_start, max_lease_us, priorities, holder
         )
         if self._namespace.shards == 1:
             return self._lease_on(0, request, n, startable, now_us)

@@ -222,12 +222,18 @@ def message(
 
 
 def set_lease(
-    view: MessageView, *, handle: int, fence: int, leased_us: int, deadline_us: int
+    view: MessageView,
+    *,
+    handle: int,
+    fence: int,
+    leased_us: int,
+    deadline_us: int,
+    holder: str | None,
 ) -> None:
     """The message is leased: the delivery that is under way counts."""
     view.state = "leased"
     view.handle, view.fence = handle, fence
-    view.leased_us, view.deadline_us = leased_us, deadline_us
+    view.leased_us, view.deadline_us, view.holder = leased_us, deadline_us, holder
     view.deliveries += 1
 
 

@@ -303,6 +303,7 @@ class SqlQueue(Waits):
         tiers: Sequence[str] | None = None,
         max_lease_us: int | None = None,
         priorities: tuple[int, int] | None = None,
+        holder: str | None = None,
         now_us: int | None = None,
     ) -> Batch:
         wanted = Wanted.of(only, without, tiers, priorities)
@@ -315,6 +316,7 @@ class SqlQueue(Waits):
                 record_start=record_start,
                 wanted=wanted,
                 max_lease_us=max_lease_us,
+                holder=holder,
                 now_us=now_us,
             )
             if batch.leases or not goes_on:
@@ -330,6 +332,7 @@ class SqlQueue(Waits):
         record_start: bool,
         wanted: Wanted | None,
         max_lease_us: int | None,
+        holder: str | None,
         now_us: int | None,
     ) -> tuple[Batch, bool]:
         """
@@ -351,6 +354,7 @@ class SqlQueue(Waits):
                 record_start=record_start,
                 only=filter_,
                 max_lease_us=max_lease_us,
+                holder=holder,
             )
             tx.write_rows()
             wake = tx.now if goes_on else housekeeping.next_wake(tx)

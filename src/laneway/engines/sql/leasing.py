@@ -124,6 +124,7 @@ def lease(
     record_start: bool,
     only: Only | None = None,
     max_lease_us: int | None = None,
+    holder: str | None = None,
 ) -> tuple[list[Lease], bool, bool]:
     """
     Choose and lease up to `room` messages. Also answers whether messages are left that could be
@@ -135,7 +136,9 @@ def lease(
         plan.serve_pool(pool, room)
     else:
         plan.serve_topics(topics, pool, room)
-    deliveries = _Deliveries(plan, record_start=record_start, max_lease_us=max_lease_us)
+    deliveries = _Deliveries(
+        plan, record_start=record_start, max_lease_us=max_lease_us, holder=holder
+    )
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane)
@@ -1121,11 +1124,13 @@ class _Deliveries:
         *,
         record_start: bool,
         max_lease_us: int | None,
+        holder: str | None = None,
     ) -> None:
         self.tx = plan.tx
         self._max_lease_us = FOREVER_US if max_lease_us is None else max_lease_us
         self._picked, self._keyed = plan.picked, plan.keyed
         self.record_start = record_start
+        self._holder = holder
         self._delivered: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
         self._deadlines: dict[int, list[int]] = {}
@@ -1261,7 +1266,7 @@ class _Deliveries:
         now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
         cached, delivered, leases = tx.lane_cache.leases, self._delivered, self._leases
         at_most_once, merges_all = policy.delivery == "at_most_once", policy.merge == "all"
-        charge = 0
+        charge, holder = 0, self._holder
         if self._by_time and (tier_queue := tx.tier_queue_of(lane)).number in self._by_time:
             charge = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
         fence = first = shard.fence
@@ -1312,7 +1317,7 @@ class _Deliveries:
             elif not charge:
                 cached[fence] = mid, number, _ended(row, gate, slot, now)
             leases.append(
-                (fence, mid, number, deadline, now, charge, started, gate, empty, 0, slot)
+                (fence, mid, number, deadline, now, charge, started, gate, empty, 0, slot, holder)
             )
         if fence > first:
             if lane.ready:

@@ -618,6 +618,7 @@ class Held(msgspec.Struct, gc=False):
     empty: str | None
     gone: int
     slot: str | None = None
+    holder: str | None = None
 
 
 def rank_of(priority: int, *, at_front: bool) -> int:

@@ -245,7 +245,8 @@ CREATE TABLE lease (
     -- at most once: no message is left; "" or the serial key that the lease holds
     empty    TEXT,
     gone     INTEGER NOT NULL DEFAULT 0, -- its topic was deleted
-    slot     TEXT                        -- the key that it holds a slot of
+    slot     TEXT,                       -- the key that it holds a slot of
+    holder   TEXT                        -- who has it; NULL: a worker, whose heartbeat says so
 );
 
 -- Messages that were published one at a time and are not in their lanes yet. Each is one row on one

@@ -153,6 +153,7 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
                 tiers=request.tiers,
                 max_lease_us=request.max_lease_us,
                 priorities=request.priorities,
+                holder=request.holder,
                 now_us=now_us,
             ),
         )

@@ -262,6 +262,7 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
             fence=held.fence,
             leased_us=held.granted,
             deadline_us=held.deadline,
+            holder=held.holder,
         )
     return view
 

@@ -48,7 +48,9 @@ _INSERTED = {"message": ROW_COLUMNS, "lease": Held.__struct_fields__}
 _ALWAYS_BOUND = {"mid", "fence"}
 """Columns whose values hardly ever are the same in several rows."""
 
-_NULLABLE_OF_ROWS = {"expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot"}
+_NULLABLE_OF_ROWS = {
+    *("expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot", "holder")
+}
 _ZERO_BY_DEFAULT = {"attempts", "deliveries", "suspect", "joined", "parts", "sticky", "gone"}
 
 

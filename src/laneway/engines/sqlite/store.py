@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 """The layout of `schema.sql`; 22 is that of 0.1.0, the first version whose files are kept."""
 
 MIGRATIONS = Path(__file__).with_name("migrations")

@@ -419,6 +419,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 b"" if request.priorities is None else 1 - 2 * request.priorities[0],
                 n - room,
                 b"" if request.priorities is None else -2 * request.priorities[1],
+                request.holder or b"",
             )
             if has_more_house:
                 continue

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 19
+LAYOUT = 20
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -691,6 +691,7 @@ class Held(msgspec.Struct, array_like=True):
     line: str | bool
     gone: bool
     quick: bool
+    holder: str
     padding: str = ""
 
 

@@ -596,6 +596,7 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
             fence=held.fence * shards + shard,
             leased_us=held.granted,
             deadline_us=held.deadline,
+            holder=held.holder or None,
         )
     if record.death:
         _, message.died_us, _, message.reason, error = record.death

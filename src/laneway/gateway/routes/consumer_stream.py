@@ -61,6 +61,7 @@ async def stream(call: Call) -> Stream:
         topic,
         term=TERM_SECONDS,
         wait=0.0,
+        holder=call.holder,
     )
     kind = await services.run(consumer.kind)
     holder: str | None = ""

@@ -56,11 +56,11 @@ async def lease(call: Call) -> Response:
     services, engine, caller = call.services, call.engine, call.caller
     await check_shared(call, wanted)
     key = await services.receipt_key(caller)
-    batch = await services.run(long_poll.lease, engine, wanted, body.n)
+    batch = await services.run(long_poll.lease, engine, wanted, body.n, call.holder)
     if not batch.leases and wanted.topics is not None:
         await services.run(check_subscriptions, engine, wanted.topics)
     if not batch.leases and seconds > 0:
-        waiting = services.long_polls.lease(wanted, body.n, seconds, caller)
+        waiting = services.long_polls.lease(wanted, body.n, seconds, caller, call.holder)
         batch = await call.request.while_there(waiting)
     if not caller.sees_all:
         batch = seen(call, batch)

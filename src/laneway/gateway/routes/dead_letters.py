@@ -216,7 +216,7 @@ def _topic(call: Call, topic: str | None) -> str | None:
 
 
 def _answer(call: Call, view: MessageView) -> DeadLetterAnswer:
-    message = message_answer(view, shows_body=call.shows_bodies)
+    message = message_answer(view, shows_body=call.shows_bodies, shows_holder=False)
     return DeadLetterAnswer(
         **msgspec.structs.asdict(message), fingerprint=fingerprint_of(view.reason, view.error)
     )

@@ -72,9 +72,10 @@ async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncItera
 
 async def _lease(call: Call, wanted: long_poll.Wanted, count: int) -> Batch:
     services = call.services
-    batch = await services.run(long_poll.lease, call.engine, wanted, count)
+    batch = await services.run(long_poll.lease, call.engine, wanted, count, call.holder)
     if not batch.leases:
-        batch = await services.long_polls.lease(wanted, count, PING_SECONDS, call.caller)
+        polls = services.long_polls
+        batch = await polls.lease(wanted, count, PING_SECONDS, call.caller, call.holder)
     return batch if call.caller.sees_all else seen(call, batch)
 
 

@@ -102,7 +102,7 @@ def list_messages(call: Call) -> MessagesAnswer:
     limit: int = call.query.limit
     views = call.engine.topic_peek(call.topic, limit=limit + 1, state=call.query.state)
     return MessagesAnswer(
-        [message_answer(view, shows_body=call.shows_bodies) for view in views[:limit]],
+        [_message(call, view) for view in views[:limit]],
         truncated=len(views) > limit,
     )
 
@@ -113,7 +113,11 @@ def show_message(call: Call) -> MessageAnswer:
 
     An id of your own is unique in its topic only, so name the topic.
     """
-    return message_answer(_view(call), shows_body=call.shows_bodies)
+    return _message(call, _view(call))
+
+
+def _message(call: Call, view: MessageView) -> MessageAnswer:
+    return message_answer(view, shows_body=call.shows_bodies, shows_holder=call.caller.sees_all)
 
 
 def explain(call: Call) -> ExplainAnswer:
@@ -131,9 +135,7 @@ def explain(call: Call) -> ExplainAnswer:
         reasons=found.reasons,
         starts_at=moment_or_none(found.starts_us),
         ahead=found.ahead,
-        message=(
-            None if message is None else message_answer(message, shows_body=call.shows_bodies)
-        ),
+        message=None if message is None else _message(call, message),
     )
 
 

@@ -3,7 +3,7 @@ Leases that wait for messages: one thread waits for all requests that want the s
 
 Requests for the same pool and topics form a line. The line's thread leases for the first request;
 if there is nothing, it blocks in the engine's `wait`, so nothing polls and a waiting request costs
-no thread. What was leased for a request that has ended meanwhile goes to the next one, or back.
+no thread. What was leased for a request that has ended meanwhile goes back.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True):
     priorities: tuple[int, int] | None = None
 
 
-def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
+def lease(engine: FullEngine, wanted: Wanted, count: int, holder: str) -> Batch:
     """Lease up to `count` messages without waiting."""
     return engine.lease(
         count,
@@ -77,6 +77,7 @@ def lease(engine: FullEngine, wanted: Wanted, count: int) -> Batch:
         record_start=True,
         max_lease_us=wanted.max_lease_us,
         priorities=wanted.priorities,
+        holder=holder,
     )
 
 
@@ -91,10 +92,11 @@ def release(engine: FullEngine, leases: Sequence[Lease]) -> None:
 class _Waiting:
     """One request in a line."""
 
-    __slots__ = ("caller", "count", "future", "is_done", "loop")
+    __slots__ = ("caller", "count", "future", "holder", "is_done", "loop")
 
-    def __init__(self, count: int, caller: str) -> None:
+    def __init__(self, count: int, caller: str, holder: str) -> None:
         self.count = count
+        self.holder = holder
         self.caller = caller
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Batch] = self.loop.create_future()
@@ -129,13 +131,15 @@ class LongPolls:
         """How many requests wait."""
         return sum(self._count_by_caller.values())
 
-    async def lease(self, wanted: Wanted, count: int, seconds: float, caller: Caller) -> Batch:
+    async def lease(
+        self, wanted: Wanted, count: int, seconds: float, caller: Caller, holder: str
+    ) -> Batch:
         """
         Lease up to `count` messages; wait for the first one at most `seconds`.
 
         A cancelled call releases what arrives for it. Raises Problem if too many wait.
         """
-        waiting = _Waiting(count, caller.token or caller.name)
+        waiting = _Waiting(count, caller.token or caller.name, holder)
         self._join(wanted, waiting)
         timer = waiting.loop.call_later(seconds, self._end, waiting)
         try:
@@ -222,10 +226,10 @@ class LongPolls:
         pause = MIN_PAUSE
         while (first := self._first(line)) is not None:
             try:
-                batch = lease(self._runtime.engine, line.wanted, first.count)
+                batch = lease(self._runtime.engine, line.wanted, first.count, first.holder)
                 if batch.leases:
                     pause = MIN_PAUSE
-                    self._deliver(line, batch)
+                    self._deliver(line, first, batch)
                 elif self._wait(line, batch) and batch.passed_over:
                     time.sleep(pause)
                     pause = min(2 * pause, MAX_PAUSE)
@@ -255,13 +259,15 @@ class LongPolls:
             interrupt=line.interrupt,
         )
 
-    def _deliver(self, line: _Line, batch: Batch) -> None:
-        """Give the messages to the requests in their order, and what is left back."""
-        leases = batch.leases
-        while leases and (waiting := self._next(line)) is not None:
-            part, leases = leases[: waiting.count], leases[waiting.count :]
-            self._answer(waiting, msgspec.structs.replace(batch, leases=part))
-        release(self._runtime.engine, leases)
+    def _deliver(self, line: _Line, waiting: _Waiting, batch: Batch) -> None:
+        """Give the messages to the request that they were leased for, or back if it has ended."""
+        with self._lock:
+            if not waiting.is_done:
+                line.waiting.remove(waiting)
+        if waiting.is_done:
+            release(self._runtime.engine, batch.leases)
+        else:
+            self._answer(waiting, batch)
 
     def _next(self, line: _Line) -> _Waiting | None:
         with self._lock:

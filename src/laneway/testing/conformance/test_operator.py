@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from laneway.engines.base import BY_OPERATOR, SIGNALS_HEADER
 from laneway.message import Settlement
 from laneway.units import SECOND
@@ -130,6 +132,31 @@ def test_end_of_a_lease_from_outside(driver: EngineDriver) -> None:
     assert driver.settle([again]) == ["acked"]
     view = driver.engine.find("held", "a")
     assert view is None or view.handle is None
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k", "id": "own"}])
+def test_holder_of_a_lease(driver: EngineDriver, options: dict[str, str]) -> None:
+    """A lease keeps its holder's name when it is extended, and loses it when it ends."""
+
+    def holder() -> str | None:
+        view = driver.engine.find(receipt.id, "a")
+        assert view is not None
+        return view.holder
+
+    (receipt,) = driver.put("a", "1", **options)
+    (lease,) = driver.lease(holder="program é:1")
+    assert holder() == "program é:1"
+    (view,) = driver.engine.topic_peek("a", state="leased", now_us=driver.now)
+    assert view.holder == "program é:1"
+    assert driver.engine.extend([(lease.handle, lease.fence)], SECOND, now_us=driver.now) == [True]
+    assert holder() == "program é:1"
+    driver.settle([lease], "release")
+    assert holder() is None
+    driver.lease(holder="another")
+    assert holder() == "another"
+    driver.later(3600)
+    assert len(driver.lease()) == 1
+    assert holder() is None
 
 
 def test_back_off_of_a_topic(driver: EngineDriver) -> None:

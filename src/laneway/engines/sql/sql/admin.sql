@@ -148,7 +148,8 @@ DELETE FROM edge WHERE topic = ?;
 SELECT {message} FROM message m ORDER BY m.seq;
 
 -- name: leases_all
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease;
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot, holder
+  FROM lease;
 
 -- name: tier_queue_runnable
 SELECT {least}(?2, (SELECT count(*) FROM (

@@ -19,6 +19,7 @@
 -- ARGV[15]: the largest rank that is delivered; "": any
 -- ARGV[16]: how many messages the other calls of the same lease ask for
 -- ARGV[17]: the smallest rank that is delivered; "" if ARGV[15] is
+-- ARGV[18]: who holds the leases; "": a worker, whose heartbeat says so
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call with the same filter
@@ -50,7 +51,7 @@ if (more or call_us() > HOUSE_US) and not delivers_anyway then
 end
 gates.save()
 local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
-    serving.lease(room, pool, topics, startable, records_start, only, max_lease, others)
+    serving.lease(room, pool, topics, startable, records_start, only, max_lease, others, ARGV[18])
 messages.save()
 gates.save()
 if is_cut and #found == 0 then -- the next call goes on where this one has ended

@@ -58,7 +58,7 @@ def find(view: View) -> tuple[str, str, Explanation]:
     message_id = arguments.name("message", "the id", view.query.id)
     reader = view.reader
     found: Explanation = reader.once(
-        ("explain", topic, message_id, view.may("endpoints")),
+        ("explain", topic, message_id, view.may("endpoints"), view.caller.sees_all),
         lambda: visible_reasons.of_message(view.engine, view.caller, message_id, topic),
     )
     if found.topic is not None and found.topic != topic:

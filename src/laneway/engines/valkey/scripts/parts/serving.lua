@@ -1747,7 +1747,7 @@ local serving = part(function(serving)
         end
         if not rest then
             rest = settling.tail(deadline_of(policy), shard.now, given.charge, false, given.gate,
-                false, line, false, quick, slot)
+                false, line, false, quick, calls.holder, slot)
             if is_shared then
                 out.tails[quick][policy] = rest
             end
@@ -1792,7 +1792,7 @@ local serving = part(function(serving)
         if is_once or is_recorded then
             return packed(lane.name) .. settling.tail(deadline, shard.now, given.charge,
                 is_recorded, lanes.gate_of(lane, policy) or '', is_once, is_once and line, false,
-                false, slot)
+                false, calls.holder, slot)
         end
         local has_more = record.id or record.sticky or record.parts > 0 or record.joined > 0
             or record.mirrored
@@ -1943,8 +1943,9 @@ local serving = part(function(serving)
     -- most lanes to pass over, the largest and the smallest rank or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
-    -- many as if one call delivered all.
-    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others)
+    -- many as if one call delivered all. `holder`: who holds the leases; nil: a worker.
+    function serving.lease(room, pool, topics, startable, record_start, only, max_lease, others,
+        holder)
         calls = { room = room, others = others or 0, left = room,
             startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
@@ -1959,7 +1960,7 @@ local serving = part(function(serving)
             lines = {}, queues = {}, came_to = {}, left_out = {}, moves = {},
             -- the tier queues with shares, and how many messages they may still take of their parts
             tier_queues = {}, parts = {}, missed = {}, yields = true, has_yielded = false,
-            max_lease = max_lease or math.huge }
+            max_lease = max_lease or math.huge, holder = holder or '' }
         calls.passed_over, calls.has_pools = false, are_several_pools()
         at_next_begin(reset)
         local carries = {}

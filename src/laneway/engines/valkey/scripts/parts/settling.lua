@@ -31,7 +31,7 @@ local settling = part(function(settling)
 
     -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
     -- that the lease holds then, or that an ack frees without reading the message; `quick`: an ack
-    -- changes only counts; `slot`: the slot of a key that it has, or nil.
+    -- changes only counts; `holder`: see lease.lua; `slot`: the slot of a key that it has, or nil.
     -- Many leases have in common what is behind the lane's name, which is decoded once: they look
     -- up these fields in one table.
     function settling.decode(stored)
@@ -40,10 +40,11 @@ local settling = part(function(settling)
         local tail = tails[rest]
         if not tail then
             has_tails = has_tails or at_next_begin(forget_tails)
-            local deadline, granted, charge, started, gate, empty, line, gone, quick, padding =
-                values_of(rest)
+            local deadline, granted, charge, started, gate, empty, line, gone, quick, holder,
+                padding = values_of(rest)
             tail = { deadline = deadline, granted = granted, charge = charge, started = started,
                 gate = gate, empty = empty, line = line, gone = gone, quick = quick,
+                holder = holder,
                 slot = key_limits.slot_at(padding) or false }
             tail.__index, tails[rest] = tail, tail
         end
@@ -52,8 +53,10 @@ local settling = part(function(settling)
 
     -- What is behind fence and lane; many leases of a call share it. The last value is spaces, and
     -- the slot if there is one.
-    function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick, slot)
-        local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick)
+    function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick,
+        holder, slot)
+        local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick,
+            holder)
         slot = slot or ''
         return rest .. packed(sub(SPACES, 1, max(0, REST_LEAST - #rest - #slot)) .. slot)
     end
@@ -68,7 +71,7 @@ local settling = part(function(settling)
     function settling.encode(lease)
         return settling.with_fence(lease.fence, packed(lease.lane) .. settling.tail(lease.deadline,
             lease.granted, lease.charge, lease.started,
-            lease.gate, lease.empty, lease.line, lease.gone, lease.quick, lease.slot))
+            lease.gate, lease.empty, lease.line, lease.gone, lease.quick, lease.holder, lease.slot))
     end
 
     -- The leases of these messages, in order; false: none.
