@@ -5,11 +5,12 @@ DEMO := .venv-demo
 DOCS := .venv-docs
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOCK := UV_CUSTOM_COMPILE_COMMAND="make image-lock" $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-annotate --only-binary :all: --python-version 3.13 --python-platform x86_64-manylinux_2_28
 ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories fairness conformance test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness conformance test-kills test-elections lint fmt bench soak bench-smoke docs docs-pages docs-check ci image-lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -101,6 +102,11 @@ docs-check: $(READY) ## fail on stale generated pages and broken links
 
 ci: ## what CI runs
 	bash .ci/run
+
+image-lock: $(READY) ## choose the versions of the packages in the image of deploy/ again
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOCK) pyproject.toml --extra gateway --extra metrics --extra postgres --extra push --extra valkey -o deploy/requirements.txt
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')" | $(LOCK) - -o deploy/requirements-build.txt
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(DEMO) $(DOCS) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,8 +211,9 @@ def test_dockerfile() -> None:
     steps = [
         line.partition(" ")[::2] for line in text.splitlines() if line and not line.startswith("#")
     ]
-    images = [rest.split()[0] for name, rest in steps if name == "FROM"]
-    assert all(re.fullmatch(r"[\w/]+:\d+\.\d+-[\w-]+", image) for image in images), images
+    bases = dict(rest.split("=") for name, rest in steps if name == "ARG")
+    images = [rest.split()[0].strip("${}") for name, rest in steps if name == "FROM"]
+    assert all(re.fullmatch(r"[\w/]+:\d+\.\d+-[\w-]+", bases[image]) for image in images), images
     final = steps[max(index for index, (name, _) in enumerate(steps) if name == "FROM") :]
     [user] = [rest for name, rest in final if name == "USER"]
     assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", user)
@@ -224,21 +226,42 @@ def test_dockerfile() -> None:
             assert isinstance(json.loads(rest), list)
         if name == "WORKDIR":
             assert rest.startswith("/")
-        if name == "RUN" and "pip install" in rest:
-            assert "--no-cache-dir" in rest
+        for step in re.findall(r"pip (?:install|wheel) [^&]*", rest if name == "RUN" else ""):
+            assert "--no-cache-dir" in step
+            assert "--require-hashes" in step or "--no-deps" in step
         assert "sudo" not in rest
         assert not re.search(r"PASSWORD|SECRET|TOKEN", rest)
-    extras = re.search(r"EXTRAS=(\S+)", text)
-    assert extras
-    project = (DEPLOY.parent / "pyproject.toml").read_text()
-    for extra in extras[1].split(","):
-        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for name, rest in steps:
         if name == "COPY" and not rest.startswith("--from"):
             for source in rest.split()[:-1]:
                 assert (DEPLOY.parent / source).exists()
                 assert f"!{source}" in ignored
+
+
+def test_locked_packages() -> None:
+    """
+    The image has the extras that its commands need, and its files name each package's version and
+    hashes. `make image-lock` writes them.
+    """
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    wanted = list(project["project"]["dependencies"])
+    for extra in ("gateway", "metrics", "postgres", "push", "valkey"):
+        wanted += project["project"]["optional-dependencies"][extra]
+    for file, requirements in (
+        ("requirements.txt", wanted),
+        ("requirements-build.txt", project["build-system"]["requires"]),
+    ):
+        text = re.sub(r"#.*", "", (DEPLOY / file).read_text())
+        locked = {}
+        for name, version, hashes in re.findall(r"^(\S+)==(\S+)((?: \\\n.*)+)", text, re.MULTILINE):
+            locked[name] = tuple(int(part) for part in version.split(".")[:2])
+            assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}", hashes)) >= 1
+        assert len(locked) == len(re.findall("==", text))
+        for each in requirements:
+            name, at_least = re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", each).groups()  # type: ignore[union-attr]
+            least = tuple(int(part) for part in at_least.split(".")) if at_least else ()
+            assert locked[name] >= least, each
 
 
 def test_compose() -> None:
@@ -556,6 +579,48 @@ def test_kubernetes_names(series: dict[str, set[str]]) -> None:
     assert {DEPLOY / each for each in kustomization["resources"]} == set(
         (DEPLOY / "kubernetes").glob("*.yaml")
     )
+
+
+def test_kubernetes_examples(series: dict[str, set[str]]) -> None:
+    """What a cluster may have as well names services, ports, pods and secrets that exist."""
+    all_objects = objects()
+    found = {
+        (each["kind"], each["metadata"]["name"]): each["spec"]
+        for path in (DEPLOY / "kubernetes" / "examples").glob("*.yaml")
+        for each in documents(path)
+    }
+    assert {kind for kind, _ in found} == {"Ingress", "NetworkPolicy", "ServiceMonitor"}
+    service = all_objects["Service", "laneway-gateway"]
+    [port] = service["spec"]["ports"]
+
+    [rule] = found["Ingress", "laneway-gateway"]["rules"]
+    [path] = rule["http"]["paths"]
+    assert path["backend"]["service"] == {
+        "name": service["metadata"]["name"],
+        "port": {"name": port["name"]},
+    }
+
+    monitor = found["ServiceMonitor", "laneway-gateway"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    [endpoint] = monitor["endpoints"]
+    assert endpoint["port"] == port["name"]
+    assert endpoint["path"] in {route.path for route in ROUTES}
+    [secret] = all_objects["TriggerAuthentication", "laneway-metrics"]["spec"]["secretTargetRef"]
+    assert endpoint["authorization"]["credentials"] == {
+        "name": secret["name"],
+        "key": secret["key"],
+    }
+    assert {"targetLabel": "job", "replacement": "laneway"} in endpoint["relabelings"]
+
+    listening = {each["containerPort"] for pod, _ in containers().values() for each in pod["ports"]}
+    text = json.dumps([spec for (kind, _), spec in found.items() if kind == "NetworkPolicy"])
+    assert {int(each) for each in re.findall(r'"port": (\d+)', text)} - {53} <= listening
+    named = re.findall(r'"app.kubernetes.io/component": "(\w+)"', text)
+    for values in re.findall(
+        r'"app.kubernetes.io/component", "operator": "In", "values": (\[.*?\])', text
+    ):
+        named += json.loads(values)
+    assert set(named) == containers().keys()
 
 
 def test_kustomize() -> None:
