@@ -411,7 +411,7 @@ class Celery:
         def find(_: Celery) -> None:
             names = packages() if callable(packages) else packages
             if names is None:
-                from django.apps import apps  # type: ignore[import, unused-ignore]  # noqa: PLC0415  # optional
+                from django.apps import apps  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: PLC0415  # optional
 
                 names = [each.name for each in apps.get_app_configs()]
             for package in names:
