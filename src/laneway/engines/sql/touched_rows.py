@@ -151,7 +151,7 @@ class ParkedTable(PlaceTable):
         """Read the first messages of these keys, all in one statement."""
         self.write()
         wanted = [key for key in dict.fromkeys(keys) if key not in self._firsts]
-        rows = self._connection.all_rows(self._read_firsts, wanted)
+        rows = self._connection.all_rows(self._read_firsts, wanted) if wanted else []
         self._firsts.update(((lane, key), mid) for lane, key, mid in rows)
 
     def forget_first(self, lane: int, key: str) -> None:

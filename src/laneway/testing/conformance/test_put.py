@@ -133,6 +133,19 @@ def test_nul_is_refused(driver: EngineDriver) -> None:
     assert driver.lease() == []
 
 
+@pytest.mark.parametrize("buckets", [None, 1])
+@pytest.mark.parametrize("serial", ["hold", "yield"])
+def test_drop_oldest_keeps_the_message_that_holds_its_serial_key(
+    driver: EngineDriver, serial: str, buckets: int | None
+) -> None:
+    """A message that was delivered and released holds it: what others of the key wait for stays."""
+    driver.policy("a.*", serial=serial, buckets=buckets, max_backlog=2, on_full="drop_oldest")
+    driver.put("a.1", "first", key="k")
+    driver.settle(driver.lease(), "release")
+    driver.put("a.1", "second", "third")
+    assert sorted(driver.run()) == ["first", "third"]
+
+
 def test_too_large_message_drops_no_others(driver: EngineDriver) -> None:
     """A message over the whole backlog limit is refused and drops no others."""
     driver.policy("a", max_backlog="10B", on_full="drop_oldest")

@@ -199,7 +199,7 @@ DELETE FROM dead WHERE mid IN (VALUES (?));
 -- The oldest ready message of a rank whose serial key is not held. The order is by since,
 SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = r.lane
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = r.lane
        AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
                    AND k.head = r.mid AND k.held = 1)
  ORDER BY r.pos, r.seq LIMIT 1;
@@ -208,7 +208,7 @@ SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
 -- but not for messages at the front.
 SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = r.lane
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = r.lane
        AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
                    AND k.head = r.mid AND k.held = 1)
  ORDER BY m.since, r.seq LIMIT 1;
@@ -216,7 +216,7 @@ SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
 -- name: aside_victim
 SELECT m.mid, m.since, m.seq FROM message m
  WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) AND m.rank = ?3
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = m.lane
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = m.lane
        AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
                    AND k.head = m.mid AND k.held = 1)
  ORDER BY m.since, m.seq LIMIT 1;
@@ -247,7 +247,7 @@ SELECT count(*),
 -- name: topic_victim
 SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial = 1 AND k.lane = m.lane
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = m.lane
        AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
                    AND k.head = m.mid AND k.held = 1)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
