@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import chain, repeat
 from struct import Struct, pack
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.postgres.pipeline import Pipeline
+from laneway.engines.postgres.pipeline import Pipeline, Ticket
 from laneway.engines.postgres.statements import (
     BYTEA,
     FLOAT8,
     INT8,
     TEXT,
     bulk,
+    exactly,
     parameter_types,
     single,
     touched,
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import psycopg
+
+    from laneway.engines.sql.store import Read
 
 _int8, _float8, _length = Struct("!q").pack, Struct("!d").pack, Struct("!i").pack
 _ARRAY_OF = {INT8: 1016, TEXT: 1009, BYTEA: 1001, FLOAT8: 1022}
@@ -99,6 +103,17 @@ _ZERO_IS_NULL = {
 """By table: the columns in which 0 stands for NULL."""
 
 
+@cache
+def _changed_by(name: str) -> str | None:
+    """The table that a statement changes."""
+    return next((table for table, is_changed in touched(name) if is_changed), None)
+
+
+@cache
+def _tables_of(name: str) -> frozenset[str]:
+    return frozenset(table for table, _ in touched(name))
+
+
 class Connection:
     """An open connection, see `engines.sql.store.Connection`."""
 
@@ -108,15 +123,22 @@ class Connection:
         """The turn after the last transaction of this connection; -1: not known."""
         self._version = 0
         self._changes_queue = False
+        self._asked: dict[Read, Ticket] = {}
+        """What `prefetch` has asked for, and nobody has read yet."""
         self._has_written = False
         """Whether the present transaction has changed something."""
 
-    def begin(self, begin: str, lock: str, *, changes_queue: bool) -> None:
+    def begin(self, begin: str, lock: str, reads: Sequence[Read], *, changes_queue: bool) -> None:
         """Begin a transaction, wait for the lock, and see whether others have written."""
         self._has_written, self._changes_queue = False, changes_queue
+        self._asked.clear()
         self.pipeline.send(begin)
         self.pipeline.send(lock)
-        (turn,) = self.one("turn_read")
+        turn_read = self._send("turn_read", ())
+        for name, *values in reads:
+            self.prefetch(name, *values)
+        assert turn_read is not None
+        ((turn,),) = self.pipeline.rows(turn_read)
         if turn != self.turn:
             self.turn = turn
             self._version += 1
@@ -137,6 +159,7 @@ class Connection:
 
     def begin_reading(self, begin: str) -> None:
         """Begin a transaction that reads one snapshot."""
+        self._asked.clear()
         self.pipeline.send(begin)
 
     def end_reading(self) -> None:
@@ -153,16 +176,22 @@ class Connection:
         return rows[0] if rows else None
 
     def all(self, name: str, *values: Any) -> list[Any]:
-        statement = self._send(name, values)
-        return self.pipeline.rows(statement) if statement is not None else []
+        ticket = self._asked.pop((name, *values), None) or self._send(name, values)
+        return self.pipeline.rows(ticket) if ticket is not None else []
+
+    def prefetch(self, name: str, *values: Any) -> None:
+        ticket = self._send(name, values)
+        if ticket is not None:
+            self._asked[name, *values] = ticket
 
     def run(self, name: str, *values: Any) -> None:
         self._send(name, values)
 
     def change(self, name: str, *values: Any) -> int:
-        return self.pipeline.changed() if self._send(name, values) is not None else 0
+        ticket = self._send(name, values)
+        return self.pipeline.changed(ticket) if ticket is not None else 0
 
-    def _send(self, name: str, values: Sequence[Any]) -> Any:
+    def _send(self, name: str, values: Sequence[Any]) -> Ticket | None:
         """Send a statement. None: it has an empty list, with which no statement does anything."""
         statement = single(name)
         nullable = statement.nullable
@@ -186,15 +215,19 @@ class Connection:
         return self.pipeline.send(statement.text, tuple(types), data)
 
     def _note(self, name: str) -> None:
-        if not self._has_written:
-            self._has_written = any(is_changed for _, is_changed in touched(name))
+        """A statement is sent: what was asked for before it changes a table is outdated."""
+        changed = _changed_by(name)
+        if changed is None:
+            return
+        self._has_written = True
+        for asked in [each for each in self._asked if changed in _tables_of(each[0])]:
+            del self._asked[asked]
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         self._send_rows(name, rows)
 
-    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        self._send_rows(name, rows)
-        return self.pipeline.changed()
+    def change_exactly(self, name: str, rows: Sequence[Sequence[Any]], count: int) -> None:
+        self._send_rows(name, rows, count=count)
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         del converts
@@ -210,15 +243,19 @@ class Connection:
         self._send_rows(f"{table}_add", rows, _ZERO_IS_NULL[table])
 
     def _send_rows(
-        self, name: str, rows: Sequence[Sequence[Any]], nullable: frozenset[int] = frozenset()
-    ) -> Any:
+        self,
+        name: str,
+        rows: Sequence[Sequence[Any]],
+        nullable: frozenset[int] = frozenset(),
+        count: int | None = None,
+    ) -> Ticket:
         columns = list(zip(*rows, strict=True))
         types = tuple(map(_element, columns, chain(parameter_types(name), repeat(None))))
         statement = bulk(name, types)
         nullable = nullable | statement.nullable
         self._note(name)
         return self.pipeline.send(
-            statement.text,
+            statement.text if count is None else exactly(statement.text, count),
             tuple(_ARRAY_OF[each] for each in types),
             [
                 encode_array(

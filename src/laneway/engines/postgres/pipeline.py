@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 60.0
 """A server that does not answer for so long is given up: longer than any lock is waited for."""
 
-_PREPARED, _RAN, _SYNCED = range(3)
-"""What a result that has not been read yet is of."""
-
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 
 
@@ -56,6 +53,20 @@ class Prepared:
         """A `Transformer` that knows the types of its columns."""
 
 
+class Ticket:
+    """A statement that was sent, and its result once it has been read."""
+
+    __slots__ = ("result", "statement")
+
+    def __init__(self, statement: Prepared) -> None:
+        self.statement = statement
+        self.result: pq.abc.PGresult | None = None
+
+
+_SYNC = Ticket(Prepared(b""))
+"""Stands for a synchronization among what was sent."""
+
+
 class Pipeline:
     """The results of statements in the order in which they were sent. Not for several threads."""
 
@@ -69,68 +80,70 @@ class Pipeline:
         self._prepared: dict[tuple[str, tuple[int, ...]], Prepared] = {}
         self._unconfirmed: list[tuple[str, tuple[int, ...]]] = []
         """Sent, and not known to be right yet."""
-        self._unread: deque[int] = deque()
+        self._unread: deque[Ticket] = deque()
         self._poll = select.poll()
         self.trips = 0
         """How often the server's answer was waited for."""
 
     def send(
         self, text: str, types: tuple[int, ...] = (), values: Sequence[bytes | None] = ()
-    ) -> Prepared:
+    ) -> Ticket:
         """Send a statement. `types`: the OIDs of its values, 0: by their place in the text."""
         statement = self._prepared.get((text, types))
         if statement is None:
             statement = self._prepare(text, types)
         self._server.send_query_prepared(statement.name, values, [1] * len(values), 1)
-        self._unread.append(_RAN)
-        return statement
+        ticket = Ticket(statement)
+        self._unread.append(ticket)
+        return ticket
 
     def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
         statement = Prepared(b"laneway_%d" % next(self._names))
         self._server.send_prepare(statement.name, text.encode(), types)
-        self._unread.append(_PREPARED)
+        self._unread.append(Ticket(statement))
         self._prepared[text, types] = statement
         self._unconfirmed.append((text, types))
         return statement
 
-    def rows(self, statement: Prepared) -> list[Any]:
-        """The rows of the statement that was sent last, as tuples."""
-        result = self.result()
-        if result is None or not (count := result.ntuples):
+    def rows(self, ticket: Ticket) -> list[Any]:
+        """The rows of a statement, as tuples. Raises psycopg.Error as `result` does."""
+        result = self.result(ticket)
+        if not (count := result.ntuples):
             return []
-        rows = statement.rows
+        rows = ticket.statement.rows
         if rows is None:
-            rows = statement.rows = Transformer(self._connection)
+            rows = ticket.statement.rows = Transformer(self._connection)
             rows.set_pgresult(result)
         else:
             rows.set_pgresult(result, set_loaders=False)
         found: list[Any] = rows.load_rows(0, count, tuple)
         return found
 
-    def changed(self) -> int:
-        """How many rows the statement that was sent last has changed."""
-        result = self.result()
-        return (result.command_tuples or 0) if result is not None else 0
+    def changed(self, ticket: Ticket) -> int:
+        """How many rows a statement has changed."""
+        return self.result(ticket).command_tuples or 0
 
-    def result(self) -> pq.abc.PGresult | None:
+    def result(self, ticket: Ticket) -> pq.abc.PGresult:
         """
-        The result of the statement that was sent last. Raises psycopg.Error if one up to it has
-        failed; then all is read up to the next synchronization.
+        The result of a statement. Raises psycopg.Error if one up to it has failed; then all is read
+        up to the next synchronization.
         """
-        if not self._unread:
-            return None
-        self._server.send_flush_request()
-        return self._read()
+        if ticket.result is None:
+            self._server.send_flush_request()
+            self._read(ticket)
+        if ticket.result is None:
+            raise psycopg.OperationalError("the statement was skipped: one before it has failed")
+        return ticket.result
 
     def sync(self) -> None:
         """Wait for everything that was sent. Raises psycopg.Error as `result` does."""
         self.send_sync()
-        self._read()
+        self._read(None)
 
     def send_sync(self) -> None:
         """After a failed statement, those behind this one run again."""
         self._server.pipeline_sync()
-        self._unread.append(_SYNCED)
+        self._unread.append(_SYNC)
         self._server.flush()
 
     def recover(self) -> None:
@@ -144,41 +157,41 @@ class Pipeline:
                 continue
             return
 
-    def _read(self) -> pq.abc.PGresult | None:
-        last, unread = None, self._unread
+    def _read(self, wanted: Ticket | None) -> None:
+        """Read the results up to this one; None: all."""
+        unread = self._unread
         self.trips += 1
         deadline = time.monotonic() + ANSWER_SECONDS
         while unread:
             result = self._next(deadline)
             if result is None:  # between the results of two statements
                 continue
-            status = result.status
-            kind = unread[0]
-            if status == pq.ExecStatus.PIPELINE_SYNC:
-                while unread.popleft() != _SYNCED:
-                    pass
-                continue
-            unread.popleft()
-            if status in _OK:
-                if kind == _RAN:
-                    last = result
-                continue
-            self._fail(result, deadline)
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                self._synced()
+            elif result.status in _OK:
+                ticket = unread.popleft()
+                ticket.result = result
+                if ticket is wanted:
+                    return
+            else:
+                self._fail(result, deadline)
         self._unconfirmed.clear()
-        return last
+
+    def _synced(self) -> None:
+        while self._unread.popleft() is not _SYNC:
+            pass
 
     def _fail(self, result: pq.abc.PGresult, deadline: float) -> None:
         """Read the results up to the next synchronization and raise the error."""
         for key in self._unconfirmed:
             self._prepared.pop(key, None)
         self._unconfirmed.clear()
-        if _SYNCED not in self._unread:
+        if _SYNC not in self._unread:
             self.send_sync()
         while self._unread:
             found = self._next(deadline)
             if found is not None and found.status == pq.ExecStatus.PIPELINE_SYNC:
-                while self._unread.popleft() != _SYNCED:
-                    pass
+                self._synced()
                 break
         raise error_from_result(result)
 

@@ -95,6 +95,14 @@ def bulk(name: str, types: tuple[int, ...]) -> Statement:
     raise AssertionError(f"statement {name} does not run for many rows: {text}")
 
 
+def exactly(text: str, count: int) -> str:
+    """
+    A statement that fails with a division by zero if it changes another number of rows, so that
+    nobody has to wait for its result.
+    """
+    return f"WITH changed AS ({text} RETURNING 1) SELECT 1 / (count(*) = {count})::int FROM changed"
+
+
 def _without_comments(text: str) -> str:
     return re.sub(r"--.*", "", text).strip()
 
@@ -208,7 +216,13 @@ CREATE UNLOGGED TABLE sleeper (channel text NOT NULL, kind text NOT NULL, pool t
     beat timestamptz NOT NULL, PRIMARY KEY (channel, kind, pool));
 CREATE INDEX sleeper_pool ON sleeper (pool);
 CREATE TABLE layout (version int8 NOT NULL);
-"""
+ALTER TABLE shard SET (fillfactor = 10);
+ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
+""" + "".join(
+    f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0,"
+    " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);\n"
+    for table in ("shard", "tier_queue", "lane", "message", "ready", "lease", "event", "gate")
+)
 _OIDS = {"int8": INT8, "text": TEXT, "bytea": BYTEA, "float8": FLOAT8}
 
 

@@ -28,13 +28,14 @@ from laneway.engines.postgres.connection import Connection
 from laneway.engines.postgres.errors import explain
 from laneway.engines.postgres.pipeline import forget
 from laneway.engines.shared import forking
+from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, SchemaMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from laneway.engines.postgres.address import Address
-    from laneway.engines.sql.store import Place
+    from laneway.engines.sql.store import Place, Read
     from laneway.message import Draft
 
 LAYOUT = 1
@@ -223,15 +224,22 @@ class Store:
 
     @contextmanager
     def writing(
-        self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
+        self,
+        *,
+        durable: bool,
+        changes_queue: bool = True,
+        syncs: bool = True,
+        reads: Sequence[Read] = (),
     ) -> Iterator[Connection]:
         with self.lock:
             self.refuse_nested()
-            connection = self._begin(changes_queue=changes_queue)
+            connection = self._begin(reads, changes_queue=changes_queue)
             try:
                 yield connection
             except BaseException as error:
                 self._roll_back(connection, error)
+                if isinstance(error, psycopg.errors.DivisionByZero):
+                    raise Outdated from error
                 if isinstance(error, psycopg.Error):
                     raise self.explain(error) from error
                 raise
@@ -240,13 +248,13 @@ class Store:
         if durable and syncs:
             self.sync(commit)
 
-    def _begin(self, *, changes_queue: bool) -> Connection:
+    def _begin(self, reads: Sequence[Read], *, changes_queue: bool) -> Connection:
         """Begin a transaction under the lock; on a new connection if the old one is lost."""
         connection = self._usable()
         for is_last in (False, True):
             began = time.monotonic()
             try:
-                connection.begin(_BEGIN, self._lock_text, changes_queue=changes_queue)
+                connection.begin(_BEGIN, self._lock_text, reads, changes_queue=changes_queue)
             except psycopg.Error as error:
                 is_lost = not connection.pipeline.is_open or isinstance(
                     error, psycopg.OperationalError
@@ -269,6 +277,8 @@ class Store:
             connection.commit()
         except psycopg.Error as error:
             self._roll_back(connection, error)
+            if isinstance(error, psycopg.errors.DivisionByZero):
+                raise Outdated from error
             raise self.explain(error, applied=None) from error
         self.commits += changes_queue
         self.written += 1

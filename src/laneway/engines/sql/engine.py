@@ -41,6 +41,7 @@ from laneway.engines.sql.inbox import Inbox
 from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rivalry import Rivalry
 from laneway.engines.sql.rows import to_json
+from laneway.engines.sql.store import Outdated
 from laneway.engines.sql.transaction import Rules, Transaction
 from laneway.engines.sql.wakeup import LOOK_AGAIN, Waits
 from laneway.engines.sql.wanted import ALL_RANKS, Only, Wanted
@@ -72,6 +73,9 @@ WARN_EVERY = 60.0
 
 SOON_US = round(LOOK_AGAIN * SECOND)
 """Idle workers look by themselves this often; for what is due sooner they are notified."""
+
+COLD_READS = (("shard_read",), ("tier_queues",), ("inbox_read",), ("group_any",))
+"""What a transaction reads first if others have written since the last one of this object."""
 
 PLACE = "place"
 """The setting of a store that is one of several of its namespace."""
@@ -163,7 +167,8 @@ class SqlQueue(Waits):
         with store.lock:
             store.refuse_nested()  # before the cache of the transaction around it is cleared
             try:
-                with store.writing(durable=durable, syncs=False) as connection:
+                reads = COLD_READS if lane_cache.was_cold else ()
+                with store.writing(durable=durable, syncs=False, reads=reads) as connection:
                     lane_cache.check(connection, store.commits)
                     tx = Transaction(
                         connection, self._rules, _clock() if now_us is None else now_us, lane_cache
@@ -178,7 +183,11 @@ class SqlQueue(Waits):
                     if tx.end_notices:
                         putting.put(tx, tx.end_notices)
                     tx.flush()
+                    if tx.on_wake is not None:
+                        connection.prefetch("next_wake")
                 lane_cache.committed(store.commits)
+                if tx.on_wake is not None:  # after the commit: nobody waits for this read
+                    tx.on_wake(housekeeping.next_wake(tx))
             except BaseException:
                 self._rules.invalidate()  # the policies that were read may have been rolled back
                 lane_cache.clear()
@@ -341,6 +350,8 @@ class SqlQueue(Waits):
         """
         with self.transaction(now_us, durable=False) as tx:
             found = tx.shard.delivered
+            if topics is None and wanted is None:
+                leasing.prefetch(tx, pool, n)
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
@@ -356,13 +367,18 @@ class SqlQueue(Waits):
                 max_lease_us=max_lease_us,
                 holder=holder,
             )
-            tx.write_rows()
-            wake = tx.now if goes_on else housekeeping.next_wake(tx)
-            is_full = len(leases) == n or (
-                len(leases) >= startable and wake is not None and wake < tx.now + SOON_US
-            )  # else this worker has a free slot for what is due soon, and looks then
-            if withheld or (leases and is_full):
-                tx.pools_to_notify.add(pool)  # there may be more, now or soon
+            wake = tx.now if goes_on else None
+
+            def on_wake(at: int | None) -> None:
+                nonlocal wake
+                wake = tx.now if goes_on else at
+                is_full = len(leases) == n or (
+                    len(leases) >= startable and wake is not None and wake < tx.now + SOON_US
+                )  # else this worker has a free slot for what is due soon, and looks then
+                if withheld or (leases and is_full):
+                    tx.pools_to_notify.add(pool)  # there may be more, now or soon
+
+            tx.on_wake = on_wake
         has_rivals = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
         if filter_ is None:
             return Batch(leases, tx.now, wake, has_rivals=has_rivals), goes_on
@@ -394,7 +410,7 @@ class SqlQueue(Waits):
             return []
         try:
             return self._settle(settlements, publish or {}, now_us)
-        except settling.Outdated:
+        except Outdated:
             return self._settle(
                 settlements, publish or {}, now_us
             )  # what was remembered of these leases is forgotten now

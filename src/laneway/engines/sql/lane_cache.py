@@ -65,6 +65,8 @@ class LaneCache:
         """The largest size class of a lane that is not noisy, and when it was read."""
         self._version = -1
         self._commits = -1
+        self.was_cold = True
+        """Whether the last transaction had to read again what others may have changed."""
 
     def check(self, connection: Connection, commits: int) -> None:
         """
@@ -72,7 +74,8 @@ class LaneCache:
         this connection has committed.
         """
         version = connection.version()
-        if version != self._version or commits != self._commits:
+        self.was_cold = version != self._version or commits != self._commits
+        if self.was_cold:
             self.clear()
             self._version = version
 

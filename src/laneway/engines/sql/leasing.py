@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from laneway.engines.sql.rows import GateState
+    from laneway.engines.sql.store import Read
     from laneway.engines.sql.transaction import Transaction
     from laneway.engines.sql.wanted import Only, Position
     from laneway.policy import Resolved
@@ -112,6 +113,16 @@ in one statement, then the second: a statement for each lane would cost more.
 """
 
 _loads = msgspec.json.Decoder(list[int]).decode
+
+
+def prefetch(tx: Transaction, pool: str, room: int) -> None:
+    """Ask for what a lease from a pool surely reads: the beginnings of its tiers."""
+    page = _page(room)
+    for name in tx.rules.tiers:
+        if (tier_queue := tx.find_tier_queue(pool, name)) is not None:
+            tx.prefetch("tier_queue_has_runnable", tier_queue.number)
+            for index in (_RUNNABLE[_LANES], "gate_entries_open"):
+                tx.prefetch(index, tier_queue.number, *START, page)
 
 
 def lease(
@@ -168,9 +179,15 @@ def can_deliver(tx: Transaction, lane: Lane) -> bool:
 
 
 _LANES, _GROUPS = "", "groups "
+_RUNNABLE = {_LANES: "lanes_runnable", _GROUPS: "groups_runnable"}
 """Names of the indexes of runnable lanes and groups."""
 
 Found = Lane | GroupQueue | GateLine
+
+
+def _page(room: int) -> int:
+    """How many lanes are read at once for so many messages."""
+    return max(room // fairness.CHUNK + 1, FIRST_PAGE)
 
 
 class _Candidates:
@@ -199,7 +216,7 @@ class _Candidates:
         """Whether a lane let one of another tier go before it at a gate."""
         self._plan, self._tx, self._only = plan, plan.tx, plan.only
         self._heap: list[tuple[int, int, int, Any]] = []
-        self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
+        self._page = self._next_page = _page(room)
         self._seen: set[int] = set()
         self._entries = 0
         self._first_in: dict[int, list[int]] = {}
@@ -389,11 +406,9 @@ class _Candidates:
             heapq.heappush(self._heap, (last.vt, last.lane, 1, _LANES))
 
     def _read_more(self, index: str, after: Position) -> None:
-        tx, page = self._tx, self._page
-        if self._only is not None:  # SQLite would read all entries of the same time for each page
-            self._page = min(2 * page, MAX_PAGE)
-        kind = "lanes_runnable" if index == _LANES else "groups_runnable"
-        rows = tx.all(kind, self.number, *after, page)
+        tx, page = self._tx, self._next_page
+        self._next_page = max(page, min(2 * page, MAX_PAGE))  # lanes may have few messages
+        rows = tx.all(_RUNNABLE[index], self.number, *after, page)
         numbers = [number for number, _ in rows]
         if index == _GROUPS:
             self._read_groups(numbers)
@@ -1191,13 +1206,15 @@ class _Deliveries:
         tx = self.tx
         rows: dict[int, list[Row]] = {number: [] for number in wanted}
         few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
+        reads: list[Read] = [("head_of", *each) for each in wanted.items() if each[0] not in few]
         for offset in range(max(few.values(), default=0)):
             numbers = [number for number, take in few.items() if take > offset]
-            for row in tx.messages.adopt(tx.all("heads", tx.array(numbers), offset)):
+            reads.append(("heads", tx.array(numbers), offset))
+        for read in reads:
+            tx.prefetch(*read)
+        for read in reads:
+            for row in tx.messages.adopt(tx.all(*read)):
                 rows[row.lane].append(row)
-        for number, take in wanted.items():
-            if take > FEW_HEADS:
-                rows[number] = tx.messages.adopt(tx.all("head_of", number, take))
         return rows
 
     def _delete_ready(self, rows: dict[int, list[Row]]) -> None:

@@ -31,6 +31,7 @@ from laneway.engines.shared.states import (
 )
 from laneway.engines.sql import key_limits, leases, merging, message_ends, messages, putting
 from laneway.engines.sql.rows import Ended, Held, Lane, Row
+from laneway.engines.sql.store import Outdated
 from laneway.errors import BacklogFull
 
 if TYPE_CHECKING:
@@ -47,10 +48,6 @@ _LEASE_COLUMNS = 11
 
 MOST_RANGES = 8
 """Above this number of ranges, deleting rows by their numbers is faster."""
-
-
-class Outdated(Exception):  # never leaves the engine
-    """A cached lease is no longer held. Roll back, clear the cache, and retry."""
 
 
 _FINISHED_ANSWERS: dict[Action, SettlementAnswer] = {"ack": "acked", "dead": "died"}
@@ -145,8 +142,8 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
             fences.append(settlement.fence)
         else:
             cached[n] = None
-    if fences and tx.change_many("leases_end", _ranges(fences)) != len(fences):
-        raise Outdated
+    if fences:
+        tx.change_exactly("leases_end", _ranges(fences), len(fences))
     tx.load_numbers({lease[1] for lease in cached if lease is not None})
     return cached
 

@@ -177,12 +177,15 @@ class Statements:
             self._write_for(name)
         self.connection.run_many(name, rows)
 
-    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        if not rows:
-            return 0
+    def change_exactly(self, name: str, rows: Sequence[Sequence[Any]], count: int) -> None:
         if self.tables:
             self._write_for(name)
-        return self.connection.change_many(name, rows)
+        self.connection.change_exactly(name, rows, count)
+
+    def prefetch(self, name: str, *values: Any) -> None:
+        if self.tables:
+            self._write_for(name)
+        self.connection.prefetch(name, *values)
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         if not rows:

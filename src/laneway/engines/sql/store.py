@@ -9,7 +9,7 @@ raises has not happened unless the error's `applied` is None.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -70,6 +70,14 @@ def own_bits(shards: int) -> int:
     return NUMBER_BITS - (shards - 1).bit_length()
 
 
+Read: TypeAlias = "tuple[Any, ...]"
+"""A statement that reads: its name, then its values."""
+
+
+class Outdated(Exception):  # never leaves the engine
+    """What was remembered about leases is no longer so; nothing was changed."""
+
+
 class Session(Protocol):
     """Runs statements by their names, within one transaction."""
 
@@ -88,8 +96,16 @@ class Session(Protocol):
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement for each of these rows, which do not depend on each other."""
 
-    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """The same; returns how many rows changed in all."""
+    def change_exactly(self, name: str, rows: Sequence[Sequence[Any]], count: int) -> None:
+        """
+        The same; if it changes another number of rows in all, it or the commit raises Outdated.
+        """
+
+    def prefetch(self, name: str, *values: Any) -> None:
+        """
+        The caller will read this statement, with the same values, in this transaction: a store that
+        is far away asks for it without waiting. Not for one whose rows change until then.
+        """
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         """
@@ -139,12 +155,18 @@ class Store(Protocol):
         """One consistent read transaction, without the write lock."""
 
     def writing(
-        self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
+        self,
+        *,
+        durable: bool,
+        changes_queue: bool = True,
+        syncs: bool = True,
+        reads: Sequence[Read] = (),
     ) -> AbstractContextManager[Connection]:
         """
         One write transaction; no other one runs meanwhile. A `durable` one survives a power cut
         when this returns. `changes_queue`: False if it changes no table of which a `LaneCache` has
         rows. `syncs`: False if the caller calls `sync` after it, where it holds no lock any more.
+        `reads`: what it will surely read, see `Session.prefetch`.
         """
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:

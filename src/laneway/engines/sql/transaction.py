@@ -227,6 +227,8 @@ class Transaction(Statements):
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
         self.min_number = 0  # the least sequence number or fence that may be assigned next
+        self.on_wake: Callable[[int | None], None] | None = None
+        """Is called after the commit, with when housekeeping is due again."""
         self.pools_to_notify: set[str] = set()
         self.has_arrivals = False
         self.has_due_later = False  # some of what was put is not due yet

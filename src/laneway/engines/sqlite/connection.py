@@ -22,6 +22,7 @@ import msgspec
 
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
 from laneway.engines.sql.statements import load, tables_of
+from laneway.engines.sql.store import Outdated
 from laneway.engines.sqlite.listing_statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -139,8 +140,12 @@ class Connection(sqlite3.Connection):
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         self.executemany(SQL[name], rows)
 
-    def change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        return self.executemany(SQL[name], rows).rowcount
+    def change_exactly(self, name: str, rows: Sequence[Sequence[Any]], count: int) -> None:
+        if self.executemany(SQL[name], rows).rowcount != count:
+            raise Outdated
+
+    def prefetch(self, name: str, *values: Any) -> None:
+        """Reading costs no round trip."""
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         if len(rows) == 1:

@@ -39,6 +39,7 @@ from laneway.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from laneway.engines.sql.store import Read
     from laneway.message import Draft
 
 T = TypeVar("T")
@@ -245,8 +246,14 @@ class Store:
 
     @contextmanager
     def writing(
-        self, *, durable: bool, changes_queue: bool = True, syncs: bool = True
+        self,
+        *,
+        durable: bool,
+        changes_queue: bool = True,
+        syncs: bool = True,
+        reads: Sequence[Read] = (),
     ) -> Iterator[Connection]:
+        del reads  # reading costs no round trip
         with self.lock:
             self.refuse_nested()
             connection = self._prepared(durable=durable)
