@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry, Summary
@@ -292,6 +293,32 @@ def test_invalid_control_headers_fail_nothing_else(app: Laneway, is_raising: boo
     assert app.topic("task").stats().ready == 0  # some name a task that does not exist
     assert app.topic("bad.once").stats().ready == 0
     assert app.engine.overview().leased == 0
+
+
+@pytest.mark.parametrize("topic", ["x\0", "x\x01", "x*", "x" * 300, ""])
+@pytest.mark.parametrize("kind", ["then", "errors"])
+def test_a_flow_that_names_no_valid_topic_is_a_dead_letter(
+    app: Laneway, kind: str, topic: str
+) -> None:
+    """Nothing is published there: no policy would hold for it, and nobody could purge it."""
+    done = neighbors(app, 3)
+
+    @app.task(name="bad", topic="task", retries=0)
+    def task() -> None:
+        if kind == "errors":
+            raise ValueError("why")
+
+    target = [topic, "y", 1] if kind == "then" else {"topic": topic, "id": "y", "body": None}
+    body = msgspec.json.encode({"args": [], "kwargs": {}, "flow": {kind: [target]}})
+    headers = {"laneway-task": "bad", "laneway-flow": "1"}
+    app.engine.put([Draft("task", body, headers=headers)])
+    burst_once(app)
+    assert sorted(done) == [0, 1, 2]
+    assert {stats.topic for stats in app.topics()} <= {"good", "task"}
+    call, notice = app.topic("task").dead_letters()
+    assert call.message.headers == headers
+    for letter in (call, notice):  # the notice of the call's end would publish the same
+        assert letter.reason.startswith("cannot be settled: BadMessage: topic")
 
 
 def _put_unchecked(app: Laneway, draft: Draft) -> None:

@@ -19,6 +19,7 @@ from laneway import codec
 from laneway.engines.base import ENDED, FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import DependencyFailed
 from laneway.message import Draft
+from laneway.policy import check_publish_topic
 from laneway.tasks import outcomes
 from laneway.working.error_details import Details
 from laneway.working.handler import Handler
@@ -195,7 +196,7 @@ def following(
 ) -> list[Draft]:
     """
     The messages to publish with the end of a task: signals for the tasks after it, and calls of
-    its error handlers.
+    its error handlers. Raises BadMessage if one names no valid topic: another program wrote it.
     """
     drafts = [signal(target, job_id, ended) for target in flow.then]
     if flow.opens or flow.others:
@@ -213,6 +214,8 @@ def following(
                     sticky=True,
                 )
             )
+    for draft in drafts:
+        check_publish_topic(draft.topic)
     return drafts
 
 
