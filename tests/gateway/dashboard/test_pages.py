@@ -15,6 +15,7 @@ from laneway import Laneway, Message
 from laneway.gateway.dashboard.menu import ALL
 from laneway.gateway.login import tokens
 from laneway.message import Settlement
+from laneway.policy import FIELDS
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, beat, running
@@ -154,6 +155,69 @@ def test_a_topic(browser: Browser, app: Laneway) -> None:
     assert "A subscription of shown.a" in browser.get("/topic?name=shown.a%23audit").words
     app.publish("bare", 1)
     assert "No policy covers it: no limits, tier mid." in browser.get("/topic?name=bare").words
+
+
+SHOWN: dict[str, tuple[Any, str]] = {
+    "rate": ("600/m", "10/s"),
+    "burst": (20, "20"),
+    "concurrency": ("auto", "auto"),
+    "min_concurrency": (2, "2"),
+    "max_concurrency": (2000, "2,000"),
+    "weight": (0.5, "0.5"),
+    "tier": ("high", "high"),
+    "pool": ("slow", "slow"),
+    "lease": ("2m", "2 min"),
+    "time_limit": ("forever", "forever"),
+    "retries": (3, "3"),
+    "backoff": (["5s", "5m"], "5 s, 5 min; ± 20 %"),
+    "ttl": ("36h", "1 d 12 h"),
+    "on_expiry": ("drop", "drop"),
+    "on_unhandled": ("90s", "1 min 30 s"),
+    "dead_ttl": ("14d", "14 d"),
+    "serial": (True, "hold"),
+    "key_concurrency": (1, "1"),
+    "key_rate": (0.5, "30/min"),
+    "gate": (["a", "b"], "a, b"),
+    "group": ("customer.{1}", "customer.{1}"),
+    "merge": ("all", "all"),
+    "merge_limit": (5000, "5,000"),
+    "window": ("250ms", "250 ms"),
+    "debounce": (True, "yes"),
+    "max_wait": ("10m", "10 min"),
+    "edge": ("leading", "leading"),
+    "max_body": ("64KiB", "64 KiB"),
+    "max_cost": (100, "100"),
+    "dedupe": ("7d", "7 d"),
+    "max_backlog": ("10GB", "10GB"),
+    "on_full": ("block", "block"),
+    "partitions": (8, "8"),
+    "buckets": (64, "64"),
+    "delivery": ("at_most_once", "at_most_once"),
+    "paused": (True, "yes"),
+    "own_backlog": (False, "no"),
+}
+"""A value of each policy field, and how pages write it."""
+
+NEEDED = {
+    "edge": "window",
+    "min_concurrency": "concurrency",
+    "max_concurrency": "concurrency",
+}
+"""What some values need, besides the `needs` of their fields."""
+
+
+def test_a_topic_shows_each_field_of_its_policy(browser: Browser, app: Laneway) -> None:
+    """The page of a topic writes each policy field in words: those with a unit have it."""
+    app.gate("a", concurrency=1)
+    app.gate("b", concurrency=1)
+    for name in FIELDS:
+        fields, needed = {}, name
+        while needed:
+            fields[needed] = SHOWN[needed][0]
+            needed = FIELDS[needed].needs or NEEDED.get(needed, "")
+        app.policy(f"{name}.*", **fields)
+        shown = f"{name} {SHOWN[name][1]} code, {name}.*"
+        assert shown in browser.get(f"/topic?name={name}.one").words
 
 
 def test_topic_with_many_subscriptions(browser: Browser, app: Laneway) -> None:
