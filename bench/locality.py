@@ -44,7 +44,7 @@ WORKER = """
 import json, sys, threading, time
 from collections import OrderedDict
 from laneway import Laneway, Message
-from laneway.working.locality import Locality
+from laneway.working.heartbeat import Locality
 
 url, durability, is_local, count = *sys.argv[1:3], sys.argv[3] == "local", int(sys.argv[4])
 if not is_local:

@@ -12,9 +12,9 @@ from laneway import (
     programs,
     versions,
 )
-from laneway.admin import merge_estimate, top_topics
 from laneway.admin import policies as admin_policies
 from laneway.admin import subscriptions as admin_subscriptions
+from laneway.admin import top_topics
 from laneway.admin import workers as admin_workers
 from laneway.admin.control import Control
 from laneway.admin.dead_letters import DeadLetters
@@ -23,26 +23,22 @@ from laneway.admin.policies import Gates, Policies, TopicGroups
 from laneway.admin.subscriptions import Subscriptions
 from laneway.admin.topic import Topic
 from laneway.admin.topic_waits import IdleWait
-from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
-from laneway.cluster.elections import Elections
-from laneway.errors import UsageError
+from laneway.cluster.election import Elections
+from laneway.cluster.subscription_workers import SubscriptionWorkers
 from laneway.history.alarms import AlarmRule
-from laneway.policy import FIELDS, Gate, check_pattern, check_policy_pattern, check_topic
+from laneway.policy import Gate, check_pattern, check_topic
 from laneway.printable import redacted
 from laneway.push.endpoints import Endpoints
 from laneway.runtime.runtime import Runtime
 from laneway.schedules.schedules import Schedules
-from laneway.tasks import context, outcomes, queue
-from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator
+from laneway.tasks import context, decorator, outcomes, queue
 from laneway.tasks.flow import EndedHandler, OpenHandler
 from laneway.tasks.job import Job, job_of
-from laneway.tasks.options import TaskOptions
-from laneway.tasks.queue import Queue
 from laneway.topic_groups import GROUP
-from laneway.working.handler import Handler, Handlers, check_parameters
-from laneway.working.options import EmbeddedOptions, Options
+from laneway.working.embedded_worker import EmbeddedWorker
+from laneway.working.options import Options
 
 if TYPE_CHECKING:
     import os
@@ -60,10 +56,10 @@ if TYPE_CHECKING:
 
     from laneway.admin.top_topics import ListOrder
     from laneway.admin.topic_reasons import TopicExplanation
+    from laneway.admin.views import Stats
     from laneway.admin.workers import WorkerInfo
     from laneway.cluster.career import Career
     from laneway.cluster.election import Election
-    from laneway.cluster.subscription_workers import SubscriptionWorkers
     from laneway.delivery import Delivery
     from laneway.engines.base import (
         Durability,
@@ -84,13 +80,13 @@ if TYPE_CHECKING:
     from laneway.push.endpoint import Endpoint
     from laneway.schedules.store import Options as ScheduleOptions
     from laneway.subscriptions import Kind, Start, Where
-    from laneway.tasks.decorator import TaskKeywords
+    from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator, TaskKeywords
+    from laneway.tasks.queue import Queue
     from laneway.tasks.task import AsyncTask, Task
     from laneway.tiers import Tier
     from laneway.units import Duration
-    from laneway.working.embedded_worker import EmbeddedWorker
     from laneway.working.handler import Isolation
-    from laneway.working.options import Summary, WorkerOptions
+    from laneway.working.options import EmbeddedOptions, Summary, WorkerOptions
 
 F = TypeVar("F")
 L = TypeVar("L", bound="Callable[[], Any]")
@@ -102,40 +98,21 @@ OnError = TypeVar("OnError", bound="Callable[[Message, BaseException], object]")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-HANDLER_OPTIONS = (
-    "subscription",
-    "concurrency",
-    "isolation",
-    "batch",
-    "batch_wait",
-    "time_limit",
-    "soft_time_limit",
-)
-TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base")
-
 
 class Laneway:
     """
     An application: it publishes messages, handles them, and inspects and changes their topics.
 
     `url` selects the engine; default: `$LANEWAY_URL`, `[tool.laneway] url` in ./pyproject.toml,
-    `sqlite:///laneway.db`. `namespace` is a separate set of topics and policies in the store.
-    `tiers` are the service classes with their shares; `default_tier` is the tier of topics whose
-    policy names none. `durability`, `max_backlog` and `on_full` apply to the namespace.
-    `create=False` refuses a store that does not exist. `result_ttl` and `failure_ttl`: how long
-    results and failures of tasks are stored.
+    `sqlite:///laneway.db`. `namespace` is a separate set of topics and policies in the store;
+    `durability`, `max_backlog`, `on_full`, `tiers` and `default_tier` apply to it. `create=False`
+    refuses a store that does not exist. `result_ttl` and `failure_ttl`: how long results and
+    failures of tasks are stored. `buffer` (True, or a `Buffer`) and `spool` (a path, or a `Spool`):
+    `publish` returns immediately, and a thread sends. docs/reference/settings.md lists them all.
 
-    `buffer`: `publish` returns at once with the outcome `"buffered"`, and a thread sends; True, or
-    a `Buffer` with its bounds. `spool`: the same, through a local file, with the outcome
-    `"spooled"`; the file's path, or a `Spool` with its bounds. Messages that could not be sent are
-    logged and given to `on_unsent`.
-
-    The engine is opened at first use. Policies and gates that were given before are declared then.
-
-    `program` and `version` own these policies and gates. A newer version replaces those of its
-    program, so that what was deleted from the code is deleted from the store; an older version
-    changes nothing; the same version, or none, replaces them, too. Programs do not overwrite each
-    other. Default: the module that creates the application, and no version.
+    The engine is opened at first use. Policies and gates that were given before are declared then,
+    and belong to `program` (default: the module that creates the application). A newer `version`
+    of it replaces them, an older one changes nothing; without a version each start replaces them.
 
     Every method that uses the engine has an async variant with an `a` in front. Raises UsageError
     and BadPolicy for wrong arguments.
@@ -160,22 +137,7 @@ class Laneway:
         spool: Spool | str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
-        known = (
-            "namespace",
-            "tiers",
-            "default_tier",
-            "durability",
-            "max_backlog",
-            "on_full",
-            "create",
-            "result_ttl",
-            "failure_ttl",
-            "program",
-            "version",
-            "buffer",
-            "spool",
-        )
-        config.refuse_unknown("Laneway", unknown, ("url", *known))
+        config.refuse_unknown("Laneway", unknown, {"url", *config.options_of(Laneway.__init__)})
         settings = config.settings(
             namespace=namespace,
             tiers=tiers,
@@ -207,7 +169,7 @@ class Laneway:
         handlers.add_own(EndedHandler())
         handlers.add_own(OpenHandler())
         handlers.find_named = functools.partial(queue.find, self.runtime)
-        handlers.make_side_workers = self._subscription_workers
+        handlers.make_side_workers = functools.partial(SubscriptionWorkers, self.threads)
         self.policies = Policies(self.runtime)
         self.gates = Gates(self.runtime)
         self.topic_groups = TopicGroups(self.runtime)
@@ -266,13 +228,11 @@ class Laneway:
     ) -> None:
         """
         Add and change tiers, by name as in `Laneway(tiers=…)`; None removes one: `app.tiers(gold=3,
-        low=None)`.
+        low=None)`. If the store is not open yet, they are set when it is opened.
 
-        Every process uses them from its next lease on. They belong to the code's layer, so an
-        operator's setting (`laneway tier set`) takes precedence. They stay until a program opens
-        the store that declares other tiers than the one before. If the store is not open yet, they
-        are set when it is opened. Raises BadPolicy, also if a removed tier is the default or is
-        named by a policy.
+        Every process uses them from its next lease on. They belong to the code's layer, and stay
+        until a program opens the store that declares other tiers than the one before. Raises
+        BadPolicy, also if a removed tier is the default or is named by a policy.
         """
         self.runtime.holder.set_tiers({**(changes or {}), **shares})
 
@@ -359,22 +319,16 @@ class Laneway:
         Give a topic, or all topics under a dotted prefix, a named reader with a copy of each new
         message. The subscription `audit` of the topic `orders` is the topic `orders#audit`.
 
-        Arguments: `kind`: `"shared"`: its consumers compete. `"exclusive"`, `"failover"`: there is
-        one consumer (`Topic.consumer`, or a worker with a handler); a second one is refused, or
-        takes over when the first one ends; a worker waits for both. Of a pattern's subscription it
-        is one for all topics (`subscriptions.consumer`), those with a subscription of this name
-        included.
-        `start`: `"all waiting"`: copy what the topic holds, too, up to 100,000 messages; this
-        opens the store. `where`: values by header, like `{"type": "order.*"}`: it gets only
-        messages whose headers match all of them; a value may be a list, and end in `*`. `expires`:
-        it gets no more copies after a message has been ready in it for so long, at least a minute,
-        and none was delivered; until somebody leases from it.
+        `kind`: `"shared"`: its consumers compete; `"exclusive"`, `"failover"`: it has one consumer,
+        and a second one is refused, or takes over when the first one ends. `start`: `"all
+        waiting"`: copy what the topic holds, too, up to 100,000 messages. `where`: it gets only
+        messages whose headers match all of these, like `{"type": "order.*"}`. `expires`: it gets no
+        more copies after it was not used for so long.
 
-        It is a setting of the topic's policy: as `policy`, it belongs to the program before the
-        store is opened. A second call changes its settings. Raises BadPolicy, UsageError; with
-        `start="all waiting"` also Refused, BacklogFull.
+        It is a setting of the topic's policy; a second call changes it. docs/subscriptions.md tells
+        more. Raises BadPolicy, UsageError; with `start="all waiting"` also Refused, BacklogFull.
         """
-        config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
+        config.refuse_unknown("subscribe", unknown, config.options_of(Laneway.subscribe))
         admin_subscriptions.subscribe(
             self.runtime, pattern, name, kind=kind, start=start, where=where, expires=expires
         )
@@ -480,9 +434,8 @@ class Laneway:
         UsageError, EngineUnavailable; Refused for a subscription that there is not.
         """
         priorities = delivery.priorities(priority, max_priority)
-        return delivery.lease(
-            self.runtime, delivery.Wanted.checked(n, wait, pool, topics, priorities)
-        )
+        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities)
+        return delivery.lease(self.runtime, wanted)
 
     async def alease(
         self,
@@ -499,9 +452,8 @@ class Laneway:
         once.
         """
         priorities = delivery.priorities(priority, max_priority)
-        return await delivery.alease(
-            self.runtime, delivery.Wanted.checked(n, wait, pool, topics, priorities)
-        )
+        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities)
+        return await delivery.alease(self.runtime, wanted)
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """
@@ -535,20 +487,7 @@ class Laneway:
         By `"repeats"`: the topics of which merging would save most messages. A sample of the next
         200 messages is read, of the 50 topics with the largest backlogs.
         """
-        orders = (*top_topics.ORDERS, "repeats")
-        if order not in orders:
-            raise UsageError(
-                f"topics: expected order to be one of {', '.join(orders)}, got {order!r}"
-            )
-        arguments.whole("topics", "limit", limit)
-        if order == "repeats":
-            return merge_estimate.top(self.engine, check_policy_pattern(pattern), limit)
-        after = None if after is None else arguments.name("topics", "after", after)
-        stats = top_topics.topics(
-            self.engine, order, pattern=check_policy_pattern(pattern), limit=limit, after=after
-        )
-        now_us = self.engine.time_us()
-        return [stats_of(one, now_us) for one in stats]
+        return top_topics.listed(self.engine, order, pattern, limit, after)
 
     def wait_idle(self, pattern: str, timeout: Duration | None = None) -> bool:
         """
@@ -558,14 +497,11 @@ class Laneway:
 
         Returns False if the timeout is over first. Raises UsageError, BadPolicy.
         """
-        seconds = arguments.seconds_or_none("wait_idle", "timeout", timeout)
-        return IdleWait(self.engine, check_pattern(pattern)).run(seconds)
+        return IdleWait(self.runtime, check_pattern(pattern)).run(timeout)
 
     async def await_idle(self, pattern: str, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
         """As `wait_idle`, awaited."""
-        seconds = arguments.seconds_or_none("await_idle", "timeout", timeout)
-        wait = IdleWait(self.engine, check_pattern(pattern))
-        return await wait.arun(self.threads, seconds)
+        return await IdleWait(self.runtime, check_pattern(pattern)).arun(timeout)
 
     def alarm(
         self,
@@ -588,19 +524,16 @@ class Laneway:
         longer to drain, or does not drain; `oldest_over`: a message waits longer; `waiting_over`:
         more messages wait. Raises UsageError.
         """
-        rule = AlarmRule(
-            name=arguments.name("alarm", "the name", name),
-            tier=None if tier is None else arguments.name("alarm", "tier", tier),
-            pattern=check_pattern(pattern),
-            full_within=arguments.seconds_or_none("alarm", "full_within", full_within),
-            drain_over=arguments.seconds_or_none("alarm", "drain_over", drain_over),
-            oldest_over=arguments.seconds_or_none("alarm", "oldest_over", oldest_over),
+        rule = AlarmRule.checked(
+            name=name,
+            pattern=pattern,
+            tier=tier,
+            full_within=full_within,
+            drain_over=drain_over,
+            oldest_over=oldest_over,
             waiting_over=waiting_over,
         )
-        if waiting_over is not None:
-            arguments.whole("alarm", "waiting_over", waiting_over, least=0)
-        self.runtime.handlers.alarms.max_backlog = self.runtime.max_backlog
-        self.runtime.handlers.alarms.add_rule(rule)
+        self.runtime.handlers.alarms.add_rule(rule, self.runtime.max_backlog)
 
     def on_alarm(self, hook: OnAlarm) -> OnAlarm:
         """
@@ -621,7 +554,8 @@ class Laneway:
         from laneway.push import reasons  # noqa: PLC0415
 
         message_id = arguments.name("explain", "the id", message_id)
-        return reasons.explain_message(self.engine, message_id, _topic(topic))
+        topic = None if topic is None else check_topic(topic)
+        return reasons.explain_message(self.engine, message_id, topic)
 
     def explain_topic(self, topic: str) -> TopicExplanation:
         """
@@ -645,11 +579,7 @@ class Laneway:
         Arguments: `pool`: only workers that serve it; `limit`: at most so many; `after`: the last
         id of the page before.
         """
-        pool = None if pool is None else arguments.pool("workers", pool)
-        arguments.whole("workers", "limit", limit)
-        after = "" if after is None else arguments.name("workers", "after", after)
-        found = self.engine.workers(limit=limit, after=after, pool=pool)
-        return [admin_workers.info_of(worker) for worker in found]
+        return admin_workers.listed(self.engine, pool, limit, after)
 
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
         """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
@@ -685,34 +615,17 @@ class Laneway:
         function after this time. `time_limit`: the function is stopped after this time, or
         after that of its topic's policy if that is shorter. Raises UsageError.
         """
-        config.refuse_unknown("handler", unknown, HANDLER_OPTIONS)
-        if not isinstance(pattern, str):
-            raise UsageError(
-                f"handler: expected a topic or a pattern, got {pattern!r}; write"
-                ' @app.handler("push.*") above the function'
-            )
-
-        def register(function: F) -> F:
-            options = {
-                "subscription": subscription,
-                "concurrency": concurrency,
-                "isolation": isolation,
-                "batch": batch,
-            }
-            name = getattr(function, "__qualname__", function)
-            handler = Handler(
-                self.runtime.handlers.lifespans.inject(f"handler {name}", function),  # type: ignore[arg-type]
-                pattern,
-                batch_wait=batch_wait,
-                time_limit=time_limit,
-                soft_time_limit=soft_time_limit,
-                **options,  # type: ignore[arg-type]
-            )
-            check_parameters(handler)
-            self.runtime.handlers.add(handler)
-            return function
-
-        return register
+        config.refuse_unknown("handler", unknown, config.options_of(Laneway.handler))
+        return self.runtime.handlers.decorator(
+            pattern,
+            subscription=subscription,
+            concurrency=concurrency,
+            isolation=isolation,
+            batch=batch,
+            batch_wait=batch_wait,
+            time_limit=time_limit,
+            soft_time_limit=soft_time_limit,
+        )
 
     @overload
     def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
@@ -749,51 +662,31 @@ class Laneway:
 
         `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. So may `key`
         (serial processing, merging) and `id` (repeating the call is a duplicate). `bind=True`: the
-        first argument is the task itself, with `self.request` and `self.retry`. An argument
-        annotated `Request` gets the run. `cost`: how many permits of the rates of its topic and
-        gates a call uses (default 1). `base`: a subclass of `Task`, with hooks. `autoretry_for`:
-        only these errors are retried, and never those of `dont_autoretry_for`. `isolation`,
-        `time_limit` and `soft_time_limit` are as in `handler`. `serializer`: "json", "msgpack" or
-        "pickle"; with "pickle", everybody who can publish to the store can run code in its workers.
-        `ignore_result`: the result is not stored; `result_ttl` and `failure_ttl`: how long it is
-        stored (default: the application's).
+        first argument is the task itself. `base`: a subclass of `Task`, with hooks.
+        `autoretry_for`: only these errors are retried, and never those of `dont_autoretry_for`.
+        `serializer`: "json", "msgpack" or "pickle"; with "pickle", everybody who can publish to the
+        store can run code in its workers. `isolation`, `time_limit` and `soft_time_limit` are as in
+        `handler`. docs/tasks.md lists all options.
 
-        All other options are fields of the topic's policy (`rate`, `concurrency`, `retries`,
-        `backoff` …). Raises UsageError, BadPolicy.
+        All others are fields of the topic's policy (`rate`, `concurrency`, `retries` …). Raises
+        UsageError, BadPolicy.
         """
-        own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
-        config.refuse_unknown("task", options.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
-        kind = BoundTaskDecorator if own.get("bind") else TaskDecorator
-        decorator = kind(self.runtime, base, TaskOptions(**own), options)
-        if function is None:
-            return decorator
-        if not callable(function):
-            raise UsageError(
-                f"task: expected a function, got {function!r}; options go by name, like"
-                f" @app.task(topic={function!r})"
-            )
-        return decorator(function)
+        return decorator.decorated(self.runtime, function, base, options)
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> Summary:
         """
         Handle messages until SIGTERM or SIGINT, or with `burst` until nothing can run now. Returns
         how many messages were handled, by outcome.
 
-        `concurrency`: the most handlers at once. `pool`, `topics`: the topics to serve; named
-        topics are served strictly in their order. `grace`: how long running handlers may continue
-        at the end. `processes`: this many workers under a supervisor. `reload`: restart when a
-        source file changes. `max_messages`: end after this many deliveries. `heartbeat_timeout`:
-        how soon others get the messages of this worker if it dies. Raises UsageError if an event
-        loop runs in this thread (see `arun_worker`), and while a worker imports the module that
-        makes this call: put the call under `if __name__ == "__main__":`.
+        `WorkerOptions` has the options: `concurrency`, `pool`, `topics`, `processes` and others.
+        Raises UsageError if an event loop runs in this thread (see `arun_worker`), and while a
+        worker imports the module that makes this call: put the call under
+        `if __name__ == "__main__":`.
         """
-        from laneway.working.run import (  # noqa: PLC0415
-            run_worker,
-        )  # a program that only publishes needs none of it
+        # A program that only publishes needs none of it.
+        from laneway.working.run import run_worker  # noqa: PLC0415
 
-        return run_worker(
-            self.runtime, Options.checked("run_worker", {**options}), self.runtime.workers
-        )
+        return run_worker(self.runtime, Options.checked("run_worker", {**options}))
 
     async def arun_worker(self, **options: Unpack[EmbeddedOptions]) -> Summary:
         """
@@ -803,7 +696,7 @@ class Laneway:
         When cancelled, it stops in order within `grace`; cancelled again, at once. It never changes
         signal handlers.
         """
-        return await self._embedded("arun_worker", {**options}).arun()
+        return await EmbeddedWorker.of(self.runtime, "arun_worker", {**options}).arun()
 
     def worker(self, **options: Unpack[EmbeddedOptions]) -> EmbeddedWorker:
         """
@@ -813,16 +706,7 @@ class Laneway:
         `worker.stop()` ends it from any thread; `worker.run()` runs it in a thread of its own. It
         never changes signal handlers.
         """
-        return self._embedded("worker", {**options})
-
-    def _embedded(self, call: str, options: dict[str, Any]) -> EmbeddedWorker:
-        from laneway.working.embedded_worker import EmbeddedWorker  # noqa: PLC0415  # as in run_worker
-
-        return EmbeddedWorker(
-            self.runtime,
-            Options.checked(call, options, EmbeddedOptions.__optional_keys__),
-            self.runtime.workers,
-        )
+        return EmbeddedWorker.of(self.runtime, "worker", {**options})
 
     def lifespan(self, function: L) -> L:
         """
@@ -849,14 +733,9 @@ class Laneway:
         `concurrency="auto"`, as far as this program has not set these fields. Needs the extra:
         `pip install "laneway[push]"`. Raises UsageError, BadPolicy.
         """
-        from laneway.push.handler import POLICY, push  # noqa: PLC0415  # most programs push nothing
+        from laneway.push.handler import push  # noqa: PLC0415  # most programs push nothing
 
-        declared = self.runtime.holder.declared_fields(pattern)
-        self.runtime.holder.set_policy(
-            pattern, {name: value for name, value in POLICY.items() if name not in declared}
-        )
-        for handler in push(self.runtime, pattern):
-            self.runtime.handlers.add(handler)
+        push(self.runtime, pattern)
 
     def endpoint(self, topic: str, /, **settings: Any) -> Endpoint:
         """
@@ -892,18 +771,8 @@ class Laneway:
         named queues. `isolation="process"`: each call runs in a child process that can be killed.
         `default_timeout`: the time limit of calls that do not set one. Raises UsageError.
         """
-        config.refuse_unknown("queue", unknown, ("isolation", "default_timeout"))
-        queues: dict[str, Queue] = self.runtime.handlers.queues
-        functions = Queue(
-            self.runtime,
-            arguments.name("queue", "name", name),
-            isolation=isolation,
-            default_timeout=default_timeout,
-        )
-        if isolation is None and default_timeout is None:
-            return queues.setdefault(functions.name, functions)
-        queues[functions.name] = functions
-        return functions
+        config.refuse_unknown("queue", unknown, config.options_of(Laneway.queue))
+        return queue.named(self.runtime, name, isolation, default_timeout)
 
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
         """
@@ -923,17 +792,15 @@ class Laneway:
         Declare a schedule in the program's code: a message or call that is published again and
         again. Workers store it when they start.
 
-        `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; at multiples
-        since 1970; "2 months": by the calendar of `timezone`, from `start` on), `cron` (five
-        fields, or six with seconds first; also L, LW, 15W, 5L, 1#2; or @hourly, @daily, @weekly,
-        @monthly, @yearly) in `timezone`, `sun` (("sunrise", latitude, longitude); also dawn, noon,
-        sunset, dusk, midnight, and dawn and dusk with _civil, _nautical, _astronomical), `at`
-        (once). `missed`: for firings that were late because no worker ran: "one" publishes the last
-        of them, "all" each, "skip" none. `spread`: delays each schedule by its own part of this
-        duration, so that not all fire at :00.
+        `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; "2 months"),
+        `cron` (five fields, or six with seconds first; or @daily …), `sun` (("sunrise", latitude,
+        longitude)), `at` (once); in `timezone`, from `start` on. `missed`: for firings that were
+        late because no worker ran: "one" publishes the last of them, "all" each, "skip" none.
+        `spread`: delays each schedule by its own part of this duration. docs/schedules.md tells
+        more.
 
-        Each firing is published once, whatever the number of workers: its id consists of the
-        schedule's name and the time. Raises UsageError, BadMessage.
+        Each firing is published once, whatever the number of workers. Raises UsageError,
+        BadMessage.
         """
         self.schedules.declare(name, call, options)
 
@@ -973,18 +840,18 @@ class Laneway:
         `term.number` is a fencing token for a store of your own: it grows with every term.
 
         `term`: how long the holder may be out of reach before another one takes over, from 0.5 s to
-        1 h. `hand_over_within`: how long a holder that is to step down may take to end `execute`
-        and `hand_over`; the successor waits for that, and not longer. `stalled_after`: a holder
-        that has not looked at its term for so long is to step down (default: never).
-        `zookeeper`: `"host:2181,host:2181/root"`; default: the application's engine keeps the
-        election. `in_workers`: the application's workers are candidates, beside their handlers.
+        1 h. `hand_over_within`: how long a holder may take to step down. `stalled_after`: a holder
+        that has not looked at its term for so long is to step down. `zookeeper`: where the election
+        is kept, `"host:2181,host:2181/root"`; default: the store. `in_workers`: the application's
+        workers are candidates. docs/elections.md tells more.
 
         `election.run()`, `await election.arun()` or `election.start()` make this process a
         candidate. Without a career, the election can only be read and asked to step down. Raises
         UsageError.
         """
-        config.refuse_unknown("election", unknown, elections_.OPTIONS)
-        election = elections_.election_of(
+        known = {"career", *config.options_of(Laneway.election)}
+        config.refuse_unknown("election", unknown, known)
+        return elections_.election_of(
             self.runtime,
             name,
             career,
@@ -992,23 +859,8 @@ class Laneway:
             hand_over_within=hand_over_within,
             stalled_after=stalled_after,
             zookeeper=zookeeper,
+            in_workers=in_workers,
         )
-        if in_workers:
-            self.runtime.elections_in_workers.append(election)
-        return election
-
-    def _subscription_workers(
-        self,
-        engine: FullEngine,
-        handlers: Handlers,
-        options: Options,
-        failed: Callable[[BaseException], None],
-    ) -> SubscriptionWorkers:
-        from laneway.cluster.subscription_workers import (  # noqa: PLC0415
-            SubscriptionWorkers,
-        )  # few programs have any
-
-        return SubscriptionWorkers(self.threads, engine, handlers, options, failed)
 
     # Around publishing and handling
 
@@ -1115,8 +967,3 @@ class Laneway:
 
     def __repr__(self) -> str:
         return f"<Laneway {redacted(self.url)} namespace {self.namespace}>"
-
-
-def _topic(name: str | None) -> str | None:
-    """A topic's name, or None for all."""
-    return None if name is None else check_topic(name)

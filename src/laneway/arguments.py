@@ -8,8 +8,8 @@ UsageError if it is not valid.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 from laneway import subscriptions, units
 from laneway.errors import UsageError
@@ -50,6 +50,15 @@ def seconds(call: str, option: str, value: Duration, *, least: float = 0) -> flo
 def seconds_or_none(call: str, option: str, value: Duration | None) -> float | None:
     """Read a duration of at least 0, or None; returns seconds."""
     return None if value is None else seconds(call, option, value)
+
+
+def choice(call: str, option: str, value: Any, choices: Collection[str]) -> Any:
+    """Check that a value is one of some words."""
+    if value not in choices:
+        raise UsageError(
+            f"{call}: expected {option} to be one of {', '.join(choices)}, got {value!r:.80}"
+        )
+    return value
 
 
 def texts(call: str, option: str, value: object) -> list[str]:

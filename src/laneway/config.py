@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ from laneway.printable import redacted
 from laneway.tiers import Tier, check_tiers, unknown_default
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from laneway.engines.base import Durability
     from laneway.policy import OnFull
@@ -206,6 +206,11 @@ def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> N
         known = sorted(known)
         hint = meant(name, known) or f"; there are: {', '.join(known)}"
         raise UsageError(f'{call}: unknown option "{name}"{hint}')
+
+
+def options_of(call: Callable[..., Any]) -> Iterable[str]:
+    """The arguments of a call that go by name and have a default."""
+    return call.__kwdefaults__ or ()
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from rich.console import Console
 
-from laneway.demo.cpu_use import Used, used
 from laneway.demo.logs import Growing, Handled
 from laneway.demo.merchants import BEST_SELLER, FLOOD
 from laneway.demo.report import Phase, Promise, Seen, State, promises, report
+from laneway.demo.runner import Used, used
 from laneway.demo.view import Scene, bar, picture, sparkline
 from laneway.engines.base import Overview, TierStats, TopicStats
 

@@ -10,12 +10,11 @@ import click
 import pytest
 
 from laneway import Laneway
-from laneway.app import TASK_OPTIONS
 from laneway.cli.settings import Flag, option_type, value_of
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.presenting import exact_duration, setting_in_words
 from laneway.push.secret_store import KEY_VARIABLE, new_key
-from laneway.tasks.decorator import TaskKeywords
+from laneway.tasks.decorator import TASK_OPTIONS, TaskKeywords
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,7 +33,7 @@ from laneway.producing.reports import UnsentReports
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from laneway.producing.producer import Holder
+    from laneway.engine_holder import EngineHolder
 
 
 class Store:
@@ -83,7 +83,7 @@ class Reported:
 def producer_of(store: Store, options: Buffer, unsent: UnsentReports) -> OutboxProducer:
     threads = ThreadPoolExecutor(1)
     return OutboxProducer(
-        cast("Holder", None), threads, lambda _: MessageBuffer(options, store.put, unsent)
+        cast("EngineHolder", None), threads, lambda _: MessageBuffer(options, store.put, unsent)
     )
 
 

@@ -36,13 +36,14 @@ from laneway.engines.shared import replaced_files
 from laneway.message import Draft, Receipt
 from laneway.policy import Resolved
 from laneway.producing import forwarder, spool, spool_file
-from laneway.producing.limits import OnProducerFull
+from laneway.producing.outbox import OnProducerFull
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool
 from laneway.producing.spool_file import SpoolFile
 from laneway.testing.servers import until
 
 if TYPE_CHECKING:
+    from laneway.engine_holder import EngineHolder
     from laneway.engines.base import FullEngine
 
 AWAY = "valkey://127.0.0.1:1"
@@ -154,7 +155,9 @@ class Spooled:
         unsent = UnsentReports()
         unsent.add(lambda message, error: self.reported.append((message.id, type(error))))
         self.reported: list[tuple[str, type[LanewayError]]] = []
-        self.spool = MessageSpool(Spool(path / "spool.db", **options), store, unsent)
+        self.spool = MessageSpool(
+            Spool(path / "spool.db", **options), cast("EngineHolder", store), unsent
+        )
 
     def publish(self, topic: str, *bodies: str, **options: Any) -> list[Receipt]:
         return self.spool.put([Draft(topic, body.encode(), **options) for body in bodies])

@@ -11,7 +11,7 @@ import pytest
 from laneway import Laneway, Message
 from laneway.engines.base import WorkerFacts
 from laneway.units import SECOND
-from laneway.working.locality import MAX_WORKERS, Locality, own_shards
+from laneway.working.heartbeat import MAX_WORKERS, Locality, own_shards
 from tests.seeds import seed_for
 from tests.working.support import Running, until
 

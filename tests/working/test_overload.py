@@ -10,7 +10,7 @@ import pytest
 
 from laneway import DestinationUnavailable, Reject, Retry
 from laneway.message import Overload
-from laneway.working.overload import overload_of
+from laneway.working.outcome import overload_of
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit
 
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
 
-OPTIONS = ("kind", "start", "where", "expires")
-"""The options of `subscribe`."""
-
 PAGE = 1000
 """Topics that are listed at once."""
 

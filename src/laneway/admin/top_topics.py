@@ -1,5 +1,5 @@
 """
-The top lists of topics: those of the engines, and the one by worker time.
+The top lists of topics: those of the engines, the one by worker time, and the one by repeats.
 
 Worker time is what the workers say in their heartbeats: how many handlers each topic keeps busy.
 So counting it costs a message nothing, and any engine has it.
@@ -10,6 +10,8 @@ from __future__ import annotations
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Literal, get_args
 
+from laneway import arguments
+from laneway.admin.views import stats_of
 from laneway.engines.base import TopicOrder
 from laneway.engines.shared import listing
 from laneway.policy import check_policy_pattern, matches
@@ -17,7 +19,8 @@ from laneway.policy import check_policy_pattern, matches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.engines.base import FullEngine, TopicStats
+    from laneway.admin.views import Stats
+    from laneway.engines.base import FullEngine, MessageView, TopicStats
 
 ListOrder = Literal[TopicOrder, "worker-time"]
 """The orders of lists of topics."""
@@ -35,6 +38,15 @@ MAX_WORKERS = 200
 
 MAX_TOPICS = 50
 """The most topics in a list by worker time."""
+
+REPEATING_TOPICS = 50
+"""
+The topics with the largest backlogs whose messages are sampled for the list by repeats; more if
+more are asked for.
+"""
+
+SAMPLED = 200
+"""Messages of each that are read: the next ones."""
 
 
 def topics(
@@ -63,3 +75,47 @@ def topics(
         stats.worker_time = busy[topic]
         found.append(stats)
     return found
+
+
+def listed(
+    engine: FullEngine,
+    order: ListOrder | Literal["repeats"],
+    pattern: str,
+    limit: int,
+    after: str | None,
+) -> list[Stats]:
+    """`Laneway.topics`: check the arguments, and list topics with their ages."""
+    arguments.choice("topics", "order", order, (*ORDERS, "repeats"))
+    arguments.whole("topics", "limit", limit)
+    check_policy_pattern(pattern)
+    if order == "repeats":
+        return _by_repeats(engine, pattern, limit)
+    after = None if after is None else arguments.name("topics", "after", after)
+    found = topics(engine, order, pattern=pattern, limit=limit, after=after)
+    now_us = engine.time_us()
+    return [stats_of(stats, now_us) for stats in found]
+
+
+def _by_repeats(engine: FullEngine, pattern: str, limit: int) -> list[Stats]:
+    """
+    The topics of which merging would save most messages, by the part of the sample that repeats
+    times the backlog. Topics without a repeat are left out.
+    """
+    found = engine.topic_list(order="backlog", pattern=pattern, limit=max(REPEATING_TOPICS, limit))
+    now_us = engine.time_us()
+    repeating = []
+    for each in found:
+        stats = stats_of(each, now_us)
+        views = engine.topic_peek(stats.topic, limit=SAMPLED)
+        stats.sampled = len(views)
+        repeated = len(views) - len({_same(view) for view in views})
+        stats.repeats = repeated / len(views) if views else 0.0
+        if repeated:
+            repeating.append(stats)
+    repeating.sort(key=lambda stats: (-(stats.repeats or 0.0) * stats.waiting, stats.topic))
+    return repeating[:limit]
+
+
+def _same(view: MessageView) -> tuple[bool, str | bytes]:
+    """What messages that merge have in common: the key, or, without one, the body."""
+    return (True, view.key) if view.key is not None else (False, view.body)

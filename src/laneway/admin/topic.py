@@ -12,12 +12,11 @@ from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.engines.base import HELD_STATES
-from laneway.errors import UsageError
+from laneway.runtime.noun import Noun
 from laneway.subscriptions import topic_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from concurrent.futures import Executor
 
     from laneway.admin.dead_letters import DeadLetter
     from laneway.admin.subscriptions import SubscriptionInfo
@@ -30,19 +29,14 @@ if TYPE_CHECKING:
     from laneway.units import Duration
 
 
-class Topic:
+class Topic(Noun):
     """A topic by its name. Publishing to it creates it."""
 
-    __slots__ = ("_runtime", "name")
+    __slots__ = ("name",)
 
     def __init__(self, runtime: Runtime, name: str) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self.name = name
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        return self._runtime.threads
 
     def publish(
         self,
@@ -101,7 +95,7 @@ class Topic:
         Give the topic a named reader with a copy of each new message; see `Laneway.subscribe`.
         Returns the topic of the copies, like `orders#audit`. Raises BadPolicy, UsageError.
         """
-        config.refuse_unknown("subscribe", unknown, admin_subscriptions.OPTIONS)
+        config.refuse_unknown("subscribe", unknown, config.options_of(Topic.subscribe))
         admin_subscriptions.subscribe(
             self._runtime, self.name, name, kind=kind, start=start, where=where, expires=expires
         )
@@ -204,10 +198,8 @@ class Topic:
 
         Raises UsageError.
         """
-        if state not in (None, *HELD_STATES):
-            raise UsageError(
-                f"peek: expected state to be one of {', '.join(HELD_STATES)}, got {state!r:.80}"
-            )
+        if state is not None:
+            arguments.choice("peek", "state", state, HELD_STATES)
         return [
             message_of(view)
             for view in self._runtime.engine.topic_peek(
@@ -227,13 +219,11 @@ class Topic:
 
         Returns False if the timeout is over first.
         """
-        seconds = arguments.seconds_or_none("wait_done", "timeout", timeout)
-        return DoneWait(self._runtime.engine, self.name).run(seconds)
+        return DoneWait(self._runtime, self.name).run(timeout)
 
     async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
         """As `wait_done`, awaited."""
-        seconds = arguments.seconds_or_none("await_done", "timeout", timeout)
-        return await DoneWait(self._runtime.engine, self.name).arun(self.threads, seconds)
+        return await DoneWait(self._runtime, self.name).arun(timeout)
 
     def wait_idle(self, timeout: Duration | None = None) -> bool:
         """
@@ -242,13 +232,11 @@ class Topic:
 
         Returns False if the timeout is over first.
         """
-        seconds = arguments.seconds_or_none("wait_idle", "timeout", timeout)
-        return IdleWait(self._runtime.engine, self.name).run(seconds)
+        return IdleWait(self._runtime, self.name).run(timeout)
 
     async def await_idle(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
         """As `wait_idle`, awaited."""
-        seconds = arguments.seconds_or_none("await_idle", "timeout", timeout)
-        return await IdleWait(self._runtime.engine, self.name).arun(self.threads, seconds)
+        return await IdleWait(self._runtime, self.name).arun(timeout)
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """

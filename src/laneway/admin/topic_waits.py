@@ -11,14 +11,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from laneway import arguments
 from laneway.errors import UsageError
 from laneway.policy import is_pattern
 from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from laneway.engines.base import FullEngine, ResultListener
+    from laneway.engines.base import ResultListener
+    from laneway.runtime.runtime import Runtime
+    from laneway.units import Duration
 
 WATCH = 60.0
 """
@@ -38,15 +39,19 @@ class TopicWait:
     call = ""
     """The call of the application, for errors."""
 
-    def __init__(self, engine: FullEngine, target: str) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, target: str) -> None:
+        self._engine = runtime.engine
+        self._threads = runtime.threads
         self._target = target
         self._stopped = threading.Event()
         self._listener: ResultListener | None = None
 
-    def run(self, timeout: float | None) -> bool:
-        """Returns False if `timeout` seconds are over first, or if the wait was stopped."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def run(self, timeout: Duration | None) -> bool:
+        """
+        Returns False if the timeout is over first, or if the wait was stopped. Raises UsageError.
+        """
+        seconds = arguments.seconds_or_none(self.call, "timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         busy = self._busy(None)
         if busy is None:
             return True
@@ -61,9 +66,9 @@ class TopicWait:
         finally:
             self._listener.close()
 
-    async def arun(self, threads: Executor, timeout: float | None) -> bool:  # noqa: ASYNC109  # as in run
+    async def arun(self, timeout: Duration | None) -> bool:  # noqa: ASYNC109  # as in run
         """As `run`, awaited. A cancelled wait holds no thread."""
-        waiting = asyncio.get_running_loop().run_in_executor(threads, self.run, timeout)
+        waiting = asyncio.get_running_loop().run_in_executor(self._threads, self.run, timeout)
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -113,9 +118,9 @@ class DoneWait(TopicWait):
 
     call = "wait_done"
 
-    def __init__(self, engine: FullEngine, target: str) -> None:
-        super().__init__(engine, target)
-        self._last = engine.overview().last_number
+    def __init__(self, runtime: Runtime, target: str) -> None:
+        super().__init__(runtime, target)
+        self._last = self._engine.overview().last_number
 
     def _busy(self, watched: str | None) -> str | None:
         del watched

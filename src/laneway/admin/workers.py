@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from laneway import units
+from laneway import arguments, units
 from laneway.cluster import consumer
 from laneway.engines.base import Check, WorkerState
 from laneway.errors import Refused
@@ -123,6 +123,14 @@ def info_of(worker: WorkerView) -> WorkerInfo:
         started=worker.started_us / units.SECOND,
         last_heartbeat=worker.beat_us / units.SECOND,
     )
+
+
+def listed(engine: FullEngine, pool: str | None, limit: int, after: str | None) -> list[WorkerInfo]:
+    """`Laneway.workers`. Raises UsageError."""
+    pool = None if pool is None else arguments.pool("workers", pool)
+    arguments.whole("workers", "limit", limit)
+    after = "" if after is None else arguments.name("workers", "after", after)
+    return [info_of(worker) for worker in engine.workers(limit=limit, after=after, pool=pool)]
 
 
 def read_all(engine: FullEngine, most: int = MAX_WORKERS) -> Iterator[WorkerView]:

@@ -18,18 +18,20 @@ from laneway.cluster.career import check_career
 from laneway.cluster.renewal import TermTimes
 from laneway.cluster.term_store import EngineTerms
 from laneway.errors import UsageError
+from laneway.runtime.noun import Noun
 from laneway.working.embedded_worker import refuse_running_loop
 from laneway.working.event_loop import cancel_tasks, caught, run_to_end
 from laneway.working.user_imports import refuse_while_importing
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
 
     from laneway.cluster.career import Career
     from laneway.cluster.term_store import ElectionState, TermStore
     from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
+
 
 log = logging.getLogger("laneway.election")
 
@@ -38,11 +40,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LEAST_TERM, MOST_TERM = 0.5, 3600.0
 """Seconds: a shorter term would be lost by any pause, a longer one would hold up a successor."""
 
-OPTIONS = (
-    "career", "term", "hand_over_within", "stalled_after", "zookeeper", "in_workers"
-)  # fmt: skip
-"""Of `Laneway.election`, for its error about an unknown one."""
-
 MAX_NAME = 200
 """Characters of an election's name."""
 
@@ -50,7 +47,7 @@ LOOK_AGAIN = 0.1
 """Seconds between two looks whether a holder has stepped down."""
 
 
-class Election:
+class Election(Noun):
     """
     Of all processes that run an election, one holds its term; see `Laneway.election`.
 
@@ -65,7 +62,7 @@ class Election:
         times: TermTimes,
         zookeeper: str | None,
     ) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self.name = name
         self.times = times
         self._make = career
@@ -73,11 +70,6 @@ class Election:
         self._lock = threading.Lock()
         self._campaign: Campaign | None = None
         self._pid = 0  # of the campaign: a forked child has none of its parent's
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        return self._runtime.threads
 
     # Being a candidate
 
@@ -251,6 +243,7 @@ def election_of(
     hand_over_within: Duration,
     stalled_after: Duration | None,
     zookeeper: str | None,
+    in_workers: bool,
 ) -> Election:
     """Check the arguments of `Laneway.election`. Raises UsageError."""
     name = check_name("election", name)
@@ -272,4 +265,22 @@ def election_of(
         from laneway.cluster.zookeeper import check_address  # noqa: PLC0415
 
         check_address("election", zookeeper)
-    return Election(runtime, name, career, times, zookeeper)
+    election = Election(runtime, name, career, times, zookeeper)
+    if in_workers:
+        runtime.elections_in_workers.append(election)
+    return election
+
+
+class Elections(Noun):
+    """The elections that the engine keeps: `app.elections`. `Laneway.election` runs one."""
+
+    def list(self, *, limit: int = 1000, after: str | None = None) -> builtins.list[ElectionState]:
+        """List their states by name: at most `limit`, after the name `after`."""
+        engine = self._runtime.engine
+        names = engine.elections(
+            limit=arguments.whole("elections.list", "limit", limit),
+            after="" if after is None else arguments.name("elections.list", "after", after),
+        )
+        return [EngineTerms(lambda: engine, name).state() for name in names]
+
+    alist = async_variant(list)

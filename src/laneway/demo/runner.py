@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from laneway.demo.cpu_use import used
 from laneway.demo.logs import Growing, Handled
 from laneway.demo.merchants import (
     BEST_SELLER,
@@ -472,3 +472,38 @@ def _print_verdict(found: dict[str, Any]) -> None:
             bold=True,
             fg="yellow",
         )
+
+
+class Used(msgspec.Struct, frozen=True):
+    """
+    Ticks of all processors since the machine started: total, busy, and busy with our processes.
+    """
+
+    total: int
+    busy: int
+    own: int
+
+    def others_since(self, before: Used) -> float:
+        """The share of all processors that other programs used between two samples."""
+        total = self.total - before.total
+        return (
+            max(0.0, min(1.0, (self.busy - before.busy - (self.own - before.own)) / total))
+            if total > 0
+            else 0.0
+        )
+
+
+def used(processes: Iterable[int]) -> Used | None:
+    """A sample of the machine and these processes; None where /proc is missing."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        return Used(sum(ticks), sum(ticks) - ticks[3] - ticks[4], sum(map(_ticks_of, processes)))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _ticks_of(process: int) -> int:
+    with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

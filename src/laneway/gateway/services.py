@@ -79,7 +79,7 @@ class Services:
         self.waits = Waits()
         self.operations = Operations(runtime)
         self.feed = Feed(self)
-        self.open_requests = OpenRequests(self)
+        self.open_requests = OpenRequests(self.threads, self.tokens, self.sessions)
         self.is_stopping = False
         self.is_closed = False
         self._receipt_key: bytes | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway import arguments
 from laneway.errors import UsageError
 from laneway.history import figures
-from laneway.policy import is_pattern
+from laneway.policy import check_pattern, is_pattern
 from laneway.subscriptions import is_copy
 from laneway.units import counted
 
@@ -43,6 +44,19 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
     drain_over: float | None = None
     oldest_over: float | None = None
     waiting_over: int | None = None
+
+    @classmethod
+    def checked(cls, **given: Any) -> AlarmRule:
+        """The alarm of `Laneway.alarm`, from its arguments. Raises UsageError, BadPolicy."""
+        arguments.name("alarm", "the name", given["name"])
+        if given["tier"] is not None:
+            arguments.name("alarm", "tier", given["tier"])
+        check_pattern(given["pattern"])
+        for name in ("full_within", "drain_over", "oldest_over"):
+            given[name] = arguments.seconds_or_none("alarm", name, given[name])
+        if given["waiting_over"] is not None:
+            arguments.whole("alarm", "waiting_over", given["waiting_over"], least=0)
+        return cls(**given)
 
     def reasons(self, history: History) -> list[str]:
         """Return a sentence for each limit that is passed."""
@@ -118,10 +132,10 @@ class Alarms:
         self.max_backlog: int | None = None
         """The limit of the namespace, as the program sets it."""
 
-    def add_rule(self, rule: AlarmRule) -> None:
+    def add_rule(self, rule: AlarmRule, max_backlog: int | None = None) -> None:
         """
-        Add an alarm, or replace the one of this name. Raises UsageError if it has no limit, or if
-        its topics are not counted.
+        Add an alarm, or replace the one of this name. `max_backlog`: the namespace's limit. Raises
+        UsageError if it has no limit, or if its topics are not counted.
         """
         if not is_pattern(rule.pattern) or is_copy(rule.pattern):
             raise UsageError(
@@ -134,6 +148,7 @@ class Alarms:
                 " oldest_over or waiting_over"
             )
         self._rules[rule.name] = rule
+        self.max_backlog = max_backlog
 
     def add_hook(self, hook: OnAlarm) -> None:
         """Add a hook. Raises UsageError if it is no plain function."""

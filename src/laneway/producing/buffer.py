@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Never
 
 from laneway import arguments, config
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable, LanewayError
-from laneway.producing import limits
+from laneway.producing import outbox
 from laneway.producing.outbox import Outbox
 from laneway.producing.reports import logger
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.message import Draft, Outcome, Receipt
-    from laneway.producing.limits import OnProducerFull
+    from laneway.producing.outbox import OnProducerFull
     from laneway.producing.reports import UnsentReports
     from laneway.units import Duration
 
@@ -64,8 +64,8 @@ class Buffer:
     ) -> None:
         config.refuse_unknown("Buffer", unknown, OPTIONS)
         self.max_messages = arguments.whole("Buffer", "max_messages", max_messages)
-        self.max_bytes = limits.size("Buffer", "max_bytes", max_bytes)
-        self.on_full = limits.on_full("Buffer", on_full)
+        self.max_bytes = outbox.size("Buffer", "max_bytes", max_bytes)
+        self.on_full = outbox.on_full("Buffer", on_full)
         self.flush_count = arguments.whole("Buffer", "flush_count", flush_count)
         self.flush_interval = arguments.seconds("Buffer", "flush_interval", flush_interval)
         self.exit_timeout = arguments.seconds("Buffer", "exit_timeout", exit_timeout)

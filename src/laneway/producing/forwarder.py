@@ -26,19 +26,13 @@ from laneway.producing.spool_file import SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Protocol
 
+    from laneway.engine_holder import EngineHolder
     from laneway.engines.base import FullEngine
     from laneway.message import Draft, Receipt
     from laneway.policy import Resolved
     from laneway.producing.reports import UnsentReports
     from laneway.producing.spool_file import Row
-
-    class Target(Protocol):
-        """The store to forward to; it is opened at first use."""
-
-        @property
-        def engine(self) -> FullEngine: ...
 
 
 BATCH_BYTES = 4_000_000
@@ -98,7 +92,7 @@ class Forwarder(threading.Thread):
     """
 
     def __init__(
-        self, path: str, target: Target, unsent: UnsentReports, written: Callable[[], None]
+        self, path: str, target: EngineHolder, unsent: UnsentReports, written: Callable[[], None]
     ) -> None:
         super().__init__(name="laneway-spool", daemon=True)
         self.path = path

@@ -12,15 +12,15 @@ import secrets
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from laneway import arguments, units
 from laneway.engines.shared.refusals import delay_outlasts_ttl
-from laneway.errors import BadMessage, ProducerFull
+from laneway.errors import BadMessage, ProducerFull, UsageError
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
     from laneway.message import Draft, Outcome
-    from laneway.producing.limits import OnProducerFull
     from laneway.producing.reports import UnsentReports
 
 
@@ -130,3 +130,26 @@ class Outbox(ABC):
             register(close)
         except RuntimeError:  # the program ends right now
             atexit.register(close)
+
+
+OnProducerFull = Literal["block", "raise", "drop"]
+"""
+What `publish` does when the producer's buffer or spool is full.
+
+`"block"`: it waits for room. `"raise"`: it raises ProducerFull. `"drop"`: the message is dropped
+and reported, and its receipt has the outcome `"dropped"`.
+"""
+
+
+def on_full(call: str, value: object) -> OnProducerFull:
+    """Check what to do when the buffer or spool is full. Raises UsageError."""
+    found: OnProducerFull = arguments.choice(call, "on_full", value, get_args(OnProducerFull))
+    return found
+
+
+def size(call: str, option: str, value: int | str) -> int:
+    """Read a size in bytes, or text like "64MB". Raises UsageError."""
+    try:
+        return units.size(value)
+    except ValueError as error:
+        raise UsageError(f"{call}: {option}: {error}") from error

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from laneway.engine_holder import EngineHolder
     from laneway.errors import BacklogFull
     from laneway.message import Draft, Receipt
     from laneway.producing.outbox import Outbox
-    from laneway.producing.producer import Holder
     from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
 
@@ -37,7 +37,7 @@ class OutboxProducer(Producer):
 
     def __init__(
         self,
-        holder: Holder,
+        holder: EngineHolder,
         threads: Executor,
         new_outbox: Callable[[Callable[[list[Draft]], list[Receipt]]], Outbox],
     ) -> None:

@@ -22,20 +22,11 @@ from laneway.producing.refused import Refusals
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from concurrent.futures import Executor
-    from typing import Protocol
 
-    from laneway.engines.base import FullEngine, Settings
+    from laneway.engine_holder import EngineHolder
     from laneway.message import Draft, Receipt
     from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
-
-    class Holder(Protocol):
-        """Holds the engine and the settings with which it is opened."""
-
-        @property
-        def engine(self) -> FullEngine: ...
-        @property
-        def settings(self) -> Settings: ...
 
 
 class Producer:
@@ -44,7 +35,7 @@ class Producer:
     overlaps: ClassVar[bool] = True
     """Whether `publish_many` encodes the next batch while the store takes one."""
 
-    def __init__(self, holder: Holder, threads: Executor) -> None:
+    def __init__(self, holder: EngineHolder, threads: Executor) -> None:
         self._holder = holder
         self.threads = threads
         self.middlewares = Middlewares()

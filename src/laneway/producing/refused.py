@@ -20,16 +20,10 @@ from laneway.units import SECOND, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
+    from laneway.engine_holder import EngineHolder
     from laneway.engines.base import FullEngine
     from laneway.message import Draft, Receipt
-
-    class Holder(Protocol):
-        """Holds the engine."""
-
-        @property
-        def engine(self) -> FullEngine: ...
 
 
 KIND: Final = "gateway"
@@ -73,7 +67,7 @@ _write = msgspec.json.Encoder(order="deterministic").encode
 class Refusals:
     """The refusals of one process."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: EngineHolder) -> None:
         self._holder = holder
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[int, str]] = {}

@@ -13,31 +13,19 @@ from typing import TYPE_CHECKING, ClassVar, Never
 from laneway import arguments, config
 from laneway.errors import UsageError
 from laneway.printable import redacted
-from laneway.producing import limits
+from laneway.producing import outbox
 from laneway.producing.forwarder import Forwarder, forwarding_process
 from laneway.producing.outbox import Outbox
 from laneway.producing.reports import logger
 from laneway.producing.spool_file import SpoolFile, Usage
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    from laneway.engines.base import FullEngine
+    from laneway.engine_holder import EngineHolder
     from laneway.message import Draft, Outcome
-    from laneway.producing.limits import OnProducerFull
+    from laneway.producing.outbox import OnProducerFull
     from laneway.producing.reports import UnsentReports
     from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
-
-    class Target(Protocol):
-        """The store to forward to; it is opened at first use."""
-
-        @property
-        def engine(self) -> FullEngine: ...
-        @property
-        def namespace(self) -> str: ...
-        @property
-        def url(self) -> str: ...
 
 
 LOG_BYTES = 32_000_000
@@ -89,9 +77,9 @@ class Spool:
         self.max_messages = (
             None if max_messages is None else arguments.whole("Spool", "max_messages", max_messages)
         )
-        self.max_bytes = None if max_bytes is None else limits.size("Spool", "max_bytes", max_bytes)
+        self.max_bytes = None if max_bytes is None else outbox.size("Spool", "max_bytes", max_bytes)
         self.max_age = arguments.seconds_or_none("Spool", "max_age", max_age)
-        self.on_full = limits.on_full("Spool", on_full)
+        self.on_full = outbox.on_full("Spool", on_full)
         self.sync = arguments.seconds("Spool", "sync", sync)
         self.exit_timeout = arguments.seconds("Spool", "exit_timeout", exit_timeout)
 
@@ -109,7 +97,7 @@ class MessageSpool(Outbox):
     accepted: ClassVar[Outcome] = "spooled"
     sender: Forwarder | None = None
 
-    def __init__(self, options: Spool, target: Target, unsent: UnsentReports) -> None:
+    def __init__(self, options: Spool, target: EngineHolder, unsent: UnsentReports) -> None:
         super().__init__(options.on_full, unsent)
         self.options = options
         self._target = target

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import msgspec
 
 from laneway import units
-from laneway.arguments import whole
+from laneway.arguments import choice, whole
 from laneway.engines.base import DeliveryLog, LogEntry
 from laneway.errors import LanewayError, UsageError
 from laneway.policy import check_pattern, is_pattern, matches
@@ -307,7 +307,8 @@ def search(
 ) -> AttemptPage:
     """`attempts` of what any of several patterns covers."""
     whole("attempts", "limit", limit, most=1_000)
-    _check_result(result)
+    if result is not None:
+        choice("attempts", "result", result, RESULTS)
     accepts = _filter(status)
     topic = patterns[0] if len(patterns) == 1 and not is_pattern(patterns[0]) else None
     found: list[AttemptInfo] = []
@@ -412,13 +413,6 @@ def info_of(entry: LogEntry, stored: Entry) -> AttemptInfo:
         replay_of=stored.replay_of,
         can_replay=stored.message is not None,
     )
-
-
-def _check_result(result: str | None) -> None:
-    if result is not None and result not in RESULTS:
-        raise UsageError(
-            f"attempts: expected result to be one of {', '.join(RESULTS)}, got {result!r:.80}"
-        )
 
 
 def _filter(status: int | str | None) -> Callable[[Entry], bool]:

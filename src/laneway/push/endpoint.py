@@ -8,18 +8,17 @@ import msgspec
 
 from laneway import units
 from laneway.admin import subscriptions as admin_subscriptions
-from laneway.arguments import whole
+from laneway.arguments import choice, whole
 from laneway.awaitable import async_variant
-from laneway.errors import UsageError
 from laneway.policy import check_pattern
 from laneway.push import delivery_log, secret_store, table
 from laneway.push import replay as replays
 from laneway.push.address_guard import Guard, of_process
+from laneway.runtime.noun import Noun
 from laneway.subscriptions import is_copy, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine
     from laneway.push.delivery_log import AttemptPage
@@ -116,7 +115,7 @@ def _seconds(moment_us: int) -> float | None:
     return moment_us / units.SECOND if moment_us else None
 
 
-class Endpoint:
+class Endpoint(Noun):
     """
     The endpoint of one topic: where its messages are sent to. `app.endpoint(topic)` creates it.
 
@@ -126,17 +125,12 @@ class Endpoint:
     """
 
     def __init__(self, runtime: Runtime, topic: str, secret: str | None = None) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self.topic = topic
         self.secret = secret
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.topic}>"  # never the secret
-
-    @property
-    def threads(self) -> Executor:
-        """Threads for the blocking calls of coroutines."""
-        return self._runtime.threads
 
     def info(self) -> EndpointInfo:
         """Read its settings and its condition."""
@@ -316,12 +310,9 @@ def list_endpoints(
 ) -> tuple[list[EndpointInfo], str | None]:
     """A page of endpoints, and the topic after which the next one begins; None: there is none."""
     check_pattern(pattern)
-    if state is not None and state not in STATES:
-        raise UsageError(
-            f"endpoints: expected state to be one of {', '.join(STATES)}, got {state!r:.80}"
-        )
+    wanted = None if state is None else choice("endpoints", "state", state, STATES)
     whole("endpoints", "limit", limit, most=10_000)
-    page, following = table.listed(engine, pattern=pattern, limit=limit, after=after, state=state)
+    page, following = table.listed(engine, pattern=pattern, limit=limit, after=after, state=wanted)
     return [info_of(topic, record) for topic, record in page], following
 
 

@@ -33,18 +33,21 @@ POLICY: dict[str, Any] = {
 """The policy of a pattern that is pushed, as far as the program has set no fields itself."""
 
 
-def push(runtime: Runtime, pattern: str) -> list[PushHandler]:
-    """The handlers of `app.push(pattern)`, with the policy that they need."""
+def push(runtime: Runtime, pattern: str) -> None:
+    """Register the handlers of `app.push(pattern)`, with the policy that they need."""
+    declared = runtime.holder.declared_fields(pattern)
+    runtime.holder.set_policy(
+        pattern, {name: value for name, value in POLICY.items() if name not in declared}
+    )
     known = next((each for each in runtime.handlers if isinstance(each, PushHandler)), None)
     settings = (
         SenderSettings(url=lambda: runtime.url, handlers=runtime.handlers)
         if known is None
         else known.settings
     )
-    handlers = [PushHandler(pattern, None, settings)]
+    runtime.handlers.add(PushHandler(pattern, None, settings))
     if SEPARATOR not in pattern:
-        handlers.append(PushHandler(pattern, ANY, settings))
-    return handlers
+        runtime.handlers.add(PushHandler(pattern, ANY, settings))
 
 
 class PushHandler(Handler):

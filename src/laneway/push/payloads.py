@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -154,16 +154,6 @@ def wants(events: Sequence[str], lease: Lease) -> bool:
 
 
 # Templates
-
-
-def check_content(value: object) -> Content:
-    """Check what a request's body is. Raises UsageError."""
-    for each in get_args(Content):
-        if value == each:
-            found: Content = each
-            return found
-    names = ", ".join(f'"{each}"' for each in get_args(Content))
-    raise UsageError(f"endpoint: expected content to be one of {names}, got {value!r:.80}")
 
 
 def check_template(template: Any) -> Any:

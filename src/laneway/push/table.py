@@ -11,7 +11,7 @@ import difflib
 import re
 import shlex
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -296,7 +296,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "timeout": _seconds("timeout"),
     "connect_timeout": _seconds("connect_timeout"),
     "events": _events,
-    "content": payloads.check_content,
+    "content": _choice("content", *get_args(payloads.Content)),
     "template": payloads.check_template,
     "dead_on": _statuses,
     "duplicate_ok": _flag("duplicate_ok"),

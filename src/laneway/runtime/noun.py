@@ -1,4 +1,4 @@
-"""`Noun`: the operations of an application on one kind of thing, such as `app.schedules`."""
+"""`Noun`: the operations of an application on things of one kind, or on one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class Noun:
-    """An attribute of `Laneway`, whose methods are the verbs."""
+    """An attribute of `Laneway` like `app.schedules`, or a handle like `Topic`, with its verbs."""
+
+    __slots__ = ("_runtime",)
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -7,11 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway import codec
-from laneway.producing.choice import producer_of
+from laneway.engine_holder import EngineHolder
+from laneway.errors import UsageError
+from laneway.producing.buffer import Buffer, MessageBuffer
+from laneway.producing.outbox_producer import OutboxProducer
+from laneway.producing.producer import Producer
 from laneway.producing.publish_options import message_from
 from laneway.producing.reports import UnsentReports
+from laneway.producing.spool import MessageSpool, Spool
 from laneway.runtime import forks
-from laneway.runtime.engine_holder import EngineHolder
 from laneway.runtime.result_waiter import ResultWaiter
 from laneway.working.handler import Handlers
 from laneway.working.worker_registry import WorkerRegistry
@@ -19,15 +23,15 @@ from laneway.working.worker_registry import WorkerRegistry
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine, Settings
     from laneway.message import Receipt
-    from laneway.producing.buffer import Buffer
     from laneway.producing.publish_options import PublishOptions
-    from laneway.producing.spool import Spool
     from laneway.units import Duration
     from laneway.working.election_threads import Candidacy
     from laneway.working.host import Schedules
+
 
 THREADS = 64
 """The most blocking calls of coroutines at once; further calls wait for a thread."""
@@ -191,3 +195,32 @@ class Application(Protocol):
     @property
     def runtime(self) -> Runtime:
         """What it has in this process."""
+
+
+def producer_of(
+    holder: EngineHolder,
+    threads: Executor,
+    unsent: UnsentReports,
+    *,
+    buffer: Buffer | bool,
+    spool: Spool | str | os.PathLike[str] | None,
+) -> Producer:
+    """The producer that `Laneway(buffer=…)` or `Laneway(spool=…)` asks for. Raises UsageError."""
+    if spool is not None:
+        if buffer is not False:
+            raise UsageError(
+                "Laneway: buffer and spool contradict each other; give one of them (a spool does"
+                " not wait for the store either)"
+            )
+        options = spool if isinstance(spool, Spool) else Spool(spool)
+        return OutboxProducer(holder, threads, lambda _: MessageSpool(options, holder, unsent))
+    if buffer is False:
+        return Producer(holder, threads)
+    if buffer is True:
+        buffer = Buffer()
+    if not isinstance(buffer, Buffer):
+        raise UsageError(
+            f"Laneway: expected buffer to be True or a Buffer(…) with its bounds, got"
+            f" {buffer!r:.80}"
+        )
+    return OutboxProducer(holder, threads, lambda put: MessageBuffer(buffer, put, unsent))

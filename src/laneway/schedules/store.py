@@ -130,7 +130,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Options(TypedDict, total=False):
-    """The options of a schedule; `Laneway.schedule` explains them."""
+    """The options of a schedule; docs/schedules.md explains them."""
 
     every: Duration | None
     cron: str | None
@@ -197,10 +197,7 @@ def new_schedule(
             'schedule: expected a name without "@" and "*", of 150 characters at most, got'
             f" {name!r:.80}"
         )
-    if missed not in MISSED:
-        raise UsageError(
-            f"schedule {name}: expected missed to be one of {', '.join(MISSED)}, got {missed!r}"
-        )
+    arguments.choice(f"schedule {name}", "missed", missed, MISSED)
     if (
         message.at is not None
         or message.delay is not None

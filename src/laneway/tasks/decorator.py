@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
+from laneway import config
 from laneway.errors import UsageError
-from laneway.policy import PolicyOptions
+from laneway.policy import FIELDS, PolicyOptions
+from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task
 from laneway.working.handler import check_importable
 
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from laneway.runtime.runtime import Runtime
-    from laneway.tasks.options import TaskOptions
     from laneway.tasks.serializers import Serializer
     from laneway.tasks.task import AsyncTask
     from laneway.units import Duration
@@ -96,6 +97,30 @@ class BoundTaskDecorator(TaskDecorator):
     def __call__(self, function: Callable[..., Any]) -> Any:
         """Make the function a task. Raises UsageError, BadPolicy."""
         return super().__call__(function)
+
+
+TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base")
+
+
+def decorated(
+    runtime: Runtime,
+    function: Callable[..., Any] | None,
+    base: type[Task[Any, Any]] | None,
+    options: dict[str, Any],
+) -> Any:
+    """What `@app.task` makes of a function, or the decorator if there is none yet."""
+    own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
+    config.refuse_unknown("task", options.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
+    kind = BoundTaskDecorator if own.get("bind") else TaskDecorator
+    decorator = kind(runtime, base, TaskOptions(**own), options)
+    if function is None:
+        return decorator
+    if not callable(function):
+        raise UsageError(
+            f"task: expected a function, got {function!r}; options go by name, like"
+            f" @app.task(topic={function!r})"
+        )
+    return decorator(function)
 
 
 def _base(base: object) -> type[Task[Any, Any]]:

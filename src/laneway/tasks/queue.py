@@ -466,6 +466,23 @@ def _any(*args: Any, **kwargs: Any) -> None:
     """Accepts all arguments."""
 
 
+def named(
+    runtime: Runtime, name: str, isolation: Isolation | None, default_timeout: Duration | None
+) -> Queue:
+    """The queue of `Laneway.queue`; without options the one that the program has named before."""
+    queues: dict[str, Queue] = runtime.handlers.queues
+    functions = Queue(
+        runtime,
+        arguments.name("queue", "name", name),
+        isolation=isolation,
+        default_timeout=default_timeout,
+    )
+    if isolation is None and default_timeout is None:
+        return queues.setdefault(functions.name, functions)
+    queues[functions.name] = functions
+    return functions
+
+
 def find(runtime: Runtime, name: str, topic: str) -> Handler | None:
     """
     The handler of a function by its name in a topic; None unless the program has named that queue.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from laneway import codec
-from laneway.errors import BadMessage, Reject, UsageError
+from laneway import arguments, codec
+from laneway.errors import BadMessage, Reject
 
 if TYPE_CHECKING:
     from laneway.message import Lease
@@ -31,11 +31,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 def check(task: str, serializer: object) -> None:
     """Raise UsageError if there is no serializer of that name."""
-    if serializer not in SERIALIZERS:
-        raise UsageError(
-            f'task "{task}": expected serializer to be one of {", ".join(SERIALIZERS)}, got'
-            f" {serializer!r}"
-        )
+    arguments.choice(f'task "{task}"', "serializer", serializer, SERIALIZERS)
 
 
 def encode(

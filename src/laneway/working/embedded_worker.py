@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from laneway.errors import UsageError
 from laneway.working.banner import log_banner
 from laneway.working.election_threads import ElectionThreads
+from laneway.working.options import EmbeddedOptions, Options
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from laneway.working.host import Application
-    from laneway.working.options import Options, Summary
-    from laneway.working.worker_registry import WorkerRegistry
+    from laneway.working.options import Summary
 
 log = logging.getLogger("laneway.worker")
 
@@ -37,10 +37,9 @@ class EmbeddedWorker:
     stopped. Used once.
     """
 
-    def __init__(self, app: Application, options: Options, registry: WorkerRegistry) -> None:
+    def __init__(self, app: Application, options: Options) -> None:
         self._app = app
         self._options = options
-        self._registry = registry
         self._elections = ElectionThreads(app.elections_in_workers, options)
         self._lock = threading.Lock()  # guards the next two
         self._worker: Worker | None = None
@@ -52,6 +51,11 @@ class EmbeddedWorker:
         """Set once the worker no longer uses the engine."""
         self.stop_seconds = options.grace + 3 * STOP_SECONDS
         """The longest time from the stop to the end."""
+
+    @classmethod
+    def of(cls, app: Application, call: str, options: dict[str, Any]) -> EmbeddedWorker:
+        """The worker of a call with these options. Raises UsageError."""
+        return cls(app, Options.checked(call, options, EmbeddedOptions.__optional_keys__))
 
     def run(self) -> Summary:
         """
@@ -143,7 +147,7 @@ class EmbeddedWorker:
     def _running(self) -> Iterator[None]:
         """Registers the worker before it opens the engine, so that `app.close` ends it too."""
         self._thread_id = threading.get_ident()
-        with self._registry.running(self):
+        with self._app.workers.running(self):
             try:
                 yield
             finally:

@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from laneway import arguments, codec, headers, subscriptions, units
 from laneway.engines.base import TASK_HEADER
@@ -53,6 +53,7 @@ of a worker have: a larger one keeps topics that no longer exist, for minutes an
 """
 
 Isolation = Literal["thread", "process"]
+F = TypeVar("F")
 
 
 class Handler:
@@ -236,7 +237,7 @@ def check_importable(where: str, function: Callable[..., Any]) -> None:
         )
 
 
-def check_parameters(handler: Handler) -> None:
+def _check_parameters(handler: Handler) -> None:
     """
     Raise UsageError if the handler's function cannot be called with one argument, the message.
     """
@@ -370,6 +371,24 @@ class Handlers:
             )
         self._by_pattern[handler.pattern] = handler
         self._by_topic.clear()
+
+    def decorator(self, pattern: str, **options: Any) -> Callable[[F], F]:
+        """The decorator `@app.handler(pattern, …)`. Raises UsageError."""
+        if not isinstance(pattern, str):
+            raise UsageError(
+                f"handler: expected a topic or a pattern, got {pattern!r}; write"
+                ' @app.handler("push.*") above the function'
+            )
+
+        def register(function: F) -> F:
+            name = getattr(function, "__qualname__", function)
+            injected = self.lifespans.inject(f"handler {name}", function)  # type: ignore[arg-type]
+            handler = Handler(injected, pattern, **options)
+            _check_parameters(handler)
+            self.add(handler)
+            return function
+
+        return register
 
     def add_task(self, handler: Handler, *, replaces: bool = False) -> None:
         """

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.working.election_threads import Candidacy
     from laneway.working.handler import Handlers
+    from laneway.working.worker_registry import WorkerRegistry
 
 
 class Schedules(Protocol):
@@ -34,6 +35,10 @@ class Application(Protocol):
     @property
     def threads(self) -> Executor:
         """Threads for the blocking calls of coroutines."""
+
+    @property
+    def workers(self) -> WorkerRegistry:
+        """The workers that run in this process."""
 
     @property
     def elections_in_workers(self) -> Sequence[Candidacy]:

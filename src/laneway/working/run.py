@@ -20,10 +20,9 @@ from laneway.working.worker import Worker, check_handlers
 if TYPE_CHECKING:
     from laneway.working.host import ProcessApplication
     from laneway.working.options import Options, Summary
-    from laneway.working.worker_registry import WorkerRegistry
 
 
-def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegistry) -> Summary:
+def run_worker(app: ProcessApplication, options: Options) -> Summary:
     """
     Handle messages until stopped. Returns what was handled.
 
@@ -55,5 +54,5 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
             target_of(app, options), msgspec.structs.replace(options, store=app.store_options)
         ).run()
     worker = Worker(app.engine, app.handlers, options, elections.stop)
-    with registry.running(worker), elections:
+    with app.workers.running(worker), elections:
         return worker.run(ready=elections.start)

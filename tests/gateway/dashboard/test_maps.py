@@ -16,8 +16,8 @@ from laneway.history.records import AGE_BUCKETS, HandlerCounts, Row, age_class, 
 from laneway.message import Lease, Settlement
 from laneway.testing import World, virtual
 from laneway.units import SECOND
-from laneway.working.durations import Durations
 from laneway.working.handler import Handler
+from laneway.working.settler import Durations
 from laneway.working.worker_delivery import WorkerDelivery
 from tests.gateway.dashboard.conftest import running
 

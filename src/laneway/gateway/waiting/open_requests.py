@@ -9,49 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from laneway.errors import LanewayError
 from laneway.gateway.login.tokens import token_needed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from concurrent.futures import Executor
 
     from laneway.gateway.http import Request
     from laneway.gateway.login.access import Caller
-    from laneway.gateway.login.browser_session import Session
+    from laneway.gateway.login.sessions import Sessions
+    from laneway.gateway.login.tokens import TokenCheck
     from laneway.gateway.problems import Problem
-
-    T = TypeVar("T")
-
-    class Services(Protocol):
-        """What is needed of the gateway's services."""
-
-        @property
-        def tokens(self) -> Tokens:
-            """The tokens."""
-
-        @property
-        def sessions(self) -> Sessions:
-            """The sessions."""
-
-        async def run(self, function: Callable[..., T], /, *arguments: object) -> T:
-            """Run a blocking function in a thread."""
-
-    class Tokens(Protocol):
-        """Which tokens are no longer valid."""
-
-        def ended(self, token_ids: Collection[str]) -> dict[str, Problem]:
-            """The tokens that have been revoked or have expired, with the problem to answer."""
-
-        def read_whether_there(self) -> bool:
-            """Whether there are tokens, so that each request needs one."""
-
-    class Sessions(Protocol):
-        """Which sessions are no longer valid."""
-
-        def ended(self, sessions: Collection[Session]) -> dict[str, Problem]:
-            """The ids of sessions that have ended, with the problem to answer."""
 
 
 log = logging.getLogger("laneway.gateway")
@@ -63,8 +33,10 @@ SECONDS = 1.0
 class OpenRequests:
     """The requests of a gateway that wait or stream, by caller. Its methods belong to the loop."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, threads: Executor, tokens: TokenCheck, sessions: Sessions) -> None:
+        self._threads = threads
+        self._tokens = tokens
+        self._sessions = sessions
         self._open: dict[Request, Caller] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -94,7 +66,7 @@ class OpenRequests:
     async def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         callers = set(self._open.values())
         try:
-            ended = await self._services.run(self._ended, callers)
+            ended = await loop.run_in_executor(self._threads, self._ended, callers)
         except LanewayError as error:
             log.debug("open requests: the store does not answer; trying again: %s", error)
         except Exception:
@@ -109,15 +81,15 @@ class OpenRequests:
     def _ended(self, callers: set[Caller]) -> dict[Caller, Problem]:
         """The callers that may no longer do what they do, with the problem to answer. Blocks."""
         ids = {each.token for each in callers if each.token is not None}
-        tokens = self._services.tokens.ended(ids)
+        tokens = self._tokens.ended(ids)
         of_sessions = {each.session for each in callers if each.session is not None}
-        sessions = self._services.sessions.ended(of_sessions)
+        sessions = self._sessions.ended(of_sessions)
         found: dict[Caller, Problem] = {}
         for each in callers:
             problem = tokens.get(each.token or "")
             if problem is None and each.session is not None:
                 problem = sessions.get(each.session.id)
-            elif each.token is None and self._services.tokens.read_whether_there():
+            elif each.token is None and self._tokens.read_whether_there():
                 problem = token_needed()
             if problem is not None:
                 found[each] = problem
