@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from laneway.cli import main
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.login import tokens
 from laneway.gateway.login.access import SCOPES
+from laneway.gateway.route_table import ROUTES
+from laneway.gateway.routing import Route
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_consume import wait_until
 from tests.gateway.test_server import call
@@ -45,6 +48,13 @@ def admin(store: str) -> str:
 def api(store: str, admin: str) -> Iterator[Api]:
     with serving(store) as (api, _):
         yield Api(api.port, token=admin)
+
+
+@pytest.fixture(scope="module")
+def some_topics(api: Api, store: str) -> Api:
+    """A token that may do everything with some topics."""
+    scopes = [option for scope in SCOPES for option in ("--scope", scope)]
+    return with_token(api, store, *scopes, "--topic", "shop.*")
 
 
 def with_token(api: Api, store: str, *arguments: str) -> Api:
@@ -153,6 +163,14 @@ def test_topics_of_a_token(api: Api, store: str, app: Laneway) -> None:
     assert leased
     following = {"receipt": leased[0]["receipt"], "publish": [{"topic": "own.bolt.a"}]}
     acme.problem("POST", "/v1/settle", [following], status=403)
+
+
+@pytest.mark.parametrize("route", [each for each in ROUTES if each.is_whole], ids=repr)
+def test_what_is_about_the_whole_namespace(some_topics: Api, route: Route) -> None:
+    """A token for some topics is refused, whatever its scopes are."""
+    path = re.sub("{[a-z]+}", "1", route.path)
+    problem = some_topics.problem(route.method, path, status=403)
+    assert "this is about the whole namespace" in problem["detail"]
 
 
 def test_jobs_of_a_token(api: Api, store: str) -> None:

@@ -175,8 +175,7 @@ class Gateway:
         caller = access.EVERYTHING
         if route.scope is not None:
             caller = self.known_caller(request, route) or await self._read_caller(request, route)
-            if caller.scopes.isdisjoint(route.own_scopes):
-                caller.check_scope(route.scope)
+            route.check(caller)
             if not self.is_open:
                 request.on_open = functools.partial(self.services.open_requests.add, caller=caller)
         query = route.no_query

@@ -206,12 +206,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", MESSAGE + "/explain", "read", topics.explain, answer=ExplainAnswer),
     *(
         Route(
-            "POST",
-            f"{path}/{action}",
-            "operate",
-            handler,
-            query=query,
-            answer=MessageActionAnswer,
+            "POST", f"{path}/{action}", "operate", handler, query=query, answer=MessageActionAnswer
         )
         for path in (MESSAGE, "/v1/messages/{id}")
         for action, handler, query in (
@@ -274,12 +269,26 @@ ROUTES: tuple[Route, ...] = (
         policies.list_gates,
         query=NamesQuery,
         answer=GatesAnswer,
+        is_whole=True,
     ),
-    Route("GET", "/v1/gates/{name}", "read", policies.show_gate, answer=GateAnswer),
+    Route("GET", "/v1/gates/{name}", "read", policies.show_gate, answer=GateAnswer, is_whole=True),
     Route(
-        "PUT", "/v1/gates/{name}", "operate", policies.set_gate, body=GateBody, answer=GateAnswer
+        "PUT",
+        "/v1/gates/{name}",
+        "operate",
+        policies.set_gate,
+        body=GateBody,
+        answer=GateAnswer,
+        is_whole=True,
     ),
-    Route("POST", "/v1/gates/{name}/reset", "operate", policies.reset_gate, answer=GateAnswer),
+    Route(
+        "POST",
+        "/v1/gates/{name}/reset",
+        "operate",
+        policies.reset_gate,
+        answer=GateAnswer,
+        is_whole=True,
+    ),
     Route(
         "GET",
         "/v1/groups",
@@ -287,6 +296,7 @@ ROUTES: tuple[Route, ...] = (
         policies.list_groups,
         query=NamesQuery,
         answer=TopicGroupsAnswer,
+        is_whole=True,
     ),
     Route(
         "PUT",
@@ -295,13 +305,34 @@ ROUTES: tuple[Route, ...] = (
         policies.set_group,
         body=TopicGroupBody,
         answer=TopicGroupsAnswer,
+        is_whole=True,
     ),
-    Route("DELETE", "/v1/groups/{name}", "operate", policies.reset_group, answer=TopicGroupsAnswer),
-    Route("GET", "/v1/tiers", "read", policies.list_tiers, answer=TiersAnswer),
     Route(
-        "PUT", "/v1/tiers/{name}", "operate", policies.set_tier, body=TierBody, answer=TiersAnswer
+        "DELETE",
+        "/v1/groups/{name}",
+        "operate",
+        policies.reset_group,
+        answer=TopicGroupsAnswer,
+        is_whole=True,
     ),
-    Route("DELETE", "/v1/tiers/{name}", "operate", policies.reset_tier, answer=TiersAnswer),
+    Route("GET", "/v1/tiers", "read", policies.list_tiers, answer=TiersAnswer, is_whole=True),
+    Route(
+        "PUT",
+        "/v1/tiers/{name}",
+        "operate",
+        policies.set_tier,
+        body=TierBody,
+        answer=TiersAnswer,
+        is_whole=True,
+    ),
+    Route(
+        "DELETE",
+        "/v1/tiers/{name}",
+        "operate",
+        policies.reset_tier,
+        answer=TiersAnswer,
+        is_whole=True,
+    ),
     # Dead letters
     Route(
         "GET",
@@ -344,6 +375,7 @@ ROUTES: tuple[Route, ...] = (
         doctor.begin_doctor,
         answer=OperationBegun,
         status=202,
+        is_whole=True,
     ),
     Route(
         "GET",
@@ -371,7 +403,7 @@ ROUTES: tuple[Route, ...] = (
         answer=OperationAnswer,
     ),
     # The namespace
-    Route("GET", "/v1/overview", "read", namespace.overview, answer=OverviewAnswer),
+    Route("GET", "/v1/overview", "read", namespace.overview, answer=OverviewAnswer, is_whole=True),
     Route(
         "GET",
         "/v1/history",
@@ -379,8 +411,16 @@ ROUTES: tuple[Route, ...] = (
         namespace.show_history,
         query=HistoryQuery,
         answer=HistoryAnswer,
+        is_whole=True,
     ),
-    Route("GET", "/v1/events", "read", events.stream_events, answer_type="text/event-stream"),
+    Route(
+        "GET",
+        "/v1/events",
+        "read",
+        events.stream_events,
+        answer_type="text/event-stream",
+        is_whole=True,
+    ),
     Route(
         "GET",
         "/v1/workers",
@@ -388,6 +428,7 @@ ROUTES: tuple[Route, ...] = (
         namespace.list_workers,
         query=WorkersQuery,
         answer=WorkersAnswer,
+        is_whole=True,
     ),
     Route(
         "POST",
@@ -396,6 +437,7 @@ ROUTES: tuple[Route, ...] = (
         namespace.drain_worker,
         query=WorkerCommandQuery,
         answer=WorkerCommandAnswer,
+        is_whole=True,
     ),
     Route(
         "POST",
@@ -404,8 +446,17 @@ ROUTES: tuple[Route, ...] = (
         namespace.dump_stacks,
         query=WorkerCommandQuery,
         answer=WorkerCommandAnswer,
+        is_whole=True,
     ),
-    Route("GET", "/metrics", "read", metrics.show, query=MetricsQuery, answer_type="text/plain"),
+    Route(
+        "GET",
+        "/metrics",
+        "read",
+        metrics.show,
+        query=MetricsQuery,
+        answer_type="text/plain",
+        is_whole=True,
+    ),
     # Jobs, schedules, subscriptions
     Route("GET", "/v1/jobs/{id}", "read", jobs.show_job, query=JobQuery, answer=JobAnswer),
     Route(
@@ -421,6 +472,7 @@ ROUTES: tuple[Route, ...] = (
         jobs.list_schedules,
         query=ListQuery,
         answer=SchedulesAnswer,
+        is_whole=True,
     ),
     Route(
         "PUT",
@@ -429,10 +481,23 @@ ROUTES: tuple[Route, ...] = (
         jobs.set_schedule,
         body=ScheduleBody,
         answer=StoredAnswer,
+        is_whole=True,
     ),
-    Route("DELETE", "/v1/schedules/{name}", "operate", jobs.remove_schedule, answer=RemovedAnswer),
     Route(
-        "POST", "/v1/schedules/{name}/pause", "operate", jobs.pause_schedule, answer=ScheduleAnswer
+        "DELETE",
+        "/v1/schedules/{name}",
+        "operate",
+        jobs.remove_schedule,
+        answer=RemovedAnswer,
+        is_whole=True,
+    ),
+    Route(
+        "POST",
+        "/v1/schedules/{name}/pause",
+        "operate",
+        jobs.pause_schedule,
+        answer=ScheduleAnswer,
+        is_whole=True,
     ),
     Route(
         "POST",
@@ -440,8 +505,16 @@ ROUTES: tuple[Route, ...] = (
         "operate",
         jobs.resume_schedule,
         answer=ScheduleAnswer,
+        is_whole=True,
     ),
-    Route("POST", "/v1/schedules/{name}/run", "operate", jobs.run_schedule, answer=ReceiptAnswer),
+    Route(
+        "POST",
+        "/v1/schedules/{name}/run",
+        "operate",
+        jobs.run_schedule,
+        answer=ReceiptAnswer,
+        is_whole=True,
+    ),
     Route(
         "GET",
         TOPIC + "/subscriptions",
@@ -539,7 +612,15 @@ ROUTES: tuple[Route, ...] = (
         answer=AttemptsAnswer,
     ),
     # Tokens and the audit log
-    Route("GET", "/v1/tokens", "admin", tokens.list_tokens, query=ListQuery, answer=TokensAnswer),
+    Route(
+        "GET",
+        "/v1/tokens",
+        "admin",
+        tokens.list_tokens,
+        query=ListQuery,
+        answer=TokensAnswer,
+        is_whole=True,
+    ),
     Route(
         "POST",
         "/v1/tokens",
@@ -548,8 +629,26 @@ ROUTES: tuple[Route, ...] = (
         body=TokenBody,
         answer=CreatedTokenAnswer,
         status=201,
+        is_whole=True,
     ),
-    Route("DELETE", "/v1/tokens/{id}", "admin", tokens.revoke_token, answer=TokenAnswer),
-    Route("GET", "/v1/audit", "admin", tokens.list_changes, query=AuditQuery, answer=AuditAnswer),
-    Route("POST", "/v1/audit/{number}/undo", "admin", tokens.undo_change, answer=PolicyChange),
+    Route(
+        "DELETE", "/v1/tokens/{id}", "admin", tokens.revoke_token, answer=TokenAnswer, is_whole=True
+    ),
+    Route(
+        "GET",
+        "/v1/audit",
+        "admin",
+        tokens.list_changes,
+        query=AuditQuery,
+        answer=AuditAnswer,
+        is_whole=True,
+    ),
+    Route(
+        "POST",
+        "/v1/audit/{number}/undo",
+        "admin",
+        tokens.undo_change,
+        answer=PolicyChange,
+        is_whole=True,
+    ),
 )

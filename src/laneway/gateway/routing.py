@@ -15,7 +15,7 @@ from laneway.gateway.schema import NoQuery
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from laneway.gateway.login.access import Scope
+    from laneway.gateway.login.access import Caller, Scope
 
 
 class Route:
@@ -24,6 +24,7 @@ class Route:
 
     - `path`: segments in braces are parameters: `/v1/topics/{topic}`.
     - `scope`: what the caller needs; None: no token, for probes and descriptions.
+    - `is_whole`: it is about the whole namespace, so not for callers of some topics.
     - `own_scopes`: with one of these, the caller sees what it began itself; the handler checks it.
     - `handler`: gets a `Call`; a coroutine function that returns a `Response` or `Stream`; or a
       plain function that returns an answer, and runs in a thread. Its docstring describes the
@@ -47,6 +48,7 @@ class Route:
         "handler",
         "is_async",
         "is_page",
+        "is_whole",
         "method",
         "no_query",
         "other_statuses",
@@ -67,6 +69,7 @@ class Route:
         scope: Scope | None,
         handler: Callable[[Any], Any],
         *,
+        is_whole: bool = False,
         own_scopes: tuple[Scope, ...] = (),
         body: Any = None,
         reads: Any = None,
@@ -83,6 +86,7 @@ class Route:
         self.method = method
         self.path = path
         self.scope = scope
+        self.is_whole = is_whole
         self.own_scopes = own_scopes
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
@@ -104,6 +108,13 @@ class Route:
         except TypeError:
             self.no_query = None
         """The query of a URL without parameters; None: it needs some."""
+
+    def check(self, caller: Caller) -> None:
+        """Raise Problem if the caller may not use it."""
+        if self.scope is not None and caller.scopes.isdisjoint(self.own_scopes):
+            caller.check_scope(self.scope)
+        if self.is_whole:
+            caller.check_everything()
 
     @property
     def name(self) -> str:

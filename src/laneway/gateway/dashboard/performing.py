@@ -31,8 +31,7 @@ async def perform(services: Services, outer: Request, caller: Caller, call: ApiC
     path, _, query_text = call.path.partition("?")
     request = _request(outer, call, path, query_text)
     route, parameters = API.find(call.method, path)
-    if route.scope is not None:
-        caller.check_scope(route.scope)
+    route.check(caller)
     query = msgspec.convert(dict(parse_qsl(query_text)), route.query, strict=False)
     body = None
     if route.body is not None:

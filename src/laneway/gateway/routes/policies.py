@@ -225,14 +225,12 @@ def change_answer(pattern: str, before: dict[str, Any], after: dict[str, Any]) -
 
 def list_gates(call: Call) -> GatesAnswer:
     """List the gates: limits that several topics share."""
-    call.caller.check_everything()
     page, following = _page(call.query, call.engine.gate_list())
     return GatesAnswer([_gate_answer(gate) for gate in page], following, following is not None)
 
 
 def show_gate(call: Call) -> GateAnswer:
     """Show a gate: its limits, and what is leased through it."""
-    call.caller.check_everything()
     name = call.parameters["name"]
     for each in call.engine.gate_list():
         if each["name"] == name:
@@ -252,7 +250,6 @@ def _page(
 
 def set_gate(call: Call) -> GateAnswer:
     """Define or change a gate, for the operator. It overrides the code's."""
-    call.caller.check_everything()
     body: GateBody = call.body
     name = call.parameters["name"]
     if body.rate is None and body.concurrency is None:
@@ -264,7 +261,6 @@ def set_gate(call: Call) -> GateAnswer:
 
 def reset_gate(call: Call) -> GateAnswer:
     """Open a gate that owes permits: its rate has the whole burst again. Its leases stay."""
-    call.caller.check_everything()
     call.engine.gate_reset(call.parameters["name"])
     return show_gate(call)
 
@@ -286,7 +282,6 @@ def _limits(gate: Mapping[str, Any]) -> dict[str, Any]:
 
 def list_groups(call: Call) -> TopicGroupsAnswer:
     """List the topic groups that have settings: topics that compete as one."""
-    call.caller.check_everything()
     return _groups(call, call.query)
 
 
@@ -305,7 +300,6 @@ def set_group(call: Call) -> TopicGroupsAnswer:
 
     Each setting overrides the code's. Without settings the code's hold again.
     """
-    call.caller.check_everything()
     body: TopicGroupBody = call.body
     name = call.parameters["name"]
     settings = Gate.of_group(name, body.rate, body.burst, body.concurrency, body.weight)
@@ -315,7 +309,6 @@ def set_group(call: Call) -> TopicGroupsAnswer:
 
 def reset_group(call: Call) -> TopicGroupsAnswer:
     """Remove the operator's settings of a topic group; the code's hold again."""
-    call.caller.check_everything()
     name = call.parameters["name"]
     Gate.of_group(name, None, None, None, None)  # checks the name
     call.engine.topic_group_set(name, Gate(), layer="operator")
@@ -327,7 +320,6 @@ def reset_group(call: Call) -> TopicGroupsAnswer:
 
 def list_tiers(call: Call) -> TiersAnswer:
     """List the tiers with their shares, and who set them."""
-    call.caller.check_everything()
     layers = call.engine.tier_layers()
     found = layers.in_force()
     return TiersAnswer(
@@ -348,7 +340,6 @@ def list_tiers(call: Call) -> TiersAnswer:
 
 def set_tier(call: Call) -> TiersAnswer:
     """Add or change a tier, for the operator. Every process uses it from its next lease on."""
-    call.caller.check_everything()
     body: TierBody = call.body
     name = arguments.name("tier", "the name", call.parameters["name"])
     before = call.engine.tier_layers().in_force().get(name, Tier())
@@ -360,7 +351,6 @@ def set_tier(call: Call) -> TiersAnswer:
 
 def reset_tier(call: Call) -> TiersAnswer:
     """Remove the operator's setting of a tier; the code's holds again."""
-    call.caller.check_everything()
     name = arguments.name("tier", "the name", call.parameters["name"])
     if not call.engine.tier_reset(name):
         raise Problem("not-found", f"tier {name[:80]}: the operator has not set it")

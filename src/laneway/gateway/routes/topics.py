@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from laneway import arguments, units
 from laneway.admin import policies, top_topics
 from laneway.admin.top_topics import MEASURES, ORDERS
-from laneway.errors import UsageError
 from laneway.gateway import visible_reasons
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
@@ -47,11 +46,7 @@ def list_topics(call: Call) -> TopicsAnswer:
     A list costs the same whatever the number of topics.
     """
     query: ListTopicsQuery = call.query
-    if query.order not in ORDERS:
-        raise UsageError(
-            f"topics: expected order to be one of {', '.join(ORDERS)}, got {query.order!r:.80}"
-        )
-    engine, order = call.engine, query.order
+    engine, order = call.engine, arguments.choice("topics", "order", query.order, ORDERS)
     found: list[TopicStats] = []
     for pattern in call.caller.narrowed(check_policy_pattern(query.pattern)):
         found += top_topics.topics(
