@@ -48,7 +48,13 @@ def test_document_is_complete() -> None:
         assert operation["summary"], route
         assert str(route.status) in operation["responses"]
         names.append(operation["operationId"])
+        assert len(operation["tags"]) == 1
     assert len(names) == len(set(names))
+    assert {"publish", "publish_many", "lease", "settle", "pause_topic"} <= set(names)
+    assert openapi.OPERATIONS.keys() <= {
+        f"{route.handler.__module__.rpartition('.')[2]}.{route.handler.__name__}"
+        for route in ROUTES
+    }
     text = json.dumps(document)
     for name in re.findall(r'"#/components/schemas/(\w+)"', text):
         assert name in document["components"]["schemas"]

@@ -31,6 +31,46 @@ PARAMETERS = {
     "task": "A task's name.",
 }
 
+OPERATIONS = {
+    "attempts.list_of_endpoint": "list_endpoint_attempts",
+    "attempts.replay": "replay_messages",
+    "consumer_stream.stream": "consume_subscription",
+    "dead_letters.drop": "drop_dead_letters",
+    "dead_letters.list_groups": "list_dead_letter_groups",
+    "dead_letters.redrive": "redrive_dead_letters",
+    "endpoints.disable": "disable_endpoint",
+    "endpoints.enable": "enable_endpoint",
+    "endpoints.rotate": "rotate_secret",
+    "endpoints.test": "test_endpoint",
+    "messages.cancel": "cancel_message",
+    "messages.drop": "drop_message",
+    "messages.make_dead": "make_message_dead",
+    "messages.release": "release_message",
+    "messages.retry": "retry_message",
+    "metrics.show": "show_metrics",
+    "namespace.overview": "show_overview",
+    "policies.list_groups": "list_topic_groups",
+    "policies.reset_group": "reset_topic_group",
+    "policies.set_group": "set_topic_group",
+    "probes.health": "show_health",
+    "probes.problem_kind": "show_problem_kind",
+    "probes.ready": "show_readiness",
+    "streaming.stream": "stream_deliveries",
+    "topics.back_off": "back_off_topic",
+    "topics.delete": "delete_topic",
+    "topics.explain": "explain_message",
+    "topics.lookup": "look_up_messages",
+    "topics.pause": "pause_topic",
+    "topics.purge": "purge_topic",
+    "topics.resume": "resume_topic",
+}
+"""Names in generated clients, by handler; the others have their handler's name."""
+
+TAGS = {"lease": "consume", "settle": "consume", "lookup": "messages"}
+"""Groups of operations, by the first part of the path; the others have that part's name."""
+
+SERVER = {"url": "http://127.0.0.1:7878", "description": "`laneway serve` on this machine."}
+
 DESCRIPTION = """\
 Publish, consume and administer the messages of one namespace. Durations in requests are seconds or
 texts like "10m"; times are RFC 3339. Errors are problem details (RFC 9457).
@@ -65,6 +105,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
             "description": DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [SERVER],
         "paths": paths,
         "components": {
             "schemas": {
@@ -97,7 +138,8 @@ def _operation(
     route: Route, known: dict[int, dict[str, Any]], components: dict[str, Any]
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": route.name,
+        "operationId": _name(route),
+        "tags": [_tag(route)],
         "summary": route.summary,
         "description": route.description,
         "security": [{"token": []}] if route.scope is not None else [],
@@ -120,6 +162,22 @@ def _operation(
         "5XX": _problem("The store does not answer, or the gateway has a defect."),
     }
     return operation
+
+
+def _name(route: Route) -> str:
+    module = route.handler.__module__.rpartition(".")[2]
+    name: str = route.handler.__name__
+    name = OPERATIONS.get(f"{module}.{name}", name)
+    return f"{name}_by_id" if route.path.startswith("/v1/messages/{id}") else name
+
+
+def _tag(route: Route) -> str:
+    part = re.match(r"/v1/([\w-]+)", route.path)
+    if part is None:
+        return "gateway"
+    if "messages" in route.path:
+        return "messages"
+    return TAGS.get(part[1], part[1])
 
 
 def known_reference(kind: type) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -115,11 +114,6 @@ class Route:
             caller.check_scope(self.scope)
         if self.is_whole:
             caller.check_everything()
-
-    @property
-    def name(self) -> str:
-        """A name for generated clients: `post_v1_lease`."""
-        return "_".join([self.method.lower(), *re.findall(r"\w+", self.path)])
 
     @property
     def is_change(self) -> bool:
