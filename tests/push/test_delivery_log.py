@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from laneway import Laneway
 from laneway.cli import main
+from laneway.cli.copying import copy_delivery_log
 from laneway.engines.base import LogEntry
 from laneway.errors import BadPolicy, EngineUnavailable, Refused, UsageError
-from laneway.push import delivery_log, log_copying, replay
+from laneway.push import delivery_log, replay
 from laneway.push.delivery_log import Entry, LogWriter
 from laneway.push.replay import steps
 from tests.push.receiver import Receiver
@@ -355,7 +356,7 @@ def test_log_is_migrated(app: Laneway, receiver: Receiver) -> None:
     app.run_worker(burst=True)
     with Laneway("sqlite://") as other:
         for count in (3, 0):
-            assert log_copying.copy(app.engine, other.engine) == count
+            assert copy_delivery_log(app.engine, other.engine) == count
         assert other.endpoints.attempts("push.x", until=time.time()) == app.endpoints.attempts(
             "push.x"
         )

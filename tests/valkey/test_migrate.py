@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from laneway import Delivery, Laneway, Message
+from laneway.cli.copying import copy_rows
 from laneway.cli.migrate import move
 from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
 from laneway.engines.valkey.migrating import MigratingShards
-from laneway.history.copying import copy_rows
 from laneway.history.records import Row, encode
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate

@@ -10,13 +10,11 @@ import click
 from msgspec.structs import replace
 
 from laneway.admin.policies import copy_programs, every_policy, set_policies
-from laneway.admin.records import copy as copy_records
+from laneway.cli.copying import copy_delivery_log, copy_records, copy_rows
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
 from laneway.errors import UsageError
-from laneway.history.copying import copy_rows
 from laneway.printable import redacted
-from laneway.push.log_copying import copy as copy_delivery_log
 from laneway.units import counted
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from laneway.compat.celery.current import (
     signature,
     uuid,
 )
-from laneway.compat.celery.errors import (
+from laneway.compat.celery.exceptions import (
     Ignore,
     MaxRetriesExceededError,
     Reject,

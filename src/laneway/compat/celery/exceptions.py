@@ -1,16 +1,18 @@
-"""The names of `celery.exceptions`."""
+"""The names of `celery.exceptions`: errors that tasks raise."""
 
-from laneway.compat.celery.errors import (
-    Ignore,
-    MaxRetriesExceededError,
-    Reject,
-    Retry,
-    SoftTimeLimitExceeded,
-    TaskRevokedError,
-    TimeLimitExceeded,
-    TimeoutError,  # noqa: A004  # Celery's name
-    WorkerLostError,
-)
+from __future__ import annotations
+
+import builtins
+
+from laneway.errors import HandlerSignal, JobCancelled, LanewayError
+from laneway.errors import Reject as _Reject
+from laneway.errors import Retry as _Retry
+from laneway.working.error_details import WorkerLost
+from laneway.working.time_limits import SoftTimeLimit, TimeLimit
+
+SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError = SoftTimeLimit, TimeLimit, WorkerLost
+Retry, TaskRevokedError = _Retry, JobCancelled
+TimeoutError = builtins.TimeoutError  # noqa: A001  # Celery's name; `get` raises it
 
 __all__ = [
     "Ignore",
@@ -23,3 +25,21 @@ __all__ = [
     "TimeoutError",
     "WorkerLostError",
 ]
+
+
+class MaxRetriesExceededError(LanewayError):
+    """
+    A task called `retry` after its last retry, without an error to fail with.
+    """
+
+
+class Ignore(HandlerSignal):
+    """Raised in a task: it ends, and its state is not changed."""
+
+
+class Reject(_Reject):
+    """Raised in a task: it fails without a retry, or with `requeue=True` is retried at once."""
+
+    def __init__(self, reason: object = "rejected", requeue: bool = False) -> None:
+        super().__init__(str(reason))
+        self.requeue = requeue

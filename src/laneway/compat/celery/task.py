@@ -21,7 +21,7 @@ import msgspec
 
 from laneway import headers as control
 from laneway.compat.celery import current, django, signals, states
-from laneway.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject
+from laneway.compat.celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from laneway.compat.celery.flows import OUR_NAMES, Group, Signature
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from laneway.errors import HandlerSignal, Retry, UsageError
