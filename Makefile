@@ -23,7 +23,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
-demo: $(DEMO)/.ready ## 1,000 merchants, one floods, one fails: half a minute in the terminal; ENGINE=valkey on a server that it starts
+demo: $(DEMO)/.ready ## 1,000 merchants, one floods, one fails: half a minute in the terminal; ENGINE=valkey or postgres on a server that it starts
 	$(DEMO)/bin/laneway demo --engine $(ENGINE) $(ARGS)
 
 $(DEMO)/.ready: pyproject.toml

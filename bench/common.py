@@ -19,12 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import Server
 from tests.server_groups import Cluster
 
 BODY = b"x" * 100
 BATCH = 500
-ENGINES = ("sqlite", "valkey", "redis", "cluster")
+ENGINES = ("sqlite", "valkey", "redis", "cluster", "postgres")
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -55,7 +56,7 @@ def options(
         "--engine",
         default="sqlite",
         metavar="NAME",
-        help="sqlite (the default), valkey, redis, cluster, or a URL",
+        help="sqlite (the default), valkey, redis, cluster, postgres, or a URL",
     )
     if add is not None:
         add(parser)
@@ -225,9 +226,34 @@ class ServerStore(Store):
         )
 
 
+class PostgresStore(Store):
+    """An empty PostgreSQL server, started for the benchmark."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        super().__init__(server.url)
+        self.server = server
+        self._before = self._used()
+
+    def _used(self) -> int:
+        return int(self.server.execute("SELECT pg_database_size(current_database())")[0][0])
+
+    def size(self) -> int:
+        self.server.execute("VACUUM FULL")
+        return self._used() - self._before
+
+    def left(self) -> int:
+        return sum(
+            self.server.execute(f"SELECT count(*) FROM laneway_default.{table}")[0][0]
+            for table in COMES_AND_GOES
+        )
+
+    def cpu(self) -> float:
+        return self.server.cpu()
+
+
 def usual(chosen: argparse.Namespace) -> str:
     """The default durability of the engine."""
-    return "fsync" if chosen.engine == "sqlite" else "memory"
+    return "fsync" if chosen.engine in ("sqlite", "postgres") else "memory"
 
 
 @contextmanager
@@ -239,6 +265,10 @@ def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[St
         return
     if "://" in chosen.engine:
         yield Store(chosen.engine)
+        return
+    if chosen.engine == "postgres":
+        with PostgresServer() as postgres:
+            yield PostgresStore(postgres)
         return
     config = dict(SLOWLOG)
     if durability == "fsync":

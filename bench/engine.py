@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from bench import ceiling, ceiling_valkey
+from bench import ceiling, ceiling_postgres, ceiling_valkey
 from bench.common import (
     BATCH,
     BODY,
@@ -89,6 +89,13 @@ def contenders(
                 Ours(f"sqlite:///{place}/ours.db", durability),
                 ceiling.Raw(place / "raw.db", durability, topics),
                 ceiling.Plain(place / "plain.db", durability),
+            )
+        elif chosen.engine == "postgres":
+            urls = [stack.enter_context(store(chosen, durability)).url for _ in range(3)]
+            found = (
+                Ours(urls[0], durability),
+                ceiling_postgres.Raw(urls[1], durability),
+                ceiling_postgres.Plain(urls[2], durability),
             )
         else:
             own, *others = (stack.enter_context(store(chosen, durability)) for _ in range(3))

@@ -25,10 +25,10 @@ from laneway.cli.session import exit_with, json_option
 )
 @click.option(
     "--engine",
-    type=click.Choice(["sqlite", "valkey"]),
+    type=click.Choice(["sqlite", "valkey", "postgres"]),
     default="sqlite",
     show_default=True,
-    help="valkey: the demo starts a server of its own.",
+    help="valkey, postgres: the demo starts a server of its own.",
 )
 @click.option(
     "--durability",

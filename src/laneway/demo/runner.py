@@ -55,6 +55,7 @@ from laneway.live import rate_between
 from laneway.message import Message
 from laneway.presenting import json_text
 from laneway.printable import escaped
+from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import NoServer, Server
 
 if TYPE_CHECKING:
@@ -117,17 +118,21 @@ class Trickle(threading.Thread):
                 self._published += len(orders)
 
 
+def _valkey(durability: str) -> Server:
+    if durability == "fsync":
+        return Server(appendonly="yes", appendfsync="always")
+    return Server()
+
+
 @contextmanager
-def _server(engine: str, durability: str) -> Iterator[Server | None]:
+def _server(engine: str, durability: str) -> Iterator[Server | PostgresServer | None]:
     """Start a server for the demo, unless it runs on a file."""
     os.environ[DURABILITY_VARIABLE] = durability
     if engine == "sqlite":
         yield None
         return
     try:
-        server = (
-            Server(appendonly="yes", appendfsync="always") if durability == "fsync" else Server()
-        )
+        server = PostgresServer() if engine == "postgres" else _valkey(durability)
     except NoServer as error:
         raise DemoFailed(str(error)) from error
     with server:

@@ -137,6 +137,16 @@ class PostgresServer:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
+    def cpu(self) -> float:
+        """The processor time of its processes that run, in seconds."""
+        assert self._process is not None
+        ticks = 0
+        for pid in (self._process.pid, *_children(self._process.pid)):
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def log(self) -> str:
         """The text of its log."""
         file = self.folder / "log"
