@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from laneway.testing.servers import NoServer, free_port, until
 
@@ -70,6 +70,11 @@ class PostgresServer:
     @property
     def url(self) -> str:
         return self.url_of("postgres")
+
+    @property
+    def socket_url(self) -> str:
+        """The same by its socket file."""
+        return f"postgresql://postgres@/postgres?host={self.folder}&port={self.port}"
 
     def url_of(self, database: str) -> str:
         """The URL of a database of this server."""
@@ -178,7 +183,7 @@ class PostgresServer:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> PostgresServer:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:

@@ -117,11 +117,12 @@ def _tables_of(name: str) -> frozenset[str]:
 class Connection:
     """An open connection, see `engines.sql.store.Connection`."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], version: int = 0) -> None:
+        """`version`: that of the connection which this one replaces."""
         self.pipeline = Pipeline(connection)
         self.turn = -1
         """The turn after the last transaction of this connection; -1: not known."""
-        self._version = 0
+        self._version = version
         self._changes_queue = False
         self._asked: dict[Read, Ticket] = {}
         """What `prefetch` has asked for, and nobody has read yet."""

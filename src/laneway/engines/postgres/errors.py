@@ -72,6 +72,14 @@ def explain(name: str, error: errors.Error, *, applied: bool | None = False) -> 
     return EngineUnavailable(f"{name}: {text}; {_CHANGED[applied]}", applied=applied)
 
 
+def was_applied(error: errors.Error) -> bool | None:
+    """
+    Whether a commit that ended with this error has happened. A server that answers with an error
+    and keeps the connection has rolled the transaction back.
+    """
+    return False if error.diag.severity_nonlocalized == "ERROR" else None
+
+
 def _one_line(error: errors.Error) -> str:
     text = error.diag.message_primary or str(error)
     return "; ".join(line.strip() for line in text.strip().splitlines())

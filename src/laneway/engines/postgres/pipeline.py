@@ -129,7 +129,9 @@ class Pipeline:
         up to the next synchronization.
         """
         if ticket.result is None:
-            self._server.send_flush_request()
+            # Not a mere flush: the server counts how long a transaction is idle only after a
+            # synchronization, and so frees the lock of a client that has stopped.
+            self.send_sync()
             self._read(ticket)
         if ticket.result is None:
             raise psycopg.OperationalError("the statement was skipped: one before it has failed")
@@ -212,8 +214,22 @@ class Pipeline:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection can be used."""
+        """Whether the connection can be used, as far as is known."""
         return self._server.status == pq.ConnStatus.OK
+
+    def is_alive(self) -> bool:
+        """Whether the server has not closed the connection; asks the socket only."""
+        if not self.is_open:
+            return False
+        try:
+            while is_readable(self._server.socket):
+                if self._unread:
+                    self._read(None)
+                else:
+                    self._server.consume_input()
+        except psycopg.Error:
+            return False
+        return self.is_open
 
     def close(self) -> None:
         """Close the connection."""
@@ -222,6 +238,13 @@ class Pipeline:
     def forget(self) -> None:
         """In a forked child: see `forget`."""
         forget(self._connection)
+
+
+def is_readable(file: int) -> bool:
+    """Whether a socket has something to read; an idle one has so only when it was closed."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def forget(connection: psycopg.Connection[Any]) -> None:

@@ -25,8 +25,8 @@ from psycopg import sql
 
 from laneway.engines.postgres import statements
 from laneway.engines.postgres.connection import Connection
-from laneway.engines.postgres.errors import explain
-from laneway.engines.postgres.pipeline import forget
+from laneway.engines.postgres.errors import explain, was_applied
+from laneway.engines.postgres.flusher import Flusher
 from laneway.engines.shared import forking
 from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, SchemaMismatch
@@ -46,14 +46,25 @@ LEAST_SERVER = 140_000
 LOCK_SECONDS = 30
 """How long another process's transaction is waited for."""
 
-IDLE_SECONDS = 2
+IDLE_MS = 1_500
 """After so long the server ends a transaction whose client has stopped, and frees the lock."""
+
+STUCK_SECONDS = 3
+"""
+A process that has waited for the lock for so long ends the holder if the server waits for it: a
+client on a socket file that stops while it is sent a large answer, or in the middle of sending.
+"""
 
 SETTINGS: dict[str, object] = {
     "synchronous_commit": "off",
-    "lock_timeout": LOCK_SECONDS * 1000,
-    "idle_in_transaction_session_timeout": IDLE_SECONDS * 1000,
+    "lock_timeout": STUCK_SECONDS * 1000,
+    "idle_in_transaction_session_timeout": IDLE_MS,
+    "tcp_user_timeout": IDLE_MS,  # the server's side; a client that stops while it is sent much
     "statement_timeout": 2 * LOCK_SECONDS * 1000,
+    # What the administrator may have set for the role.
+    "idle_session_timeout": 0,
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
     # Plans that hold for tables of any size: no statistics are up to date in a queue.
     "plan_cache_mode": "force_generic_plan",
     "join_collapse_limit": 1,
@@ -69,6 +80,14 @@ _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOCK = "SELECT pg_advisory_xact_lock({}, {})"
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock({}, {})"
+_END_STUCK = f"""
+SELECT pg_terminate_backend(a.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+   AND l.classid::int8 = {{}} AND l.objid::int8 = {{}}
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND a.usename = current_user AND a.wait_event_type = 'Client'
+   AND a.state_change < clock_timestamp() - interval '{STUCK_SECONDS - 1} s'"""
+"""Only transactions of the same user can be ended."""
 LOCK_CLASS = 0x4C_41_4E_45
 """The first half of the numbers of advisory locks, "LANE"."""
 
@@ -101,13 +120,13 @@ class Store:
         number = zlib.crc32(schema.encode())
         numbers = LOCK_CLASS, number - (1 << 32 if number >= 1 << 31 else 0)
         self._lock_text, self._try_text = _LOCK.format(*numbers), _TRY_LOCK.format(*numbers)
-        self._later: dict[int, int] = {}
-        """By thread that syncs later: its last commit."""
-        self._flushing = threading.Lock()
-        self._flusher: psycopg.Connection[Any] | None = None
-        self._flushed = 0
-        """The last commit that is known to be on disk."""
+        self._end_stuck_text = _END_STUCK.format(LOCK_CLASS, number)
+        self._later: dict[int, tuple[int, int]] = {}
+        """By thread that syncs later: its first and last commit, or zeros."""
+        self._flusher = Flusher(self._connect_flusher, lambda: self.written)
         self._connection: Connection | None = None
+        self._version = 0
+        """That of the last connection's `version`."""
         with self.lock:
             _stores.add(self)
             self._open(create=create)
@@ -125,8 +144,15 @@ class Store:
                 raise
         except psycopg.Error as error:
             raise self.explain(error) from error
-        self._connection = opened = Connection(connection)
+        self._flusher.close()  # so it is connected to the same server as this connection
+        self._connection = opened = Connection(connection, self._version)
         return opened
+
+    def _connect_flusher(self) -> psycopg.Connection[Any]:
+        connection = self.connect()
+        level = "remote_apply" if self._durability == "replicated" else "on"
+        connection.execute(sql.SQL("SET synchronous_commit = {}").format(level))
+        return connection
 
     def connect(self) -> psycopg.Connection[Any]:
         """A new connection to the database, with the settings of transactions."""
@@ -199,6 +225,8 @@ class Store:
 
     def _layout(self, connection: psycopg.Connection[Any]) -> int | None:
         """The layout of the schema's tables; None: there are none."""
+        if not self._has_schema(connection):
+            return None
         row = connection.execute(
             "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = 'layout'",
@@ -209,9 +237,24 @@ class Store:
         row = connection.execute("SELECT max(version) FROM layout").fetchone()
         return int(row[0]) if row is not None and row[0] is not None else 0
 
+    def _has_schema(self, connection: psycopg.Connection[Any]) -> bool:
+        """Whether the schema exists. Raises EngineUnavailable if this user must not use it."""
+        row = connection.execute(
+            "SELECT has_schema_privilege(oid, 'USAGE'), current_user FROM pg_namespace"
+            " WHERE nspname = %s",
+            (self.schema,),
+        ).fetchone()
+        if row is not None and not row[0]:
+            raise EngineUnavailable(
+                f"{self.name}: the user {row[1]} has no right to use this schema; GRANT USAGE ON"
+                " SCHEMA, and the rights on its tables that docs/engines.md lists"
+            )
+        return row is not None
+
     def _create(self, connection: psycopg.Connection[Any]) -> None:
         name = sql.Identifier(self.schema)
-        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+        if not self._has_schema(connection):  # IF NOT EXISTS asks for the right to create one
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
         connection.execute(statements.tables().encode())
         nonce = self._place.nonce or f"{random.SystemRandom().randrange(32**4, 32**5):x}"
         connection.execute(
@@ -233,7 +276,7 @@ class Store:
     ) -> Iterator[Connection]:
         with self.lock:
             self.refuse_nested()
-            connection = self._begin(reads, changes_queue=changes_queue)
+            connection = self._begin(reads, changes_queue=changes_queue, durable=durable)
             try:
                 yield connection
             except BaseException as error:
@@ -248,28 +291,45 @@ class Store:
         if durable and syncs:
             self.sync(commit)
 
-    def _begin(self, reads: Sequence[Read], *, changes_queue: bool) -> Connection:
+    def _begin(self, reads: Sequence[Read], *, changes_queue: bool, durable: bool) -> Connection:
         """Begin a transaction under the lock; on a new connection if the old one is lost."""
         connection = self._usable()
-        for is_last in (False, True):
-            began = time.monotonic()
+        began, was_lost = time.monotonic(), False
+        while True:
             try:
+                if durable and self._durability != "memory":
+                    self._flusher.prepare()
                 connection.begin(_BEGIN, self._lock_text, reads, changes_queue=changes_queue)
             except psycopg.Error as error:
-                is_lost = not connection.pipeline.is_open or isinstance(
-                    error, psycopg.OperationalError
-                )
                 self._roll_back(connection, error)
-                if is_last or not is_lost or isinstance(error, psycopg.errors.LockNotAvailable):
+                if isinstance(error, psycopg.errors.LockNotAvailable):
+                    if time.monotonic() - began >= LOCK_SECONDS:
+                        raise self.explain(error) from error
+                    self._end_stuck_holder()
+                elif was_lost or not isinstance(error, psycopg.OperationalError):
                     raise self.explain(error) from error
+                else:
+                    was_lost = True
                 connection = self._usable()
                 continue
+            except BaseException as error:  # such as KeyboardInterrupt, while it waits
+                self._roll_back(connection, error)
+                raise
             took = time.monotonic() - began
             self._quickest = min(self._quickest, took)
             self.waited += took - self._quickest
             break
         self._in_transaction = True
         return connection
+
+    def _end_stuck_holder(self) -> None:
+        connection = self._usable()
+        try:
+            connection.pipeline.send(self._end_stuck_text)
+            connection.pipeline.sync()
+        except psycopg.Error as error:
+            self._roll_back(connection, error)
+            raise self.explain(error) from error
 
     def _commit(self, connection: Connection, *, changes_queue: bool) -> None:
         self._in_transaction = False
@@ -279,7 +339,10 @@ class Store:
             self._roll_back(connection, error)
             if isinstance(error, psycopg.errors.DivisionByZero):
                 raise Outdated from error
-            raise self.explain(error, applied=None) from error
+            raise self.explain(error, applied=was_applied(error)) from error
+        except BaseException as error:
+            self._roll_back(connection, error)
+            raise
         self.commits += changes_queue
         self.written += 1
 
@@ -295,13 +358,14 @@ class Store:
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            self._version = connection.version()
             connection.pipeline.close()
 
     def _usable(self) -> Connection:
         if self._is_closed:
             raise EngineUnavailable(f"{self.name}: this engine was closed; open it again")
         connection = self._connection
-        if connection is not None and connection.pipeline.is_open:
+        if connection is not None and connection.pipeline.is_alive():
             return connection
         self._drop()
         return self._open()
@@ -348,30 +412,16 @@ class Store:
         if self._durability == "memory":
             return
         if self._later and (thread := threading.get_ident()) in self._later:
-            self._later[thread] = commit
+            first, _ = self._later[thread]
+            self._later[thread] = first or commit, commit
             return
-        with self._flushing:
-            if self._flushed >= commit:
-                return
-            target = self.written
-            try:
-                self._flush()
-            except psycopg.Error as error:
-                raise self.explain(error, applied=None) from error
-            self._flushed = max(target, commit)
+        self._flush(commit, commit)
 
-    def _flush(self) -> None:
-        """Commit something that waits for the disk, and so for all commits before it."""
-        flusher = self._flusher
-        if flusher is None or flusher.closed:
-            flusher = self._flusher = self.connect()
-            level = "remote_apply" if self._durability == "replicated" else "on"
-            flusher.execute(sql.SQL("SET synchronous_commit = {}").format(level))
+    def _flush(self, first: int, last: int) -> None:
         try:
-            flusher.execute("SELECT pg_logical_emit_message(true, 'laneway', '')")
-        except psycopg.Error:
-            flusher.close()
-            raise
+            self._flusher.flush(first, last)
+        except psycopg.Error as error:
+            raise self.explain(error, applied=None) from error
 
     @contextmanager
     def syncing_later(self) -> Iterator[None]:
@@ -379,22 +429,20 @@ class Store:
         if thread in later:
             yield  # the block around this one syncs
             return
-        later[thread] = 0
+        later[thread] = 0, 0
         try:
             yield
         finally:
-            commit = later.pop(thread)
-            if commit:
-                self.sync(commit)
+            first, last = later.pop(thread)
+            if last:
+                self._flush(first, last)
 
     def sync_now(self) -> None:
         thread = threading.get_ident()
-        commit = self._later.pop(thread, None)
-        if commit is not None:
-            try:
-                self.sync(commit)
-            finally:
-                self._later[thread] = 0
+        first, last = self._later.get(thread, (0, 0))
+        if last:
+            self._later[thread] = 0, 0
+            self._flush(first, last)
 
     def checkpoint(self) -> None:
         """The server checkpoints by itself."""
@@ -417,20 +465,16 @@ class Store:
         self._is_closed = True
         with self.lock:
             self._drop()
-        with self._flushing:
-            if self._flusher is not None:
-                self._flusher.close()
+        self._flusher.close()
 
     def forget(self) -> None:
         """In a forked child: the connections are the parent's."""
-        self.lock, self._flushing = threading.RLock(), threading.Lock()
+        self.lock = threading.RLock()
         self._is_closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pipeline.forget()
-        flusher, self._flusher = self._flusher, None
-        if flusher is not None:
-            forget(flusher)
+        self._flusher.forget()
 
 
 def _defaults(url: str) -> dict[str, Any]:
@@ -439,8 +483,9 @@ def _defaults(url: str) -> dict[str, Any]:
     defaults = {
         "connect_timeout": 10,
         "application_name": "laneway",
-        "tcp_user_timeout": IDLE_SECONDS * 1000,
+        "tcp_user_timeout": IDLE_MS,
         "keepalives_idle": 10,
+        "keepalives_interval": 2,
     }
     return {name: value for name, value in defaults.items() if name not in given}
 

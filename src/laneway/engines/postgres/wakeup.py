@@ -454,8 +454,10 @@ class _Presence:
                 self._receive(text)
 
     def _beat(self) -> None:
+        # A process that was stopped for long finds its rows removed by another one.
+        for kind, pool in list(self._here):
+            self._run(_ENTER, (self.channel, kind, pool))
         if self._here:
-            self._run(_BEAT, (self.channel,))
             self._run(_FORGET, (DEAD_SECONDS,))
 
     def close(self) -> None:
@@ -492,7 +494,6 @@ _ENTER = """INSERT INTO sleeper (channel, kind, pool, beat) VALUES (%s, %s, %s, 
 _LEAVE = "DELETE FROM sleeper WHERE channel = %s AND kind = %s AND pool = %s"
 _OTHERS = """SELECT channel, kind FROM sleeper WHERE pool = %s AND channel <> %s
     AND beat > now() - make_interval(secs => %s)"""
-_BEAT = "UPDATE sleeper SET beat = now() WHERE channel = %s"
 _FORGET = "DELETE FROM sleeper WHERE beat < now() - make_interval(secs => %s)"
 
 
