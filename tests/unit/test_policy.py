@@ -10,8 +10,10 @@ from typing import get_args, get_type_hints
 import pytest
 
 from laneway.admin import topic_reasons
+from laneway.engines.base.views import Cause
 from laneway.engines.shared import explaining
 from laneway.errors import BadMessage, BadPolicy
+from laneway.gateway.dashboard import words
 from laneway.policy import (
     DEFAULT_TIME_LIMIT,
     FIELDS,
@@ -24,6 +26,7 @@ from laneway.policy import (
     check_topic,
 )
 from laneway.producing import forwarder
+from laneway.push import reasons
 
 
 def policy_table(*rows: tuple[str, str, dict[str, object]]) -> PolicyTable:
@@ -206,3 +209,11 @@ def test_what_a_waiting_message_notices_is_known_to_those_who_explain_it() -> No
     ends = {name for name, field in FIELDS.items() if field.effect == "ends"}
     for name in ends - {"on_unhandled"}:
         assert f".{name}" in inspect.getsource(forwarder), name
+
+
+def test_pages_know_each_cause_of_a_reason() -> None:
+    """The dashboard marks each reason of `laneway explain` by its cause."""
+    sources = inspect.getsource(topic_reasons) + inspect.getsource(reasons)
+    causes = {*re.findall(r'TopicReason\(\s*"(\w+)"', sources), *get_args(Cause)}
+    assert causes <= words.CAUSES.keys()
+    assert set(words.CAUSES.values()) == {"bad", "slow", "none"}

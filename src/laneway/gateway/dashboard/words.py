@@ -209,17 +209,26 @@ def kind(name: str) -> str:
     return KINDS.get(name, "none")
 
 
-BAD_CAUSES = frozenset(
-    ("disabled", "endpoint", "secrets", "unserved", "unhandled", "backlog", "refused", "key")
-)
-"""Causes of reasons that need somebody to act."""
+CAUSES = {
+    **dict.fromkeys(
+        ("disabled", "endpoint", "secrets", "unserved", "unhandled", "backlog", "refused", "key"),
+        "bad",
+    ),
+    **dict.fromkeys(
+        ("paused", "back_off", "probe", "retry", "rate", "full", "gate", "group", "no_group"),
+        "slow",
+    ),
+    **dict.fromkeys(("key_full", "key_rate", "jobs", "clock", "ahead", "events", "sent"), "slow"),
+    **dict.fromkeys(("own_backlog", "subscription", "schedule", "no_endpoint"), "slow"),
+    **dict.fromkeys(("finished", "unknown"), "slow"),
+    **dict.fromkeys(("worker", "turn", "empty", "leased", "due", "dead"), "none"),
+}
+"""What each cause of a reason means, as `kind`. A bad one needs somebody to act."""
 
 
 def reason_kind(cause: str) -> str:
     """What a reason why a topic stands still means, as `kind`."""
-    if cause in BAD_CAUSES:
-        return "bad"
-    return "none" if cause in ("worker", "turn", "empty", "leased", "due", "dead") else "slow"
+    return CAUSES.get(cause, "slow")
 
 
 def topic_state(stats: TopicStats) -> str:
