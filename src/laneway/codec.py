@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from laneway.message import Settlement
 
 MAX_ID_CHARACTERS = 255
-MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
+MAX_PRIORITY = (1 << 52) - 1
+MIN_PRIORITY = -MAX_PRIORITY
+"""The server's Lua computes twice a priority as a double, which is exact up to 2^53."""
 MAX_HEADERS_BYTES = 32 * 1024
 """Most bytes of all headers of a message, names and values."""
 CONTENT_TYPE = "content-type"

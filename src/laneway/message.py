@@ -65,7 +65,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     - `body`: anything that JSON can hold, or bytes, which are stored as they are.
     - `key`: what messages about the same thing share, for serial processing, merging and
       partitions; at most 512 bytes.
-    - `priority`: any 32-bit integer; a larger number is delivered first.
+    - `priority`: an integer up to ±(2**52 - 1); a larger number is delivered first.
     - `delay`: how long to wait before delivery (seconds, `timedelta` or `"10m"`).
     - `at`: when to deliver (aware `datetime` or Unix time in seconds), instead of `delay`.
     - `ttl`: how long it may wait before it expires (as `delay`); default: the policy's.

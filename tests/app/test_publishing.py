@@ -106,7 +106,7 @@ def test_the_limit_of_a_body(app: Laneway) -> None:
         ({"key": 7}, "key"),
         ({"key": ""}, "key"),
         ({"key": "é" * 257}, "512 bytes"),
-        ({"priority": 1 << 31}, "from -2,147,483,648 to 2,147,483,647"),
+        ({"priority": 1 << 52}, "from -4,503,599,627,370,495 to 4,503,599,627,370,495"),
         ({"priority": 1.5}, "a whole number from"),
         ({"priority": True}, "a whole number from"),
         ({"delay": -1}, "at least 0"),

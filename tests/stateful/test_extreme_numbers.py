@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine, Settings
 from laneway.errors import BacklogFull, BadMessage, BadPolicy, TopicInUse
 from laneway.headers import COST, MAX_COST, MAX_SIGNALS
@@ -162,7 +163,7 @@ class Extremes:
                 self.pick(TOPICS),
                 b"x",
                 key=self.pick([None, "k", "l"]),
-                priority=self.pick([0, 0, (1 << 31) - 1, -(1 << 31)]),
+                priority=self.pick([0, 0, MAX_PRIORITY, MIN_PRIORITY]),
                 delay_us=self.pick([0, 0, 0, 1, YEARS]),
                 at_us=self.pick([None] * 6 + [-MAX_MOMENT * SECOND, self.now + YEARS]),
                 ttl_us=self.pick([None, None, None, 1, YEARS]),

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from laneway.codec import MAX_PRIORITY
+from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine, RecordKind
 from laneway.message import Action, Draft, Lease, Receipt, Settlement
 from laneway.policy import Gate, Layer, own_rows
@@ -194,7 +194,7 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
         topic=topic,
         body=pick([b"1", b"22", b"333", b"4" * 35, b"5" * 60, b"6" * 100]),
         key=pick(["k1", "k1", "k2", None]),
-        priority=pick([0, 0, 0, 5, -3, 128, 129, -255, -256, (1 << 31) - 1, -(1 << 31)]),
+        priority=pick([0, 0, 0, 5, -3, 128, 129, -255, -256, MAX_PRIORITY, MIN_PRIORITY]),
         delay_us=pick([0, 0, 0, 0, 0, 400_000, 2_500_000]),
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
         id=pick([None] * 9 + IDS + [AGAIN] * 2),

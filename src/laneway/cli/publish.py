@@ -18,6 +18,7 @@ from laneway.cli.session import (
     print_json,
     say,
 )
+from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.headers import MAX_COST
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ Examples:
 @click.option("--key", help="The message key; messages about the same thing share one.")
 @click.option(
     "--priority",
-    type=click.IntRange(-(1 << 31), (1 << 31) - 1),
+    type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
     default=0,
     help="Larger is delivered first.",
 )

@@ -28,7 +28,7 @@ class CallOptions(TypedDict, total=False):
 
     `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due.
     `ttl`: how long it may wait.
-    `priority`: any 32-bit integer, a larger number is delivered first.
+    `priority`: an integer up to ±(2**52 - 1), a larger number is delivered first.
     `key`, `topic`: replace the task's.
     `id`: an id of your own.
     `headers`: short texts by name.

@@ -84,8 +84,8 @@ class EnqueueOptions(TypedDict, total=False):
     `on_success`, `on_failure`: functions that the worker calls after it, with (job, None, result)
     and (job, None, class, error, traceback). `retry`: the most retries; `retry_delay`: the time
     before each (several: one after the other, the last one repeatedly). `meta`: the first value of
-    `job.meta`. `delay`, `at`: when it is due. `priority`: any 32-bit integer. `cost`: how many
-    permits of the queue's rates it uses.
+    `job.meta`. `delay`, `at`: when it is due. `priority`: an integer up to ±(2**52 - 1). `cost`:
+    how many permits of the queue's rates it uses.
     """
 
     job_timeout: Duration | None

@@ -42,6 +42,7 @@ from laneway.engines.shared.states import (
 from laneway.engines.sql import merging, messages, results
 from laneway.engines.sql.rows import Lane, Row, line_of, rank_of, to_json
 from laneway.engines.sql.views import oldest_of
+from laneway.engines.sql.wanted import ALL_RANKS
 from laneway.headers import COST
 from laneway.message import Draft, Receipt
 from laneway.policy import gate_names
@@ -565,7 +566,7 @@ def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int
 def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """The oldest messages of the lowest priority in one table: one for each of its two ranks."""
     victims: list[tuple[int, int, int, int]] = []
-    rank = 1 << 40
+    rank = ALL_RANKS[1]
     while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:
         rank = prior[0]
         priority = -(rank >> 1)

@@ -19,6 +19,7 @@ from laneway.engines.shared.states import (
 )
 from laneway.engines.sql import messages
 from laneway.engines.sql.rows import Held, Lane, Row
+from laneway.engines.sql.wanted import ALL_RANKS
 from laneway.topic_groups import TOPIC
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
 
 ALL = 1 << 40
-_FIRST_RANK = -(1 << 40)
 _ASIDE = (PARKED, DELAYED)
 _STATES = {name: state for state, name in STATE_NAMES.items()}
 
@@ -202,7 +202,7 @@ def _count_folded(tx: Transaction, stats: TopicStats) -> None:
 
 def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
     """The ranks that occur, found by skipping from one to the next; the first `MOST_RANKS`."""
-    rank = _FIRST_RANK
+    rank = ALL_RANKS[0]
     for _ in range(shared.MOST_RANKS):
         step = tx.one(query, *where, rank)
         if step is None:

@@ -23,7 +23,7 @@ START: Position = (-1, -1)
 SEEN: Position = (-2, -2)
 """Instead of a position: all lanes of the index were seen, in the last calls."""
 
-ALL_RANKS = (-(1 << 40), 1 << 40)
+ALL_RANKS = (-(1 << 53), 1 << 53)
 """The smallest and the largest rank, and more."""
 
 MAX_FILTERS = 1_000

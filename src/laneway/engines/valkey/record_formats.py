@@ -459,8 +459,8 @@ RANK_0, NEAR_FROM, NEAR_TO = 512, 256, 1023
 """
 Added to ranks near 0 where they are stored, so that none is negative; and what they are then.
 """
-FAR_LOW, FAR_HIGH, FAR_0 = 0, 4, 1 << 34
-"""The first bytes of the codes of other ranks, and what is added to these."""
+FAR_LOW, FAR_HIGH, FAR_0 = 0, 4, 1 << 53
+"""The first bytes of the codes of other ranks, and what is added to those below 0."""
 _RICH = ord("M")
 _HEAD = struct.Struct(">BBHQQQQI")
 _DEAD = 3
@@ -472,19 +472,21 @@ def rank_code(rank: int) -> bytes:
     """How members of sorted sets begin, see `messages.lua`."""
     if NEAR_FROM <= rank + RANK_0 <= NEAR_TO:
         return (rank + RANK_0).to_bytes(2)
-    return bytes([FAR_LOW if rank < 0 else FAR_HIGH]) + (rank + FAR_0).to_bytes(5)
+    if rank < 0:
+        return bytes([FAR_LOW]) + (rank + FAR_0).to_bytes(7)
+    return bytes([FAR_HIGH]) + rank.to_bytes(7)
 
 
 def rank_code_in(member: bytes, at: int = 0) -> bytes:
     """The code of a rank that begins there in a member."""
-    return member[at : at + (6 if member[at] in (FAR_LOW, FAR_HIGH) else 2)]
+    return member[at : at + (8 if member[at] in (FAR_LOW, FAR_HIGH) else 2)]
 
 
 def rank_of_code(code: bytes) -> int:
     """The rank of a code."""
     if len(code) == 2:
         return int.from_bytes(code) - RANK_0
-    return int.from_bytes(code[1:]) - FAR_0
+    return int.from_bytes(code[1:]) - (FAR_0 if code[0] == FAR_LOW else 0)
 
 
 def read_record(mid: int, stored: bytes) -> Record:

@@ -14,7 +14,7 @@
 -- which it was published.
 --
 -- Members of z:N, a:N, k:LINE, o:N and t:TOPIC have the code of the message's rank, which is
--- -2 · priority, + 1 unless it is `at_front`: 2 bytes near 0, else 6. They end with its number.
+-- -2 · priority, + 1 unless it is `at_front`: 2 bytes near 0, else 8. They end with its number.
 --
 -- `o:N` has the messages of a lane whose sequence numbers may be out of the lane's order, for the
 -- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
@@ -31,7 +31,9 @@ local STICKY = 24 * 3600 * SECOND
 -- minus the number: the position of messages `at_front`, the last one first
 local FRONT = 2 ^ 53
 local RANK_0, NEAR_FROM, NEAR_TO = 512, 256, 1023 -- ranks near 0: rank + 512 is between these
-local FAR_LOW, FAR_HIGH, FAR_0 = 0, 4, 2 ^ 34     -- the first bytes of other codes; added to ranks
+-- The first bytes of other codes, and what is added to ranks below 0 there. Numbers are exact up to
+-- 2^53, which bounds priorities (`MAX_PRIORITY` in codec.py).
+local FAR_LOW, FAR_HIGH, FAR_0 = 0, 4, 2 ^ 53
 
 local REASONS = {
     full = 'dropped: the backlog was full',
@@ -334,7 +336,10 @@ local messages = part(function(messages)
         if code >= NEAR_FROM and code <= NEAR_TO then
             return pack('>I2', code)
         end
-        return pack('>BI5', rank < 0 and FAR_LOW or FAR_HIGH, rank + FAR_0)
+        if rank < 0 then
+            return pack('>BI7', FAR_LOW, rank + FAR_0)
+        end
+        return pack('>BI7', FAR_HIGH, rank)
     end
 
     -- The rank whose code begins at a position of a member, and what follows the code.
@@ -343,7 +348,8 @@ local messages = part(function(messages)
         if first ~= FAR_LOW and first ~= FAR_HIGH then
             return unpack_from('>I2', member, at) - RANK_0, at + 2
         end
-        return unpack_from('>I5', member, at + 1) - FAR_0, at + 6
+        local far = unpack_from('>I7', member, at + 1)
+        return first == FAR_LOW and far - FAR_0 or far, at + 8
     end
 
     -- The number of the message that a member ends with.
