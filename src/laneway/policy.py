@@ -180,6 +180,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     delivery: str = "at_least_once"
     paused: bool = False
     own_backlog: bool = True
+    history: bool = False
     subscriptions: tuple[Subscription, ...] = ()
     """What gets a copy of the topic's messages, by name."""
 
@@ -680,6 +681,10 @@ FIELDS: dict[str, Field] = {
         in_route=True,
         in_lua=(),
     ),
+    "history": Field(
+        _flag,
+        "of one topic: app.history.read shows its figures apart from its pattern's; default false",
+    ),
 }
 """
 Every policy field.
@@ -739,6 +744,7 @@ class PolicyOptions(TypedDict, total=False):
     delivery: Literal["at_least_once", "at_most_once"] | None
     paused: bool | None
     own_backlog: bool | None
+    history: bool | None
 
 
 def check_topic(name: str) -> str:
@@ -865,6 +871,12 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = FIELDS[name].check(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
+    _check_place(pattern, checked)
+    return checked
+
+
+def _check_place(pattern: str, checked: Mapping[str, Any]) -> None:
+    """Raise BadPolicy for a field that means nothing for this pattern or topic."""
     if checked.get("buckets") is not None and SEPARATOR in pattern:
         raise BadPolicy(
             f"policy {pattern}: buckets fold topics together, and the topics of subscriptions have"
@@ -876,12 +888,16 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             f"policy {pattern}: own_backlog is a setting of topics, and a subscription always keeps"
             " its copies; set it on a topic or a pattern of topics"
         )
+    if checked.get("history") is not None and is_pattern(pattern):
+        raise BadPolicy(
+            f"policy {pattern}: history counts one topic apart, and a pattern's topics are counted"
+            " together in any case; set it on a topic"
+        )
     if checked.get("buckets") is not None and not is_pattern(pattern):
         raise BadPolicy(
             f"policy {pattern}: buckets fold many topics together; set them on a pattern like"
             f' "{pattern}.*"'
         )
-    return checked
 
 
 def _check_subscription(pattern: str, field: str, value: Any) -> dict[str, Any] | None:

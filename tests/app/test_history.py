@@ -208,12 +208,31 @@ def test_wrong_arguments_are_errors_that_name_them(app: Laneway, world: World) -
             app.history.read(**arguments)
     with pytest.raises(UsageError, match=r"nope\.\*.*push\.\*"):
         app.history.read("nope.*")
-    with pytest.raises(UsageError, match="expected a pattern"):
+    with pytest.raises(UsageError, match=r"push\.a' is not counted apart.*history=True"):
         app.history.read("push.a")
+    with pytest.raises(UsageError, match="expected a pattern"):
+        app.history.read("push.*#audit")
     with pytest.raises(UsageError, match="expected a limit"):
         app.alarm("none")
     with pytest.raises(UsageError, match="on_alarm"):
         app.on_alarm("no function")  # type: ignore[arg-type]
+
+
+def test_the_history_of_one_topic(app: Laneway, world: World) -> None:
+    """A topic with `history` has figures of its own, which are part of its pattern's."""
+    app.policy("push.*", retries=2)
+    app.policy("push.all", history=True, max_backlog=10)
+    assert app.history.read("push.all").waiting == 0
+    app.publish_many([Message(topic, 1) for topic in ("push.all", "push.all", "push.b")])
+    world.later("30s")
+    (delivery,) = app.lease(topics=["push.all"])
+    delivery.ack()
+    one, all_ = app.history.read("push.all"), app.history.read("push.*")
+    assert [part.pattern for part in one.parts] == ["push.all"]
+    assert sum(row.published for row in one.rows) == 2
+    assert sum(row.published for row in all_.rows) == 3
+    assert (one.waiting, all_.waiting, one.oldest) == (1, 2, 30.0)
+    assert (one.max_backlog, one.full_topic) == (10, "push.all")
 
 
 def test_an_alarm_begins_and_ends_once(app: Laneway, world: World) -> None:
@@ -250,8 +269,8 @@ def test_an_alarm_of_no_tier_leaves_the_others(app: Laneway, world: World) -> No
     with pytest.raises(UsageError, match="nowhere"):
         app.runtime.handlers.alarms.check(app.engine)
     assert [alarm.name for alarm in seen] == ["waiting"]
-    with pytest.raises(UsageError, match="pattern"):
-        app.alarm("topic", "push.a", waiting_over=0)
+    with pytest.raises(UsageError, match="name one subscription"):
+        app.alarm("topic", "push.*#audit", waiting_over=0)
 
 
 def test_alarms_of_one_name_with_other_limits_do_not_end_each_other(

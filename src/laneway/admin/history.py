@@ -28,7 +28,8 @@ class Histories(Noun):
         max_backlog: int | None = None,
     ) -> History:
         """
-        Read what happened in the namespace, or in the topics that a policy pattern covers.
+        Read what happened in the namespace, in the topics that a policy pattern covers, or in a
+        topic whose policy has `history=True`.
 
         Arguments: `tier`: only this tier; `last`: how far back, at most 60 days; `step`: the
         interval of the rows: 10 s (kept for 2 hours), 1 minute (3 days) or 15 minutes (60 days),

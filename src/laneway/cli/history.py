@@ -69,7 +69,8 @@ def history(
     as_json: bool,
 ) -> None:
     """
-    Show what was published, delivered and done, of all topics or of those that PATTERN covers.
+    Show what was published, delivered and done, of all topics or of those that PATTERN covers, or
+    of the topic of that name, if its policy has --history.
 
     Workers write the history every 10 s; so does this command. With a limit (--full-within …), the
     exit code is 1 while it is passed.

@@ -12,8 +12,7 @@ import msgspec
 from laneway import arguments
 from laneway.errors import UsageError
 from laneway.history import figures
-from laneway.policy import check_pattern, is_pattern
-from laneway.subscriptions import is_copy
+from laneway.policy import check_pattern
 from laneway.units import counted
 
 if TYPE_CHECKING:
@@ -137,11 +136,7 @@ class Alarms:
         Add an alarm, or replace the one of this name. `max_backlog`: the namespace's limit. Raises
         UsageError if it has no limit, or if its topics are not counted.
         """
-        if not is_pattern(rule.pattern) or is_copy(rule.pattern):
-            raise UsageError(
-                f'alarm {rule.name!r:.80}: expected a pattern like "push.*", got'
-                f" {rule.pattern!r:.80}; single topics are not counted apart"
-            )
+        figures.check_pattern(rule.pattern)
         if not rule.has_limit:
             raise UsageError(
                 f"alarm {rule.name!r:.80}: expected a limit, like full_within, drain_over,"

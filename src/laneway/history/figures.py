@@ -16,7 +16,7 @@ from laneway.subscriptions import is_copy
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from laneway.engines.base import FullEngine, TopicStats, WaitCounts
     from laneway.history.records import Cell
@@ -177,12 +177,16 @@ def read(
         others=_waiting_times(rows, selected, "others"),
     )
     if must_exist:
-        selected.check(part.pattern for part in history.parts)
+        selected.check({part.pattern for part in history.parts})
     present = _row(latest, selected)
     history.waiting, history.oldest = present.waiting, present.oldest
     _set_flows(engine, history, selected, latest, min(last, RECENT_SECONDS))
     if largest is None:
-        largest = engine.topic_list(order="backlog", pattern=pattern, limit=1)
+        largest = (
+            engine.topic_list(order="backlog", pattern=pattern, limit=1)
+            if is_pattern(pattern)
+            else [engine.topic_stats(pattern)]
+        )
     _foresee(engine, history, selected, max_backlog, largest[:1])
     return history
 
@@ -235,16 +239,12 @@ class _Selection:
     """The tier and pattern that are asked for."""
 
     def __init__(self, engine: FullEngine, tier: str | None, pattern: str) -> None:
-        if not is_pattern(pattern) or is_copy(pattern):
-            raise UsageError(
-                f'history: expected a pattern like "push.*", got {pattern!r:.80}; to keep figures'
-                ' of one topic, name it below a pattern of its own, like "stage1.all", and declare'
-                ' a policy for "stage1.*"'
-            )
+        check_pattern(pattern)
         if tier is not None and tier not in engine.tiers:
             raise UsageError(
                 f"history: expected tier to be one of {', '.join(engine.tiers)}, got {tier!r:.80}"
             )
+        self._engine = engine
         self.tier = tier
         self.pattern = pattern
         self._names = {
@@ -262,10 +262,17 @@ class _Selection:
             return False
         return self.pattern == "*" or covers(self.pattern, cell.pattern)
 
-    def check(self, patterns: Iterable[str]) -> None:
+    def check(self, patterns: Collection[str]) -> None:
         """Raise UsageError if no figures can be kept for the pattern."""
-        if self.pattern == "*" or self.pattern in self._names:
+        if self.pattern == "*" or self.pattern in self._names or self.pattern in patterns:
             return
+        if not is_pattern(self.pattern):
+            if self._engine.policy_of(self.pattern).history:
+                return
+            raise UsageError(
+                f"history: topic {self.pattern!r:.80} is not counted apart; a policy with"
+                " history=True counts it from then on"
+            )
         if not any(covers(self.pattern, each) for each in (*self._names, *patterns)):
             kept = ", ".join(sorted({*self._names, "*"})[:10])
             raise UsageError(
@@ -274,11 +281,19 @@ class _Selection:
             )
 
 
+def check_pattern(pattern: str) -> None:
+    """Raise UsageError for a pattern of subscriptions, which are not counted apart."""
+    if is_pattern(pattern) and is_copy(pattern):
+        raise UsageError(
+            f'history: expected a pattern like "push.*", or a topic, got {pattern!r:.80}'
+        )
+
+
 def covers(pattern: str, other: str) -> bool:
-    """Whether all topics of the other pattern are among those of the first."""
+    """Whether all topics of the other pattern, or the other topic, are among those of the first."""
     if other == pattern:
         return True
-    return is_pattern(other) and other != "*" and matches(pattern, other[:-1] + "x")
+    return other != "*" and matches(pattern, other[:-1] + "x" if is_pattern(other) else other)
 
 
 def read_rows(engine: FullEngine, last: float, latest: Row) -> list[Row]:

@@ -33,6 +33,7 @@ from laneway.history.records import (
     name_of,
     oldest,
 )
+from laneway.policy import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,7 +127,8 @@ def row_since(engine: FullEngine, head: Head, counted: Tallies, most_topics: int
     """What happened since a sample; `most_topics`: see `latest_row`."""
     overview = engine.overview()
     topics, is_exact = _topics(engine, overview.topics, most_topics)
-    waiting, ages = _backlogs(engine, topics, counted.now_us)
+    apart = {tally.pattern for tally in counted.tallies if not is_pattern(tally.pattern)}
+    waiting, ages = _backlogs(engine, topics, counted.now_us, apart)
     before = {(tally.tier, tally.pattern): tally for tally in head.tallies}
     cells: dict[tuple[str, str], Cell] = {}
     for tally in counted.tallies:
@@ -192,14 +194,18 @@ def _topics(engine: FullEngine, lanes: int, most: int) -> tuple[list[TopicStats]
 
 
 def _backlogs(
-    engine: FullEngine, topics: Sequence[TopicStats], now_us: int
+    engine: FullEngine, topics: Sequence[TopicStats], now_us: int, apart: set[str]
 ) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
-    """By tier and pattern: what waits, and the age of the oldest in microseconds."""
+    """
+    By tier and pattern: what waits, and the age of the oldest in microseconds. `apart`: the names
+    of topics that were counted apart.
+    """
     policies = engine.policies()
     waiting: dict[tuple[str, str], int] = {}
     ages: dict[tuple[str, str], int] = {}
     for stats in topics:
-        key = stats.tier, policies.pattern_of(stats.topic)
+        is_apart = stats.topic in apart and engine.policy_of(stats.topic).history
+        key = stats.tier, stats.topic if is_apart else policies.pattern_of(stats.topic)
         if stats.waiting:
             waiting[key] = waiting.get(key, 0) + stats.waiting
         if stats.oldest_us is not None:

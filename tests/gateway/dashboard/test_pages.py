@@ -195,6 +195,7 @@ SHOWN: dict[str, tuple[Any, str]] = {
     "delivery": ("at_most_once", "at_most_once"),
     "paused": (True, "yes"),
     "own_backlog": (False, "no"),
+    "history": (True, "yes"),
 }
 """A value of each policy field, and how pages write it."""
 
@@ -215,8 +216,9 @@ def test_a_topic_shows_each_field_of_its_policy(browser: Browser, app: Laneway) 
         while needed:
             fields[needed] = SHOWN[needed][0]
             needed = FIELDS[needed].needs or NEEDED.get(needed, "")
-        app.policy(f"{name}.*", **fields)
-        shown = f"{name} {SHOWN[name][1]} code, {name}.*"
+        pattern = f"{name}.one" if name == "history" else f"{name}.*"
+        app.policy(pattern, **fields)
+        shown = f"{name} {SHOWN[name][1]} code, {pattern}"
         assert shown in browser.get(f"/topic?name={name}.one").words
 
 

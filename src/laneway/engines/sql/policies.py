@@ -273,7 +273,7 @@ class OwnPolicies:
             _refuse_move(tx, topic, topic, lane, old, new)
         for lane in {lane.lane: lane for lane in (*lanes, *self._lanes(topic, new))}.values():
             if lane.topic is not None:
-                lane.own = own
+                lane.own, lane.tally = own, None
                 if not lane.is_new:
                     tx.run("lane_own", own, lane.lane)
         for lane in self._lanes(topic, new, spare=False):

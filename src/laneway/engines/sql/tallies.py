@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.sql.rows import Lane, Shard, TierQueue
     from laneway.engines.sql.store import Session
+    from laneway.policy import Resolved
 
     class Transaction(Session, Protocol):
         """What counting needs of a transaction, which has a book of tallies."""
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
         rules: Any
         lane_cache: Any
 
+        @property
+        def policy(self) -> Callable[[str], Resolved]: ...
+        @property
+        def policy_of(self) -> Callable[[Lane], Resolved]: ...
         @property
         def tier_queue_at(self) -> Callable[[int], TierQueue]: ...
 
@@ -95,7 +100,9 @@ class TallyBook:
     def fill(self, tx: Transaction) -> None:
         """Count what waits in a store that was made before messages were counted."""
         for rule, tier_queue, waiting in tx.all("lane_tallies"):
-            self._tally(tx, rule, tx.tier_queue_at(tier_queue).tier).waiting += waiting
+            is_apart = bool(tx.shard.own) and tx.policy(rule).history
+            tally = self._tally(tx, rule, tx.tier_queue_at(tier_queue).tier, is_apart=is_apart)
+            tally.waiting += waiting
         self.has_changed = True
 
     def refill(self, tx: Transaction) -> None:
@@ -168,7 +175,8 @@ class TallyBook:
 
     def count_unrouted(self, tx: Transaction, topic: str, tier: str) -> None:
         """Count a message that is not stored, because no subscription takes it."""
-        self._tally(tx, topic, tier).published += 1
+        is_apart = tx.policy(topic).history
+        self._tally(tx, topic, tier, is_apart=is_apart).published += 1
         self.has_changed = True
 
     def count_waits(self, tx: Transaction, tier: str, *, is_noisy: bool, since: list[int]) -> None:
@@ -201,11 +209,13 @@ class TallyBook:
     def _tally_of(self, tx: Transaction, lane: Lane) -> Tally:
         """Each lane keeps its tally, because looking for it costs more than counting."""
         if lane.tally is None:
-            lane.tally = self._tally(tx, lane.rule, tx.tier_queue_at(lane.tier_queue).tier)
+            tier = tx.tier_queue_at(lane.tier_queue).tier
+            is_apart = tx.policy_of(lane).history
+            lane.tally = self._tally(tx, lane.rule, tier, is_apart=is_apart)
         return lane.tally
 
-    def _tally(self, tx: Transaction, rule: str, tier: str) -> Tally:
-        pattern = tx.rules.pattern_of(rule)
+    def _tally(self, tx: Transaction, rule: str, tier: str, *, is_apart: bool) -> Tally:
+        pattern = rule if is_apart else tx.rules.pattern_of(rule)
         tallies = self._by_tier.get(tier)
         if tallies is None:
             tallies = self._by_tier[tier] = {}

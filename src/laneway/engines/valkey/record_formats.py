@@ -130,16 +130,13 @@ def policy_fields(
         "key_rate": policy.key_rate or False,
         "consumed": policy.consumed_by is not None,
         "max_cost": policy.max_cost or False,
+        "history": policy.history,
     }
 
 
 def policy_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
-    """
-    What holds for a topic, as it is stored. Without a `max_cost` it is the record of the versions
-    that had none.
-    """
-    values = [*policy_fields(policy, shards, by_operator).values()]
-    return pack_values(*(values if values[-1] else values[:-1]))
+    """What holds for a topic, as it is stored."""
+    return pack_values(*policy_fields(policy, shards, by_operator).values())
 
 
 def _or_false(limit: int | None) -> int | bool:

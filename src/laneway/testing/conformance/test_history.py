@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from laneway.engines.base import MAX_TALLIES, OTHER_PATTERNS, WAIT_BOUNDS_US, Tally
+from laneway.errors import BadPolicy
 from laneway.message import Draft, Settlement
 from laneway.testing.engine_driver import EngineDriver
 from laneway.tiers import Tier
@@ -41,6 +46,41 @@ def test_a_topic_counts_for_its_most_specific_pattern(driver: EngineDriver) -> N
         ("mid", "push.*"): 1,
         ("mid", "push.eu.*"): 2,
     }
+
+
+@pytest.mark.parametrize("fields", [{}, {"partitions": 4, "rate": 1000.0}])
+def test_a_topic_with_history_counts_apart(driver: EngineDriver, fields: dict[str, Any]) -> None:
+    """From then on, and until the field is removed; its pattern counts the other topics."""
+    driver.policy("push.*", retries=0)
+    driver.policy("push.a", **fields)
+    driver.put("push.a", "before")
+    driver.policy("push.a", history=True)
+    drafts = [Draft(topic, b"x") for topic in ("push.a", "push.a", "push.b")]
+    driver.engine.put(drafts, now_us=driver.now)
+    for draft in drafts[:2]:  # by themselves, which engines treat apart
+        driver.engine.put([draft], now_us=driver.now)
+    leases = driver.lease(3, topics=["push.a"])
+    driver.settle(leases[:2])
+    driver.settle(leases[2:], "retry")
+    found = tallies(driver)
+    apart, others = found["mid", "push.a"], found["mid", "push.*"]
+    assert (apart.published, others.published) == (4, 2)
+    assert (apart.delivered, apart.done, apart.died) == (3, 2, 1)
+    assert (others.delivered, others.done, others.died) == (0, 0, 0)
+    assert apart.waiting + others.waiting == 3
+    driver.policy("push.a", history=None)
+    driver.put("push.a", "after")
+    driver.later(5)
+    driver.engine.tick(now_us=driver.now)
+    found = tallies(driver)
+    assert (found["mid", "push.a"].published, found["mid", "push.*"].published) == (4, 3)
+
+
+def test_history_is_a_field_of_one_topic(driver: EngineDriver) -> None:
+    """A pattern is counted in any case, so the field is refused there."""
+    for pattern in ("*", "push.*", "push.*#audit"):
+        with pytest.raises(BadPolicy, match="history counts one topic apart"):
+            driver.policy(pattern, history=True)
 
 
 def test_tallies_count_what_happens(driver: EngineDriver) -> None:

@@ -348,6 +348,16 @@ def own_backlog(driver: EngineDriver) -> None:
     assert driver.run() == ["1"]
 
 
+def history(driver: EngineDriver) -> None:
+    """What waits counted for its pattern; what happens to it from then on counts apart."""
+    driver.put("a", "1")
+    driver.policy("a", history=True)
+    assert driver.run() == ["1"]
+    (pattern, topic) = driver.engine.tallies(now_us=driver.now).tallies
+    assert (pattern.pattern, pattern.published, pattern.done) == ("*", 1, 0)
+    assert (topic.pattern, topic.published, topic.done) == ("a", 0, 1)
+
+
 def time_limit(driver: EngineDriver) -> None:
     """Workers read it while a handler runs; an engine stores it."""
     driver.put("a", "1")
@@ -395,6 +405,7 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
         min_concurrency,
         max_concurrency,
         own_backlog,
+        history,
         paused,
     )
 }

@@ -23,6 +23,7 @@ local policies = part(function(policies)
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
             'set_burst', 'auto_burst', 'by_operator', 'min_concurrency', 'max_concurrency', 'group',
         'key_concurrency', 'key_rate', 'consumed', 'max_cost',
+        'history',
     }
     local KINDS = 5000
     local AUTO, LEAST, MOST = -1, 1, 64 -- a concurrency that adapts, and its usual bounds

@@ -11,7 +11,7 @@
 -- `left` counts what left the backlog other than by a delivery, less what came back: so what waits
 -- is published - delivered - left, and the usual calls change one counter each.
 --
--- uses: recent
+-- uses: policies, recent
 
 local tallies = part(function(tallies)
     local MOST, OTHER = 100, '(other)'
@@ -44,9 +44,11 @@ local tallies = part(function(tallies)
         return found
     end
 
+    local here -- what is known of the shard of this call; nil: not needed yet
+
     -- The cells, by tier, of the most specific pattern of the topics with this stem; of '*' if
     -- there is none. Stems of buckets begin with \30.
-    local function cells_of(here, stem)
+    local function cells_of(stem)
         local found = here.by_stem[stem]
         if not found then
             local rest = byte(stem) == 30 and sub(stem, 2) or stem
@@ -60,6 +62,17 @@ local tallies = part(function(tallies)
                 here.cells[pattern] = found
             end
             here.by_stem[stem], here.count = found, here.count + 1
+        end
+        return found
+    end
+
+    -- The cells, by tier, of a topic that is counted apart.
+    local function cells_apart(topic)
+        local name = '\0' .. topic
+        local found = here.by_stem[name]
+        if not found then
+            found = { pattern = topic, by_tier = {} }
+            here.by_stem[name], here.count = found, here.count + 1
         end
         return found
     end
@@ -82,8 +95,7 @@ local tallies = part(function(tallies)
         return cell
     end
 
-    local function cell_of(here, stem, tier, now)
-        local cells = cells_of(here, stem)
+    local function cell_of(cells, tier, now)
         local cell = cells.by_tier[tier]
         if not cell then
             cell = new_cell(tier, cells.pattern, now)
@@ -92,7 +104,6 @@ local tallies = part(function(tallies)
         return cell
     end
 
-    local here -- what is known of the shard of this call; nil: not needed yet
     local used = {} -- the cells in which this call has counted something
     local waits_used = {} -- and the waiting times of tiers
     -- the cells, and the waiting times, that were used last: mostly those that are used next
@@ -120,11 +131,12 @@ local tallies = part(function(tallies)
         at_next_begin(reset)
     end
 
-    local function use(stem, tier)
+    -- `topic`: one that is counted apart.
+    local function use(stem, tier, topic)
         if not here then
             look_up_shard()
         end
-        local cell = cell_of(here, stem, tier, shard.now)
+        local cell = cell_of(topic and cells_apart(topic) or cells_of(stem), tier, shard.now)
         if not cell.is_used then
             cell.is_used, used[#used + 1] = true, cell
         end
@@ -140,6 +152,24 @@ local tallies = part(function(tallies)
         return last_cell
     end
 
+    -- The cell of a lane. Most lanes of a call have the same policy.
+    local function cell_of_lane(lane, queue)
+        local policy = lane.policy
+        if not policy and shard.own + shard.exact > 0 then
+            policy = policies.of_lane(lane.policy_name or lane.name)
+        end
+        if policy and policy.history then
+            return use(nil, tier_queues[queue].tier, lane.policy_name or lane.name)
+        elseif policy and policy == last_policy and queue == queue_of_policy then
+            return cell_of_policy
+        end
+        local cell = cell_for(lane.name, queue)
+        if policy and policy.is_of_pattern then
+            last_policy, queue_of_policy, cell_of_policy = policy, queue, cell
+        end
+        return cell
+    end
+
     -- A lane with rare counters was read. `was`: what of the lane is counted.
     function tallies.begin_rare(lane, was)
         was[5], was[6], was[7], was[8] = lane.retried, lane.died, lane.merged, lane.throttled
@@ -147,16 +177,11 @@ local tallies = part(function(tallies)
 
     -- Count what has happened in a lane since it was read, or counted.
     function tallies.count(lane)
-        local queue, was, policy, cell = lane.tier_queue, lane.was, lane.policy, cell_of_policy
+        local queue, was = lane.tier_queue, lane.was
         if queue < 0 then
             queue = tier_queues[queue].number
         end
-        if not policy or policy ~= last_policy or queue ~= queue_of_policy then
-            cell = cell_for(lane.name, queue)
-            if policy and policy.is_of_pattern then
-                last_policy, queue_of_policy, cell_of_policy = policy, queue, cell
-            end
-        end
+        local cell = cell_of_lane(lane, queue)
         local published, delivered, done, waiting = lane.published, lane.delivered, lane.done,
             lane.ready + lane.delayed + lane.parked
         local more, taken = published - was[1], delivered - was[2]
@@ -189,7 +214,7 @@ local tallies = part(function(tallies)
 
     -- Count a message that is not stored, because no subscription takes it.
     function tallies.count_unrouted(topic, tier)
-        local cell = use(stem_of(topic), tier)
+        local cell = use(stem_of(topic), tier, policies.of(topic).history and topic)
         cell.published, cell.left = cell.published + 1, cell.left + 1
     end
 
