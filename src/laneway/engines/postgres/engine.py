@@ -151,6 +151,7 @@ class PostgresEngine(SqlEngine):
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         with self.transaction(0) as tx:
+            tx.run("check_settings")
             return doctor.check_parts(tx, repair=repair)
 
     def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:

@@ -84,6 +84,7 @@ class Pipeline:
         self._poll = select.poll()
         self.trips = 0
         """How often the server's answer was waited for."""
+        self._is_waiting = False
 
     def send(
         self, text: str, types: tuple[int, ...] = (), values: Sequence[bytes | None] = ()
@@ -161,8 +162,7 @@ class Pipeline:
 
     def _read(self, wanted: Ticket | None) -> None:
         """Read the results up to this one; None: all."""
-        unread = self._unread
-        self.trips += 1
+        unread, self._is_waiting = self._unread, False
         deadline = time.monotonic() + ANSWER_SECONDS
         while unread:
             result = self._next(deadline)
@@ -201,6 +201,8 @@ class Pipeline:
         """The next result, or None behind each one."""
         server = self._server
         if server.flush() or server.is_busy():
+            self.trips += not self._is_waiting
+            self._is_waiting = True
             poll, file = self._poll, server.socket
             while (unsent := server.flush()) or server.is_busy():
                 poll.register(file, select.POLLIN | (select.POLLOUT if unsent else 0))

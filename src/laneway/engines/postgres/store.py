@@ -467,6 +467,14 @@ class Store:
             self._drop()
         self._flusher.close()
 
+    def __del__(self) -> None:
+        # psycopg warns of unclosed connections; a program that drops its application never saw
+        # these.
+        if (connection := getattr(self, "_connection", None)) is not None:
+            connection.pipeline.close()
+        if (flusher := getattr(self, "_flusher", None)) is not None:
+            flusher.close()
+
     def forget(self) -> None:
         """In a forked child: the connections are the parent's."""
         self.lock = threading.RLock()

@@ -73,5 +73,11 @@ SELECT number, topic, at_us, data FROM delivery_log WHERE topic = ?1 AND number 
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::int8 FROM pg_class c
  WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r';
 
+-- name: check_settings
+-- The checks of the doctor read whole tables.
+SELECT set_config(name, value, true) FROM (VALUES ('enable_seqscan', 'on'),
+    ('enable_hashjoin', 'on'), ('enable_mergejoin', 'on'), ('statement_timeout', '0'),
+    ('idle_in_transaction_session_timeout', '60000')) each (name, value);
+
 -- name: server_version
 SELECT current_setting('server_version');

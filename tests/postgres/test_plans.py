@@ -1,0 +1,115 @@
+"""Costs that no test of behavior sees: round trips, and plans that read whole tables."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from laneway.engines.base import Settings
+from laneway.engines.postgres.engine import PostgresEngine
+from laneway.engines.postgres.pipeline import Pipeline
+from laneway.engines.postgres.statements import single
+from laneway.message import Draft, Lease, Settlement
+from tests.conformance.postgres_setups import server
+
+TYPES = {
+    20: "int8",
+    701: "float8",
+    17: "bytea",
+    1016: "int8[]",
+    1009: "text[]",
+    1001: "bytea[]",
+    1022: "float8[]",
+}
+STATEMENTS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
+SMALL = {"shard", "turn", "tier_queue", "setting", "policy", "sweep", "inbox"}
+"""Tables of few rows, which may be read as a whole."""
+
+
+@pytest.fixture
+def engine() -> Iterator[PostgresEngine]:
+    opened = PostgresEngine(server().url, Settings(namespace=f"plans-{uuid.uuid4().hex}"))
+    opened.policy_set("code", "limited.*", {"rate": 1_000, "concurrency": 100, "group": "g"})
+    opened.policy_set("code", "merged.*", {"merge": "first"})
+    opened.policy_set("code", "serial.*", {"serial": True})
+    yield opened
+    opened.close()
+
+
+def pipeline(engine: PostgresEngine) -> Pipeline:
+    connection = engine._store._connection
+    assert connection is not None
+    return connection.pipeline
+
+
+def settle(engine: PostgresEngine, leases: list[Lease], action: str = "ack") -> None:
+    engine.settle([Settlement(each.handle, each.fence, action) for each in leases])  # type: ignore[arg-type]
+
+
+def work(engine: PostgresEngine) -> None:
+    """Calls that use most statements of the hot path."""
+    drafts = [Draft(f"plain.{n % 10}", b"x") for n in range(50)]
+    drafts += [Draft("serial.a", b"x", key=f"k{n % 3}") for n in range(6)]
+    drafts += [Draft(f"limited.{n}", b"x", id=f"id{n}") for n in range(5)]
+    drafts += [Draft("merged.a", b"x", key="k") for _ in range(3)]
+    drafts += [Draft("late", b"x", delay_us=1_000), Draft("ttl", b"x", ttl_us=10_000_000)]
+    engine.put(drafts)
+    engine.put([Draft("one", b"x")])
+    for action in ("retry", "dead", "release", "ack", "ack", "ack"):
+        settle(engine, engine.lease(30).leases, action)
+    engine.topic_list(order="backlog")
+    engine.tick()
+
+
+def test_no_plan_of_the_hot_path_reads_a_whole_table(engine: PostgresEngine) -> None:
+    """A plan is made once, for tables that are empty then and have a million rows later."""
+    work(engine)
+    wrong = []
+    with engine._store.connect() as connection:
+        for text, types in list(pipeline(engine)._prepared):
+            if not text.startswith(STATEMENTS) or text == single("lane_tallies").text:
+                continue  # tallies are counted anew once, in a new store
+            typed = re.sub(r"\$(\d+)(?!\d|::)", partial(_typed, types), text)
+            plan = connection.execute(f"EXPLAIN (GENERIC_PLAN) {typed}".encode()).fetchall()
+            for (line,) in plan:
+                scanned = re.search(r"Seq Scan on (\w+)", line)
+                if (scanned and scanned[1] not in SMALL) or "Hash Join" in line:
+                    wrong.append(f"{text}: {line}")
+    assert wrong == []
+
+
+def _typed(types: tuple[int, ...], parameter: re.Match[str]) -> str:
+    name = TYPES.get(types[int(parameter[1]) - 1])
+    return f"{parameter[0]}::{name}" if name else parameter[0]
+
+
+def test_a_statement_is_prepared_in_few_forms(engine: PostgresEngine) -> None:
+    """The types of its values decide the form, not how large they are."""
+    work(engine)
+    before = len(pipeline(engine)._prepared)
+    for n in range(5):
+        engine.put([Draft(f"plain.{k}", b"x" * 10**n) for k in range(3 * n + 2)])
+        settle(engine, engine.lease(100).leases)
+    assert len(pipeline(engine)._prepared) <= before + 10
+
+
+@pytest.mark.parametrize("topics", [1, 100])
+def test_a_call_waits_for_few_answers(engine: PostgresEngine, topics: int) -> None:
+    """Each answer that is waited for costs a round trip to the server."""
+    drafts = [Draft(f"t.{n % topics}", b"x") for n in range(200)]
+    for _ in range(2):  # the first round prepares
+        trips = [pipeline(engine).trips]
+        engine.put(drafts)
+        trips.append(pipeline(engine).trips)
+        leases = engine.lease(200).leases
+        trips.append(pipeline(engine).trips)
+        settle(engine, leases)
+        trips.append(pipeline(engine).trips)
+    put, lease, settled = (after - before for before, after in pairwise(trips))
+    assert (put, settled) == (2, 2)
+    assert lease <= 6
