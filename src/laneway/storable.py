@@ -1,5 +1,5 @@
 """
-Make texts from users' code storable: valid Unicode, and at most so long.
+Make texts from users' code storable: valid Unicode without NUL, and at most so long.
 
 Error texts, reasons and reprs come from code that other people wrote. They may contain lone
 surrogates (from any file name that is not UTF-8), have any length, or raise when they are read.
@@ -17,6 +17,7 @@ MAX_ERROR = 4_000
 """Most characters of an error's text that is stored with a message."""
 
 ESCAPED = " [escaped: it was not valid Unicode]"
+NUL_ESCAPED = " [escaped: it contained NUL]"
 
 _name = type.__dict__["__name__"].__get__  # a metaclass of the user's cannot change these
 _qualified_name = type.__dict__["__qualname__"].__get__
@@ -25,7 +26,8 @@ _module = type.__dict__["__module__"].__get__
 
 def clean(text: object, most: int = MAX_ERROR) -> str:
     """
-    Return the text with at most `most` characters and with lone surrogates escaped.
+    Return the text with at most `most` characters; lone surrogates and NUL, which not every
+    database can keep, are escaped.
 
     If it was changed, a note at its end says so.
     """
@@ -34,9 +36,11 @@ def clean(text: object, most: int = MAX_ERROR) -> str:
     own = cast("str", text)
     length = str.__len__(own)  # not `len`: a subclass may return anything
     found = str.__getitem__(own, slice(0, most + 1))
+    note = ""
+    if "\0" in found:
+        found, note = found.replace("\0", r"\x00"), NUL_ESCAPED
     try:
         found.encode()
-        note = ""
     except UnicodeEncodeError:
         found = found.encode(errors="backslashreplace").decode()
         note = ESCAPED

@@ -104,6 +104,8 @@ def neighbors(app: Laneway, count: int = 20) -> list[int]:
 ENDINGS: dict[str, Any] = {
     "lone surrogate": lambda: ValueError(f"no such file: {LONE}"),
     "lone surrogate in Reject": lambda: Reject(LONE),
+    "NUL": lambda: ValueError("no\0thing"),
+    "NUL in Reject": lambda: Reject("no\0thing"),
     "str() raises": lambda: endings.TextRaises("x"),
     "str() exits": lambda: endings.TextExits("x"),
     "__class__ raises": lambda: endings.ClassRaises("x"),
@@ -149,6 +151,8 @@ def test_every_error_is_settled(app: Laneway, kind: str) -> None:
     }
     assert r"no such file: \udcff" in texts["lone surrogate"]
     assert "[escaped: it was not valid Unicode]" in texts["lone surrogate"]
+    for name in ("NUL", "NUL in Reject"):
+        assert r"no\x00thing [escaped: it contained NUL]" in texts[name]
     assert "TextRaises" in texts["str() raises"]
     assert "at most 100 years" in texts["Retry in 30 million years"]
     assert "using the policy's delay" in texts["Retry at NaN"]
