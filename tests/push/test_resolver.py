@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from laneway import Laneway
-from laneway.push import resolver
+from laneway.push import breaker, resolver
 from laneway.push.resolver import Resolver, domain_of
 from tests.push.receiver import Receiver
 from tests.push.test_failing import running, wait_for
@@ -83,6 +83,26 @@ def test_names_that_hang_hold_up_nobody(
         wait_for(lambda: len(receiver.requests) == 70)
     assert {each.headers["webhook-attempt"] for each in receiver.requests} == {"1"}
     assert max(names.asked.values()) == 1
+
+
+def test_names_that_hang_are_not_tried_again_together(
+    app: Laneway,
+    receiver: Receiver,
+    names: Names,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Their topics back off for random times, so that they do not all take slots at one moment."""
+    monkeypatch.setattr("laneway.push.sender.NAME_SECONDS", 0.01)
+    monkeypatch.setattr("laneway.push.sender.AGAIN_SECONDS", 600.0)
+    monkeypatch.setattr("random.uniform", lambda low, high: (2 * low + high) / 3)
+    url = f"http://hang.example:{receiver.port}/200"
+    app.endpoint("push.x", url=url, allow_private=True)
+    app.publish("push.x", 1)
+    with running(app):
+        wait_for(lambda: "the address of hang.example is being looked up" in caplog.text)
+    seconds = 600 * (1 - breaker.JITTER / 3)
+    assert f"backs off for {seconds:.1f} s" in caplog.text
 
 
 def test_a_name_without_an_answer_fails_at_once(

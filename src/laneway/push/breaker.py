@@ -138,6 +138,11 @@ class Window(msgspec.Struct):
 def back_off_seconds(opens: int) -> float:
     """How long a topic backs off after its breaker opened, or its probe failed, so often."""
     seconds = min(FIRST_SECONDS * 2.0 ** min(max(opens - 1, 0), 16), MAX_SECONDS)
+    return jittered(seconds)
+
+
+def jittered(seconds: float) -> float:
+    """About as long, so that many that began together do not go on together."""
     return seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
 

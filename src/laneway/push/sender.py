@@ -396,12 +396,15 @@ class Sender:
         self._put_back(unit, target, host)
 
     def _put_back(self, unit: WorkerDelivery, target: Target, host: Host) -> None:
-        """Return a unit whose host is being looked up. The longer that takes, the less often."""
+        """
+        Return a unit whose host is being looked up. The longer that takes, the less often, and not
+        at the same moment as those of other hosts that hang.
+        """
         seconds = age = self._age(host)
         if age >= AGAIN_SECONDS:
             host.is_slow, seconds = True, max(SLOW_NAME_SECONDS, age)
         text = f"the address of {host.name} is being looked up"
-        self._back_off(unit, target, text, max(AGAIN_SECONDS, seconds))
+        self._back_off(unit, target, text, breaker.jittered(max(AGAIN_SECONDS, seconds)))
 
     def _age(self, host: Host) -> float:
         return self._loop.time() - host.asked_at
