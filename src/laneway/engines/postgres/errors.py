@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import re
+
 from psycopg import errors
 
 from laneway.errors import BadMessage, EngineCorrupt, EngineUnavailable, LanewayError
 
 _CHANGED = {False: "nothing was changed", None: "whether the change happened is not known"}
 
-_CURES: tuple[tuple[type[errors.Error], str], ...] = (
-    (errors.DiskFull, "the server's disk is full; make room and try again"),
+_NOT_CONNECTED = (
     (
-        errors.TooManyConnections,
-        "the server has no free connection; raise max_connections, or run fewer processes",
-    ),
-    (
-        errors.InvalidPassword,
+        "password authentication failed",
         "the password is wrong; correct it in the URL, in PGPASSWORD or in ~/.pgpass",
     ),
     (
-        errors.InvalidAuthorizationSpecification,
-        "the server does not let this user in; check the URL and the server's pg_hba.conf",
+        "no password supplied",
+        "the password is missing; write it into the URL, PGPASSWORD or ~/.pgpass",
     ),
     (
-        errors.InvalidCatalogName,
-        "the database does not exist; create it, or check the URL",
+        "pg_hba.conf",
+        "the server does not let this user in; check the URL and the server's pg_hba.conf",
     ),
+    ("database .* does not exist", "the database does not exist; create it, or check the URL"),
+    ("role .* does not exist", "the user does not exist; create it, or check the URL"),
+    (
+        "permission denied for database",
+        "this user must not connect to the database; GRANT CONNECT ON DATABASE",
+    ),
+    (
+        "too many (clients|connections)|connection slots are reserved",
+        "the server has no free connection; raise max_connections, or run fewer processes",
+    ),
+)
+"""What libpq reports while it connects, which has no SQLSTATE, and what to do."""
+
+_CURES: tuple[tuple[type[errors.Error], str], ...] = (
+    (errors.DiskFull, "the server's disk is full; make room and try again"),
     (
         errors.InsufficientPrivilege,
         "this user lacks a right; `docs/engines.md` lists the rights that Laneway needs",
@@ -65,6 +77,11 @@ def explain(name: str, error: errors.Error, *, applied: bool | None = False) -> 
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
         return EngineCorrupt(f"{name}: the tables are damaged ({text}); restore a backup")
     if error.sqlstate is None:
+        for pattern, cure in _NOT_CONNECTED:
+            if re.search(pattern, text):
+                return EngineUnavailable(
+                    f"{name}: {cure} ({text}); {_CHANGED[applied]}", applied=applied
+                )
         return EngineUnavailable(
             f"{name}: no connection ({text}); {_CHANGED[applied]}, check the server and try again",
             applied=applied,

@@ -1,0 +1,154 @@
+"""Workers that wait in other processes: woken, and after every accident woken again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.postgres import wakeup
+from laneway.engines.postgres.address import schema_of
+from laneway.testing.postgres_server import PostgresServer
+from laneway.testing.servers import until
+from tests.postgres.conftest import drain, some
+
+Opened = Callable[..., FullEngine]
+Forked = Callable[[Callable[[], object]], int]
+
+
+class Waiter(threading.Thread):
+    """Waits for messages, and acks them, until `count` have come."""
+
+    def __init__(self, engine: FullEngine, count: int) -> None:
+        super().__init__(daemon=True)
+        self.engine, self.count = engine, count
+        self.ids: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        while len(self.ids) < self.count:
+            self.engine.wait(60)
+            self.ids += drain(self.engine)
+
+    def end(self) -> None:
+        """Stop waiting."""
+        self.count = 0
+        self.engine.interrupt()
+        self.join()
+
+
+def sleepers(server: PostgresServer, namespace: str) -> list[tuple[str, str]]:
+    """Channel and kind of those who wait."""
+    return server.execute(f'SELECT channel, kind FROM "{schema_of(namespace)}".sleeper')
+
+
+def listening(server: PostgresServer) -> list[int]:
+    """The backends of connections that listen."""
+    return [
+        pid
+        for (pid,) in server.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'laneway'"
+            " AND (query LIKE 'LISTEN%' OR query LIKE '%sleeper%')"
+        )
+    ]
+
+
+def test_a_waiter_listens_again_after_its_connection_ends(
+    server: PostgresServer, opened: Opened
+) -> None:
+    """Meanwhile it looks every second; its row is back, and a notification wakes it."""
+    engine = opened(server.url)
+    space = engine.namespace  # type: ignore[attr-defined]
+    publisher = opened(server.url, namespace=space)
+    waiter = Waiter(engine, 2)
+    until(lambda: len(sleepers(server, space)) == 1, "it waits")
+    before = listening(server)
+    for pid in before:
+        server.execute(f"SELECT pg_terminate_backend({pid})")
+    publisher.put(some(1))
+    until(lambda: waiter.ids == ["m0"], "it finds the message")
+    until(lambda: set(listening(server)) - set(before), "it listens again")
+    until(lambda: len(sleepers(server, space)) == 1, "its row is back")
+    publisher.put(some(1, start=1))
+    waiter.join(30)
+    assert waiter.ids == ["m0", "m1"]
+
+
+def test_a_removed_row_comes_back(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others remove the row of a process that was stopped for long; it still waits."""
+    monkeypatch.setattr(wakeup, "BEAT_SECONDS", 0.05)
+    engine = opened(server.url)
+    space = engine.namespace  # type: ignore[attr-defined]
+    waiter = Waiter(engine, 1)
+    until(lambda: len(sleepers(server, space)) == 1, "it waits")
+    server.execute(f'DELETE FROM "{schema_of(space)}".sleeper')
+    until(lambda: len(sleepers(server, space)) == 1, "its row is back")
+    opened(server.url, namespace=space).put(some(1))
+    waiter.join(30)
+    assert waiter.ids == ["m0"]
+
+
+def test_the_row_of_a_killed_process_ends(
+    server: PostgresServer, opened: Opened, forked: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others remove it, and messages go to those who live."""
+    engine = opened(server.url)
+    space = engine.namespace  # type: ignore[attr-defined]
+    pid = forked(lambda: open_engine(server.url, Settings(namespace=space)).wait(60))
+    until(lambda: len(sleepers(server, space)) == 1, "it waits")
+    ((dead, _),) = sleepers(server, space)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    monkeypatch.setattr(wakeup, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(wakeup, "DEAD_SECONDS", 0.5)
+    waiter = Waiter(engine, 1)
+    until(lambda: dead not in dict(sleepers(server, space)), "the row ends")
+    opened(server.url, namespace=space).put(some(1))
+    waiter.join(30)
+    assert waiter.ids == ["m0"]
+
+
+def test_a_fork_while_threads_publish(
+    server: PostgresServer, opened: Opened, forked: Forked
+) -> None:
+    """The child has connections of its own, and the parent's work on."""
+    engine = opened(server.url)
+    space = engine.namespace  # type: ignore[attr-defined]
+    ends = threading.Event()
+    accepted: list[str] = []
+    forks: list[str] = []
+    before = 0
+
+    def publish() -> None:
+        while not ends.is_set():
+            accepted.extend(each.id for each in engine.put(some(2, start=len(accepted))))
+
+    def child() -> None:
+        own = open_engine(server.url, Settings(namespace=space))
+        own.put(some(1, start=1_000_000 + before))
+        engine.close()
+        own.close()
+        os._exit(0)
+
+    waiter = Waiter(opened(server.url, namespace=space), 1_000_000)
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        for _ in range(3):
+            before = len(accepted)
+            until(lambda before=before: len(accepted) > before + 10, "it publishes")  # type: ignore[misc]
+            pid = forked(child)
+            forks.append(f"m{1_000_000 + before}")
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        ends.set()
+        thread.join()
+    until(lambda: set(waiter.ids) == {*accepted, *forks}, "all are delivered")
+    waiter.end()
+    assert len(waiter.ids) == len(set(waiter.ids)), "none twice"
