@@ -73,7 +73,7 @@ def test_no_plan_of_the_hot_path_reads_a_whole_table(engine: PostgresEngine) -> 
     with engine._store.connect() as connection:
         for text, types in list(pipeline(engine)._prepared):
             if not text.startswith(STATEMENTS) or text == single("lane_tallies").text:
-                continue  # tallies are counted anew once, in a new store
+                continue  # tallies are counted once more in a new store
             typed = re.sub(r"\$(\d+)(?!\d|::)", partial(_typed, types), text)
             plan = connection.execute(f"EXPLAIN (GENERIC_PLAN) {typed}".encode()).fetchall()
             for (line,) in plan:
