@@ -181,10 +181,9 @@ class _Due:
             if any(first <= begin < last for first, last in self.case.active[each.name])
         ]
         system = replace(self.case.system, topics=topics)
-        rates, lowered = (
-            fair_rates(system),
-            fair_rates(_lowered(system, is_tight=self.case.is_tight)),
-        )
+        lower = _lowered(system, is_tight=self.case.is_tight)
+        rates = fair_rates(system)
+        lowered = fair_rates(lower) if lower != system else rates
         return {name: min(rate, lowered[name]) for name, rate in rates.items()}
 
     def due(self, topic: str, begin: float, end: float) -> float:

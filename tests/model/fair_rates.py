@@ -153,11 +153,7 @@ class _Limit:
         if self.is_group:
             members = [replace(topic, group=None) for topic in members]
         root = _Entry(1.0, children=_entries(system, members, most, is_slots=self.is_slots))
-
-        def use(level: float) -> float:
-            return sum(rate * self.uses[name] for name, rate in root.rates_at(level).items())
-
-        return root.rates_at(_highest(use, capacity))
+        return root.rates_at(_highest(lambda level: root.sum_at(level, self.uses), capacity))
 
 
 def fair_rates(system: System) -> dict[str, float]:
@@ -380,7 +376,9 @@ class _Entry:
         unit: float = 1.0,
         most: float = inf,
     ) -> None:
-        self.weight, self.name, self.unit, self.children = weight, name, unit, children
+        self.weight, self.name, self.unit = weight, name, unit
+        self.children = sorted(children, key=lambda each: each.most / each.weight)
+        self.weights = sum(each.weight for each in children)
         self.most: float = most * unit if name else sum(each.most for each in children)
 
     def at_level(self, level: float) -> float:
@@ -399,10 +397,20 @@ class _Entry:
             rates.update(each.rates(each.at_level(level)))
         return rates
 
+    def sum_at(self, level: float, factors: Mapping[str, float] | None = None) -> float:
+        """The sum of the rates of its topics, each times its factor."""
+        return sum(each.sum_of(each.at_level(level), factors) for each in self.children)
+
+    def sum_of(self, amount: float, factors: Mapping[str, float] | None) -> float:
+        """That sum, if it gets that amount."""
+        if self.name:
+            return amount / self.unit * (1.0 if factors is None else factors[self.name])
+        return self.sum_at(self._level(amount), factors)
+
     def _level(self, amount: float) -> float:
         """The level at which its children together have that amount."""
-        weights = sum(each.weight for each in self.children)
-        for each in sorted(self.children, key=lambda each: each.most / each.weight):
+        weights = self.weights
+        for each in self.children:
             if amount * each.weight <= each.most * weights:
                 return amount / weights
             amount, weights = amount - each.most, weights - each.weight
@@ -414,7 +422,7 @@ class _TierByTime(_Entry):
 
     def __init__(self, weight: float, *, children: Sequence[_Entry]) -> None:
         super().__init__(weight, children=children)
-        self.most = sum(self.rates_at(inf).values())
+        self.most = self.sum_at(inf)
 
     def _level(self, amount: float) -> float:
-        return _highest(lambda level: sum(self.rates_at(level).values()), amount)
+        return _highest(self.sum_at, amount)
