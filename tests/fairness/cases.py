@@ -95,7 +95,7 @@ class _Drawing:
 
     def _small_bursts(self, system: System) -> dict[str, int]:
         """Some limits have a burst of a few permits, the others the default."""
-        return {what: self.draw.randint(1, 4) for what, _, _ in _rated(system) if self._chance(0.4)}
+        return {what: self.draw.randint(1, 4) for what, _, _ in rated(system) if self._chance(0.4)}
 
     def _gate(self) -> Gate:
         kind = self.draw.choice(("rate", "rate", "concurrency", "both"))
@@ -166,7 +166,7 @@ class _Drawing:
         )
 
 
-def _rated(system: System) -> Iterator[tuple[str, float, list[Topic]]]:
+def rated(system: System) -> Iterator[tuple[str, float, list[Topic]]]:
     """The limits with a rate: name, rate and topics."""
     for topic in system.topics:
         if topic.rate is not None:
@@ -190,7 +190,7 @@ def _whole_bursts(system: System) -> dict[str, int]:
     longest = LONGEST * max(topic.seconds for topic in system.topics)
     return {
         what: math.ceil(rate * longest + max((topic.cost for topic in topics), default=1))
-        for what, rate, topics in _rated(system)
+        for what, rate, topics in rated(system)
     }
 
 

@@ -26,6 +26,9 @@ several gates: both come in whole units that are larger than its part.
 MAY_MISS = 0.15
 """Of the topics of ten cases, the part that may be between the two."""
 
+MAY_MISS_SHARDED = 0.4
+"""The same on several shards: permits move between them in whole units."""
+
 DRAIN = 2.0
 """Seconds after a change that are not judged: running handlers hold limits for that long."""
 

@@ -13,7 +13,7 @@ from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate
 from laneway.units import SECOND
-from tests.fairness.cases import LONGEST, SHORTEST, Case, keys_of
+from tests.fairness.cases import LONGEST, SHORTEST, Case, keys_of, rated
 from tests.model.fair_rates import Topic
 
 START = 2_200_000_000 * SECOND
@@ -36,11 +36,20 @@ class Delivery:
 
 
 class Bucket:
-    """A rate with its burst: `take` returns how many permits are too many."""
+    """
+    A rate with its burst: `take` returns how many permits are too many.
 
-    def __init__(self, rate: float, burst: float | None, slack: float) -> None:
+    On several shards each place may be overdrawn by one message that costs more than its part of
+    the burst. `largest`: what a message costs at most.
+    """
+
+    def __init__(
+        self, rate: float, burst: float | None, slack: float, shards: int = 1, largest: int = 1
+    ) -> None:
+        whole = burst if burst is not None else 1 + rate / 20
+        places = min(shards, 1 + int((whole - 1) // 2))
         self._rate = rate * slack
-        self._burst = (burst if burst is not None else 1 + rate / 20) * slack
+        self._burst = max(whole, places * largest if largest > 1 else 0) * slack
         self._used, self._at = 0.0, 0
 
     def take(self, now: int, cost: int) -> float:
@@ -70,6 +79,10 @@ class Simulation:
         self.waiting: dict[str, Counter[str | None]] = {}
         self._slack = SHARDED if shards > 1 else 1.0
         self._buckets: dict[str, Bucket] = {}
+        self._largest = {
+            what: max((topic.cost for topic in topics), default=1)
+            for what, _, topics in rated(case.system)
+        }
         self._keys = {topic.name: keys_of(topic) for topic in case.system.topics}
         self._events: list[tuple[int, int, str, Any]] = []
         self._numbers = iter(range(1 << 60))
@@ -226,7 +239,8 @@ class Simulation:
             self._note(f"concurrency of {what}", self.running[what] - most)
         for what, rate, burst, cost in self._rates(topic, key):
             if what not in self._buckets:
-                self._buckets[what] = Bucket(rate, burst, self._slack)
+                largest = self._largest.get(what, 1)
+                self._buckets[what] = Bucket(rate, burst, self._slack, self.shards, largest)
             self._note(f"rate of {what}", self._buckets[what].take(self.now, cost))
 
     def _note(self, what: str, excess: float) -> None:

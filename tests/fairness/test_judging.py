@@ -67,6 +67,15 @@ def test_a_bucket() -> None:
     assert bucket.take(2 * SECOND, 1) > 0
 
 
+def test_a_bucket_on_several_shards() -> None:
+    """A burst of 3 has two places: each delivers a message that costs more than its 1.5 permits."""
+    for shards, most in ((1, 5), (4, 10)):
+        bucket = Bucket(1.0, 3, 1.0, shards, 5)
+        assert [bucket.take(0, 5) <= 0 for _ in range(3)] == [
+            5 * number <= most for number in (1, 2, 3)
+        ]
+
+
 class Lax(Model):
     """Allows two handlers at each gate."""
 
